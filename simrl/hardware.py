@@ -1,0 +1,213 @@
+"""Shapes of models and data sheets of GPUs: plain numbers, each with its source, from which memory and work follow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from simrl.errors import InputError
+
+
+class ModelShape(BaseModel):
+    """A dense decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    layers: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    intermediate: int = Field(gt=0)
+    vocab: int = Field(gt=0)
+    tied_embeddings: bool = False
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer that multiply activations: attention projections and the gated MLP."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.layers * self.layer_parameters + embeddings
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 * self.parameters
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token over all layers and KV heads."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    def forward_flops(self, tokens: float, attended_tokens: float) -> float:
+        """Multiply-adds ×2 of a forward pass over `tokens`, which attend to `attended_tokens` in sum (causal: about
+        half the square of each sequence's length). The output head is included, the embedding look-up is not."""
+        dense = 2.0 * (self.layers * self.layer_parameters + self.vocab * self.hidden) * tokens
+        return dense + 4.0 * self.layers * self.heads * self.head_dim * attended_tokens
+
+
+class Gpu(BaseModel):
+    """The figures of a data sheet. `link_bytes_per_s` is one direction of the scale-up link, `network_bytes_per_s` the
+    GPU's share of the scale-out network, one direction."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    memory_bytes: float = Field(gt=0)
+    memory_bytes_per_s: float = Field(gt=0)
+    bf16_flops: float = Field(gt=0, description="dense, without sparsity")
+    link_bytes_per_s: float = Field(gt=0)
+    network_bytes_per_s: float = Field(gt=0)
+    source: str
+
+
+def _qwen3(name: str, layers: int, hidden: int, heads: int, intermediate: int, tied: bool = False) -> ModelShape:
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=intermediate,
+        vocab=151936,
+        tied_embeddings=tied,
+    )
+
+
+# From the models' config.json files (Qwen3 technical report, arXiv 2505.09388, Table 1; Qwen2.5, arXiv 2412.15115).
+MODELS: dict[str, ModelShape] = {
+    shape.name: shape
+    for shape in (
+        _qwen3("qwen3-0.6b", 28, 1024, 16, 3072, tied=True),
+        _qwen3("qwen3-1.7b", 28, 2048, 16, 6144, tied=True),
+        _qwen3("qwen3-4b", 36, 2560, 32, 9728, tied=True),
+        _qwen3("qwen3-8b", 36, 4096, 32, 12288),
+        _qwen3("qwen3-14b", 40, 5120, 40, 17408),
+        _qwen3("qwen3-32b", 64, 5120, 64, 25600),
+        ModelShape(
+            name="qwen2.5-3b",
+            layers=36,
+            hidden=2048,
+            heads=16,
+            kv_heads=2,
+            head_dim=128,
+            intermediate=11008,
+            vocab=151936,
+            tied_embeddings=True,
+        ),
+        ModelShape(
+            name="qwen2.5-32b",
+            layers=64,
+            hidden=5120,
+            heads=40,
+            kv_heads=8,
+            head_dim=128,
+            intermediate=27648,
+            vocab=152064,
+        ),
+        ModelShape(
+            name="llama-3.1-8b",
+            layers=32,
+            hidden=4096,
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            intermediate=14336,
+            vocab=128256,
+        ),
+    )
+}
+
+# NVIDIA data sheets; the network figure is one 400 Gb/s port a GPU (200 Gb/s for A100), as in the vendors' reference
+# clusters.
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(
+            name="a100",
+            memory_bytes=80e9,
+            memory_bytes_per_s=2.039e12,
+            bf16_flops=312e12,
+            link_bytes_per_s=300e9,
+            network_bytes_per_s=25e9,
+            source="NVIDIA A100 80GB SXM data sheet",
+        ),
+        Gpu(
+            name="h100",
+            memory_bytes=80e9,
+            memory_bytes_per_s=3.35e12,
+            bf16_flops=989e12,
+            link_bytes_per_s=450e9,
+            network_bytes_per_s=50e9,
+            source="NVIDIA H100 SXM data sheet",
+        ),
+        Gpu(
+            name="h200",
+            memory_bytes=141e9,
+            memory_bytes_per_s=4.8e12,
+            bf16_flops=989e12,
+            link_bytes_per_s=450e9,
+            network_bytes_per_s=50e9,
+            source="NVIDIA H200 SXM data sheet",
+        ),
+        Gpu(
+            name="rtxpro6000",
+            memory_bytes=96e9,
+            memory_bytes_per_s=1.597e12,
+            bf16_flops=503.8e12,
+            link_bytes_per_s=32e9,
+            network_bytes_per_s=25e9,
+            source="NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet; PCIe 5 x16 instead of NVLink",
+        ),
+    )
+}
+
+
+def model_shape(model: str | Path) -> ModelShape:
+    """A model by its name in `MODELS`, or from a Hugging Face `config.json` (the file or its folder).
+
+    Raises `InputError` for an unknown name, an unreadable file or a mixture-of-experts config.
+    """
+    if str(model).lower() in MODELS:
+        return MODELS[str(model).lower()]
+    path = Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise InputError(f"model {model}: neither a config.json nor one of {', '.join(MODELS)}")
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a JSON config ({error})") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: a model config is a JSON object, this is a {type(config).__name__}")
+    if any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise InputError(f"{path}: a mixture of experts; simrl models dense transformers")
+    try:
+        heads = int(config["num_attention_heads"])
+        return ModelShape(
+            name=str(config.get("_name_or_path") or path.parent.name).lower(),
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads", heads),
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            tied_embeddings=config.get("tie_word_embeddings", False),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: not the config of a dense transformer ({error})") from error
+
+
+def gpu(name: str) -> Gpu:
+    """A GPU by its name in `GPUS`."""
+    if name.lower() not in GPUS:
+        raise InputError(f"gpu {name!r} is unknown; choose one of {', '.join(GPUS)}")
+    return GPUS[name.lower()]

@@ -1,0 +1,326 @@
+"""Profile: the seconds of one forward pass of one inference engine (a tensor-parallel group of GPUs).
+
+    pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s
+
+`dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included; `attention` reads
+the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler.
+The three are grids with linear interpolation. Invariant of a `Profile` that exists: its grids are complete, finite,
+positive, and no time falls where the work grows. Beyond a grid nothing is read: `require_covers` refuses a simulation
+whose limits leave it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numba import njit
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from simrl.errors import InputError, first_line
+from simrl.files import write_whole_file
+from simrl.interpolation import interpolate, interpolate4
+
+Floats = NDArray[np.float64]
+METADATA_KEY = b"simrl.profile"
+AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
+COLUMNS = ("table", "query_tokens", "sequences", *AXES, "seconds")
+
+
+class ProfileMetadata(BaseModel):
+    """Where a profile comes from: a number that a user sees leads back to this."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    gpu: str
+    tp: int = Field(gt=0)
+    kind: str = Field(description="measured, derived (from measured kernels) or assumed (from data sheets)")
+    source: str = Field(description="what it was made from, with versions")
+    created: str = ""
+    licence: str = "Apache-2.0"
+    notes: str = ""
+
+
+class Tables(NamedTuple):
+    """The grids, as the compiled engine reads them. Axes are tokens and sequences, values seconds of a whole model pass.
+
+    `attention_s` has the shape (prefill_tokens, prefill_kv_tokens, decode_sequences, decode_kv_tokens); its prefill axes
+    mean one chunk over so much cached context, its decode axes so many sequences of that mean length. Where 0 stands in
+    `prefill_tokens` or `decode_sequences`, that part is absent.
+    """
+
+    dense_tokens: Floats
+    dense_s: Floats
+    sampled_sequences: Floats
+    sampled_s: Floats
+    prefill_tokens: Floats
+    prefill_kv_tokens: Floats
+    decode_sequences: Floats
+    decode_kv_tokens: Floats
+    attention_s: Floats
+    between_passes_s: float
+
+
+@njit(cache=True)
+def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float, float]:
+    """One chunk (tokens, cached context) with the attention work of several.
+
+    `prefill_work` is Σ c (k + c / 2) over chunks of c tokens after k cached ones. The one chunk keeps the tokens and takes
+    the context that gives the same work; where even no context is too much (several short prompts), it is the chunk
+    without context that has this work.
+    """
+    context = prefill_work / prefill_tokens - 0.5 * prefill_tokens
+    if context >= 0.0:
+        return prefill_tokens, context
+    return np.sqrt(2.0 * prefill_work), 0.0
+
+
+@njit(cache=True)
+def pass_s(
+    tables: Tables,
+    query_tokens: float,
+    sequences: float,
+    prefill_tokens: float,
+    prefill_work: float,
+    decode_sequences: float,
+    decode_kv_tokens: float,
+) -> float:
+    """Seconds of one forward pass, the pause before the next one included.
+
+    `decode_kv_tokens` is the sum over the decoding sequences. `query_tokens` counts prefill and decode (and draft) tokens.
+    """
+    chunk, context = 0.0, 0.0
+    if prefill_tokens > 0.0:
+        chunk, context = equivalent_chunk(prefill_tokens, prefill_work)
+    kv = decode_kv_tokens / decode_sequences if decode_sequences > 0.0 else 0.0
+    attention = interpolate4(
+        tables.prefill_tokens,
+        tables.prefill_kv_tokens,
+        tables.decode_sequences,
+        tables.decode_kv_tokens,
+        tables.attention_s,
+        (chunk, context, decode_sequences, kv),
+    )
+    dense = interpolate(tables.dense_tokens, tables.dense_s, query_tokens)
+    sampled = interpolate(tables.sampled_sequences, tables.sampled_s, sequences)
+    return dense + attention + sampled + tables.between_passes_s
+
+
+class Profile(Protocol):
+    """What the simulator asks of a profile, whatever it is made from."""
+
+    @property
+    def metadata(self) -> ProfileMetadata: ...
+    @property
+    def tables(self) -> Tables: ...
+    def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int) -> None: ...
+
+
+class TableProfile:
+    """A `Profile` of measured or derived grids. Raises `InputError` for grids that break the module's invariant."""
+
+    def __init__(self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile") -> None:
+        self.tables = Tables(*(np.ascontiguousarray(t, dtype=np.float64) for t in tables[:-1]), float(tables[-1]))
+        self.metadata = metadata
+        self.origin = origin
+        _validate(self.tables, origin)
+
+    def pass_s(
+        self,
+        query_tokens: float,
+        sequences: float,
+        prefill_tokens: float = 0,
+        prefill_kv_tokens: float = 0,
+        decode_sequences: float = 0,
+        decode_kv_tokens: float = 0,
+    ) -> float:
+        """Seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` in sum."""
+        work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
+        arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
+        return float(pass_s(self.tables, *map(float, arguments)))
+
+    def decode_s(self, sequences: int, kv_tokens: float) -> float:
+        """Seconds in which each of `sequences`, `kv_tokens` long, gains one token."""
+        return self.pass_s(sequences, sequences, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens)
+
+    def prefill_s(self, tokens: int, kv_tokens: float = 0) -> float:
+        """Seconds of one pass over a chunk of `tokens` after `kv_tokens` of cached context, one sequence alone."""
+        return self.pass_s(tokens, 1, prefill_tokens=tokens, prefill_kv_tokens=kv_tokens)
+
+    def with_corrections(self, forward: float = 1.0, between_passes_s: float | None = None) -> TableProfile:
+        """The same profile with every pass multiplied by `forward`, and another pause between passes if one is given."""
+        t = self.tables
+        pause = t.between_passes_s if between_passes_s is None else between_passes_s
+        scaled = t._replace(
+            dense_s=t.dense_s * forward,
+            sampled_s=t.sampled_s * forward,
+            attention_s=t.attention_s * forward,
+            between_passes_s=pause,
+        )
+        return TableProfile(scaled, self.metadata, self.origin)
+
+    def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int) -> None:
+        """Refuses limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence."""
+        t = self.tables
+        for asked, grid, what in (
+            (query_tokens, t.dense_tokens, "tokens in a pass (max_num_batched_tokens)"),
+            (query_tokens, t.prefill_tokens, "prefill tokens in a pass (max_num_batched_tokens)"),
+            (sequences, t.sampled_sequences, "sampled sequences (max_num_seqs)"),
+            (sequences, t.decode_sequences, "decoding sequences (max_num_seqs)"),
+            (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence (prompt + response cap)"),
+            (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk (prompt + response cap)"),
+        ):
+            if asked > grid[-1]:
+                raise InputError(
+                    f"{self.origin}: profiled up to {grid[-1]:.0f} {what}, the scenario needs {asked}; "
+                    "lower that limit or profile further"
+                )
+
+
+def tau(
+    profile: TableProfile,
+    length_tokens: int,
+    dp: int,
+    accept_length: float = 1.0,
+    samples: int = 1,
+    prompt_tokens: int = 0,
+) -> float:
+    """Seconds in which `dp` workers generate `samples` responses of `length_tokens` each, all started at once.
+
+    RhymeRL §6.4's τ(l, dp): the slowest worker holds ceil(samples / dp) of them; a pass yields `accept_length` tokens.
+    """
+    if dp < 1 or length_tokens < 1 or accept_length < 1.0 or samples < 1:
+        raise InputError(
+            f"tau: length {length_tokens}, dp {dp}, accept_length {accept_length}, samples {samples} must all be ≥ 1"
+        )
+    batch = -(-samples // dp)
+    profile.require_covers(batch, batch, prompt_tokens + length_tokens)
+    positions = np.arange(0.0, length_tokens, accept_length)
+    t = profile.tables
+    row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(batch), kv)) for kv in t.decode_kv_tokens])
+    attention = np.interp(prompt_tokens + positions + 1, t.decode_kv_tokens, row)
+    fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)
+    return float(attention.sum() + positions.size * (fixed + t.between_passes_s))
+
+
+def write_profile(profile: TableProfile, path: str | Path) -> None:
+    """One Parquet file: a row a grid point (`COLUMNS`; what a table does not use is empty), metadata inside."""
+    t = profile.tables
+    grid = np.meshgrid(t.prefill_tokens, t.prefill_kv_tokens, t.decode_sequences, t.decode_kv_tokens, indexing="ij")
+    sizes = (t.dense_s.size, t.sampled_s.size, t.attention_s.size, 1)
+    nothing = [np.full(n, np.nan) for n in sizes]
+    columns: dict[str, list[Floats]] = {
+        "query_tokens": [t.dense_tokens, nothing[1], nothing[2], nothing[3]],
+        "sequences": [nothing[0], t.sampled_sequences, nothing[2], nothing[3]],
+        **{axis: [nothing[0], nothing[1], g.ravel(), nothing[3]] for axis, g in zip(AXES, grid, strict=True)},
+        "seconds": [t.dense_s, t.sampled_s, t.attention_s.ravel(), np.array([t.between_passes_s])],
+    }
+    table = pa.table(
+        {
+            "table": np.repeat(["dense", "sampled", "attention", "between_passes"], sizes),
+            **{name: pa.array(np.concatenate(parts), from_pandas=True) for name, parts in columns.items()},
+        }
+    ).replace_schema_metadata({METADATA_KEY: profile.metadata.model_dump_json().encode()})
+    with write_whole_file(Path(path)) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def read_profile(path: str | Path) -> TableProfile:
+    """Reads what `write_profile` wrote. Raises `InputError` for holes, falling times and files that are no profile."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such profile; derive one with `simrl profile derive`")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
+    raw = (table.schema.metadata or {}).get(METADATA_KEY)
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if raw is None or missing:
+        what = f"no column {missing[0]!r}" if missing else "no profile metadata"
+        raise InputError(f"{path}: {what}; a profile is a file that `simrl profile derive` wrote")
+    try:
+        metadata = ProfileMetadata.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{path}: metadata field {first['loc']}: {first['msg']}; derive the profile again") from error
+    try:
+        data = {name: table.column(name).to_numpy() for name in COLUMNS}
+        data = {name: values if name == "table" else values.astype(np.float64) for name, values in data.items()}
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(f"{path}: a column is not numeric ({first_line(error)}); derive the profile again") from error
+    return TableProfile(_tables_from_rows(data, str(path)), metadata, origin=str(path))
+
+
+def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tables:
+    grids: list[Floats] = []
+    for name, axes in (("dense", ("query_tokens",)), ("sampled", ("sequences",)), ("attention", AXES)):
+        rows = data["table"] == name
+        points = [data[axis][rows].astype(np.float64) for axis in axes]
+        seconds = data["seconds"][rows].astype(np.float64)
+        if not rows.any():
+            raise InputError(f"{origin}: no rows of the table {name!r}; derive the profile again")
+        ticks = [np.unique(p) for p in points]
+        if any(np.isnan(t).any() for t in ticks):
+            raise InputError(
+                f"{origin}: table {name!r} has rows without {' and '.join(axes)}; fill them or drop the rows"
+            )
+        values = np.full([len(t) for t in ticks], np.nan)
+        values[tuple(np.searchsorted(t, p) for t, p in zip(ticks, points, strict=True))] = seconds
+        grids += [*ticks, values]
+    pause = data["seconds"][data["table"] == "between_passes"].astype(np.float64)
+    if pause.size != 1:
+        raise InputError(
+            f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
+        )
+    return Tables(*grids, float(pause[0]))
+
+
+def _validate(tables: Tables, origin: str) -> None:
+    for name, axes, values in (
+        ("dense", {"query_tokens": tables.dense_tokens}, tables.dense_s),
+        ("sampled", {"sequences": tables.sampled_sequences}, tables.sampled_s),
+        ("attention", dict(zip(AXES, tables[4:8], strict=True)), tables.attention_s),
+    ):
+        for axis, grid in axes.items():
+            if grid.size == 0 or not np.isfinite(grid).all() or (np.diff(grid) <= 0).any() or grid[0] < 0:
+                raise InputError(
+                    f"{origin}: table {name!r}: the ticks of {axis} must be finite, rising and not negative"
+                )
+        if values.shape != tuple(g.size for g in axes.values()):
+            raise InputError(f"{origin}: table {name!r} has the shape {values.shape}, its axes give another")
+
+        def place(index: NDArray[np.intp], axes: dict[str, Floats] = axes) -> str:
+            return ", ".join(f"{axis} {grid[i]:.0f}" for (axis, grid), i in zip(axes.items(), index, strict=True))
+
+        bad = ~np.isfinite(values) | (values < 0)
+        if bad.any():
+            index = np.argwhere(bad)[0]
+            found = values[tuple(index)]
+            what = "a hole" if np.isnan(found) else f"{found} s"
+            raise InputError(
+                f"{origin}: table {name!r} has {what} at {place(index)}; measure that point or drop its tick"
+            )
+        for i, axis in enumerate(axes):
+            falls = np.diff(values, axis=i) < -1e-12
+            if falls.any():
+                index = np.argwhere(falls)[0]
+                index[i] += 1
+                raise InputError(
+                    f"{origin}: table {name!r} falls along {axis} at {place(index)}; more work cannot take less time: "
+                    "repeat the measurement or smooth it (simrl.profile.not_falling)"
+                )
+    if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
+        raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")
+
+
+def not_falling(values: Floats) -> Floats:
+    """The smallest grid at or above `values` in which no time falls along any axis: noise is lifted."""
+    for axis in range(values.ndim):
+        values = np.maximum.accumulate(values, axis=axis)
+    return values

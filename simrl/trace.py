@@ -1,0 +1,272 @@
+"""Trace: what was, or is to be, generated, one row a sample.
+
+Invariant: a `Trace` that exists is valid. Every way to one (`read_trace`, `Trace.from_columns`, the importers) goes
+through `_validate`, rows are sorted by (step, prompt_id, sample), and that triple is unique. Lengths are in tokens; the
+response ends at `response_tokens`, whatever its `finish_reason`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from simrl.errors import InputError, first_line
+from simrl.files import write_whole_file
+
+SCHEMA_VERSION = 1
+METADATA_KEY = b"simrl.trace"
+
+REQUIRED = {
+    "step": pa.int32(),
+    "epoch": pa.int32(),
+    "prompt_id": pa.int64(),
+    "sample": pa.int32(),
+    "prompt_tokens": pa.int32(),
+    "response_tokens": pa.int32(),
+}
+OPTIONAL = {
+    "reward": pa.float32(),
+    "finish_reason": pa.dictionary(pa.int8(), pa.string()),
+    "policy_version": pa.int32(),
+    "environment_s": pa.float32(),
+    "response_ids": pa.list_(pa.int32()),
+}
+FINISH_REASONS = ("stop", "length", "abort")
+
+
+class TraceMetadata(BaseModel):
+    """Where a trace comes from. It travels inside the Parquet file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    kind: str = Field(description="recorded, imported or synthetic")
+    source: str = Field(description="the run, file or generator it was made from, with its parameters")
+    licence: str = "unknown"
+    tokenizer: str = Field(description="the tokenizer that counted the lengths, or how they were estimated")
+    cap_tokens: int = Field(gt=0, description="largest response the run allowed, in tokens")
+    notes: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+
+class Sample(NamedTuple):
+    """One response to generate. `uid` is unique in a simulation, also when a trace is passed over twice."""
+
+    uid: int
+    step: int
+    prompt_id: int
+    sample: int
+    prompt_tokens: int
+    response_tokens: int
+    reward: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A validated table of samples (see `REQUIRED` and `OPTIONAL` for its columns) with its metadata."""
+
+    table: pa.Table
+    metadata: TraceMetadata
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any], metadata: TraceMetadata, origin: str = "trace") -> Trace:
+        """A trace from arrays or lists by column name; `origin` is what error messages call it.
+
+        Raises `InputError` for missing, unknown or mistyped columns and for every row that `_validate` refuses.
+        """
+        unknown = sorted(set(columns) - set(REQUIRED) - set(OPTIONAL))
+        if unknown:
+            known = ", ".join([*REQUIRED, *OPTIONAL])
+            raise InputError(f"{origin}: unknown column {unknown[0]!r}; a trace has the columns {known}")
+        arrays: dict[str, pa.Array] = {}
+        for name, kind in {**REQUIRED, **OPTIONAL}.items():
+            if name in columns:
+                arrays[name] = _cast(columns[name], kind, name, origin)
+            elif name in REQUIRED:
+                found = ", ".join(map(str, columns))
+                raise InputError(f"{origin}: no column {name!r} (it has {found}); rename the one that holds it")
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(f"{origin}: columns of different lengths {lengths}; give one value a row in each")
+        table = pa.table(arrays)
+        _validate(table, metadata, origin)
+        order = _sort_order(table)
+        return cls(table if order is None else table.take(pa.array(order)), metadata)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column as a numpy array (without a copy where Arrow allows it)."""
+        array: NDArray[Any] = self.table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+        return array
+
+    @cached_property
+    def step_slices(self) -> list[tuple[int, int, int]]:
+        """(step, first row, row after the last) for each step, in order."""
+        step = self.column("step")
+        starts = np.flatnonzero(np.r_[True, step[1:] != step[:-1]])
+        ends = np.r_[starts[1:], len(step)]
+        return [(int(step[a]), int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+
+    def samples(self, first: int, end: int, first_uid: int = 0) -> list[Sample]:
+        """Rows `first` to `end` (not included) as `Sample`s, numbered from `first_uid`."""
+        rows = self.table.slice(first, end - first)
+        reward = rows.column("reward").fill_null(float("nan")) if "reward" in rows.column_names else None
+        columns = [
+            rows.column(c).to_pylist() for c in ("step", "prompt_id", "sample", "prompt_tokens", "response_tokens")
+        ]
+        rewards = reward.to_pylist() if reward is not None else [float("nan")] * (end - first)
+        return list(map(Sample._make, zip(range(first_uid, first_uid + end - first), *columns, rewards, strict=True)))
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Reads a trace written by `write_trace`, memory-mapped. Raises `InputError` for anything that is not one."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file; make one with `simrl trace import` or `simrl trace synth`")
+    try:
+        table = pq.read_table(path, memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
+    raw = (table.schema.metadata or {}).get(METADATA_KEY)
+    if raw is None:
+        raise InputError(
+            f"{path}: Parquet without simrl's trace metadata; import it with `simrl trace import csv|jsonl …`"
+        )
+    try:
+        metadata = TraceMetadata.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{path}: metadata field {first['loc']}: {first['msg']}; write the trace again") from error
+    if metadata.schema_version != SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: trace schema {metadata.schema_version}, this simrl reads {SCHEMA_VERSION}; import it again"
+        )
+    return Trace.from_columns({name: table.column(name) for name in table.column_names}, metadata, origin=str(path))
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Writes Parquet (zstd) with the metadata inside; the file appears only when it is whole."""
+    table = trace.table.replace_schema_metadata({METADATA_KEY: trace.metadata.model_dump_json().encode()})
+    with write_whole_file(Path(path)) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def trace_metadata_json(trace: Trace) -> dict[str, Any]:
+    """The metadata as plain data, for printing and for result files."""
+    return dict(json.loads(trace.metadata.model_dump_json()))
+
+
+def _cast(values: Any, kind: pa.DataType, name: str, origin: str) -> pa.Array:
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    try:
+        if not isinstance(array, pa.Array):
+            array = pa.array(array)
+        if pa.types.is_floating(array.type) and pa.types.is_integer(kind):
+            _refuse(pc.invert(pc.is_finite(array)), array, name, origin, "a whole number")
+        if array.type == kind:
+            return array
+        if pa.types.is_dictionary(kind):
+            text = array.cast(kind.value_type)
+            return pa.DictionaryArray.from_arrays(*_dictionary_parts(text))
+        return array.cast(kind)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(f"{origin}: column {name!r} is not {kind} ({first_line(error)}); convert it") from error
+
+
+def _dictionary_parts(text: pa.Array) -> tuple[pa.Array, pa.Array]:
+    encoded = text.dictionary_encode()
+    return encoded.indices.cast(pa.int8()), encoded.dictionary
+
+
+def _refuse(bad: pa.Array, array: pa.Array, name: str, origin: str, right: str) -> None:
+    """Raises for the first row where `bad` holds."""
+    rows = np.flatnonzero(bad.fill_null(False).to_numpy(zero_copy_only=False))
+    if len(rows):
+        more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
+        raise InputError(
+            f"{origin}: row {rows[0]}, column {name!r} is {array[int(rows[0])].as_py()}{more}; it must be {right}"
+        )
+
+
+def _validate(table: pa.Table, metadata: TraceMetadata, origin: str) -> None:
+    if table.num_rows == 0:
+        raise InputError(f"{origin}: no rows; a trace needs at least one sample")
+    for name in REQUIRED:
+        column = table.column(name).combine_chunks()
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise InputError(f"{origin}: row {row}, column {name!r} is empty; every sample needs one")
+        low = 1 if name in ("prompt_tokens", "response_tokens") else 0
+        _refuse(pc.less(column, low), column, name, origin, f"at least {low}")
+    response = table.column("response_tokens").combine_chunks()
+    cap = metadata.cap_tokens
+    _refuse(pc.greater(response, cap), response, "response_tokens", origin, f"at most the cap of {cap} tokens")
+    if "response_ids" in table.column_names:
+        ids = table.column("response_ids").combine_chunks()
+        differs = pc.not_equal(pc.list_value_length(ids), response)
+        _refuse(differs, response, "response_tokens", origin, "the number of its response_ids")
+    if "environment_s" in table.column_names:
+        seconds = table.column("environment_s").combine_chunks()
+        bad = pc.or_(pc.less(seconds, 0), pc.invert(pc.is_finite(seconds)))
+        _refuse(bad, seconds, "environment_s", origin, "zero or more seconds")
+    if "reward" in table.column_names:
+        reward = table.column("reward").combine_chunks()
+        _refuse(pc.invert(pc.is_finite(reward)), reward, "reward", origin, "a finite number, or empty")
+    if "finish_reason" in table.column_names:
+        reason = table.column("finish_reason").combine_chunks()
+        text = reason.cast(pa.string())
+        bad = pc.invert(pc.is_in(text, pa.array(FINISH_REASONS)))
+        _refuse(
+            pc.and_(bad, pc.is_valid(text)),
+            text,
+            "finish_reason",
+            origin,
+            f"one of {', '.join(FINISH_REASONS)}, or empty",
+        )
+    _refuse_duplicates(table, origin)
+
+
+def _keys(table: pa.Table) -> list[NDArray[Any]]:
+    return [table.column(c).combine_chunks().to_numpy(zero_copy_only=False) for c in ("step", "prompt_id", "sample")]
+
+
+def _strictly_sorted(keys: list[NDArray[Any]]) -> bool:
+    step, prompt, sample = keys
+    later = step[1:] > step[:-1]
+    same = step[1:] == step[:-1]
+    later |= same & (prompt[1:] > prompt[:-1])
+    later |= same & (prompt[1:] == prompt[:-1]) & (sample[1:] > sample[:-1])
+    return bool(later.all())
+
+
+def _sort_order(table: pa.Table) -> NDArray[np.intp] | None:
+    """The rows in order of (step, prompt_id, sample), or None where they are so already."""
+    keys = _keys(table)
+    return None if _strictly_sorted(keys) else np.lexsort(keys[::-1])
+
+
+def _refuse_duplicates(table: pa.Table, origin: str) -> None:
+    keys = _keys(table)
+    if _strictly_sorted(keys):
+        return
+    order = np.lexsort(keys[::-1])
+    same = np.logical_and.reduce([k[order][1:] == k[order][:-1] for k in keys])
+    if same.any():
+        row = int(order[int(np.flatnonzero(same)[0]) + 1])
+        step, prompt, sample = (int(k[row]) for k in keys)
+        raise InputError(
+            f"{origin}: row {row} repeats (step, prompt_id, sample) = ({step}, {prompt}, {sample}); number a group's samples"
+        )

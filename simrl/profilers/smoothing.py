@@ -10,9 +10,9 @@ def settled(values: Floats) -> Floats:
     """A grid near `values`, above and below alike, in which no time falls along any axis.
 
     Along each axis in turn: the mean of the least non-falling line above the values (running maximum from the left) and
-    the greatest one below them (running minimum from the right). Where nothing falls, nothing moves. One turn an axis is
-    enough: running maxima and minima along one axis keep the order along the others. `simrl.profile.not_falling` takes
-    the upper line alone, which lifts noise instead of halving it.
+    the greatest one below them (running minimum from the right). Where nothing falls, nothing moves; on one axis
+    no other non-falling line has a smaller largest error. Each axis needs one turn: running maxima and minima along one
+    keep the order along the others. `simrl.profile.not_falling` takes the upper line alone, which lifts all noise.
     """
     for axis in range(values.ndim):
         above = np.maximum.accumulate(values, axis=axis)

@@ -1,0 +1,164 @@
+"""A profile derived from aiconfigurator's database of measured kernels (NVIDIA, Apache-2.0, PyPI `aiconfigurator`).
+
+    dense(T)            every operation of a step that is neither attention nor the output head, at T tokens
+    attention(…)        its context attention of one chunk + its generation attention of the decoding sequences
+    sampled(S)          its output head at S sequences
+
+Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a pure decode step,
+but for falling times, which are evened out. aiconfigurator has no measured mixed batches: it adds the two attentions,
+and so does this.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.errors import InputError, first_line
+from simrl.hardware import ModelShape
+from simrl.profile import ProfileMetadata, TableProfile, Tables
+from simrl.profilers.smoothing import moved, settled
+
+Floats = NDArray[np.float64]
+SYSTEMS = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "rtxpro6000": "rtx_pro_6000_server"}
+RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
+
+# Held against serving_measurements of vLLM 0.12 by tests/test_profilers.py; nothing here is fitted to them.
+ACCURACY = (
+    "against 56 measured vLLM 0.12 runs of Qwen3-32B on H100 (tp 2 and 4, 8 to 128 concurrent), such profiles give a "
+    "time per output token 10 % too low at the median, about 1.5 ms a pass at 8 concurrent: the host time left out"
+)
+
+# Dense and sampled times are cheap to store: eight points an octave. The attention grid is a product of four axes:
+# doubling, closer where the times bend (decode: from latency to bandwidth; prefill: quadratic in long chunks).
+MOST_TOKENS, MOST_SEQUENCES = 16384, 1024
+PREFILL_TOKENS = (0, 1, 256, 512, 1024, 2048, 2896, 4096, 5792, 8192, 11585, 16384)
+PREFILL_KV_TOKENS = (0, 512, 2048, 8192, 16384, 40960)
+DECODE_SEQUENCES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+DECODE_KV_TOKENS = (16, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 40960)
+
+
+def derive(
+    shape: ModelShape, gpu: str, tp: int = 1, between_passes_s: float = 0.0, backend: str = "vllm"
+) -> TableProfile:
+    """The profile of `shape` in bfloat16 on `tp` GPUs of the kind `gpu` (one of `SYSTEMS`) under `backend`.
+
+    aiconfigurator counts GPU kernels alone: `between_passes_s` is the host time that they do not hide, to be measured;
+    its default 0 adds nothing that nobody measured. The model goes in as a config.json made from `shape`, so that
+    nothing is fetched. Raises `InputError` if the package is missing or has no data for the combination.
+    """
+    engine = _engine(shape, gpu, tp, backend)
+    names = [name for name, *_ in engine.decode_step_per_op(1, 2, 2)]
+    attention = [i for i, name in enumerate(names) if name.endswith("_attention")]
+    head = [i for i, name in enumerate(names) if "logits" in name]
+    if len(attention) != 1 or len(head) != 1:
+        raise InputError(
+            f"aiconfigurator: {shape.name} has the operations {', '.join(names)}, not a dense transformer's"
+        )
+    others = [i for i in range(len(names)) if i not in (*attention, *head)]
+
+    def decode_s(operations: list[int], sequences: float, kv_tokens: float) -> float:
+        rows = engine.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
+        return 1e-3 * float(sum(milliseconds for _, milliseconds, *_ in rows))
+
+    def prefill_s(chunk: float, kv_tokens: float) -> float:
+        rows = engine.evaluate_context_ops(attention, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
+        return 1e-3 * float(sum(milliseconds for _, milliseconds, *_ in rows))
+
+    tokens, sequences = _ticks(MOST_TOKENS), _ticks(MOST_SEQUENCES)
+    chunks, cached = np.array(PREFILL_TOKENS, float), np.array(PREFILL_KV_TOKENS, float)
+    decodes, kv = np.array(DECODE_SEQUENCES, float), np.array(DECODE_KV_TOKENS, float)
+    # Its operations outside attention cost the same in a context step and a generation step of as many tokens.
+    dense = np.array([decode_s(others, t, 1) for t in tokens])
+    sampled = np.array([decode_s(head, s, 1) for s in sequences])
+    decode = np.array([[decode_s(attention, n, k) if n else 0.0 for k in kv] for n in decodes])
+    prefill = np.array([[prefill_s(c, k) if c else 0.0 for k in cached] for c in chunks])
+    # The formula that scales the measured, context-free prefill makes short chunks faster after some context: those
+    # times are lifted to the measured one.
+    lifted = np.maximum.accumulate(prefill, axis=1)
+
+    even_dense, even_sampled, even_decode, even_prefill = (
+        np.round(settled(times) / RESOLUTION_S) * RESOLUTION_S for times in (dense, sampled, decode, lifted)
+    )
+    tables = Tables(
+        dense_tokens=tokens,
+        dense_s=even_dense,
+        sampled_sequences=sequences,
+        sampled_s=even_sampled,
+        prefill_tokens=chunks,
+        prefill_kv_tokens=cached,
+        decode_sequences=decodes,
+        decode_kv_tokens=kv,
+        attention_s=even_prefill[:, :, None, None] + even_decode[None, None, :, :],
+        between_passes_s=between_passes_s,
+    )
+    notes = [
+        "GPU kernels only: no host time, no sampler beyond the output head's matrix product",
+        "mixed passes: context and generation attention added, no measured mixed batches",
+        f"falling times evened out: dense {moved(dense, even_dense)}; sampled {moved(sampled, even_sampled)}; "
+        f"decode attention {moved(decode, even_decode)}; prefill attention {moved(prefill, even_prefill)}",
+        ACCURACY,
+    ]
+    metadata = ProfileMetadata(
+        model=shape.name,
+        gpu=gpu,
+        tp=tp,
+        kind="derived",
+        source=f"aiconfigurator {importlib.metadata.version('aiconfigurator-core')}, measured kernels of "
+        f"{SYSTEMS[gpu]} under {backend} {_database_version(gpu, backend)}, bfloat16",
+        notes="; ".join(notes),
+    )
+    return TableProfile(tables, metadata, origin=f"aiconfigurator {shape.name} {gpu} tp {tp}")
+
+
+def _ticks(most: int) -> Floats:
+    """Whole numbers from 1 to `most`, eight an octave."""
+    return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
+
+
+def _engine(shape: ModelShape, gpu: str, tp: int, backend: str) -> Any:
+    """aiconfigurator's compiled model, an `EngineHandle`."""
+    try:
+        from aiconfigurator_core.sdk.engine import EngineHandle
+    except ImportError as error:
+        raise InputError("aiconfigurator is not installed; pip install 'simrl[aiconfigurator]'") from error
+    if gpu not in SYSTEMS:
+        raise InputError(f"aiconfigurator: gpu {gpu!r} is unknown; choose one of {', '.join(SYSTEMS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(shape)))
+        try:
+            return EngineHandle.compile(folder, SYSTEMS[gpu], backend, tp_size=tp, nextn=0)
+        except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
+            wanted = f"{shape.name} on {tp} {gpu} under {backend}"
+            raise InputError(f"aiconfigurator: no {wanted}: {first_line(error)}") from error
+
+
+def _database_version(gpu: str, backend: str) -> str:
+    from aiconfigurator_core.sdk import perf_database
+
+    return str(perf_database.resolve_query_version(SYSTEMS[gpu], backend, "current"))
+
+
+def _hugging_face_config(shape: ModelShape) -> dict[str, object]:
+    """What aiconfigurator reads of a config.json. Qwen3 differs from Llama by norms of queries and keys only."""
+    qwen3 = shape.name.startswith("qwen3")
+    return {
+        "architectures": ["Qwen3ForCausalLM" if qwen3 else "LlamaForCausalLM"],
+        "model_type": "qwen3" if qwen3 else "llama",
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": DECODE_KV_TOKENS[-1],
+        "torch_dtype": "bfloat16",
+    }

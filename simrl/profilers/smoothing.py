@@ -1,4 +1,4 @@
-"""Noise taken out of measured grids. Invariant: what `settled` returns falls along no axis."""
+"""Noise taken out of measured grids. Invariant: what `settled` returns for a grid without holes falls along no axis."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,10 @@ def settled(values: Floats) -> Floats:
     the greatest one below them (running minimum from the right). Where nothing falls, nothing moves; on one axis
     no other non-falling line has a smaller largest error. Each axis needs one turn: running maxima and minima along one
     keep the order along the others. `simrl.profile.not_falling` takes the upper line alone, which lifts all noise.
+    A grid with holes (NaN) is returned as it is: whoever builds the profile is told where they are.
     """
+    if np.isnan(values).any():
+        return values
     for axis in range(values.ndim):
         above = np.maximum.accumulate(values, axis=axis)
         below = np.flip(np.minimum.accumulate(np.flip(values, axis), axis=axis), axis)

@@ -1,0 +1,237 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simrl.errors import InputError
+from simrl.interpolation import interpolate4
+from simrl.profile import (
+    ProfileMetadata,
+    TableProfile,
+    Tables,
+    equivalent_chunk,
+    not_falling,
+    read_profile,
+    tau,
+    write_profile,
+)
+
+METADATA = ProfileMetadata(model="toy", gpu="h100", tp=1, kind="assumed", source="a test")
+
+
+def toy_tables(**changes: object) -> Tables:
+    """dense 2 ms + 0.1 ms a token, sampled 1 ms + 0.05 ms a sequence, attention linear in the KV tokens read."""
+    tokens, sequences = np.array([1.0, 64, 4096]), np.array([1.0, 256])
+    chunk, cached = np.array([0.0, 1, 1024, 4096]), np.array([0.0, 1024, 8192])
+    decodes, kv = np.array([0.0, 256]), np.array([0.0, 8192])
+    prefill = 1e-8 * chunk[:, None] * (cached + chunk[:, None] / 2)
+    decode = 1e-8 * np.multiply.outer(decodes, kv)
+    tables = Tables(
+        dense_tokens=tokens,
+        dense_s=2e-3 + 1e-4 * tokens,
+        sampled_sequences=sequences,
+        sampled_s=1e-3 + 5e-5 * sequences,
+        prefill_tokens=chunk,
+        prefill_kv_tokens=cached,
+        decode_sequences=decodes,
+        decode_kv_tokens=kv,
+        attention_s=prefill[:, :, None, None] + decode,
+        between_passes_s=5e-4,
+    )
+    return tables._replace(**changes)
+
+
+def toy_profile() -> TableProfile:
+    return TableProfile(toy_tables(), METADATA, "toy")
+
+
+def with_value(values: np.ndarray, index: tuple[int, ...], value: float) -> np.ndarray:
+    changed = values.copy()
+    changed[index] = value
+    return changed
+
+
+def test_a_pass_is_the_sum_of_dense_attention_head_and_pause():
+    seconds = toy_profile().decode_s(sequences=64, kv_tokens=1000)
+    assert seconds == pytest.approx((2e-3 + 64e-4) + 1e-8 * 64 * 1000 + (1e-3 + 64 * 5e-5) + 5e-4)
+
+
+def test_verifying_drafts_reads_the_kv_cache_once_a_sequence():
+    profile = toy_profile()
+    plain = profile.pass_s(32, 32, decode_sequences=32, decode_kv_tokens=32 * 500)
+    drafted = profile.pass_s(32 * 4, 32, decode_sequences=32, decode_kv_tokens=32 * 500)
+    assert drafted - plain == pytest.approx(32 * 3 * 1e-4)
+
+
+def test_a_mixed_pass_pays_for_prefill_and_decode():
+    profile = toy_profile()
+    mixed = profile.pass_s(1024 + 8, 9, 1024, 0, 8, 8 * 1000)
+    assert mixed == pytest.approx(2e-3 + 1032e-4 + 1e-3 + 9 * 5e-5 + 5e-4 + 1e-8 * (1024**2 / 2 + 8 * 1000))
+
+
+def test_a_hole_is_refused_with_its_place():
+    tables = toy_tables()
+    holed = tables._replace(attention_s=with_value(tables.attention_s, (2, 1, 1, 0), np.nan))
+    with pytest.raises(
+        InputError,
+        match="toy: table 'attention' has a hole at prefill_tokens 1024, prefill_kv_tokens 1024, "
+        "decode_sequences 256, decode_kv_tokens 0; measure that point or drop its tick",
+    ):
+        TableProfile(holed, METADATA, "toy")
+
+
+@pytest.mark.parametrize("bad", [np.inf, -1e-3])
+def test_times_that_are_no_times_are_refused(bad: float):
+    with pytest.raises(InputError, match=r"table 'dense' has (inf|-0.001) s at query_tokens 64"):
+        TableProfile(toy_tables(dense_s=np.array([1e-3, bad, 2e-3])), METADATA)
+
+
+def test_a_time_that_falls_is_refused_with_its_place():
+    with pytest.raises(InputError, match="toy: table 'dense' falls along query_tokens at query_tokens 4096"):
+        TableProfile(toy_tables(dense_s=np.array([1e-3, 3e-3, 2e-3])), METADATA, "toy")
+    tables = toy_tables()
+    fallen = tables._replace(attention_s=with_value(tables.attention_s, (1, 0, 1, 1), 0.0))
+    with pytest.raises(
+        InputError, match="falls along prefill_tokens at prefill_tokens 1, prefill_kv_tokens 0, decode_seq"
+    ):
+        TableProfile(fallen, METADATA, "toy")
+
+
+@pytest.mark.parametrize("ticks", [[1.0, 1.0, 2.0], [3.0, 2.0, 1.0], [-1.0, 1.0, 2.0], [1.0, np.nan, 2.0]])
+def test_ticks_must_rise(ticks: list[float]):
+    with pytest.raises(InputError, match="the ticks of query_tokens must be finite, rising and not negative"):
+        TableProfile(toy_tables(dense_tokens=np.array(ticks)), METADATA)
+
+
+@pytest.mark.parametrize("pause", [-1e-3, np.nan, np.inf])
+def test_a_pause_that_is_no_time_is_refused(pause: float):
+    with pytest.raises(InputError, match="between_passes"):
+        TableProfile(toy_tables(between_passes_s=pause), METADATA)
+
+
+def test_noise_is_lifted_and_nothing_else_moves():
+    noisy = np.array([[1.0, 3.0, 2.0], [0.5, 4.0, 5.0]])
+    assert not_falling(noisy).tolist() == [[1.0, 3.0, 3.0], [1.0, 4.0, 5.0]]
+
+
+def test_a_profile_comes_back_from_parquet_byte_for_byte(tmp_path):
+    first, second = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    profile = toy_profile()
+    write_profile(profile, first)
+    again = read_profile(first)
+    for before, after in zip(profile.tables, again.tables, strict=True):
+        assert np.array_equal(before, after)
+    assert again.metadata == profile.metadata
+    write_profile(again, second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_missing_profile_says_how_to_get_one(tmp_path):
+    with pytest.raises(InputError, match="no such profile; derive one with `simrl profile derive`"):
+        read_profile(tmp_path / "none.parquet")
+
+
+def test_files_that_are_no_profile_are_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(InputError, match=r"x\.parquet: cannot be read as Parquet"):
+        read_profile(path)
+    pq.write_table(pq.read_table(_written(tmp_path)).replace_schema_metadata({}), path)
+    with pytest.raises(InputError, match=r"x\.parquet: no profile metadata"):
+        read_profile(path)
+    pq.write_table(pq.read_table(_written(tmp_path)).drop_columns("seconds"), path)
+    with pytest.raises(InputError, match=r"x\.parquet: no column 'seconds'"):
+        read_profile(path)
+
+
+def test_a_grid_point_that_is_not_in_the_file_is_a_hole(tmp_path):
+    table = pq.read_table(_written(tmp_path))
+    path = tmp_path / "cut.parquet"
+    row = table.column("table").to_pylist().index("attention") + 3
+    pq.write_table(pa.concat_tables([table.slice(0, row), table.slice(row + 1)]), path)
+    with pytest.raises(InputError, match=r"cut\.parquet: table 'attention' has a hole at prefill_tokens 0"):
+        read_profile(path)
+
+
+def _written(folder):
+    path = folder / "whole.parquet"
+    write_profile(toy_profile(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("limits", "what"),
+    [
+        ((4097, 1, 1), "tokens in a pass"),
+        ((1, 257, 1), "sampled sequences"),
+        ((1, 1, 8193), "tokens of a decoding sequence"),
+    ],
+)
+def test_limits_beyond_a_grid_are_refused(limits: tuple[int, int, int], what: str):
+    toy_profile().require_covers(4096, 256, 8192)
+    with pytest.raises(InputError, match=f"toy: profiled up to .* {what}"):
+        toy_profile().require_covers(*limits)
+
+
+def test_corrections_scale_passes_and_leave_the_pause():
+    profile = toy_profile()
+    corrected = profile.with_corrections(forward=1.25)
+    assert corrected.decode_s(64, 1000) - 5e-4 == pytest.approx(1.25 * (profile.decode_s(64, 1000) - 5e-4))
+    longer_pause = profile.with_corrections(between_passes_s=2e-3)
+    assert longer_pause.decode_s(64, 1000) - profile.decode_s(64, 1000) == pytest.approx(1.5e-3)
+
+
+def test_tau_is_the_sum_of_the_passes():
+    profile = toy_profile()
+    by_hand = sum(profile.decode_s(4, 100 + i + 1) for i in range(50))
+    assert tau(profile, 50, dp=2, samples=8, prompt_tokens=100) == pytest.approx(by_hand)
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 16), st.integers(1, 64))
+@settings(max_examples=60, deadline=None)
+def test_tau_grows_with_length_and_shrinks_with_workers(a: int, b: int, dp: int, samples: int):
+    profile = toy_profile()
+    short, long = sorted((a, b))
+    assert tau(profile, short, dp, samples=samples) <= tau(profile, long, dp, samples=samples)
+    assert tau(profile, a, dp + 1, samples=samples) <= tau(profile, a, dp, samples=samples)
+    assert tau(profile, a, dp, accept_length=2.0, samples=samples) <= tau(profile, a, dp, samples=samples)
+
+
+@pytest.mark.parametrize("arguments", [(0, 1, 1.0, 1), (1, 0, 1.0, 1), (1, 1, 0.9, 1), (1, 1, 1.0, 0)])
+def test_tau_refuses_nothing_to_do(arguments: tuple[int, int, float, int]):
+    length, dp, accept_length, samples = arguments
+    with pytest.raises(InputError, match="must all be ≥ 1"):
+        tau(toy_profile(), length, dp, accept_length, samples)
+
+
+@given(st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 8192)), min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_the_equivalent_chunk_keeps_the_attention_work(chunks: list[tuple[int, int]]):
+    tokens = float(sum(c for c, _ in chunks))
+    work = sum(c * (k + c / 2) for c, k in chunks)
+    chunk, context = equivalent_chunk(tokens, work)
+    assert chunk * (context + chunk / 2) == pytest.approx(work, rel=1e-9)
+    assert context >= 0.0 and chunk <= tokens * (1 + 1e-12)
+    if context > 0.0:
+        assert chunk == tokens
+
+
+def test_one_chunk_is_its_own_equivalent():
+    assert equivalent_chunk(512.0, 512.0 * (100.0 + 256.0)) == (512.0, pytest.approx(100.0))
+
+
+GRID = (np.array([0.0, 1, 5]), np.array([0.0, 2, 3]), np.array([1.0, 4]), np.array([0.5, 7]))
+POINT = st.tuples(*(st.floats(-1, 10, allow_nan=False) for _ in GRID))
+
+
+@given(st.integers(0, 2**32 - 1), POINT, POINT)
+@settings(max_examples=200, deadline=None)
+def test_interpolation_never_falls_where_the_grid_does_not(seed: int, x: tuple[float, ...], y: tuple[float, ...]):
+    values = not_falling(np.random.default_rng(seed).random([g.size for g in GRID]))
+    low = tuple(map(min, x, y))
+    high = tuple(map(max, x, y))
+    assert interpolate4(*GRID, values, low) <= interpolate4(*GRID, values, high) + 1e-12
+    corner = tuple(float(g[-1]) for g in GRID)
+    assert interpolate4(*GRID, values, corner) == values[-1, -1, -1, -1]

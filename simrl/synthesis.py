@@ -1,0 +1,352 @@
+"""Synthesis: traces from a stated length model, for when there is no run yet.
+
+Invariant: a draw belongs to (seed, epoch, prompt, sample) and to nothing else. Each kind of draw has one random stream
+for every (seed, epoch, sample), in which the prompt's id is the position; so more steps, prompts or samples a group
+leave every draw that was there as it was. The streams are raw PCG64 bits keyed by SeedSequence, both of which numpy
+keeps stable from version to version.
+
+The model: the log length of a response is
+
+    location(step) + sigma * (√prompt_share * prompt effect(epoch) + √(1 - prompt_share) * response effect)
+
+with standard normal effects; a prompt's effect follows an AR(1) process from epoch to epoch. Lengths are then cut to
+[1, cap_tokens], and each step's location is solved so that the mean *after* the cut is the one asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
+
+from simrl.errors import InputError
+from simrl.trace import Trace, TraceMetadata
+
+Floats = NDArray[np.float64]
+MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+
+
+class LengthModel(BaseModel):
+    """How long prompts and responses are, and how alike a prompt's responses are within its group and over epochs.
+
+    Raises pydantic's `ValidationError` for a value outside its bounds; whether the mean can be had under the cap is
+    checked by `synthesise`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(gt=0, description="training steps; the last epoch may stay unfinished")
+    prompts_per_step: int = Field(gt=0, description="prompts a step, each sampled `group` times")
+    group: int = Field(gt=0, description="responses a prompt (GRPO's group size)")
+    cap_tokens: int = Field(gt=1, description="largest response; longer ones are cut to it (finish_reason 'length')")
+    prompts: int | None = Field(
+        default=None,
+        gt=0,
+        description="size of the data set; an epoch passes over it once in floor(prompts / prompts_per_step) steps, the "
+        "rest is left out as data loaders do; empty: just enough for the whole run to be one epoch",
+    )
+    shuffle: bool = Field(
+        default=True, description="a new order of the prompts in each epoch; else in order of their id"
+    )
+    mean_tokens: MeanTokens | tuple[MeanTokens, MeanTokens] = Field(
+        description="mean response after the cap; a pair is the first and the last step's, linear between them, "
+        "so that a run with other `steps` has other lengths"
+    )
+    sigma: float = Field(ge=0, le=3, description="standard deviation of the log response length before the cap")
+    prompt_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="share of the log variance that is the prompt's: the correlation of two responses of a group",
+    )
+    epoch_correlation: float = Field(
+        default=0.95, ge=0, le=1, description="correlation of a prompt's effect between adjacent epochs"
+    )
+    early_stop_share: float = Field(
+        default=0, ge=0, lt=1, description="share of responses, whatever the prompt, that give up early"
+    )
+    early_stop_factor: float = Field(
+        default=0.1, gt=0, le=1, description="their length as a multiple of what it would have been"
+    )
+    prompt_tokens: MeanTokens = Field(default=256, description="mean prompt, lognormal, the same in every epoch")
+    prompt_sigma: float = Field(default=0, ge=0, le=3, description="standard deviation of the log prompt length")
+    prompt_cap_tokens: int = Field(default=2048, gt=1, description="largest prompt; longer ones are cut to it")
+    reward_mean: float | None = Field(
+        default=0.5, gt=0, lt=1, description="share of responses with reward 1, the others have 0; empty: no rewards"
+    )
+    reward_prompt_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="correlation, within a group, of the normal variable behind right or wrong: at 0 all prompts are "
+        "equally hard, at 1 every group is all right or all wrong; independent of length",
+    )
+
+    @model_validator(mode="after")
+    def _an_epoch_has_a_step(self) -> LengthModel:
+        if self.prompts is not None and self.prompts < self.prompts_per_step:
+            raise ValueError(f"prompts {self.prompts} is less than one step's prompts_per_step {self.prompts_per_step}")
+        return self
+
+    @property
+    def dataset_prompts(self) -> int:
+        """Size of the data set, also where `prompts` is left empty."""
+        return self.prompts or self.steps * self.prompts_per_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.dataset_prompts // self.prompts_per_step
+
+
+# RhymeRL's production runs (arXiv 2508.18588). Stated there: group 16 (§2.1), cap 16K and mean 1K → 10K over 320 steps
+# (§3.1, Fig. 3), 20 epochs (§6.1). Assumed: that the growth is linear, and the same for code (Fig. 3 is a math run);
+# sigma; 128 prompts a step and so, for 20 epochs in 320 steps, 2,048 prompts (theirs had more than 200,000). The rest was
+# fitted to Fig. 9.
+_RHYMERL: dict[str, Any] = {
+    "steps": 320,
+    "prompts_per_step": 128,
+    "group": 16,
+    "cap_tokens": 16384,
+    "prompts": 2048,
+    "mean_tokens": (1000.0, 10000.0),
+    "sigma": 0.8,
+}
+RHYMERL_MATH: dict[str, Any] = {**_RHYMERL, "prompt_share": 0.975, "epoch_correlation": 0.999}
+"""Math: 15.8 % of responses in a higher group of 8, 12.4 % near the boundary, 3.3 % strong (Fig. 9: 16, 13, 3).
+
+Fig. 9 fixes only the sum of the changes within a group and from epoch to epoch: 0.985 and 0.995 fit it as well. Not
+fitted: with 16 groups 73.8 % are predicted right (Table 2, three datasets: 79.7, 76.9, 71.6 %).
+"""
+RHYMERL_CODE: dict[str, Any] = {
+    **_RHYMERL,
+    "prompt_share": 0.996,
+    "epoch_correlation": 0.9995,
+    "early_stop_share": 0.077,
+    "early_stop_factor": 0.06,
+}
+"""Code: 28.3 % of responses in a higher group of 8, 24.4 % near the boundary, 3.8 % strong (Fig. 9: 28, 24, 4).
+
+So many small moves up with so few large ones cannot come from symmetric noise: without early stops, 28 % in a higher
+group come with 13 % near the boundary. A few responses of any prompt that fall to the bottom lift the others by a little.
+That is one reading of Fig. 9, not the paper's.
+"""
+
+
+class _Stream(IntEnum):
+    """The kinds of draws; a number never changes its meaning, or old seeds would give other traces."""
+
+    PROMPT_LENGTH = 0
+    PROMPT_EFFECT = 1
+    RESPONSE_EFFECT = 2
+    ORDER = 3
+    EARLY_STOP = 4
+    DIFFICULTY = 5
+    REWARD = 6
+
+
+def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
+    """A trace drawn from `model`; the same (model, seed) gives the same trace, on any machine.
+
+    Raises `InputError` for a negative seed and for a mean that the cap makes unreachable.
+    """
+    if seed < 0:
+        raise InputError(f"length model: seed {seed} is negative; give a whole number from 0")
+    location = _locations(model)
+    prompt_location = _location(model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens")
+    prompt_normal = _normals(seed, _Stream.PROMPT_LENGTH, model.dataset_prompts)
+    prompt_tokens = _tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
+    difficulty = _normals(seed, _Stream.DIFFICULTY, model.dataset_prompts)
+
+    parts = []
+    effect = _normals(seed, _Stream.PROMPT_EFFECT, model.dataset_prompts)
+    for epoch in range(-(-model.steps // model.steps_per_epoch)):
+        if epoch:
+            news = _normals(seed, _Stream.PROMPT_EFFECT, model.dataset_prompts, epoch)
+            effect = model.epoch_correlation * effect + math.sqrt(1 - model.epoch_correlation**2) * news
+        parts.append(_epoch_columns(model, seed, epoch, location, effect, difficulty))
+    columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    columns["prompt_tokens"] = prompt_tokens[columns["prompt_id"]]
+    columns["finish_reason"] = pa.DictionaryArray.from_arrays(
+        pa.array(columns.pop("cut").astype(np.int8)), pa.array(["stop", "length"])
+    )
+    metadata = TraceMetadata(
+        name=name,
+        kind="synthetic",
+        source=json.dumps({"generator": "simrl.synthesis", "seed": seed, "model": model.model_dump(mode="json")}),
+        licence="Apache-2.0",
+        tokenizer="none (lengths are drawn)",
+        cap_tokens=model.cap_tokens,
+    )
+    return Trace.from_columns(columns, metadata, origin=f"length model {name!r}")
+
+
+def _epoch_columns(
+    model: LengthModel, seed: int, epoch: int, location: Floats, effect: Floats, difficulty: Floats
+) -> dict[str, NDArray[Any]]:
+    """One epoch's rows in order of (step, prompt, sample); `cut` says which responses met the cap."""
+    first_step = epoch * model.steps_per_epoch
+    steps = min(model.steps_per_epoch, model.steps - first_step)
+    order = np.arange(model.dataset_prompts)
+    if model.shuffle:
+        order = np.argsort(_bits(seed, _Stream.ORDER, model.dataset_prompts, epoch), kind="stable")
+    used = np.sort(order[: steps * model.prompts_per_step].reshape(steps, -1), axis=1).ravel()
+
+    def normals(stream: _Stream) -> Floats:
+        """One standard normal for each used prompt and sample, (len(used), group)."""
+        out = np.empty((len(used), model.group))
+        for sample in range(model.group):
+            out[:, sample] = _normals(seed, stream, model.dataset_prompts, epoch, sample)[used]
+        return out
+
+    step = np.repeat(np.arange(first_step, first_step + steps), model.prompts_per_step)
+    prompt_part = location[step] + model.sigma * math.sqrt(model.prompt_share) * effect[used]
+    response_part = model.sigma * math.sqrt(1 - model.prompt_share) * normals(_Stream.RESPONSE_EFFECT)
+    log_tokens = prompt_part[:, None] + response_part
+    if model.early_stop_share:
+        early = normals(_Stream.EARLY_STOP) < ndtri(model.early_stop_share)
+        log_tokens += math.log(model.early_stop_factor) * early
+    columns: dict[str, NDArray[Any]] = {
+        "step": np.repeat(step, model.group).astype(np.int32),
+        "epoch": np.full(log_tokens.size, epoch, dtype=np.int32),
+        "prompt_id": np.repeat(used, model.group).astype(np.int64),
+        "sample": np.tile(np.arange(model.group, dtype=np.int32), len(used)),
+        "response_tokens": _tokens(log_tokens.ravel(), model.cap_tokens),
+        "cut": (log_tokens > math.log(model.cap_tokens)).ravel(),
+    }
+    if model.reward_mean is not None:
+        prompt_part = math.sqrt(model.reward_prompt_share) * difficulty[used]
+        latent = prompt_part[:, None] + math.sqrt(1 - model.reward_prompt_share) * normals(_Stream.REWARD)
+        columns["reward"] = (latent < ndtri(model.reward_mean)).ravel().astype(np.float32)
+    return columns
+
+
+def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0) -> NDArray[np.uint64]:
+    """The first `count` 64-bit words of the stream: word i belongs to prompt i."""
+    words: NDArray[np.uint64] = np.random.PCG64(np.random.SeedSequence([stream, epoch, sample, seed])).random_raw(count)
+    return words
+
+
+def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0) -> Floats:
+    """Standard normals from `_bits`; the 53 high bits, moved by half a step, are never 0 or 1."""
+    uniform = ((_bits(seed, stream, count, epoch, sample) >> np.uint64(11)) + 0.5) * 2.0**-53
+    normals: Floats = ndtri(uniform)
+    return normals
+
+
+def _tokens(log_tokens: Floats, cap_tokens: int) -> NDArray[np.int32]:
+    return np.rint(np.exp(np.clip(log_tokens, 0.0, math.log(cap_tokens)))).astype(np.int32)
+
+
+def _locations(model: LengthModel) -> Floats:
+    """Each step's location, (steps,)."""
+    first, last = model.mean_tokens if isinstance(model.mean_tokens, tuple) else (model.mean_tokens,) * 2
+    means = np.linspace(first, last, model.steps)
+    solved = {
+        mean: _location(
+            mean, model.sigma, model.cap_tokens, "mean_tokens", model.early_stop_share, model.early_stop_factor
+        )
+        for mean in np.unique(means).tolist()
+    }
+    return np.array([solved[mean] for mean in means.tolist()])
+
+
+def _location(
+    mean: float, sigma: float, cap: int, field: str, early_stop_share: float = 0.0, early_stop_factor: float = 1.0
+) -> float:
+    """The lognormal's location (mean of the log) for which the lengths cut to [1, cap] have this mean."""
+    if mean >= cap:
+        raise InputError(f"length model: {field} {mean:g} cannot be reached under a cap of {cap} tokens; ask for less")
+    early = math.log(early_stop_factor)
+
+    def excess(location: float) -> float:
+        whole = mean_of_cut_lognormal(location, sigma, cap)
+        stopped = mean_of_cut_lognormal(location + early, sigma, cap)
+        return (1 - early_stop_share) * whole + early_stop_share * stopped - mean
+
+    # Ten standard deviations outside the limits every response is at one of them.
+    low, high = -10 * sigma - sigma**2 - 1, math.log(cap) + 10 * sigma - early + 1
+    return float(brentq(excess, low, high, xtol=1e-12))
+
+
+def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
+    """E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
+    top = math.log(cap)
+    if sigma == 0:
+        return math.exp(min(max(location, 0.0), top))
+    below, above = ndtr(-location / sigma), ndtr((location - top) / sigma)
+    between = ndtr((top - location - sigma**2) / sigma) - ndtr((-location - sigma**2) / sigma)
+    return float(below + math.exp(location + sigma**2 / 2) * between + cap * above)
+
+
+@dataclass(frozen=True)
+class RankStability:
+    """How well a prompt's last epoch tells the rank of its responses in this one (RhymeRL Fig. 9 and Table 2).
+
+    Shares of responses, the mean over the pairs of adjacent epochs. `same_or_lower` is Table 2's *Accurate*;
+    `same_or_lower + higher = 1` and `near_boundary + strong = higher`.
+    """
+
+    groups: int
+    epoch_pairs: int
+    same_or_lower: float
+    higher: float
+    near_boundary: float
+    strong: float
+
+
+def rank_stability(trace: Trace, groups: int = 8) -> RankStability:
+    """The measure of RhymeRL §6.1, Fig. 9, on the prompts that two successive epochs of the trace have in common.
+
+    *Predicted group*: the prompts, ranked by the median length of their responses in the epoch before, are divided
+    into `groups` equal parts. *Real group*: this epoch's responses, sorted by length, are divided likewise. A response
+    moved *near the boundary* if its real group is the next one up and it is in that group's shorter half. The paper
+    does not say how equal lengths (all those at the cap) are sorted; here they stand in the order predicted, since a
+    response that is no longer than another has not overtaken it.
+
+    Raises `InputError` where no two successive epochs share at least `groups` prompts.
+    """
+    epoch, prompt, tokens = (trace.column(c) for c in ("epoch", "prompt_id", "response_tokens"))
+    shares = []
+    epochs = np.unique(epoch)
+    for before, now in pairwise(epochs.tolist()):
+        old, new = epoch == before, epoch == now
+        ranked = _prompts_by_median(prompt[old], tokens[old])
+        ranked = ranked[np.isin(ranked, prompt[new])]
+        if len(ranked) < groups:
+            continue
+        by_id = np.argsort(ranked, kind="stable")
+        known = np.isin(prompt[new], ranked)
+        position = by_id[np.searchsorted(ranked[by_id], prompt[new][known])]
+        predicted = position * groups // len(ranked)
+        rank = np.empty(len(position), dtype=np.int64)
+        rank[np.lexsort((predicted, tokens[new][known]))] = np.arange(len(position))
+        real = rank * groups // len(rank)
+        shorter_half = rank * 2 * groups // len(rank) % 2 == 0
+        shares.append((np.mean(real > predicted), np.mean((real == predicted + 1) & shorter_half)))
+    if not shares:
+        raise InputError(
+            f"trace {trace.metadata.name!r}: no two successive epochs share {groups} prompts; "
+            "rank stability needs a run of two epochs or more"
+        )
+    higher, near = np.mean(shares, axis=0).tolist()
+    return RankStability(groups, len(shares), 1 - higher, higher, near, higher - near)
+
+
+def _prompts_by_median(prompt: NDArray[Any], tokens: NDArray[Any]) -> NDArray[Any]:
+    """The prompt ids, from the shortest median response to the longest."""
+    order = np.lexsort((tokens, prompt))
+    ids, first, count = np.unique(prompt[order], return_index=True, return_counts=True)
+    tokens = tokens[order]
+    twice_median = tokens[first + (count - 1) // 2].astype(np.int64) + tokens[first + count // 2]
+    ranked: NDArray[Any] = ids[np.argsort(twice_median, kind="stable")]
+    return ranked

@@ -2,12 +2,13 @@
 
 Invariant: a `Trace` that exists is valid. Every way to one (`read_trace`, `Trace.from_columns`, the importers) goes
 through `_validate`, rows are sorted by (step, prompt_id, sample), and that triple is unique. Lengths are in tokens; the
-response ends at `response_tokens`, whatever its `finish_reason`.
+response ends at `response_tokens`, whatever its `finish_reason`. Error messages count rows from 0, in the order given.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,7 +84,7 @@ class Trace:
     def from_columns(cls, columns: Mapping[str, Any], metadata: TraceMetadata, origin: str = "trace") -> Trace:
         """A trace from arrays or lists by column name; `origin` is what error messages call it.
 
-        Raises `InputError` for missing, unknown or mistyped columns and for every row that `_validate` refuses.
+        Raises `InputError` for missing, unknown or mistyped columns and for the first row that `_validate` refuses.
         """
         unknown = sorted(set(columns) - set(REQUIRED) - set(OPTIONAL))
         if unknown:
@@ -101,14 +102,14 @@ class Trace:
             raise InputError(f"{origin}: columns of different lengths {lengths}; give one value a row in each")
         table = pa.table(arrays)
         _validate(table, metadata, origin)
-        order = _sort_order(table)
-        return cls(table if order is None else table.take(pa.array(order)), metadata)
+        return cls(_sorted(table, origin), metadata)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column as a numpy array (without a copy where Arrow allows it)."""
+        """A column as a numpy array (without a copy where Arrow allows it). Where an optional column is empty in places,
+        numbers come as floats with NaN there and texts as objects with None."""
         array: NDArray[Any] = self.table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
         return array
 
@@ -134,10 +135,10 @@ class Trace:
 def read_trace(path: str | Path) -> Trace:
     """Reads a trace written by `write_trace`, memory-mapped. Raises `InputError` for anything that is not one."""
     path = Path(path)
-    if not path.exists():
+    if not path.is_file():
         raise InputError(f"{path}: no such file; make one with `simrl trace import` or `simrl trace synth`")
     try:
-        table = pq.read_table(path, memory_map=True)
+        table = pq.ParquetFile(path, memory_map=True).read()
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
     raw = (table.schema.metadata or {}).get(METADATA_KEY)
@@ -149,12 +150,17 @@ def read_trace(path: str | Path) -> Trace:
         metadata = TraceMetadata.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{path}: metadata field {first['loc']}: {first['msg']}; write the trace again") from error
+        field = ".".join(map(str, first["loc"])) or "(all)"
+        raise InputError(f"{path}: metadata field {field}: {first['msg']}; write the trace again") from error
     if metadata.schema_version != SCHEMA_VERSION:
         raise InputError(
             f"{path}: trace schema {metadata.schema_version}, this simrl reads {SCHEMA_VERSION}; import it again"
         )
-    return Trace.from_columns({name: table.column(name) for name in table.column_names}, metadata, origin=str(path))
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
+    return Trace.from_columns(dict(zip(names, table.columns, strict=True)), metadata, origin=str(path))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -170,20 +176,48 @@ def trace_metadata_json(trace: Trace) -> dict[str, Any]:
 
 
 def _cast(values: Any, kind: pa.DataType, name: str, origin: str) -> pa.Array:
-    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     try:
-        if not isinstance(array, pa.Array):
-            array = pa.array(array)
+        array = _array(values)
         if pa.types.is_floating(array.type) and pa.types.is_integer(kind):
-            _refuse(pc.invert(pc.is_finite(array)), array, name, origin, "a whole number")
-        if array.type == kind:
-            return array
-        if pa.types.is_dictionary(kind):
-            text = array.cast(kind.value_type)
-            return pa.DictionaryArray.from_arrays(*_dictionary_parts(text))
-        return array.cast(kind)
+            # Unlike Arrow, counts no NaN among the whole numbers; an empty value stays empty.
+            _refuse(pc.not_equal(pc.floor(array), array), array, name, origin, "a whole number")
+        return _convert(array, kind)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InputError(f"{origin}: column {name!r} is not {kind} ({first_line(error)}); convert it") from error
+        raise InputError(
+            f"{origin}: {_first_failure(values, kind, name)} is not {kind} ({first_line(error)}); convert it"
+        ) from error
+
+
+def _array(values: Any) -> pa.Array:
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    return array if isinstance(array, pa.Array) else pa.array(array)
+
+
+def _convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(*_dictionary_parts(array.cast(kind.value_type)))
+    return array.cast(kind)
+
+
+def _first_failure(values: Any, kind: pa.DataType, name: str) -> str:
+    """The row and value that cannot be converted, found by bisection over the rows before it."""
+
+    def fails(rows: int) -> bool:
+        try:
+            _convert(_array(values[:rows]), kind)
+        except (pa.ArrowException, TypeError, ValueError):
+            return True
+        return False
+
+    try:
+        row = bisect_left(range(len(values)), True, key=lambda row: fails(row + 1))
+        value = _array(values[row : row + 1])[0].as_py()
+    except (pa.ArrowException, TypeError, ValueError, IndexError):
+        return f"column {name!r}"  # no sequence of rows at all
+    text = repr(value)
+    return f"row {row}, column {name!r}: {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def _dictionary_parts(text: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -218,6 +252,16 @@ def _validate(table: pa.Table, metadata: TraceMetadata, origin: str) -> None:
         ids = table.column("response_ids").combine_chunks()
         differs = pc.not_equal(pc.list_value_length(ids), response)
         _refuse(differs, response, "response_tokens", origin, "the number of its response_ids")
+        flat = ids.flatten()
+        bad = pc.or_(pc.is_null(flat), pc.fill_null(pc.less(flat, 0), True))
+        if pc.any(bad).as_py():
+            row = pc.list_parent_indices(ids)[pc.index(bad, True).as_py()].as_py()
+            raise InputError(
+                f"{origin}: row {row}, column 'response_ids' holds an empty or negative token id; ids count from 0"
+            )
+    if "policy_version" in table.column_names:
+        version = table.column("policy_version").combine_chunks()
+        _refuse(pc.less(version, 0), version, "policy_version", origin, "at least 0, or empty")
     if "environment_s" in table.column_names:
         seconds = table.column("environment_s").combine_chunks()
         bad = pc.or_(pc.less(seconds, 0), pc.invert(pc.is_finite(seconds)))
@@ -236,37 +280,29 @@ def _validate(table: pa.Table, metadata: TraceMetadata, origin: str) -> None:
             origin,
             f"one of {', '.join(FINISH_REASONS)}, or empty",
         )
-    _refuse_duplicates(table, origin)
 
 
-def _keys(table: pa.Table) -> list[NDArray[Any]]:
-    return [table.column(c).combine_chunks().to_numpy(zero_copy_only=False) for c in ("step", "prompt_id", "sample")]
-
-
-def _strictly_sorted(keys: list[NDArray[Any]]) -> bool:
-    step, prompt, sample = keys
-    later = step[1:] > step[:-1]
-    same = step[1:] == step[:-1]
-    later |= same & (prompt[1:] > prompt[:-1])
-    later |= same & (prompt[1:] == prompt[:-1]) & (sample[1:] > sample[:-1])
-    return bool(later.all())
-
-
-def _sort_order(table: pa.Table) -> NDArray[np.intp] | None:
-    """The rows in order of (step, prompt_id, sample), or None where they are so already."""
-    keys = _keys(table)
-    return None if _strictly_sorted(keys) else np.lexsort(keys[::-1])
-
-
-def _refuse_duplicates(table: pa.Table, origin: str) -> None:
-    keys = _keys(table)
-    if _strictly_sorted(keys):
-        return
+def _sorted(table: pa.Table, origin: str) -> pa.Table:
+    """The rows in order of (step, prompt_id, sample); refuses a triple that comes twice."""
+    keys = [table.column(c).combine_chunks().to_numpy(zero_copy_only=False) for c in ("step", "prompt_id", "sample")]
+    if _strictly_rising(keys):
+        return table
     order = np.lexsort(keys[::-1])
     same = np.logical_and.reduce([k[order][1:] == k[order][:-1] for k in keys])
     if same.any():
         row = int(order[int(np.flatnonzero(same)[0]) + 1])
         step, prompt, sample = (int(k[row]) for k in keys)
         raise InputError(
-            f"{origin}: row {row} repeats (step, prompt_id, sample) = ({step}, {prompt}, {sample}); number a group's samples"
+            f"{origin}: row {row} repeats (step, prompt_id, sample) = ({step}, {prompt}, {sample}); "
+            "number a group's samples"
         )
+    return table.take(pa.array(order))
+
+
+def _strictly_rising(keys: list[NDArray[Any]]) -> bool:
+    step, prompt, sample = keys
+    later = step[1:] > step[:-1]
+    same = step[1:] == step[:-1]
+    later |= same & (prompt[1:] > prompt[:-1])
+    later |= same & (prompt[1:] == prompt[:-1]) & (sample[1:] > sample[:-1])
+    return bool(later.all())

@@ -1,0 +1,52 @@
+"""How long a trace of 100 steps and 1.6 million samples takes to write and to load. Bar: a load in less than 1 s.
+
+python experiments/bench/trace_load.py
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from simrl.synthesis import LengthModel, synthesise
+from simrl.trace import read_trace, write_trace
+
+BAR_S = 1.0
+MODEL = LengthModel(
+    steps=100,
+    prompts_per_step=1000,
+    group=16,
+    cap_tokens=16384,
+    prompts=10_000,
+    mean_tokens=(1000, 10_000),
+    sigma=0.8,
+    prompt_sigma=0.4,
+)
+
+
+def seconds(action, *arguments):
+    """(seconds it took, what it returned)"""
+    start = time.perf_counter()
+    result = action(*arguments)
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    console = Console()
+    synthesis_s, trace = seconds(synthesise, MODEL, 0)
+    console.print(f"synthesis   {synthesis_s:.2f} s, {len(trace):,} rows, {MODEL.steps} steps")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.parquet"
+        write_s, _ = seconds(write_trace, trace, path)
+        console.print(f"write       {write_s:.2f} s, {path.stat().st_size / 1e6:.1f} MB")
+        loads = [seconds(read_trace, path) for _ in range(5)]
+        if any(loaded.table != trace.table for _, loaded in loads):
+            raise SystemExit("the trace that was read is not the one that was written")
+    load_s = statistics.median(s for s, _ in loads)
+    console.print(f"load        {load_s:.3f} s, median of 5: {load_s / BAR_S:.2f} of the bar of {BAR_S:g} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,13 @@ def locate(grid: Floats, x: float) -> tuple[int, float]:
         return 0, 0.0
     if x >= grid[last]:
         return last - 1, 1.0
-    i = np.searchsorted(grid, x, side="right") - 1
+    i, j = 0, last
+    while j - i > 1:
+        middle = (i + j) // 2
+        if grid[middle] <= x:
+            i = middle
+        else:
+            j = middle
     return i, (x - grid[i]) / (grid[i + 1] - grid[i])
 
 
@@ -36,11 +42,8 @@ def interpolate(grid: Floats, values: Floats, x: float) -> float:
 def interpolate_row(grid: Floats, rows: Floats, x: float, out: Floats) -> None:
     """`rows` (len(grid), m) interpolated at x along the first axis, into `out` (m)."""
     i, f = locate(grid, x)
-    if f == 0.0:
-        out[:] = rows[i]
-    else:
-        for j in range(rows.shape[1]):
-            out[j] = rows[i, j] + f * (rows[i + 1, j] - rows[i, j])
+    for j in range(rows.shape[1]):  # loops, not slices: those compile twenty times slower
+        out[j] = rows[i, j] if f == 0.0 else rows[i, j] + f * (rows[i + 1, j] - rows[i, j])
 
 
 @njit(cache=True)

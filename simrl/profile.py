@@ -66,6 +66,42 @@ class Tables(NamedTuple):
     between_passes_s: float
 
 
+class PackedTables(NamedTuple):
+    """`Tables` in two arrays, which cost less to hand to compiled code at every call: `unpack_tables` undoes it."""
+
+    lengths: NDArray[np.int64]
+    values: Floats
+    attention_s: Floats
+
+
+def pack_tables(tables: Tables) -> PackedTables:
+    """`lengths` has the lengths of the one-dimensional fields of `Tables`, whose `values` follow one another."""
+    arrays = tables[:8]
+    lengths = np.array([a.size for a in arrays], dtype=np.int64)
+    return PackedTables(lengths, np.concatenate([*arrays, [tables.between_passes_s]]), tables.attention_s)
+
+
+@njit(cache=True)
+def unpack_tables(packed: PackedTables) -> Tables:
+    """Views, no copies."""
+    v = packed.values
+    a = np.zeros(9, dtype=np.int64)
+    for i in range(8):
+        a[i + 1] = a[i] + packed.lengths[i]
+    return Tables(
+        v[a[0] : a[1]],
+        v[a[1] : a[2]],
+        v[a[2] : a[3]],
+        v[a[3] : a[4]],
+        v[a[4] : a[5]],
+        v[a[5] : a[6]],
+        v[a[6] : a[7]],
+        v[a[7] : a[8]],
+        packed.attention_s,
+        v[a[8]],
+    )
+
+
 @njit(cache=True)
 def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float, float]:
     """One chunk (tokens, cached context) with the attention work of several.
@@ -125,7 +161,9 @@ class TableProfile:
     """A `Profile` of measured or derived grids. Raises `InputError` for grids that break the module's invariant."""
 
     def __init__(self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile") -> None:
-        self.tables = Tables(*(np.ascontiguousarray(t, dtype=np.float64) for t in tables[:-1]), float(tables[-1]))
+        self.tables = Tables._make(
+            [*(np.ascontiguousarray(t, dtype=np.float64) for t in tables[:-1]), float(tables[-1])]
+        )
         self.metadata = metadata
         self.origin = origin
         _validate(self.tables, origin)
@@ -270,6 +308,8 @@ def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tabl
             raise InputError(
                 f"{origin}: table {name!r} has rows without {' and '.join(axes)}; fill them or drop the rows"
             )
+        if np.unique(np.array(points), axis=1).shape[1] != rows.sum():
+            raise InputError(f"{origin}: table {name!r} has two rows for one point of its grid; keep one")
         values = np.full([len(t) for t in ticks], np.nan)
         values[tuple(np.searchsorted(t, p) for t, p in zip(ticks, points, strict=True))] = seconds
         grids += [*ticks, values]
@@ -278,7 +318,7 @@ def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tabl
         raise InputError(
             f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
         )
-    return Tables(*grids, float(pause[0]))
+    return Tables._make([*grids, float(pause[0])])
 
 
 def _validate(tables: Tables, origin: str) -> None:

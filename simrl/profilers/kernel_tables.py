@@ -2,7 +2,7 @@
 
     dense(tokens)        = embedding + layers × (2 layernorm + qkv_proj … down_proj) + final_layernorm + all-reduces
     attention(…)         = layers × the joint time of one prefill chunk beside decoding sequences
-    sampled(sequences)   = lm_head + sampler + gathering the logits
+    sampled(sequences)   = lm_head + sampler (+ gathering the logits)
 
 Invariant: times are sums of the table's rows, times counts that the model's shape gives; nothing is fitted. What one
 folder holds is what one rank of a tensor-parallel group does, without communication: that comes from the `Link`.
@@ -44,11 +44,17 @@ ATTENTION_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
 def compose_kernel_tables(
-    folder: str | Path, shape: ModelShape, tp: int, link: Link | None, between_passes_s: float
+    folder: str | Path,
+    shape: ModelShape,
+    tp: int,
+    link: Link | None,
+    between_passes_s: float,
+    gather_logits: bool = False,
 ) -> TableProfile:
     """The profile of `shape` from a folder `tp<N>` (dense.csv, per_sequence.csv, attention.csv; µs) and its meta.yaml.
 
-    `link` joins the ranks and is needed where `tp` > 1. The pause `between_passes_s` is not in the tables: measure it.
+    `link` joins the ranks and is needed where `tp` > 1: two all-reduces a layer and one for the embedding, as LLMServingSim
+    counts them; `gather_logits` adds the gathering of the vocabulary-parallel logits, which vLLM does and LLMServingSim leaves out. The pause `between_passes_s` is not in the tables: measure it.
     Attention is read on the grid that meta.yaml declares; rows beside it (a finer sweep that is no full grid) are left
     out, as are numbers of decoding sequences that were never measured beside a prefill chunk. Raises `InputError` for
     missing rows, holes in that grid, and tables of another model or tensor-parallel size.
@@ -92,7 +98,7 @@ def compose_kernel_tables(
     if link is not None and tp > 1:
         tables = tables._replace(
             dense_s=tables.dense_s + pass_all_reduces_s(shape, tokens, tp, link),
-            sampled_s=tables.sampled_s + logits_gather_s(shape, sequences, tp, link),
+            sampled_s=tables.sampled_s + (logits_gather_s(shape, sequences, tp, link) if gather_logits else 0.0),
         )
         notes.append(
             f"ring collectives over {link.bytes_per_s / 1e9:.2f} GB/s and {link.latency_s * 1e6:.1f} µs "

@@ -1,0 +1,452 @@
+"""One inference engine: continuous batching, exact to the iteration, over arrays.
+
+Invariant: `Engine.now_s` is a boundary between two forward passes, and every pass in the past happened as vLLM V1 would
+have scheduled it: running requests first, in order, then waiting ones first come first served, while `max_num_seqs`,
+`max_num_batched_tokens` and the KV blocks allow; prompts in chunks; when blocks run out the youngest running request is
+preempted and later recomputes its cache. What a caller asks takes effect at the boundary where the engine stands, so
+callers first `settle(t)`: the first boundary strictly after t, or t itself if the engine is idle. A request ends after
+exactly `response_tokens` generated tokens.
+
+Most passes decode the same batch as the pass before. Such a stretch, up to the next end of a response, changes only the
+length of the KV cache, so it is run as a loop over one interpolated row of the profile (`_decode_stretch`); everything
+else goes request by request (`_iterate`). `tests/reference_engine.py` is the same rule, written slowly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from simrl.errors import InputError
+from simrl.interpolation import interpolate, interpolate_row, locate
+from simrl.profile import PackedTables, Tables, pack_tables, pass_s, unpack_tables
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# Rows of `slots` (one column a request) ...
+PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED = range(5)
+# ... and the three lists kept beside them: running in order of admission, waiting (a ring), ended in the last pass.
+RUNNING, WAITING, ENDED = range(5, 8)
+SLOT_ROWS = 8
+# Rows of `times`: when a request's first and last token came.
+FIRST_TOKEN, LAST_TOKEN = range(2)
+# Entries of `counters`: the state ...
+N_RUNNING, WAITING_HEAD, N_WAITING, N_ENDED, FREE_BLOCKS, ADMITTING = range(6)
+# ... and totals since the engine was made.
+PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(6, 10)
+COUNTERS = 10
+
+
+class Limits(NamedTuple):
+    """What bounds a pass. Names as in vLLM; `kv_blocks` blocks of `block_size` tokens hold the KV cache."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_blocks: int
+
+
+class EngineConfig(BaseModel):
+    """Settings of an inference engine, named and defaulted as in vLLM (0.19–0.32)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_num_seqs: int = Field(default=256, gt=0)
+    max_num_batched_tokens: int = Field(default=8192, gt=0)
+    block_size: int = Field(default=16, gt=0)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    reserve_bytes: float = Field(
+        default=4e9,
+        ge=0,
+        description="activations, CUDA graphs and communication buffers of a GPU, not available to KV",
+    )
+    kv_cache_tokens: int | None = Field(default=None, gt=0, description="size of the KV cache where it is known")
+
+
+@njit(cache=True)
+def _blocks(tokens: int, block_size: int) -> int:
+    return (tokens + block_size - 1) // block_size
+
+
+@njit(cache=True)
+def _preempt_last(slots: Ints, counters: Ints, block_size: int) -> int:
+    """The youngest running request gives its blocks back and waits, first in line, to recompute its cache."""
+    counters[N_RUNNING] -= 1
+    slot = slots[RUNNING, counters[N_RUNNING]]
+    counters[FREE_BLOCKS] += _blocks(slots[COMPUTED, slot], block_size)
+    slots[COMPUTED, slot] = 0
+    capacity = slots.shape[1]
+    counters[WAITING_HEAD] = (counters[WAITING_HEAD] - 1) % capacity
+    counters[N_WAITING] += 1
+    slots[WAITING, counters[WAITING_HEAD]] = slot
+    return slot
+
+
+@njit(cache=True)
+def _remove(slots: Ints, counters: Ints, slot: int, block_size: int) -> None:
+    """Takes a request out, wherever it is."""
+    n = counters[N_RUNNING]
+    for i in range(n):
+        if slots[RUNNING, i] == slot:
+            for j in range(i, n - 1):
+                slots[RUNNING, j] = slots[RUNNING, j + 1]
+            counters[N_RUNNING] = n - 1
+            counters[FREE_BLOCKS] += _blocks(slots[COMPUTED, slot], block_size)
+            return
+    capacity = slots.shape[1]
+    kept = 0
+    for i in range(counters[N_WAITING]):
+        other = slots[WAITING, (counters[WAITING_HEAD] + i) % capacity]
+        if other != slot:
+            slots[WAITING, (counters[WAITING_HEAD] + kept) % capacity] = other
+            kept += 1
+    counters[N_WAITING] = kept
+
+
+@njit(cache=True)
+def _admissible(slots: Ints, counters: Ints, limits: Limits, budget: int) -> int:
+    """Tokens of the first waiting request that may start now; 0 if it has to wait on."""
+    if counters[N_WAITING] == 0 or counters[ADMITTING] == 0 or counters[N_RUNNING] >= limits.max_num_seqs:
+        return 0
+    slot = slots[WAITING, counters[WAITING_HEAD]]
+    new = min(slots[PROMPT, slot] + slots[GENERATED, slot], budget)
+    return new if _blocks(new, limits.block_size) <= counters[FREE_BLOCKS] else 0
+
+
+@njit(cache=True)
+def _end_finished(slots: Ints, times: Floats, counters: Ints, now_s: float, block_size: int) -> None:
+    """Moves the running requests that have all their tokens to the list of ended ones."""
+    kept = 0
+    ended = 0
+    for i in range(counters[N_RUNNING]):
+        slot = slots[RUNNING, i]
+        if slots[GENERATED, slot] == slots[RESPONSE, slot]:
+            times[LAST_TOKEN, slot] = now_s
+            counters[FREE_BLOCKS] += _blocks(slots[COMPUTED, slot], block_size)
+            slots[ENDED, ended] = slot
+            ended += 1
+        else:
+            slots[RUNNING, kept] = slot
+            kept += 1
+    counters[N_RUNNING] = kept
+    counters[N_ENDED] = ended
+
+
+@njit(cache=True)
+def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: Tables, limits: Limits) -> float:
+    """One pass, scheduled request by request. Returns the time at its end."""
+    size = limits.block_size
+    budget = limits.max_num_batched_tokens
+    scheduled = 0
+    preempted = False
+    while scheduled < counters[N_RUNNING] and budget > 0:
+        slot = slots[RUNNING, scheduled]
+        computed = slots[COMPUTED, slot]
+        new = min(slots[PROMPT, slot] + slots[GENERATED, slot] - computed, budget)
+        need = _blocks(computed + new, size) - _blocks(computed, size)
+        while need > counters[FREE_BLOCKS]:
+            preempted = True
+            counters[PREEMPTIONS] += 1
+            if _preempt_last(slots, counters, size) == slot:
+                break
+        if scheduled == counters[N_RUNNING]:  # it had to preempt itself
+            break
+        counters[FREE_BLOCKS] -= need
+        slots[SCHEDULED, slot] = new
+        budget -= new
+        scheduled += 1
+    unscheduled = counters[N_RUNNING] - scheduled  # running requests that the token budget left out
+    new = 0 if preempted or budget == 0 else _admissible(slots, counters, limits, budget)
+    while new > 0:
+        slot = slots[WAITING, counters[WAITING_HEAD]]
+        counters[WAITING_HEAD] = (counters[WAITING_HEAD] + 1) % slots.shape[1]
+        counters[N_WAITING] -= 1
+        slots[RUNNING, counters[N_RUNNING]] = slot
+        counters[N_RUNNING] += 1
+        counters[FREE_BLOCKS] -= _blocks(new, size)
+        slots[SCHEDULED, slot] = new
+        budget -= new
+        scheduled += 1
+        new = _admissible(slots, counters, limits, budget) if budget > 0 else 0
+
+    query, prefill, prefill_work = 0, 0, 0.0
+    decoding, decode_kv = 0, 0
+    for i in range(scheduled + unscheduled):
+        slot = slots[RUNNING, i]
+        new = slots[SCHEDULED, slot]
+        computed = slots[COMPUTED, slot]
+        query += new
+        if new == 1 and computed > 0:
+            decoding += 1
+            decode_kv += computed + 1
+        elif new > 0:
+            prefill += new
+            prefill_work += new * (computed + 0.5 * new)
+    now_s += pass_s(
+        tables, float(query), float(scheduled), float(prefill), prefill_work, float(decoding), float(decode_kv)
+    )
+    for i in range(scheduled + unscheduled):
+        slot = slots[RUNNING, i]
+        slots[COMPUTED, slot] += slots[SCHEDULED, slot]
+        if slots[SCHEDULED, slot] > 0 and slots[COMPUTED, slot] == slots[PROMPT, slot] + slots[GENERATED, slot]:
+            slots[GENERATED, slot] += 1
+            counters[GENERATED_TOTAL] += 1
+            if slots[GENERATED, slot] == 1:
+                times[FIRST_TOKEN, slot] = now_s
+        slots[SCHEDULED, slot] = 0
+    counters[PASSES] += 1
+    counters[PREFILL_TOTAL] += prefill
+    _end_finished(slots, times, counters, now_s, size)
+    return now_s
+
+
+@njit(cache=True)
+def _stretch_length(slots: Ints, counters: Ints, limits: Limits) -> int:
+    """Passes that surely decode the present batch and nothing else, up to the first end of a response; 0 if unsure."""
+    n = counters[N_RUNNING]
+    if n == 0 or n > limits.max_num_batched_tokens:
+        return 0
+    if (
+        n < limits.max_num_batched_tokens
+        and _admissible(slots, counters, limits, limits.max_num_batched_tokens - n) > 0
+    ):
+        return 0
+    # No request needs more than one new block in block_size passes.
+    passes = counters[FREE_BLOCKS] // n * limits.block_size
+    for i in range(n):
+        slot = slots[RUNNING, i]
+        if slots[GENERATED, slot] == 0 or slots[PROMPT, slot] + slots[GENERATED, slot] - slots[COMPUTED, slot] != 1:
+            return 0
+        passes = min(passes, slots[RESPONSE, slot] - slots[GENERATED, slot])
+    return passes
+
+
+@njit(cache=True)
+def _decode_stretch(
+    slots: Ints,
+    times: Floats,
+    counters: Ints,
+    now_s: float,
+    tables: Tables,
+    limits: Limits,
+    passes: int,
+    until_s: float,
+) -> float:
+    """Up to `passes` passes of pure decoding, no further than the first boundary after `until_s`."""
+    n = counters[N_RUNNING]
+    grid = tables.decode_kv_tokens
+    row = np.empty(grid.shape[0])
+    interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
+    fixed_s = (
+        interpolate(tables.dense_tokens, tables.dense_s, float(n))
+        + interpolate(tables.sampled_sequences, tables.sampled_s, float(n))
+        + tables.between_passes_s
+    )
+    kv = 0
+    for i in range(n):
+        kv += slots[COMPUTED, slots[RUNNING, i]] + 1
+    mean_kv = kv / n
+    last = grid.shape[0] - 1
+    cell, _ = locate(grid, mean_kv)
+    done = 0
+    while done < passes:
+        while cell < last - 1 and mean_kv >= grid[cell + 1]:
+            cell += 1
+        if last == 0 or mean_kv <= grid[0]:
+            attention_s = row[0]
+        elif mean_kv >= grid[last]:
+            attention_s = row[last]
+        else:
+            slope = (row[cell + 1] - row[cell]) / (grid[cell + 1] - grid[cell])
+            attention_s = row[cell] + slope * (mean_kv - grid[cell])
+        now_s += fixed_s + attention_s
+        mean_kv += 1.0
+        done += 1
+        if now_s > until_s:
+            break
+    for i in range(n):
+        slot = slots[RUNNING, i]
+        computed = slots[COMPUTED, slot]
+        counters[FREE_BLOCKS] -= _blocks(computed + done, limits.block_size) - _blocks(computed, limits.block_size)
+        slots[COMPUTED, slot] = computed + done
+        slots[GENERATED, slot] += done
+    counters[PASSES] += done
+    counters[GENERATED_TOTAL] += n * done
+    _end_finished(slots, times, counters, now_s, limits.block_size)
+    return now_s
+
+
+@njit(cache=True)
+def run(
+    slots: Ints,
+    times: Floats,
+    counters: Ints,
+    now_s: float,
+    packed: PackedTables,
+    limits: Limits,
+    until_s: float,
+    to_first_end: bool,
+) -> float:
+    """Passes until the first boundary after `until_s`, an end of a response (if `to_first_end`) or nothing to do.
+
+    Returns the boundary reached. The requests that ended in the last pass are in `slots[ENDED]`; `times` has when each
+    ended, so a run without `to_first_end` loses none.
+    """
+    tables = unpack_tables(packed)
+    counters[N_ENDED] = 0
+    while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
+        passes = _stretch_length(slots, counters, limits)
+        if passes > 0:
+            now_s = _decode_stretch(slots, times, counters, now_s, tables, limits, passes, until_s)
+        else:
+            now_s = _iterate(slots, times, counters, now_s, tables, limits)
+        if to_first_end and counters[N_ENDED] > 0:
+            break
+    return now_s
+
+
+class Engine:
+    """The state of one engine in simulated time. A request is known by its slot, an integer that is reused after its end.
+
+    Raises `InputError` for a request that could never fit the KV cache.
+    """
+
+    def __init__(self, tables: Tables, limits: Limits) -> None:
+        self._tables = pack_tables(tables)
+        self.limits = limits
+        self.now_s = 0.0
+        self._free_slots: list[int] = []
+        self._slots = np.zeros((SLOT_ROWS, 0), dtype=np.int64)
+        self._times = np.zeros((2, 0))
+        self._counters = np.zeros(COUNTERS, dtype=np.int64)
+        self._counters[FREE_BLOCKS] = limits.kv_blocks
+        self._counters[ADMITTING] = 1
+        self._grow(16)
+
+    @property
+    def running(self) -> int:
+        return int(self._counters[N_RUNNING])
+
+    @property
+    def waiting(self) -> int:
+        return int(self._counters[N_WAITING])
+
+    @property
+    def busy(self) -> bool:
+        """Whether a next pass would do something now."""
+        return self.running > 0 or (self.waiting > 0 and self.admitting)
+
+    @property
+    def admitting(self) -> bool:
+        return bool(self._counters[ADMITTING])
+
+    @admitting.setter
+    def admitting(self, value: bool) -> None:
+        self._counters[ADMITTING] = int(value)
+
+    @property
+    def generated_total(self) -> int:
+        return int(self._counters[GENERATED_TOTAL])
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Passes, generated tokens, prefilled tokens (recomputed ones included) and preemptions since the start."""
+        names = ("passes", "generated_tokens", "prefill_tokens", "preemptions")
+        return dict(zip(names, self._counters[PASSES:COUNTERS].tolist(), strict=True))
+
+    def submit(self, prompt_tokens: int, response_tokens: int, generated_tokens: int = 0) -> int:
+        """A request joins the queue at this boundary; `generated_tokens` of its response exist and are prefilled."""
+        capacity_tokens = self.limits.kv_blocks * self.limits.block_size
+        if prompt_tokens + response_tokens > capacity_tokens:
+            raise InputError(
+                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {capacity_tokens} tokens; "
+                "use more memory for the cache, a larger tp or a lower cap"
+            )
+        if not self._free_slots:
+            self._grow(2 * self._slots.shape[1])
+        slot = self._free_slots.pop()
+        self._slots[: SCHEDULED + 1, slot] = (prompt_tokens, response_tokens, generated_tokens, 0, 0)
+        self._times[:, slot] = np.nan
+        position = (self._counters[WAITING_HEAD] + self._counters[N_WAITING]) % self._slots.shape[1]
+        self._slots[WAITING, position] = slot
+        self._counters[N_WAITING] += 1
+        return slot
+
+    def abort(self, slot: int) -> int:
+        """Takes a request out at this boundary. Returns the response tokens it has."""
+        _remove(self._slots, self._counters, slot, self.limits.block_size)
+        self._free_slots.append(slot)
+        return self.generated_tokens(slot)
+
+    def recompute_running(self) -> None:
+        """Running requests lose their KV cache and recompute it, before anything that waits, in their order."""
+        while self.running:
+            _preempt_last(self._slots, self._counters, self.limits.block_size)
+
+    def generated_tokens(self, slot: int) -> int:
+        return int(self._slots[GENERATED, slot])
+
+    def first_token_s(self, slot: int) -> float:
+        """When the first token of a request came; of an ended one until its slot is used again."""
+        return float(self._times[FIRST_TOKEN, slot])
+
+    def settle(self, time_s: float) -> list[tuple[int, float]]:
+        """Runs to the first boundary strictly after `time_s`; an idle engine is moved to `time_s`.
+
+        Returns the requests that ended on the way, each with the time of its end.
+        """
+        ended: list[tuple[int, float]] = []
+        while self.busy and self.now_s <= time_s:
+            self.now_s = self._run(self._slots, self._counters, time_s, True)
+            ended += [(slot, self.now_s) for slot in self._ended(self._slots, self._counters)]
+        if not self.busy:
+            self.now_s = max(self.now_s, time_s)
+        return ended
+
+    def next_end_s(self) -> float:
+        """When the next response ends if nobody asks for anything before; infinity if none runs.
+
+        Changes nothing, but that times of tokens to come may stand in `_times` already; what comes overwrites them.
+        """
+        if not self.busy:
+            return np.inf
+        self._ahead = (self._slots.copy(), self._counters.copy())
+        self._ahead_s = self._run(*self._ahead, np.inf, True)
+        return self._ahead_s if self._ahead[1][N_ENDED] else np.inf
+
+    def take_next_end(self) -> list[tuple[int, float]]:
+        """Moves to the boundary that `next_end_s` found, and returns the requests that ended there, with its time."""
+        self._slots, self._counters = self._ahead
+        self.now_s = self._ahead_s
+        return [(slot, self.now_s) for slot in self._ended(self._slots, self._counters)]
+
+    def run_until_idle(self) -> Floats:
+        """Runs everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
+        self.now_s = self._run(self._slots, self._counters, np.inf, False)
+        return self._times[LAST_TOKEN].copy()
+
+    def _run(self, slots: Ints, counters: Ints, until_s: float, to_first_end: bool) -> float:
+        return float(run(slots, self._times, counters, self.now_s, self._tables, self.limits, until_s, to_first_end))
+
+    def _ended(self, slots: Ints, counters: Ints) -> list[int]:
+        ended: list[int] = slots[ENDED, : counters[N_ENDED]].tolist()
+        self._free_slots.extend(ended)
+        return ended
+
+    def _grow(self, capacity: int) -> None:
+        """More slots; the ring of waiting requests is laid out anew from its head."""
+        old = self._slots.shape[1]
+        slots = np.zeros((SLOT_ROWS, capacity), dtype=np.int64)
+        slots[:, :old] = self._slots
+        if old:
+            slots[WAITING, :old] = np.roll(self._slots[WAITING], -int(self._counters[WAITING_HEAD]))
+        self._counters[WAITING_HEAD] = 0
+        times = np.full((2, capacity), np.nan)
+        times[:, :old] = self._times
+        self._slots, self._times = slots, times
+        self._free_slots.extend(range(capacity - 1, old - 1, -1))

@@ -1,0 +1,74 @@
+"""Metrics: pure functions of a `Result`. Every average is over the steady window: from the end of the last warm-up update
+to the end of the last update, so that filling the pipelines is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simrl.result import Result
+
+
+def window(result: Result, warmup_steps: int) -> tuple[float, float]:
+    """The seconds between the update `warmup_steps` (counted from 1; 0 is the start) and the last one."""
+    finished_s = result.steps.column("finished_s").to_numpy()
+    return (float(finished_s[warmup_steps - 1]) if warmup_steps else 0.0), float(finished_s[-1])
+
+
+def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool, str], float]:
+    """GPU-seconds within the window by (whether the lane rolls out, kind of span)."""
+    spans = result.spans
+    started_s, ended_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s"))
+    overlap_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
+    gpu_s = overlap_s * spans.column("gpus").to_numpy()
+    lanes = spans.column("lane").combine_chunks()
+    rolls = np.array([name.startswith("rollout") for name in lanes.dictionary.to_pylist()])[lanes.indices.to_numpy()]
+    kinds = spans.column("kind").combine_chunks()
+    names, codes = kinds.dictionary.to_pylist(), kinds.indices.to_numpy()
+    return {
+        (bool(rollout), name): float(gpu_s[(rolls == rollout) & (codes == code)].sum())
+        for rollout in (True, False)
+        for code, name in enumerate(names)
+    }
+
+
+def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -> dict[str, Any]:
+    """The row of a comparison.
+
+    samples_per_s             trained samples a second
+    tokens_per_s              trained tokens a second, prompt + response
+    step_s                    seconds a policy update
+    rollout_bubble            share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
+                              counted
+    train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
+    off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
+    gpu_hours_per_1k_samples  all GPUs, whatever they do
+    cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
+    """
+    start_s, end_s = window(result, warmup_steps)
+    seconds = end_s - start_s
+    steps = result.steps.slice(warmup_steps)
+    samples, prompt, response = (
+        int(steps.column(name).to_numpy().sum()) for name in ("samples", "prompt_tokens", "response_tokens")
+    )
+    gpu_s = gpu_seconds(result, start_s, end_s)
+    gpus = int(result.metadata["gpus"])
+    rollout_s = sum(v for (rolls, kind), v in gpu_s.items() if rolls and kind in ("rollout", "load_weights", "idle"))
+    train_s = sum(v for (rolls, _), v in gpu_s.items() if not rolls)
+    ages = steps.column("off_policyness_mean").to_numpy()
+    gpu_hours = gpus * seconds / 3600 / samples * 1000
+    return {
+        "system": result.metadata["label"],
+        "variant": result.metadata["variant"],
+        "gpus": gpus,
+        "samples_per_s": samples / seconds,
+        "tokens_per_s": (prompt + response) / seconds,
+        "step_s": seconds / steps.num_rows,
+        "rollout_bubble": gpu_s.get((True, "idle"), 0.0) / rollout_s,
+        "train_idle": gpu_s.get((False, "idle"), 0.0) / train_s if train_s else 0.0,
+        "off_policyness_mean": float(np.average(ages, weights=steps.column("response_tokens").to_numpy())),
+        "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),
+        "gpu_hours_per_1k_samples": gpu_hours,
+        "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour if cost_per_gpu_hour else None,
+    }

@@ -1,0 +1,243 @@
+"""Result: what happened, as four Arrow tables, and the recorder that schedules and workers write it through.
+
+Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time is a span of kind
+"idle"), and every sample that was submitted has one row in `samples` with one status. The replayer writes the same tables,
+so predicted against measured is a join.
+
+spans      lane, gpus, kind, started_s, ended_s, policy_version, tokens — kinds: rollout, load_weights, switch, log_prob,
+           train, publish, idle
+steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
+           response_tokens, off_policyness_mean (over tokens), off_policyness_max
+samples    uid, trace_step, prompt_id, sample, prompt_tokens, response_tokens, generated_tokens, started_s, finished_s,
+           worker (the last), status (trained, dropped, buffered, in_flight), trained_step
+segments   uid, worker, policy_version, tokens, started_s, ended_s
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from simrl.errors import InputError, first_line
+from simrl.rollout import Rollout
+
+TABLES = ("spans", "steps", "samples", "segments")
+METADATA_FILE = "result.json"
+
+
+class Lane(NamedTuple):
+    """A set of GPUs that do the same at every moment: a rollout worker, or the trainer."""
+
+    name: str
+    gpus: int
+
+
+class Span(NamedTuple):
+    """One lane doing one thing."""
+
+    lane: int
+    kind: str
+    started_s: float
+    ended_s: float
+    policy_version: int
+    tokens: int
+
+
+class Step(NamedTuple):
+    """One policy update."""
+
+    step: int
+    policy_version: int
+    started_s: float
+    finished_s: float
+    samples: int
+    prompt_tokens: int
+    response_tokens: int
+    off_policyness_mean: float
+    off_policyness_max: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The tables of one run (columns above) and its metadata: system, scenario, sources of trace and profile, end_s."""
+
+    spans: pa.Table
+    steps: pa.Table
+    samples: pa.Table
+    segments: pa.Table
+    metadata: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """One Parquet file a table and the metadata as JSON, into a folder that exists."""
+        for name in TABLES:
+            pq.write_table(getattr(self, name), folder / f"{name}.parquet", compression="zstd")
+        (folder / METADATA_FILE).write_text(
+            json.dumps(self.metadata, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        )
+
+
+def read_result(folder: str | Path) -> Result:
+    """Reads what `Result.write` wrote. Raises `InputError` for a folder that holds no result."""
+    folder = Path(folder)
+    try:
+        metadata = json.loads((folder / METADATA_FILE).read_text())
+        tables = {name: pq.read_table(folder / f"{name}.parquet") for name in TABLES}
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InputError(f"{folder}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
+    return Result(metadata=metadata, **tables)
+
+
+class Recorder:
+    """Collects what happens while it happens; `result` makes the tables of it."""
+
+    def __init__(self, lanes: Sequence[Lane], on_step: Callable[[int], None] | None = None) -> None:
+        self.lanes = tuple(lanes)
+        self._on_step = on_step
+        self.spans: list[Span] = []
+        self.steps: list[Step] = []
+        self._rollouts: dict[int, Rollout] = {}
+        self._trained: dict[int, int] = {}
+        self._dropped: set[int] = set()
+
+    def span(
+        self, lane: int, kind: str, started_s: float, ended_s: float, policy_version: int, tokens: int = 0
+    ) -> None:
+        self.spans.append(Span(lane, kind, started_s, ended_s, policy_version, tokens))
+
+    def stay_ended(self, rollout: Rollout) -> None:
+        """A stay on a worker is over: the rollout as it is now, done or not."""
+        self._rollouts[rollout.sample.uid] = rollout
+
+    def trained(self, step: Step, rollouts: Sequence[Rollout]) -> None:
+        """A policy update on these rollouts. A sample is trained once: a second time is a bug in the schedule."""
+        for rollout in rollouts:
+            uid = rollout.sample.uid
+            if uid in self._trained or uid in self._dropped or not rollout.done:
+                raise RuntimeError(f"sample {uid} in step {step.step} was trained or dropped before, or is unfinished")
+            self._trained[uid] = step.step
+        self.steps.append(step)
+        if self._on_step is not None:
+            self._on_step(step.step)
+
+    def dropped(self, rollouts: Sequence[Rollout]) -> None:
+        """Finished, and thrown away by a rule of the schedule."""
+        self._dropped.update(rollout.sample.uid for rollout in rollouts)
+
+    def result(self, end_s: float, metadata: dict[str, Any]) -> Result:
+        """The tables of everything up to `end_s`. Spans that reach beyond are cut there."""
+        return Result(
+            spans=self._spans_table(end_s),
+            steps=_table(Step, self.steps),
+            samples=self._samples_table(),
+            segments=self._segments_table(),
+            metadata={**metadata, "end_s": end_s},
+        )
+
+    def _spans_table(self, end_s: float) -> pa.Table:
+        by_lane: list[list[Span]] = [[] for _ in self.lanes]
+        for span in self.spans:
+            if span.started_s < end_s and span.ended_s > span.started_s:
+                by_lane[span.lane].append(span._replace(ended_s=min(span.ended_s, end_s)))
+        rows: list[Span] = []
+        for lane, spans in enumerate(by_lane):
+            clock_s = 0.0
+            for span in sorted(spans, key=lambda s: s.started_s):
+                if span.started_s < clock_s - 1e-9:
+                    raise RuntimeError(f"lane {self.lanes[lane].name}: two things at {span.started_s} s ({span.kind})")
+                if span.started_s > clock_s:
+                    rows.append(Span(lane, "idle", clock_s, span.started_s, span.policy_version, 0))
+                rows.append(span._replace(started_s=max(span.started_s, clock_s)))
+                clock_s = span.ended_s
+            if clock_s < end_s:
+                rows.append(Span(lane, "idle", clock_s, end_s, -1, 0))
+        table = _table(Span, rows)
+        lanes = [self.lanes[row.lane] for row in rows]
+        return table.set_column(0, "lane", pa.array([x.name for x in lanes]).dictionary_encode()).add_column(
+            1, "gpus", pa.array([x.gpus for x in lanes], pa.int32())
+        )
+
+    def _samples_table(self) -> pa.Table:
+        rows = []
+        for uid, rollout in sorted(self._rollouts.items(), key=itemgetter(0)):
+            sample, segments = rollout.sample, rollout.segments
+            if uid in self._trained:
+                status = "trained"
+            elif uid in self._dropped:
+                status = "dropped"
+            else:
+                status = "buffered" if rollout.done else "in_flight"
+            rows.append(
+                SampleRow(
+                    uid,
+                    sample.step,
+                    sample.prompt_id,
+                    sample.sample,
+                    sample.prompt_tokens,
+                    sample.response_tokens,
+                    rollout.tokens,
+                    segments[0].started_s if segments else None,
+                    segments[-1].ended_s if rollout.done else None,
+                    segments[-1].worker if segments else None,
+                    status,
+                    self._trained.get(uid),
+                )
+            )
+        return _table(SampleRow, rows)
+
+    def _segments_table(self) -> pa.Table:
+        rows = [
+            SegmentRow(uid, *s)
+            for uid, rollout in sorted(self._rollouts.items(), key=itemgetter(0))
+            for s in rollout.segments
+        ]
+        return _table(SegmentRow, rows)
+
+
+class SampleRow(NamedTuple):
+    """A row of `samples`."""
+
+    uid: int
+    trace_step: int
+    prompt_id: int
+    sample: int
+    prompt_tokens: int
+    response_tokens: int
+    generated_tokens: int
+    started_s: float | None
+    finished_s: float | None
+    worker: int | None
+    status: str
+    trained_step: int | None
+
+
+class SegmentRow(NamedTuple):
+    """A row of `segments`."""
+
+    uid: int
+    worker: int
+    policy_version: int
+    tokens: int
+    started_s: float
+    ended_s: float
+
+
+def _table(row_type: Any, rows: Sequence[Any]) -> pa.Table:
+    """Rows of a NamedTuple as Arrow columns; its annotations give the types."""
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.dictionary(pa.int32(), pa.string())}
+    hints = get_type_hints(row_type)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(row_type._fields)
+    arrays = {}
+    for name, values in zip(row_type._fields, columns, strict=True):
+        kind = kinds[get_args(hints[name])[0] if get_args(hints[name]) else hints[name]]
+        if pa.types.is_dictionary(kind):
+            arrays[name] = pa.array(values, pa.string()).dictionary_encode()
+        else:
+            arrays[name] = pa.array(values, kind)
+    return pa.table(arrays)

@@ -1,0 +1,47 @@
+"""Rollout: what came out of a sample, and which weights made which of its tokens. Plain records, shared by both clocks."""
+
+import math
+from typing import NamedTuple
+
+from simrl.trace import Sample
+
+
+class Segment(NamedTuple):
+    """A run of response tokens that one worker generated under one policy version."""
+
+    worker: int
+    policy_version: int
+    tokens: int
+    started_s: float
+    ended_s: float
+
+
+class Rollout(NamedTuple):
+    """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one.
+    `token_ids` where tokens are real."""
+
+    sample: Sample
+    segments: tuple[Segment, ...]
+    done: bool
+    first_token_s: float = math.nan
+    token_ids: tuple[int, ...] | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.tokens for s in self.segments)
+
+    @property
+    def started_s(self) -> float:
+        return self.segments[0].started_s
+
+    @property
+    def finished_s(self) -> float:
+        return self.segments[-1].ended_s
+
+
+class WeightLoad(NamedTuple):
+    """A worker's switch to `version`: it generated nothing between the two times."""
+
+    version: int
+    started_s: float
+    finished_s: float

@@ -1,0 +1,238 @@
+"""simulate(scenario) -> Result: checks that the scenario can exist, builds its actors, runs its pipeline.
+
+Everything that can be wrong with a scenario is found by `prepare`, before anything runs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import simpy
+
+import simrl
+from simrl.dispatch import PLACEMENTS, Dispatcher
+from simrl.engine import Limits
+from simrl.errors import InputError
+from simrl.hardware import Gpu, ModelShape, gpu, model_shape
+from simrl.pipelines import Batch, Stage
+from simrl.profile import TableProfile, read_profile
+from simrl.profilers.roofline import roofline_profile
+from simrl.result import Lane, Recorder, Result
+from simrl.scenario import Scenario
+from simrl.synthesis import synthesise
+from simrl.systems import System, make_system
+from simrl.trace import Trace, read_trace
+from simrl.trainer import SimulatedRewarder, SimulatedTrainer
+from simrl.training import TrainingCosts
+from simrl.worker import SimulatedWorker
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A scenario with everything it names, read and found to fit together."""
+
+    scenario: Scenario
+    system: System
+    model: ModelShape
+    gpu: Gpu
+    trace: Trace
+    profile: TableProfile
+    limits: Limits
+    workers: int
+    train_gpus: int
+    load_s: float
+
+    @property
+    def colocated(self) -> bool:
+        return self.system.rollout_share is None
+
+    def inputs(self) -> dict[str, Any]:
+        """What the result rests on: where each number comes from."""
+        s = self.scenario
+        return {
+            "system": self.system.name,
+            "label": self.system.label,
+            "paper": self.system.paper,
+            "variant": s.variant,
+            "gpus": s.cluster.gpus,
+            "rollout_workers": self.workers,
+            "train_gpus": self.train_gpus,
+            "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
+            "load_weights_s": self.load_s,
+            "trace": self.trace.metadata.model_dump(),
+            "trace_steps": len(self.trace.step_slices),
+            "profile": self.profile.metadata.model_dump(),
+            "scenario": s.model_dump(),
+            "simrl_version": simrl.__version__,
+        }
+
+
+def prepare(scenario: Scenario) -> Prepared:
+    """Raises `InputError` for a scenario that cannot be: GPUs that do not divide, memory that does not suffice, a trace or
+    profile that does not belong to it."""
+    cluster = scenario.cluster
+    system = make_system(scenario.system.name, scenario.system.parameters)
+    model, kind = model_shape(scenario.model), gpu(cluster.gpu)
+    if cluster.gpus % cluster.tp:
+        raise InputError(f"cluster.tp is {cluster.tp}: it does not divide the {cluster.gpus} GPUs; choose a divisor")
+    if model.heads % cluster.tp:
+        raise InputError(
+            f"cluster.tp is {cluster.tp}: it does not divide the {model.heads} attention heads of {model.name}"
+        )
+    workers, train_gpus = _split(cluster.gpus, cluster.tp, system)
+    if train_gpus % scenario.training.sequence_parallel:
+        raise InputError(
+            f"training.sequence_parallel is {scenario.training.sequence_parallel}: it does not divide {train_gpus} train GPUs"
+        )
+    trace = _trace(scenario)
+    profile = _profile(scenario, model, kind)
+    limits = _limits(scenario, model, kind, trace)
+    longest = int(trace.column("prompt_tokens").max()) + trace.metadata.cap_tokens
+    profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest)
+    costs = _costs(scenario, system, model, kind, train_gpus)
+    if costs.memory_bytes() > kind.memory_bytes:
+        raise InputError(
+            f"training: {model.name} on {train_gpus} {kind.name} needs {costs.memory_bytes() / 1e9:.0f} GB a GPU (optimizer "
+            f"states, activations of {scenario.training.tokens_per_microbatch} tokens), it has {kind.memory_bytes / 1e9:.0f}; "
+            "use more train GPUs, more sequence_parallel or fewer tokens_per_microbatch"
+        )
+    link = kind.link_bytes_per_s if system.rollout_share is None else kind.network_bytes_per_s
+    load_s = scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link
+    return Prepared(scenario, system, model, kind, trace, profile, limits, workers, train_gpus, load_s)
+
+
+def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:
+    """Runs a scenario to its last policy update. `on_step` hears of each. Raises `InputError` as `prepare` does."""
+    return simulate_prepared(prepare(scenario), on_step)
+
+
+def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None = None) -> Result:
+    """The same for a scenario that is prepared already."""
+    scenario, system, tp = prepared.scenario, prepared.system, prepared.scenario.cluster.tp
+    env = simpy.Environment()
+    lanes = [Lane(f"rollout-{i:03d}", tp) for i in range(prepared.workers)]
+    train_lanes = list(range(prepared.workers))
+    if not prepared.colocated:
+        train_lanes = [len(lanes)]
+        lanes.append(Lane("train", prepared.train_gpus))
+    recorder = Recorder(lanes, on_step)
+    tables = prepared.profile.tables
+    workers = [
+        SimulatedWorker(env, i, tables, prepared.limits, prepared.load_s, recorder) for i in range(prepared.workers)
+    ]
+    costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
+    stage = Stage(
+        env=env,
+        workers=list(workers),
+        dispatcher=Dispatcher(env, workers, PLACEMENTS[system.dispatch]),
+        trainer=SimulatedTrainer(env, costs, train_lanes, recorder),
+        rewarder=SimulatedRewarder(env, scenario.training.reward_s),
+        recorder=recorder,
+        batches=batches(prepared.trace),
+        steps=scenario.steps,
+    )
+    with _garbage_kept():
+        env.run(until=env.process(system.pipeline(stage)))
+        end_s = recorder.steps[-1].finished_s
+        for worker in workers:
+            worker.stop(end_s)
+        return recorder.result(end_s, prepared.inputs())
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """A run makes millions of small objects and hardly a reference cycle: looking for cycles takes a third of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def batches(trace: Trace) -> Iterator[Batch]:
+    """The trace's steps as lists of groups, over and over; samples are numbered as they come."""
+    uid = 0
+    while True:
+        for _, first, end in trace.step_slices:
+            samples = trace.samples(first, end, uid)
+            uid += len(samples)
+            yield [list(group) for _, group in groupby(samples, key=lambda s: s.prompt_id)]
+
+
+def _split(gpus: int, tp: int, system: System) -> tuple[int, int]:
+    """Rollout workers and train GPUs; what does not make a whole worker goes to training."""
+    if system.rollout_share is None:
+        return gpus // tp, gpus
+    workers = int(gpus * system.rollout_share + 1e-9) // tp
+    train_gpus = gpus - workers * tp
+    if workers == 0 or train_gpus == 0:
+        raise InputError(
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs at tp {tp} leaves "
+            f"{workers * tp} rollout and {train_gpus} train GPUs; both need some"
+        )
+    return workers, train_gpus
+
+
+def _trace(scenario: Scenario) -> Trace:
+    if scenario.workload.trace is not None:
+        return read_trace(scenario.workload.trace)
+    assert scenario.workload.synthetic is not None
+    return synthesise(scenario.workload.synthetic, scenario.seed)
+
+
+def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
+    config, tp = scenario.profile, scenario.cluster.tp
+    if config.roofline is not None:
+        profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
+    else:
+        assert config.path is not None
+        profile = read_profile(config.path)
+        found = (profile.metadata.model, profile.metadata.gpu, profile.metadata.tp)
+        if found != (model.name, kind.name, tp):
+            raise InputError(
+                f"{config.path}: a profile of {found[0]} on {found[1]} tp{found[2]}, the scenario has {model.name} on "
+                f"{kind.name} tp{tp}; name the profile that belongs to it"
+            )
+    return profile.with_corrections(config.forward_correction, config.between_passes_s)
+
+
+def _limits(scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace) -> Limits:
+    engine, tp = scenario.engine, scenario.cluster.tp
+    tokens = engine.kv_cache_tokens
+    if tokens is None:
+        weights = model.weight_bytes / tp
+        free = kind.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
+        kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads)
+        tokens = int(free // kv_bytes)
+        if tokens < engine.block_size:
+            raise InputError(
+                f"{model.name} at tp {tp}: weights take {weights / 1e9:.1f} GB of a {kind.name}'s "
+                f"{kind.memory_bytes / 1e9:.0f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}, less "
+                f"{engine.reserve_bytes / 1e9:.0f} GB reserve): nothing is left for the KV cache; use a larger tp or another GPU"
+            )
+    longest = int((trace.column("prompt_tokens").astype(int) + trace.column("response_tokens")).max())
+    if longest > tokens // engine.block_size * engine.block_size:
+        raise InputError(
+            f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "
+            f"tp {tp}, {kind.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
+        )
+    return Limits(engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, tokens // engine.block_size)
+
+
+def _costs(scenario: Scenario, system: System, model: ModelShape, kind: Gpu, train_gpus: int) -> TrainingCosts:
+    return TrainingCosts(
+        model=model,
+        gpu=kind,
+        gpus=train_gpus,
+        config=scenario.training,
+        minibatches=system.minibatches,
+        log_probs=system.log_probs,
+        switch=system.rollout_share is None,
+    )

@@ -1,0 +1,168 @@
+"""What a training step costs: seconds of its phases from the sequences in the batch, and the memory it needs.
+
+Invariant: time follows from work that is carried out, not from a mean: sequences are dealt to data-parallel ranks, packed
+into micro-batches on each, and a phase ends when its slowest rank does. Efficiencies are inputs (`TrainingConfig`), each
+with its source; they can be measured and are never fitted to the outcome of a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from simrl.hardware import Gpu, ModelShape
+
+Ints = NDArray[np.int64]
+
+BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
+
+
+class TrainingConfig(BaseModel):
+    """Inputs of the training model. The defaults are assumptions until they are measured on the user's cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mfu: float = Field(
+        default=0.35,
+        gt=0,
+        le=1,
+        description="model FLOPs (6 a parameter and token, attention as it is) over the data sheet's, micro-batches full; "
+        "assumed: a verl run on 4 GPUs logs 0.37, published RL benchmarks span 0.14-0.5",
+    )
+    log_prob_mfu: float = Field(default=0.35, gt=0, le=1, description="the same for a forward pass alone; assumed")
+    sequence_parallel: int = Field(default=1, gt=0, description="GPUs that share one sequence (Ulysses, Megatron TP)")
+    tokens_per_microbatch: int = Field(
+        default=32768, gt=0, description="of one data-parallel rank; AReaL §7.5 uses 32,768"
+    )
+    microbatching: Literal["dynamic", "fixed"] = Field(
+        default="dynamic",
+        description="dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: so many sequences that the longest fit",
+    )
+    reward_s: float = Field(default=0.2, ge=0, description="from the end of a response to its reward; assumed")
+    publish_s: float = Field(default=1.0, ge=0, description="gathering the new weights for the workers; assumed")
+    load_overhead_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="of a change of weights, besides the transfer: pause, bucket set-up, resume; assumed",
+    )
+    switch_s: float = Field(
+        default=4.0,
+        ge=0,
+        description="colocated: between rollout and training (sleep, offload, wake), each way; assumed",
+    )
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates; `log_probs` forward passes before them
+    (old policy, reference, AReaL's proximal policy). `switch` says that rollout runs on the same GPUs."""
+
+    model: ModelShape
+    gpu: Gpu
+    gpus: int
+    config: TrainingConfig
+    minibatches: int
+    log_probs: int
+    switch: bool
+
+    @property
+    def ranks(self) -> int:
+        return self.gpus // self.config.sequence_parallel
+
+    def phases(self, sequences: Sequence[tuple[int, int]]) -> list[tuple[str, float]]:
+        """(kind, seconds) in order, for a batch of (prompt_tokens, response_tokens)."""
+        lengths = np.array([prompt + response for prompt, response in sequences], dtype=np.int64)
+        phases = [("switch", self.config.switch_s)] if self.switch else []
+        if self.log_probs:
+            phases.append(("log_prob", self.log_probs * self.pass_s(lengths, 1, self.config.log_prob_mfu)))
+        train_s = sum(
+            self.pass_s(part, 3, self.config.mfu) for part in np.array_split(lengths, self.minibatches) if part.size
+        )
+        phases.append(("train", train_s))
+        phases.append(("switch", self.config.switch_s) if self.switch else ("publish", self.config.publish_s))
+        return phases
+
+    def pass_s(self, lengths: Ints, passes: int, mfu: float) -> float:
+        """Seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward one.
+
+        A micro-batch takes its arithmetic or the gathering of the sharded weights (FSDP: once for each of forward and
+        backward, and the gradients reduced once), whichever is longer.
+        """
+        rate = self.gpu.bf16_flops * mfu * self.config.sequence_parallel
+        sharded = 1.0 - 1.0 / self.gpus
+        gather_s = passes * self.model.weight_bytes * sharded / self.gpu.network_bytes_per_s if self.gpus > 1 else 0.0
+        budget = max(self.config.tokens_per_microbatch, int(lengths.max()))
+        busy_s = np.zeros(self.ranks)
+        rank_of = deal(lengths, longest_first(lengths), self.ranks)
+        for rank in range(self.ranks):
+            for microbatch in self.microbatches(lengths[rank_of == rank], budget):
+                flops = passes * self.model.forward_flops(float(microbatch.sum()), float((microbatch**2).sum()) / 2)
+                busy_s[rank] += max(flops / rate, gather_s)
+        return float(busy_s.max())
+
+    def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
+        """The sequences of one rank, packed so that no micro-batch exceeds the budget."""
+        if self.config.microbatching == "fixed":
+            each = max(1, budget_tokens // int(lengths.max())) if lengths.size else 1
+            return [lengths[i : i + each] for i in range(0, lengths.size, each)]
+        bins = pack(lengths, longest_first(lengths), budget_tokens)
+        return [lengths[bins == b] for b in range(int(bins.max()) + 1)] if lengths.size else []
+
+    def memory_bytes(self) -> float:
+        """Per GPU: sharded states, gathered weights of one layer, checkpointed activations of one micro-batch, one layer's
+        working set, logits in chunks of 4,096 tokens (as the frameworks' fused log-prob kernels keep them)."""
+        m, tokens = self.model, self.config.tokens_per_microbatch / self.config.sequence_parallel
+        states = BYTES_PER_PARAMETER * m.parameters / self.gpus
+        layer = 2 * 2 * m.layer_parameters
+        checkpoints = 2 * m.layers * m.hidden * tokens
+        working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate)
+        logits = 6 * m.vocab * min(tokens, 4096)
+        return states + layer + checkpoints + working + logits
+
+
+def longest_first(lengths: Ints) -> Ints:
+    """Indices by falling length; equal ones keep their order."""
+    return np.argsort(-lengths, kind="stable")
+
+
+@njit(cache=True)
+def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
+    """The rank of each sequence: in `order`, each to the rank with the fewest tokens so far."""
+    rank_of = np.empty(lengths.size, dtype=np.int64)
+    load = np.zeros(ranks, dtype=np.int64)
+    for i in order:
+        rank = 0
+        for other in range(1, ranks):
+            if load[other] < load[rank]:
+                rank = other
+        rank_of[i] = rank
+        load[rank] += lengths[i]
+    return rank_of
+
+
+@njit(cache=True)
+def pack(lengths: Ints, order: Ints, budget_tokens: int) -> Ints:
+    """The micro-batch of each sequence (AReaL Algorithm 1): in `order`, into the fitting one with the fewest sequences;
+    a new one where none fits."""
+    bin_of = np.empty(lengths.size, dtype=np.int64)
+    tokens = np.zeros(lengths.size, dtype=np.int64)
+    count = np.zeros(lengths.size, dtype=np.int64)
+    bins = 0
+    for i in order:
+        best = -1
+        for b in range(bins):
+            if tokens[b] + lengths[i] <= budget_tokens and (best < 0 or count[b] < count[best]):
+                best = b
+        if best < 0:
+            best = bins
+            bins += 1
+        bin_of[i] = best
+        tokens[best] += lengths[i]
+        count[best] += 1
+    return bin_of

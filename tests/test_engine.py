@@ -1,0 +1,177 @@
+"""The compiled engine against the slow reference, and the rules of vLLM V1 that both follow."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_engine import ReferenceEngine
+
+from simrl.engine import Engine, Limits
+from simrl.errors import InputError
+from simrl.profile import Tables
+
+SEQUENCES = np.array([0.0, 1, 2, 8, 64])
+KV = np.array([0.0, 16, 64, 256, 1024])
+CHUNKS = np.array([0.0, 1, 8, 64, 512])
+
+
+def tables(between_passes_s: float = 1e-3) -> Tables:
+    """Grids in which every argument of a pass matters, prefill and decode not merely adding up."""
+    chunk, context, sequences, kv = np.meshgrid(CHUNKS, KV, SEQUENCES, KV, indexing="ij")
+    attention = 1e-7 * chunk * (context + chunk) + 3e-7 * sequences * kv + 1e-9 * chunk * sequences * np.sqrt(kv + 1)
+    return Tables(
+        dense_tokens=np.array([1.0, 16, 64, 512]),
+        dense_s=np.array([0.005, 0.006, 0.009, 0.04]),
+        sampled_sequences=np.array([1.0, 8, 64]),
+        sampled_s=np.array([0.001, 0.0015, 0.004]),
+        prefill_tokens=CHUNKS,
+        prefill_kv_tokens=KV,
+        decode_sequences=SEQUENCES,
+        decode_kv_tokens=KV,
+        attention_s=attention,
+        between_passes_s=between_passes_s,
+    )
+
+
+TABLES = tables()
+
+requests = st.tuples(st.integers(1, 90), st.integers(1, 120), st.integers(0, 60)).map(
+    lambda r: (r[0], r[1], min(r[2], r[1] - 1))
+)
+commands = st.lists(
+    st.tuples(
+        st.floats(0, 0.6),  # seconds since the command before
+        st.one_of(
+            st.lists(requests, min_size=1, max_size=5).map(lambda r: ("submit", r)),
+            st.integers(0, 30).map(lambda i: ("abort", i)),
+            st.sampled_from([0.0, 0.02, 0.3]).map(lambda s: ("load", s)),
+            st.booleans().map(lambda on: ("admit", on)),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+limits = st.builds(
+    Limits,
+    max_num_seqs=st.integers(1, 12),
+    max_num_batched_tokens=st.sampled_from([3, 16, 50, 512]),
+    block_size=st.sampled_from([1, 4, 16]),
+    kv_blocks=st.integers(210, 600),
+).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(limits, commands)
+def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands):
+    engine, reference = Engine(TABLES, limits), ReferenceEngine(TABLES, limits)
+    slots, ended_s, first_s, clock = {}, {}, {}, 0.0
+    requests = []
+
+    def note(ended):
+        by_slot = {slot: i for i, slot in slots.items()}
+        for slot, time_s in ended:
+            ended_s[by_slot[slot]] = time_s
+            first_s[by_slot[slot]] = engine.first_token_s(slot)
+            del slots[by_slot[slot]]
+
+    def follow(until_s):
+        """As a worker does: look ahead, take every end that comes before the next command."""
+        while engine.next_end_s() < np.inf and engine.next_end_s() <= until_s:
+            note(engine.take_next_end())
+
+    for wait_s, (what, argument) in commands:
+        clock += wait_s
+        follow(clock)
+        note(engine.settle(clock))
+        reference.settle(clock)
+        if what == "submit":
+            for request in argument:
+                slots[len(requests)] = engine.submit(*request)
+                requests.append(reference.submit(*request))
+        elif what == "abort" and argument in slots:
+            tokens = engine.abort(slots.pop(argument))
+            assert tokens == requests[argument].generated
+            reference.abort(requests[argument])
+        elif what == "load":
+            engine.recompute_running()
+            engine.now_s += argument
+            reference.recompute_running()
+            reference.now_s += argument
+        elif what == "admit":
+            engine.admitting = reference.admitting = argument
+        assert engine.now_s == pytest.approx(reference.now_s, rel=1e-9)
+        assert (engine.running, engine.waiting) == (len(reference.running), len(reference.waiting))
+    engine.admitting = reference.admitting = True
+    follow(float("inf"))
+    while reference.busy:
+        reference.iterate()
+
+    done = [i for i, r in enumerate(requests) if r.generated == r.response]
+    assert sorted(ended_s) == done
+    np.testing.assert_allclose([ended_s[i] for i in done], [requests[i].ended_s for i in done], rtol=1e-9)
+    np.testing.assert_allclose([first_s[i] for i in done], [requests[i].first_token_s for i in done], rtol=1e-9)
+    assert (engine.totals["passes"], engine.totals["preemptions"]) == (reference.passes, reference.preemptions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(limits, st.lists(requests, min_size=1, max_size=40))
+def test_running_to_the_end_at_once_gives_the_times_of_running_end_by_end(limits, requests):
+    at_once, by_end = Engine(TABLES, limits), Engine(TABLES, limits)
+    slots = [at_once.submit(*r) for r in requests]
+    assert slots == [by_end.submit(*r) for r in requests]
+    ended_s = {}
+    while by_end.next_end_s() < np.inf:
+        ended_s.update(by_end.take_next_end())
+    all_s = at_once.run_until_idle()
+    assert {s: all_s[s] for s in slots} == ended_s
+    assert at_once.totals == by_end.totals
+    assert at_once.totals["generated_tokens"] == sum(r[1] - r[2] for r in requests)
+
+
+def test_a_request_whose_cache_does_not_fit_is_preempted_and_still_ends():
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, kv_blocks=30)
+    engine = Engine(TABLES, limits)
+    for _ in range(3):
+        engine.submit(20, 60)
+    ended_s = engine.run_until_idle()
+    assert np.isfinite(ended_s[np.isfinite(ended_s)]).sum() == 3
+    assert engine.totals["preemptions"] > 0
+    assert engine.totals["generated_tokens"] == 180
+    assert engine.totals["prefill_tokens"] > 60  # what was preempted was computed again
+
+
+def test_a_sample_longer_than_the_kv_cache_is_refused_with_the_sizes():
+    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    with pytest.raises(InputError, match=r"20 \+ 101 tokens never fits the KV cache of 120 tokens"):
+        engine.submit(20, 101)
+
+
+def test_looking_ahead_changes_nothing():
+    limits = Limits(4, 64, 4, 100)
+    looked, plain = Engine(TABLES, limits), Engine(TABLES, limits)
+    for engine in (looked, plain):
+        engine.submit(10, 50)
+        engine.submit(30, 20)
+    looked.next_end_s()
+    looked.next_end_s()
+    assert looked.settle(0.1) == plain.settle(0.1)
+    assert (looked.now_s, looked.totals) == (plain.now_s, plain.totals)
+
+
+def test_a_command_reaches_a_busy_engine_strictly_after_its_time_and_an_idle_one_at_once():
+    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    engine.settle(2.0)
+    assert engine.now_s == 2.0
+    engine.submit(10, 50)
+    engine.settle(2.0)
+    boundary_s = engine.now_s
+    assert boundary_s > 2.0
+    engine.settle(boundary_s)
+    assert engine.now_s > boundary_s
+
+
+def test_requests_are_admitted_first_come_first_served():
+    engine = Engine(TABLES, Limits(1, 64, 4, 100))
+    first, second = engine.submit(10, 5), engine.submit(10, 1)
+    ended_s = engine.run_until_idle()
+    assert ended_s[first] < ended_s[second]

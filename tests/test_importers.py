@@ -1,0 +1,698 @@
+"""Importers of text, tables and dumps; slime's pickles have a file of their own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simrl.errors import InputError
+from simrl.importers.areal import import_areal
+from simrl.importers.lengths import lengths_with
+from simrl.importers.tabular import import_csv, import_jsonl
+from simrl.importers.tokens import TokenCounter, token_counter
+from simrl.importers.trl import import_trl
+from simrl.importers.verl import import_verl, read_verl_metrics, trace_from_verl_metrics
+from simrl.trace import read_trace, write_trace
+
+BY_CHARACTER = token_counter(chars_per_token=1)
+
+
+def write_jsonl(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def refused(call, *parts: str) -> str:
+    """The one-line message of the InputError that `call` must raise, checked to hold every part."""
+    with pytest.raises(InputError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+    return message
+
+
+# Counting tokens
+
+
+def test_text_is_never_counted_without_a_stated_way():
+    refused(token_counter, "tokenizer.json", "chars_per_token")
+    refused(lambda: token_counter("tokenizer.json", 4.0), "both")
+    refused(lambda: token_counter(chars_per_token=0), "0")
+    refused(lambda: token_counter(chars_per_token=float("nan")), "nan")
+
+
+def test_an_estimate_says_so_and_gives_text_at_least_one_token():
+    counter = token_counter(chars_per_token=3.2)
+    assert counter.tokenizer == "estimated: 3.2 characters a token"
+    assert [c.tokens for c in counter.count(["", "a", "a" * 32])] == [0, 1, 10]
+    assert counter.count(["a"])[0].ids is None
+
+
+def test_a_missing_tokenizer_file_is_named(tmp_path):
+    refused(lambda: token_counter(tmp_path), str(tmp_path / "tokenizer.json"))
+
+
+def test_a_missing_tokenizers_package_names_its_remedy(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    refused(lambda: token_counter(tmp_path), "pip install tokenizers")
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path) -> Path:
+    tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 7, "b": 9}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.enable_truncation(2)
+    words.enable_padding(length=5)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_tokenizer_counts_whole_texts_and_its_ids_are_kept(tmp_path, tokenizer_folder):
+    counter = token_counter(tokenizer_folder)
+    assert counter.tokenizer.startswith("model/tokenizer.json, sha256 ")
+    dump = write_jsonl(tmp_path / "1.jsonl", {"step": 1, "input": "a b", "output": "b a b a", "gts": "", "score": 1})
+    trace = import_verl(dump, counter)
+    assert trace.column("prompt_tokens").tolist() == [2]
+    assert trace.table.column("response_ids").to_pylist() == [[9, 7, 9, 7]]
+    write_trace(trace, tmp_path / "t.parquet")
+    assert read_trace(tmp_path / "t.parquet").table.equals(trace.table)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tokenizer_folder):
+    (tokenizer_folder / "tokenizer.json").write_text('{"version": "1.0"')
+    refused(lambda: token_counter(tokenizer_folder), "not a tokenizer.json")
+
+
+# verl: samples
+
+
+def rollout(step: int, prompt: str, response: str, score: float | None = 0.0, **extra: object) -> dict[str, object]:
+    return {"input": prompt, "output": response, "gts": "42", "score": score, "step": step, **extra}
+
+
+def test_verl_rows_with_one_input_are_a_group_and_epochs_count_earlier_steps(tmp_path):
+    write_jsonl(tmp_path / "10.jsonl", rollout(10, "p", "xxxx"), rollout(10, "q", "x", request_id="r"))
+    write_jsonl(
+        tmp_path / "2.jsonl", rollout(2, "p", "xx", 1.0), rollout(2, "q", "xxx", -1), rollout(2, "p", "x", None)
+    )
+    trace = import_verl(tmp_path, BY_CHARACTER)
+    frame = trace.table.to_pandas()
+    assert frame["step"].tolist() == [2, 2, 2, 10, 10]
+    assert frame["prompt_id"].tolist() == [0, 0, 1, 0, 1]  # in order of first appearance, steps as numbers
+    assert frame["sample"].tolist() == [0, 1, 0, 0, 0]
+    assert frame["epoch"].tolist() == [0, 0, 0, 1, 1]
+    assert frame["response_tokens"].tolist() == [2, 1, 3, 4, 1]
+    assert trace.table.column("reward").to_pylist() == [1.0, None, -1.0, 0.0, 0.0]
+
+
+def test_metadata_tells_source_tokenizer_cap_and_no_machine_path(tmp_path):
+    write_jsonl(tmp_path / "run7" / "1.jsonl", rollout(1, "p", "xx"))
+    metadata = import_verl(tmp_path / "run7", BY_CHARACTER).metadata
+    assert metadata.kind == "imported"
+    assert metadata.source == "verl rollout dump run7"
+    assert metadata.licence == "unknown"
+    assert metadata.tokenizer == "estimated: 1 characters a token"
+    assert metadata.cap_tokens == 2
+    assert "largest response, 2 tokens, stands for it" in metadata.notes
+    assert str(tmp_path) not in metadata.model_dump_json()
+    told = import_verl(tmp_path / "run7", BY_CHARACTER, cap_tokens=9, licence="MIT", name="mine").metadata
+    assert (told.cap_tokens, told.licence, told.name) == (9, "MIT", "mine")
+    assert "stands for it" not in told.notes
+
+
+def test_empty_responses_are_left_out_and_counted_in_the_notes(tmp_path):
+    dump = write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", ""), rollout(1, "p", "xx"), rollout(1, "p", ""))
+    trace = import_verl(dump, BY_CHARACTER)
+    assert len(trace) == 1
+    assert "2 empty responses were left out (the first: 1.jsonl: line 1)" in trace.metadata.notes
+    write_jsonl(dump, rollout(1, "p", ""))
+    refused(lambda: import_verl(dump, BY_CHARACTER), "all 1 responses are empty")
+
+
+def test_a_response_over_the_cap_is_refused_by_its_line(tmp_path):
+    dump = write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "x"), rollout(1, "p", "xxxx"))
+    refused(lambda: import_verl(dump, BY_CHARACTER, cap_tokens=3), "1.jsonl: line 2", "4 tokens", "cap of 3")
+    refused(lambda: import_verl(dump, BY_CHARACTER, cap_tokens=0), "cap_tokens is 0")
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        ({"input": "p", "step": 1, "score": 0}, ["no field 'output'", "input, step, score"]),
+        (rollout(1, "p", "x") | {"output": ["x"]}, ["field 'output' is ['x']", "text"]),
+        (rollout(1, "p", "x") | {"step": "one"}, ["field 'step' is 'one'", "whole number"]),
+        (rollout(1, "p", "x") | {"step": 1.5}, ["field 'step' is 1.5"]),
+        (rollout(1, "p", "x") | {"step": True}, ["field 'step' is True"]),
+        (rollout(1, "p", "x") | {"step": -1}, ["field 'step' is -1"]),
+        (rollout(1, "p", "x") | {"score": "good"}, ["field 'score' is 'good'", "finite number"]),
+        (rollout(1, "p", "x") | {"score": float("nan")}, ["field 'score' is nan"]),
+        (rollout(1, "p", "x") | {"score": 10**400}, ["field 'score' is 1000"]),
+        (rollout(1, "", "x"), ["prompt has 0 tokens"]),
+        (rollout(1, "p", "\ud800"), ["field 'output'", "surrogate"]),
+        ([1, 2], ["[1, 2] is not a JSON object"]),
+    ],
+)
+def test_verl_rows_of_the_wrong_form_are_refused_by_line_and_field(tmp_path, row, parts):
+    dump = write_jsonl(tmp_path / "1.jsonl", rollout(1, "q", "x"), row)
+    refused(lambda: import_verl(dump, BY_CHARACTER), f"{dump}: line 2", *parts)
+
+
+@pytest.mark.parametrize(
+    ("raw", "parts"),
+    [
+        (b"", ["1.jsonl", "empty"]),
+        (b"\n\n", ["1.jsonl", "empty"]),
+        (b'{"step": 1, "input": "p", "out', ["line 1", "broken JSON", "cut off"]),
+        (b'{"step": 1, "input": "\xff"}\n', ["line 1", "0xff is not UTF-8"]),
+        (b"[" * 100_000, ["line 1", "broken JSON"]),
+        (b'{"step": ' + b"9" * 5000 + b"}", ["line 1", "broken JSON"]),
+    ],
+    ids=["empty", "blank", "cut", "latin-1", "deep", "huge"],
+)
+def test_files_that_are_not_whole_json_lines_are_refused(tmp_path, raw, parts):
+    dump = tmp_path / "1.jsonl"
+    dump.write_bytes(raw)
+    refused(lambda: import_verl(dump, BY_CHARACTER), *parts)
+
+
+def test_a_folder_without_samples_and_a_path_without_anything_are_refused(tmp_path):
+    refused(lambda: import_verl(tmp_path, BY_CHARACTER), str(tmp_path), "rollout_data_dir", "generations")
+    refused(lambda: import_verl(tmp_path / "none", BY_CHARACTER), "no such file or folder")
+
+
+def table(*rows: list[object], slots: int = 1) -> dict[str, object]:
+    names = [f"{kind}_{k}" for k in range(1, slots + 1) for kind in ("input", "output", "score")]
+    return {"columns": ["step", *names], "data": list(rows)}
+
+
+def test_the_largest_wandb_table_of_a_run_is_read_and_equal_prompts_of_a_step_are_a_group(tmp_path):
+    folder = tmp_path / "run" / "media" / "table" / "val"
+    first = [0, "p", "xx", 0.5, "q", "x", 0, "p", "xxx", 1]
+    write_jsonl(folder / "generations_0_aa.table.json", table(first, slots=3))
+    write_jsonl(folder / "generations_5_bb.table.json", table(first, [5, *first[1:]], slots=3))
+    write_jsonl(folder / "other_9_cc.table.json", {"columns": [], "data": []})
+    trace = import_verl(tmp_path / "run", BY_CHARACTER)
+    frame = trace.table.to_pandas()
+    assert frame[["step", "prompt_id", "sample", "epoch", "response_tokens"]].to_numpy().tolist() == [
+        [0, 0, 0, 0, 2],
+        [0, 0, 1, 0, 3],
+        [0, 1, 0, 0, 1],
+        [5, 0, 0, 1, 2],
+        [5, 0, 1, 1, 3],
+        [5, 1, 0, 1, 1],
+    ]
+    assert trace.metadata.source == "verl wandb table generations_5_bb.table.json"
+    assert "Validation generations" in trace.metadata.notes
+    assert "text of tools and of later turns in it counts as response tokens" in trace.metadata.notes
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (table([0, "p", None, 0]), ["data row 0", "field 'output_1' is empty"]),
+        (table([0, "p", "x"]), ["data row 0", "4 values"]),
+        (table([0, "p", "x", 0], [0, "p", "x", 0]), ["data row 1", "step 0 occurs twice"]),
+        (table([0], slots=0), ["no column 'input_1'"]),
+        ({"columns": ["step", "input_1"], "data": [[0, "p"]]}, ["data row 0", "no field 'output_1'"]),
+        ({"rows": []}, ["keys rows", "'columns' and 'data'"]),
+        (table(), ["no rows"]),
+    ],
+)
+def test_wandb_tables_of_the_wrong_form_are_refused(tmp_path, content, parts):
+    file = write_jsonl(tmp_path / "generations.table.json", content)
+    refused(lambda: import_verl(file, BY_CHARACTER), *parts)
+
+
+def test_a_truncated_wandb_table_is_refused(tmp_path):
+    file = write_jsonl(tmp_path / "generations.table.json", table([0, "p", "x", 0]))
+    file.write_text(file.read_text()[:-20])
+    refused(lambda: import_verl(file, BY_CHARACTER), "generations.table.json: broken JSON")
+
+
+def test_the_real_verl_run_has_sixteen_checkpoints_of_twenty_slots_and_seventeen_prompts(shared_data):
+    run = shared_data / "verl_run" / "do7bl4gg"
+    trace = import_verl(run, token_counter(chars_per_token=3.2), licence="Apache-2.0")
+    raw = json.loads((run / "val_generations.table.json").read_text())
+    frame = trace.table.to_pandas()
+    assert frame.groupby("step").size().tolist() == [20] * 16
+    assert sorted(frame["step"].unique()) == list(range(0, 151, 10))
+    assert frame["prompt_id"].nunique() == 17
+    assert (frame["epoch"] == frame["step"] // 10).all()
+    assert frame.groupby(["step", "prompt_id"]).size().value_counts().to_dict() == {1: 14 * 16, 2: 3 * 16}
+    texts = [row[i] for row in raw["data"] for i in range(2, 61, 3)]
+    assert sorted(frame["response_tokens"]) == sorted(max(1, round(len(text) / 3.2)) for text in texts)
+    scores = [row[i] for row in raw["data"] for i in range(3, 61, 3)]
+    assert frame["reward"].sum() == pytest.approx(sum(scores), rel=1e-5)
+    assert "277 of 320 responses hold <tool_response>" in trace.metadata.notes
+
+
+# verl: step metrics
+
+
+def test_console_metrics_are_read_out_of_other_output(tmp_path):
+    log = tmp_path / "output.log"
+    log.write_text(
+        "Training Progress:   0%|          | 0/9 [00:00<?]\r(TaskRunner pid=7) step:1 - timing_s/gen:np.float64(2.5)"
+        " - num_turns/min:np.int32(2) - lr:1e-06 - a/b@2:-3\n"
+        "timestep:9 - not a metric\nvalidation done\n"
+        "step:2 - timing_s/gen:4 - kl:nan\nstep:1 - timing_s/gen:3.5\n"
+    )
+    metrics = read_verl_metrics(log)
+    assert metrics["step"].tolist() == [1, 2]
+    assert metrics["timing_s/gen"].tolist() == [3.5, 4.0]  # the resumed run's step 1
+    assert metrics.loc[0, ["num_turns/min", "lr", "a/b@2"]].tolist() == [2.0, 1e-6, -3.0]
+    assert np.isnan(metrics["kl"]).all()
+
+
+def test_a_console_line_that_was_cut_off_loses_only_its_last_entry(tmp_path):
+    log = tmp_path / "output.log"
+    cut = "step:1 - a:1 - b:" + "2" * 5000
+    log.write_text(cut[:4096] + "\nstep:2 - a:1 - b:np.float64(0.0\nstep:3 - a:1 - b:77")
+    metrics = read_verl_metrics(log)
+    assert metrics["a"].tolist() == [1.0, 1.0, 1.0]
+    assert "b" not in metrics.columns
+
+
+def test_the_file_loggers_metrics_are_read(tmp_path):
+    log = write_jsonl(
+        tmp_path / "m.jsonl",
+        {"step": 3, "data": {"timing_s/gen": 1, "note": "text"}, "elapsed_seconds": 5.5},
+        {"step": 1, "data": {"timing_s/gen": 2.5}},
+    )
+    metrics = read_verl_metrics(log)
+    assert metrics.columns.tolist() == ["step", "timing_s/gen"]
+    assert metrics.to_numpy().tolist() == [[1, 2.5], [3, 1]]
+
+
+def test_metrics_that_are_none_are_refused(tmp_path):
+    log = tmp_path / "output.log"
+    log.write_text("nothing here\n")
+    refused(lambda: read_verl_metrics(log), "output.log", "step:N")
+    log.write_text("step:1 - a:1 - b:(x) - c:2\n")
+    refused(lambda: read_verl_metrics(log), "line 1", "'b:(x)'")
+    refused(
+        lambda: read_verl_metrics(write_jsonl(tmp_path / "m.jsonl", {"step": 1, "data": 3})), "line 1", "'data' is 3"
+    )
+    refused(lambda: read_verl_metrics(tmp_path), "is a folder")
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.booleans())
+def test_lengths_have_the_statistics_they_are_asked_for(lengths, clipped):
+    at_high = lengths.count(max(lengths)) if clipped else None
+    made = lengths_with(sum(lengths), len(lengths), min(lengths), max(lengths), at_high)
+    assert len(made) == len(lengths)
+    assert (made.sum(), made.min(), made.max()) == (sum(lengths), min(lengths), max(lengths))
+    assert at_high is None or (made == max(lengths)).sum() == at_high
+
+
+def test_lengths_that_cannot_be_are_refused():
+    for total, count, low, high, at_high in [
+        (5, 2, 1, 3, None),
+        (10, 2, 1, 3, None),
+        (6, 2, 1, 5, 2),
+        (3, 3, 0, 2, None),
+    ]:
+        with pytest.raises(ValueError):
+            lengths_with(total, count, low, high, at_high)
+
+
+def step_metrics(**changes: float) -> pd.DataFrame:
+    """Two steps of two prompts with three samples each; the second has one response at the cap of 100."""
+    frame = pd.DataFrame(
+        {
+            "step": [4, 5],
+            "training/epoch": [0, 1],
+            "response_length/mean": [30.0, 50.0],
+            "response_length/max": [60.0, 100.0],
+            "response_length/min": [10.0, 20.0],
+            "response_length/clip_ratio": [0.0, 1 / 6],
+            "prompt_length/mean": [7.0, 8.0],
+            "prompt_length/max": [8.0, 8.0],
+            "prompt_length/min": [6.0, 8.0],
+            "perf/total_num_tokens": [6 * 37.0, 6 * 58.0],
+        }
+    )
+    for key, value in changes.items():
+        frame.loc[1, key.replace("__", "/")] = value
+    return frame
+
+
+def test_a_trace_from_metrics_has_groups_and_epochs_and_says_what_is_synthetic():
+    trace = trace_from_verl_metrics(step_metrics(), group=3, seed=1)
+    frame = trace.table.to_pandas()
+    assert frame.groupby("step")["response_tokens"].agg(["sum", "min", "max", "size"]).to_numpy().tolist() == [
+        [180, 10, 60, 6],
+        [300, 20, 100, 6],
+    ]
+    assert frame.groupby(["step", "prompt_id"])["prompt_tokens"].agg(["min", "max"]).to_numpy().tolist() in (
+        [[6, 6], [8, 8], [8, 8], [8, 8]],
+        [[8, 8], [6, 6], [8, 8], [8, 8]],
+    )
+    assert frame["sample"].tolist() == [0, 1, 2] * 4
+    assert frame["epoch"].tolist() == [0] * 6 + [1] * 6
+    assert frame["prompt_id"].tolist() == [0, 0, 0, 1, 1, 1] * 2  # the next epoch's first step: the same prompts
+    assert (frame["finish_reason"] == "length").sum() == 1
+    assert trace.metadata.kind == "synthetic"
+    assert trace.metadata.cap_tokens == 100
+    assert "From the run" in trace.metadata.notes
+    assert "Assumed: the shape between" in trace.metadata.notes
+
+
+def test_a_trace_from_metrics_depends_on_the_seed_alone():
+    one, again, other = (trace_from_verl_metrics(step_metrics(), group=3, seed=seed).table for seed in (1, 1, 2))
+    assert one.equals(again)
+    assert not one.equals(other)
+
+
+def test_metrics_that_contradict_themselves_are_refused_by_step():
+    def of(metrics: pd.DataFrame, group: int = 3, cap: int | None = None):
+        return lambda: trace_from_verl_metrics(metrics, group, 0, cap_tokens=cap)
+
+    refused(of(step_metrics(), group=4), "step 4", "6 samples", "groups of 4")
+    refused(of(step_metrics(), group=0), "group is 0")
+    refused(of(step_metrics(response_length__max=40.0)), "step 4", "60", "cap of 40")
+    refused(of(step_metrics(response_length__min=90.0)), "step 5", "contradict")
+    refused(of(step_metrics(response_length__min=0.0)), "step 5", "aborted or empty")
+    refused(of(step_metrics(perf__total_num_tokens=300.0)), "step 5", "no whole number of samples")
+    refused(of(step_metrics(response_length__max=float("inf"))), "step 5", "response_length/max is inf")
+    refused(of(step_metrics(response_length__clip_ratio=1.5)), "step 5", "clip_ratio is 1.5", "from 0 to 1")
+    refused(of(step_metrics(response_length__clip_ratio=0.0)), "cap_tokens")
+    refused(of(step_metrics().drop(columns="prompt_length/min")), "no column 'prompt_length/min'")
+    refused(of(step_metrics().assign(**{"prompt_length/min": np.nan})), "none of the 2 steps")
+    assert len(of(step_metrics(response_length__clip_ratio=0.0), cap=200)()) == 12
+
+
+def test_the_metrics_of_the_real_run_come_back_from_its_synthetic_trace(shared_data):
+    metrics = read_verl_metrics(shared_data / "verl_run" / "do7bl4gg" / "output.log").set_index("step", drop=False)
+    assert metrics["step"].tolist() == list(range(160))
+    assert metrics.loc[1, "response_length/mean"] == 1032.611328125
+    assert metrics.loc[1, "num_turns/max"] == 16
+    assert metrics.loc[1, "timing_s/agent_loop/tool_calls/mean"] == 0.48963867582824605
+    assert np.isnan(metrics.loc[0, "timing_s/gen"])  # validation before training
+
+    trace = trace_from_verl_metrics(metrics[metrics["step"] < 40], group=16, seed=0)
+    frame = trace.table.to_pandas()
+    assert sorted(frame["step"].unique()) == [s for s in range(1, 40) if s % 10]  # wandb cut the lines with validation
+    assert "steps [0, 10, 20, 30]" in trace.metadata.notes
+    assert trace.metadata.cap_tokens == 8096
+    assert (frame.groupby(["step", "prompt_id"]).size() == 16).all()
+    for step, rows in frame.groupby("step"):
+        logged = metrics.loc[step]
+        assert len(rows) == 512
+        assert rows["response_tokens"].mean() == pytest.approx(logged["response_length/mean"], abs=1e-3)
+        assert rows["response_tokens"].max() == logged["response_length/max"]
+        assert rows["response_tokens"].min() == logged["response_length/min"]
+        assert (rows["response_tokens"] == 8096).mean() == logged["response_length/clip_ratio"]
+        assert rows["prompt_tokens"].mean() == pytest.approx(logged["prompt_length/mean"], abs=1e-3)
+        total = rows["response_tokens"].sum() + rows["prompt_tokens"].sum()
+        assert total == logged["perf/total_num_tokens"]
+
+
+# CSV and JSON Lines
+
+SERVING = {"prompt_tokens": "in", "response_tokens": "out"}
+
+
+def test_a_serving_trace_is_imported_when_told_and_says_its_lengths_are_short(tmp_path):
+    file = tmp_path / "azure.csv"
+    file.write_text("arrival,in,out\n0.5,374,44\n0.7,396,109\n0.9,12,0\n")
+    trace = import_csv(file, SERVING, step=0, ungrouped=True)
+    assert trace.column("prompt_id").tolist() == [0, 1]
+    assert trace.column("response_tokens").tolist() == [44, 109]
+    assert "far shorter than those of reasoning rollouts" in trace.metadata.notes
+    assert "1 empty responses were left out" in trace.metadata.notes
+    assert trace.metadata.tokenizer == "the source's own (lengths are from column 'out')"
+    refused(lambda: import_csv(file, SERVING, ungrouped=True), "no column for step", "arrival, in, out", "step=0")
+    refused(lambda: import_csv(file, SERVING, step=0), "no column for prompt_id", "ungrouped")
+
+
+def test_csv_columns_of_our_names_need_no_mapping_and_samples_are_numbered(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("step,prompt_id,prompt_tokens,n,score\n0,x,5,3,1\n0,y,6,4,\n0,x,5,2,0.5\n3,y,6,9,0\n")
+    trace = import_csv(file, {"response_tokens": "n", "reward": "score"}, cap_tokens=10, tokenizer="Qwen2.5")
+    frame = trace.table.to_pandas()
+    assert frame[["step", "prompt_id", "sample", "epoch", "response_tokens"]].to_numpy().tolist() == [
+        [0, 0, 0, 0, 3],
+        [0, 0, 1, 0, 2],
+        [0, 1, 0, 0, 4],
+        [3, 1, 0, 1, 9],
+    ]
+    assert trace.table.column("reward").to_pylist() == [1.0, 0.5, None, 0.0]
+    assert trace.metadata.tokenizer == "Qwen2.5"
+    assert trace.metadata.notes == ""
+    assert import_csv(file, {"response_tokens": "n"}, epoch=7).column("epoch").tolist() == [7] * 4
+
+
+def test_csv_text_with_line_breaks_is_counted(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text('\ufeffstep,prompt,response\n0,"Why, then?","be\ncause"\n0,"Why, then?",so\n', encoding="utf-8")
+    trace = import_csv(file, counter=BY_CHARACTER)
+    assert trace.column("prompt_tokens").tolist() == [10, 10]
+    assert trace.column("response_tokens").tolist() == [8, 2]
+    assert trace.metadata.tokenizer == "estimated: 1 characters a token"
+    refused(lambda: import_csv(file), "column 'response' is text to count")
+
+
+@pytest.mark.parametrize(
+    ("raw", "parts"),
+    [
+        (b"", ["empty"]),
+        (b"arrival,in,out\n", ["no rows"]),
+        (b"arrival,in,in\n1,2,3\n", ["column 'in' occurs twice"]),
+        (b"arrival,in,out\n1,2,3\n4,5\n", ["row #3", "expected 3 columns, got 2"]),
+        (b"arrival,in,out\n1,2,3\n4,5,six\n", ["row 3", "field 'out' is 'six'"]),
+        (b"arrival,in,out\n1,2,\n", ["row 2", "field 'out' is empty"]),
+        (b"arrival,in,out\n1,2,1.5\n", ["row 2", "field 'out' is 1.5"]),
+        (b"arrival,in,out\n1,0,3\n", ["row 2", "field 'in' is 0"]),
+        (b"arrival,in,out\n1,2,-3\n", ["row 2", "field 'out' is -3"]),
+        (b"arrival,in,out\n1,2,99999999999\n", ["row 2", "field 'out' is 99999999999"]),
+        (b"arrival,in,out\n1,\xff,3\n", ["utf8"]),
+        (b"arriv\xe9e,in,out\n1,2,3\n", ["row 1", "UTF-8"]),
+        (b"arrival,in\n1,2\n", ["no column 'out' for response_tokens"]),
+    ],
+)
+def test_csv_of_the_wrong_form_is_refused_by_row_and_column(tmp_path, raw, parts):
+    file = tmp_path / "t.csv"
+    file.write_bytes(raw)
+    message = refused(lambda: import_csv(file, SERVING, step=0, ungrouped=True))
+    for part in parts:
+        assert part.lower() in message.lower()
+
+
+def test_mappings_that_make_no_sense_are_refused(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("s,p,in,out,answer\n0,1,2,3,text\n")
+    full = {**SERVING, "step": "s", "prompt_id": "p"}
+    refused(lambda: import_csv(file, {"length": "out"}), "'length' is not a column of a trace", "response_tokens")
+    refused(lambda: import_csv(file, full, step=0), "step is both mapped and given")
+    refused(lambda: import_csv(file, full, ungrouped=True), "ungrouped")
+    refused(lambda: import_csv(file, {**full, "response": "answer"}, BY_CHARACTER), "both mapped")
+    refused(lambda: import_csv(file, {**full, "prompt_tokens": "none"}), "no column 'none' for prompt_tokens")
+    refused(
+        lambda: import_csv(file, {"step": "s", "prompt_id": "p", "response_tokens": "out"}),
+        "no column for prompt_tokens",
+    )
+    refused(
+        lambda: import_csv(file, {"step": "s", "prompt_id": "p", "prompt_tokens": "in"}),
+        "no column for response_tokens",
+    )
+    assert len(import_csv(file, full)) == 1
+
+
+def test_jsonl_columns_are_mapped_and_ids_give_the_length(tmp_path):
+    file = write_jsonl(
+        tmp_path / "t.jsonl",
+        {"it": 1, "q": "why", "ids": [4, 5, 6], "ok": True, "end": "stop", "wait": 0.5, "version": 2},
+        {"it": 1, "q": "why", "ids": [7], "ok": None, "end": None, "wait": 0, "version": 3},
+    )
+    names = {"step": "it", "prompt": "q", "response_ids": "ids", "reward": "ok"}
+    names |= {"finish_reason": "end", "environment_s": "wait", "policy_version": "version"}
+    trace = import_jsonl(file, names, BY_CHARACTER)
+    assert trace.column("response_tokens").tolist() == [3, 1]
+    assert trace.table.column("response_ids").to_pylist() == [[4, 5, 6], [7]]
+    assert trace.table.column("reward").to_pylist() == [1.0, None]
+    assert trace.table.column("finish_reason").to_pylist() == ["stop", None]
+    assert trace.column("policy_version").tolist() == [2, 3]
+    assert trace.metadata.tokenizer == "the source's own (lengths are from column 'ids')"
+    assert "Prompt lengths were counted: estimated: 1 characters a token." in trace.metadata.notes
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"response_ids": [1, "2"]}, "field 'response_ids' is [1, '2']"),
+        ({"response_ids": [1, 2, 3]}, "3 response_ids for 2 response_tokens"),
+        ({"finish_reason": "eos"}, "field 'finish_reason' is 'eos'; it must be one of stop, length, abort"),
+        ({"environment_s": -1}, "field 'environment_s' is -1"),
+        ({"prompt_id": 1.5}, "field 'prompt_id' is 1.5"),
+        ({"prompt_tokens": None}, "field 'prompt_tokens' is empty"),
+    ],
+)
+def test_jsonl_values_of_the_wrong_type_are_refused_by_line_and_field(tmp_path, change, part):
+    row = {"step": 0, "prompt_id": "p", "prompt_tokens": 1, "response_tokens": 2, "response_ids": [1, 2]}
+    row |= {"finish_reason": "stop", "environment_s": 0}
+    file = write_jsonl(tmp_path / "t.jsonl", row, row | change)
+    refused(lambda: import_jsonl(file), f"{file}: line 2", part)
+
+
+def test_a_jsonl_field_that_a_later_line_lacks_is_named(tmp_path):
+    file = write_jsonl(
+        tmp_path / "t.jsonl", {"step": 0, "prompt_id": 1, "prompt_tokens": 1, "response_tokens": 2}, {"step": 0}
+    )
+    refused(lambda: import_jsonl(file), "line 2", "no field 'response_tokens' (it has step)")
+
+
+def test_real_samples_of_a_trained_model_are_groups_of_three(shared_data, tmp_path):
+    raw = json.loads((shared_data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text())
+    problems = [p for category in raw["categories"] for data in category["datasets"] for p in data["results"]]
+    rows = [{"q": p["question"], **c} for p in problems for c in p["completions"]]
+    file = write_jsonl(tmp_path / "samples.jsonl", *rows)
+    names = {"prompt": "q", "response": "full_model_response", "reward": "score"}
+    frame = import_jsonl(file, names, token_counter(chars_per_token=3), step=0).table.to_pandas()
+    questions = pd.Series([p["question"] for p in problems]).value_counts()
+    assert len(frame) == 1800
+    assert frame["prompt_id"].nunique() == len(questions)
+    assert sorted(frame.groupby("prompt_id").size()) == sorted(3 * questions)
+    assert frame["reward"].sum() == pytest.approx(sum(row["score"] for row in rows), rel=1e-5)
+
+
+# TRL
+
+
+def completions(folder: Path, step: int, **columns: list[object]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = len(columns["prompt"])
+    file = folder / f"completions_{step:05d}.parquet"
+    pd.DataFrame({"step": [step] * rows, **columns, "advantage": [0.5] * rows}).to_parquet(file)
+    return file
+
+
+def test_trl_completions_are_grouped_by_prompt_and_step(tmp_path):
+    folder = tmp_path / "out" / "completions"
+    completions(folder, 5, prompt=["p", "p", "q"], completion=["x", "xx", "xxx"], accuracy=[1.0, float("nan"), 0.0])
+    completions(folder, 10, prompt=["q", "q"], completion=["x", ""], accuracy=[1.0, 1.0])
+    trace = import_trl(tmp_path / "out", BY_CHARACTER)
+    frame = trace.table.to_pandas()
+    assert frame[["step", "prompt_id", "sample", "epoch", "response_tokens"]].to_numpy().tolist() == [
+        [5, 0, 0, 0, 1],
+        [5, 0, 1, 0, 2],
+        [5, 1, 0, 0, 3],
+        [10, 1, 0, 1, 1],
+    ]
+    assert trace.table.column("reward").to_pylist() == [1.0, None, 0.0, 1.0]
+    assert "1 empty responses" in trace.metadata.notes
+    assert len(import_trl(folder / "completions_00010.parquet", BY_CHARACTER)) == 1
+
+
+def test_a_generation_batch_that_trl_logs_again_counts_once(tmp_path):
+    for step, answer in enumerate(["x", "x", "xx", "x"], start=1):
+        completions(tmp_path, step, prompt=["p", "p"], completion=[answer, "y"], r=[1, 0])
+    trace = import_trl(tmp_path, BY_CHARACTER)
+    assert trace.column("step").tolist() == [1, 1, 3, 3, 4, 4]
+    assert "1 files repeat the generation batch" in trace.metadata.notes
+
+
+def test_several_trl_reward_columns_must_be_named(tmp_path):
+    completions(tmp_path, 1, prompt=["p", "p"], completion=["x", "y"], right=[1.0, 1.0], form=[0.5, float("nan")])
+    refused(lambda: import_trl(tmp_path, BY_CHARACTER), "right, form", "reward_columns")
+    refused(lambda: import_trl(tmp_path, BY_CHARACTER, reward_columns=["r"]), "no column of numbers 'r'")
+    both = import_trl(tmp_path, BY_CHARACTER, reward_columns=["right", "form"])
+    assert both.column("reward").tolist() == [1.5, 1.0]
+    assert "reward" not in import_trl(tmp_path, BY_CHARACTER, reward_columns=()).table.column_names
+
+
+def test_trl_files_of_the_wrong_form_are_refused(tmp_path):
+    refused(lambda: import_trl(tmp_path, BY_CHARACTER), str(tmp_path), "log_completions")
+    file = completions(tmp_path, 1, prompt=["p"], completion=[None], r=[1])
+    refused(lambda: import_trl(file, BY_CHARACTER), "row 0", "field 'completion' is empty")
+    pq.write_table(pa.table({"step": [1], "prompt": ["p"], "text": ["x"]}), file)
+    refused(lambda: import_trl(file, BY_CHARACTER), "no column 'completion' (it has step, prompt, text)")
+    messages = pa.array([[{"role": "user", "content": "p"}]])
+    pq.write_table(pa.table({"step": [1], "prompt": messages, "completion": ["x"]}), file)
+    refused(lambda: import_trl(file, BY_CHARACTER), "row 0", "field 'prompt'", "must be text")
+    file.write_bytes(file.read_bytes()[:-30])
+    refused(lambda: import_trl(file, BY_CHARACTER), "cannot be read as Parquet", "is it whole?")
+
+
+# AReaL
+
+
+def trajectory(prompt: str, seqlen: int, head: int = 3, tail: int = 3, **extra: object) -> dict[str, object]:
+    record = {
+        "task_id": 7,
+        "sample_idx": 0,
+        "seqlen": seqlen,
+        "prompt_len": 10,
+        "head_version": head,
+        "tail_version": tail,
+    }
+    return {**record, "version_rle": [[head, 1]], "reward": 1.0, "prompt": prompt, "completion": "text", **extra}
+
+
+def test_areal_lengths_and_versions_are_its_own(tmp_path):
+    rollouts = tmp_path / "trial" / "rollout"
+    write_jsonl(rollouts / "10" / "12.jsonl", trajectory("p", 40, 9, 10), trajectory("p", 30, 10, 10))
+    write_jsonl(rollouts / "3" / "7.jsonl", trajectory("p", 15), trajectory("p", 20, 2, 3, reward=-0.5))
+    write_jsonl(rollouts / "3" / "8.jsonl", trajectory("q", 12, -1, -1), trajectory("q", 10))
+    trace = import_areal(rollouts, cap_tokens=100)
+    frame = trace.table.to_pandas()
+    assert frame[["step", "prompt_id", "sample", "epoch", "prompt_tokens", "response_tokens"]].to_numpy().tolist() == [
+        [3, 0, 0, 0, 10, 5],
+        [3, 0, 1, 0, 10, 10],
+        [3, 1, 0, 0, 10, 2],
+        [10, 0, 0, 1, 10, 30],
+        [10, 0, 1, 1, 10, 20],
+    ]
+    assert trace.table.column("policy_version").to_pylist() == [3, 2, None, 9, 10]
+    assert frame["reward"].tolist() == [1.0, -0.5, 1.0, 1.0, 1.0]
+    assert "1 empty responses were left out (the first: 8.jsonl: line 2)" in trace.metadata.notes
+    assert len(import_areal(rollouts / "3")) == 3
+    assert len(import_areal(rollouts / "10" / "12.jsonl")) == 2
+
+
+def test_areal_context_between_turns_is_counted_in_the_notes(tmp_path):
+    parts = [("prompt", 10), ("gen", 5), ("context", 7), ("gen", 8)]
+    segments = [{"role": role, "len": tokens, "text": ""} for role, tokens in parts]
+    file = write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 30, segments=segments))
+    assert "7 of 20 response tokens are context between turns" in import_areal(file).metadata.notes
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"seqlen": 9}, "seqlen is 9, below prompt_len 10"),
+        ({"seqlen": "9"}, "field 'seqlen' is '9'"),
+        ({"prompt_len": 0}, "field 'prompt_len' is 0"),
+        ({"head_version": 4}, "head_version 4, tail_version 3 in folder 3"),
+        ({"tail_version": 5}, "tail_version 5 in folder 3"),
+        ({"reward": "high"}, "field 'reward' is 'high'"),
+        ({"segments": [3]}, "field 'segments' is [3]"),
+    ],
+)
+def test_areal_records_that_contradict_themselves_are_refused(tmp_path, change, part):
+    file = write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 30), trajectory("p", 30) | change)
+    refused(lambda: import_areal(file), "7.jsonl: line 2", part)
+
+
+def test_areal_files_outside_a_version_folder_are_refused(tmp_path):
+    refused(lambda: import_areal(tmp_path), "no .jsonl in place of {version}/{task_id}.jsonl")
+    file = write_jsonl(tmp_path / "rollout" / "7.jsonl", trajectory("p", 30))
+    refused(lambda: import_areal(file), "rollout/7.jsonl in place of {version}/{task_id}.jsonl")
+    refused(lambda: import_areal(tmp_path), "rollout/7.jsonl")
+
+
+def test_a_counter_is_plain_data():
+    assert TokenCounter("estimated: 4 characters a token", 4.0) == token_counter(chars_per_token=4.0)

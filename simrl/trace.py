@@ -41,7 +41,7 @@ OPTIONAL = {
     "finish_reason": pa.dictionary(pa.int8(), pa.string()),
     "policy_version": pa.int32(),
     "environment_s": pa.float32(),
-    "response_ids": pa.list_(pa.int32()),
+    "response_ids": pa.list_(pa.field("element", pa.int32())),  # as Parquet names it
 }
 FINISH_REASONS = ("stop", "length", "abort")
 

@@ -10,7 +10,7 @@ The model: the log length of a response is
     location(step) + sigma * (√prompt_share * prompt effect(epoch) + √(1 - prompt_share) * response effect)
 
 with standard normal effects; a prompt's effect follows an AR(1) process from epoch to epoch. Lengths are then cut to
-[1, cap_tokens], and each step's location is solved so that the mean *after* the cut is the one asked for.
+[1, cap_tokens] and rounded, and each step's location is solved so that the mean *after* the cut is the one asked for.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.errors import InputError
 from simrl.interpolation import interpolate, interpolate_row, locate
-from simrl.profile import PackedTables, Tables, pack_tables, pass_s, unpack_tables
+from simrl.profile import Tables, pack_tables, pass_s, unpack_tables
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -71,6 +71,20 @@ class EngineConfig(BaseModel):
 @njit(cache=True)
 def _blocks(tokens: int, block_size: int) -> int:
     return (tokens + block_size - 1) // block_size
+
+
+@njit(cache=True)
+def enqueue(slots: Ints, times: Floats, counters: Ints, slot: int, prompt: int, response: int, generated: int) -> None:
+    """A request joins the end of the queue, without a cache."""
+    slots[PROMPT, slot] = prompt
+    slots[RESPONSE, slot] = response
+    slots[GENERATED, slot] = generated
+    slots[COMPUTED, slot] = 0
+    slots[SCHEDULED, slot] = 0
+    times[FIRST_TOKEN, slot] = np.nan
+    times[LAST_TOKEN, slot] = np.nan
+    slots[WAITING, (counters[WAITING_HEAD] + counters[N_WAITING]) % slots.shape[1]] = slot
+    counters[N_WAITING] += 1
 
 
 @njit(cache=True)
@@ -287,17 +301,20 @@ def run(
     times: Floats,
     counters: Ints,
     now_s: float,
-    packed: PackedTables,
-    limits: Limits,
+    table_lengths: Ints,
+    table_values: Floats,
+    attention_s: Floats,
+    bounds: Ints,
     until_s: float,
     to_first_end: bool,
 ) -> float:
     """Passes until the first boundary after `until_s`, an end of a response (if `to_first_end`) or nothing to do.
 
     Returns the boundary reached. The requests that ended in the last pass are in `slots[ENDED]`; `times` has when each
-    ended, so a run without `to_first_end` loses none.
+    ended, so a run without `to_first_end` loses none. Tables and limits come as plain arrays (`pack_tables`, `Limits`).
     """
-    tables = unpack_tables(packed)
+    tables = unpack_tables(table_lengths, table_values, attention_s)
+    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
     counters[N_ENDED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         passes = _stretch_length(slots, counters, limits)
@@ -318,6 +335,7 @@ class Engine:
 
     def __init__(self, tables: Tables, limits: Limits) -> None:
         self._tables = pack_tables(tables)
+        self._bounds = np.array(limits, dtype=np.int64)
         self.limits = limits
         self.now_s = 0.0
         self._free_slots: list[int] = []
@@ -330,11 +348,11 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return int(self._counters[N_RUNNING])
+        return self._counters.item(N_RUNNING)
 
     @property
     def waiting(self) -> int:
-        return int(self._counters[N_WAITING])
+        return self._counters.item(N_WAITING)
 
     @property
     def busy(self) -> bool:
@@ -343,7 +361,7 @@ class Engine:
 
     @property
     def admitting(self) -> bool:
-        return bool(self._counters[ADMITTING])
+        return self._counters.item(ADMITTING) == 1
 
     @admitting.setter
     def admitting(self, value: bool) -> None:
@@ -351,7 +369,7 @@ class Engine:
 
     @property
     def generated_total(self) -> int:
-        return int(self._counters[GENERATED_TOTAL])
+        return self._counters.item(GENERATED_TOTAL)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -370,11 +388,7 @@ class Engine:
         if not self._free_slots:
             self._grow(2 * self._slots.shape[1])
         slot = self._free_slots.pop()
-        self._slots[: SCHEDULED + 1, slot] = (prompt_tokens, response_tokens, generated_tokens, 0, 0)
-        self._times[:, slot] = np.nan
-        position = (self._counters[WAITING_HEAD] + self._counters[N_WAITING]) % self._slots.shape[1]
-        self._slots[WAITING, position] = slot
-        self._counters[N_WAITING] += 1
+        enqueue(self._slots, self._times, self._counters, slot, prompt_tokens, response_tokens, generated_tokens)
         return slot
 
     def abort(self, slot: int) -> int:
@@ -389,11 +403,11 @@ class Engine:
             _preempt_last(self._slots, self._counters, self.limits.block_size)
 
     def generated_tokens(self, slot: int) -> int:
-        return int(self._slots[GENERATED, slot])
+        return self._slots.item(GENERATED, slot)
 
     def first_token_s(self, slot: int) -> float:
         """When the first token of a request came; of an ended one until its slot is used again."""
-        return float(self._times[FIRST_TOKEN, slot])
+        return self._times.item(FIRST_TOKEN, slot)
 
     def settle(self, time_s: float) -> list[tuple[int, float]]:
         """Runs to the first boundary strictly after `time_s`; an idle engine is moved to `time_s`.
@@ -417,7 +431,7 @@ class Engine:
             return np.inf
         self._ahead = (self._slots.copy(), self._counters.copy())
         self._ahead_s = self._run(*self._ahead, np.inf, True)
-        return self._ahead_s if self._ahead[1][N_ENDED] else np.inf
+        return self._ahead_s if self._ahead[1].item(N_ENDED) else np.inf
 
     def take_next_end(self) -> list[tuple[int, float]]:
         """Moves to the boundary that `next_end_s` found, and returns the requests that ended there, with its time."""
@@ -431,10 +445,12 @@ class Engine:
         return self._times[LAST_TOKEN].copy()
 
     def _run(self, slots: Ints, counters: Ints, until_s: float, to_first_end: bool) -> float:
-        return float(run(slots, self._times, counters, self.now_s, self._tables, self.limits, until_s, to_first_end))
+        tables = self._tables
+        now_s: float = run(slots, self._times, counters, self.now_s, *tables, self._bounds, until_s, to_first_end)
+        return now_s
 
     def _ended(self, slots: Ints, counters: Ints) -> list[int]:
-        ended: list[int] = slots[ENDED, : counters[N_ENDED]].tolist()
+        ended: list[int] = slots[ENDED, : counters.item(N_ENDED)].tolist()
         self._free_slots.extend(ended)
         return ended
 

@@ -41,7 +41,7 @@ def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
     if event.callbacks is None:
         call(event)
     else:
-        event.callbacks.append(call)
+        event.callbacks.append(call)  # type: ignore[arg-type]  # what it returns is not looked at
 
 
 def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -> None:

@@ -66,28 +66,22 @@ class Tables(NamedTuple):
     between_passes_s: float
 
 
-class PackedTables(NamedTuple):
-    """`Tables` in two arrays, which cost less to hand to compiled code at every call: `unpack_tables` undoes it."""
+def pack_tables(tables: Tables) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """`Tables` as three arrays, which are cheaper to hand to compiled code at every call: `unpack_tables` undoes it.
 
-    lengths: NDArray[np.int64]
-    values: Floats
-    attention_s: Floats
-
-
-def pack_tables(tables: Tables) -> PackedTables:
-    """`lengths` has the lengths of the one-dimensional fields of `Tables`, whose `values` follow one another."""
+    The lengths of the one-dimensional fields; their values one after the other, then the pause; and `attention_s`.
+    """
     arrays = tables[:8]
     lengths = np.array([a.size for a in arrays], dtype=np.int64)
-    return PackedTables(lengths, np.concatenate([*arrays, [tables.between_passes_s]]), tables.attention_s)
+    return lengths, np.concatenate([*arrays, [tables.between_passes_s]]), tables.attention_s
 
 
 @njit(cache=True)
-def unpack_tables(packed: PackedTables) -> Tables:
+def unpack_tables(lengths: NDArray[np.int64], v: Floats, attention_s: Floats) -> Tables:
     """Views, no copies."""
-    v = packed.values
     a = np.zeros(9, dtype=np.int64)
     for i in range(8):
-        a[i + 1] = a[i] + packed.lengths[i]
+        a[i + 1] = a[i] + lengths[i]
     return Tables(
         v[a[0] : a[1]],
         v[a[1] : a[2]],
@@ -97,7 +91,7 @@ def unpack_tables(packed: PackedTables) -> Tables:
         v[a[5] : a[6]],
         v[a[6] : a[7]],
         v[a[7] : a[8]],
-        packed.attention_s,
+        attention_s,
         v[a[8]],
     )
 

@@ -110,15 +110,24 @@ class Scenario(_Model):
         return self
 
 
-def load_scenarios(path: str | Path, overrides: Sequence[str] = ()) -> list[Scenario]:
+def load_scenarios(path: str | Path, overrides: Sequence[str] = (), system: str | None = None) -> list[Scenario]:
     """Every combination of the file's `vary` and `systems`, in the file's order, after the `key=value` overrides.
 
-    An override of a key that the file varies wins over the variation. Raises `InputError` naming file, key and value.
+    An override of a key that the file varies wins over the variation. With `system`, the file's systems are left aside
+    for that one, and overrides that are no key of a scenario are its parameters. Raises `InputError` naming file, key and
+    value.
     """
     path = Path(path)
     config = _read(path)
-    given = _overrides(overrides)
-    config = _merge(config, given, path)
+    if system is not None:
+        own = [
+            item for item in overrides if item.split("=", 1)[0].split(".")[0] not in (*Scenario.model_fields, "vary")
+        ]
+        overrides = [item for item in overrides if item not in own]
+        parameters = OmegaConf.to_container(_overrides(own))
+        assert isinstance(parameters, dict)
+        config["systems"] = [{"name": system, **parameters}]
+    config = _merge(config, _overrides(overrides), path)
     systems = config.pop("systems", None)
     variations = config.pop("vary", None) or [{}]
     if OmegaConf.is_config(systems):
@@ -217,4 +226,5 @@ def _known_keys(place: tuple[Any, ...]) -> str:
             t for t in (kind, *getattr(kind, "__args__", ())) if isinstance(t, type) and issubclass(t, BaseModel)
         )
     names = [name for name in model.model_fields if not (model is Scenario and name in ("system", "variant"))]
-    return f"{'.'.join(map(str, place)) or 'a scenario'} has {', '.join([*names, 'systems', 'vary'] if model is Scenario else names)}"
+    names += ["systems", "vary"] if model is Scenario else []
+    return f"{'.'.join(map(str, place)) or 'a scenario'} has {', '.join(names)}"

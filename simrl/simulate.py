@@ -215,7 +215,8 @@ def _limits(scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace) -> L
             raise InputError(
                 f"{model.name} at tp {tp}: weights take {weights / 1e9:.1f} GB of a {kind.name}'s "
                 f"{kind.memory_bytes / 1e9:.0f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}, less "
-                f"{engine.reserve_bytes / 1e9:.0f} GB reserve): nothing is left for the KV cache; use a larger tp or another GPU"
+                f"{engine.reserve_bytes / 1e9:.0f} GB reserve): "
+                "nothing is left for the KV cache; use a larger tp or another GPU"
             )
     longest = int((trace.column("prompt_tokens").astype(int) + trace.column("response_tokens")).max())
     if longest > tokens // engine.block_size * engine.block_size:

@@ -1,9 +1,9 @@
 """AReaL (arXiv 2505.24298): generation never waits for training; staleness is bounded where groups are admitted.
 
 Admission (§5.1, and the code's capacity): with B groups a step, i the current version and N_r the groups submitted so far
-and not dropped, floor((N_r - 1) / B) ≤ i + η, and no more than `max_concurrent` groups at once. The oldest finished groups train
-first, each once. On an update, running requests are interrupted, load the weights, recompute their KV cache and go on, so a
-response may carry segments of several versions. The bound is on counts: a straggler can still be trained staler than η.
+and not dropped, floor((N_r - 1) / B) ≤ i + η, and no more than `max_concurrent` groups at once. The oldest finished groups
+train first, each once. On an update, running requests are interrupted, load the weights, recompute their KV cache and go on,
+so a response may carry segments of several versions. The bound is on counts: a straggler can still be trained staler than η.
 """
 
 from collections import deque

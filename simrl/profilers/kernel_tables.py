@@ -53,8 +53,9 @@ def compose_kernel_tables(
 ) -> TableProfile:
     """The profile of `shape` from a folder `tp<N>` (dense.csv, per_sequence.csv, attention.csv; µs) and its meta.yaml.
 
-    `link` joins the ranks and is needed where `tp` > 1: two all-reduces a layer and one for the embedding, as LLMServingSim
-    counts them; `gather_logits` adds the gathering of the vocabulary-parallel logits, which vLLM does and LLMServingSim leaves out. The pause `between_passes_s` is not in the tables: measure it.
+    `link` joins the ranks and is needed where `tp` > 1: two all-reduces a layer and one for the embedding, as
+    LLMServingSim counts them; `gather_logits` adds the gathering of the vocabulary-parallel logits, which vLLM does and
+    LLMServingSim leaves out. The pause `between_passes_s` is not in the tables: measure it.
     Attention is read on the grid that meta.yaml declares; rows beside it (a finer sweep that is no full grid) are left
     out, as are numbers of decoding sequences that were never measured beside a prefill chunk. Raises `InputError` for
     missing rows, holes in that grid, and tables of another model or tensor-parallel size.

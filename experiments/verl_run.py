@@ -1,0 +1,201 @@
+"""The real verl run in, its own times beside the simulated ones out. See verl_run.md for what it says.
+
+    python experiments/verl_run.py ../shared/data [--json]
+
+Reads the console log of verl_run/do7bl4gg, makes the trace that verl_run.yaml names, computes the two training efficiencies
+from the first 20 logged steps, and simulates verl colocated on two GPUs that could have been it. Generation is first predicted
+from data sheets alone; then one correction of the forward pass is calibrated on the first 20 steps, too. Errors after calibration
+are of the later steps, which nothing is fitted to (lengths grow fivefold in them).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from simrl.errors import InputError
+from simrl.importers.verl import read_verl_metrics, trace_from_verl_metrics
+from simrl.palette import BLACK, BLUE, ORANGE
+from simrl.result import Result
+from simrl.scenario import ProfileConfig, Scenario, load_scenarios
+from simrl.simulate import prepare, simulate
+from simrl.trace import Trace, write_trace
+from simrl.training import TrainingCosts
+
+HERE = Path(__file__).parent
+TRACE = HERE.parent / "results" / "verl_run.parquet"
+SCENARIO = HERE / "verl_run.yaml"
+CALIBRATION_STEPS = 20
+GPUS = ("a100", "h100")
+
+
+def logged_steps(log: Path) -> pd.DataFrame:
+    """The steps of the log that have everything that is compared, in order."""
+    metrics = read_verl_metrics(log)
+    needed = ["response_length/mean", "timing_s/gen", "timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"]
+    return metrics.dropna(subset=needed).reset_index(drop=True)
+
+
+def training_s(trace: Trace, log_probs: int, costs: TrainingCosts) -> NDArray[np.float64]:
+    """Simulated (log-prob, update) seconds of each step, shape (steps, 2)."""
+    lengths = trace.column("prompt_tokens").astype(np.int64) + trace.column("response_tokens")
+    rows = []
+    for _, first, end in trace.step_slices:
+        step = lengths[first:end]
+        log_prob_s = log_probs * costs.pass_s(step, 1, costs.config.log_prob_mfu)
+        rows.append((log_prob_s, costs.pass_s(step, 3, costs.config.mfu)))
+    return np.array(rows)
+
+
+def generation_s(result: Result) -> NDArray[np.float64]:
+    """Seconds of each step's rollout: from its first request's start to its last one's end."""
+    spans = result.spans.to_pandas()
+    rollout = spans[spans["kind"] == "rollout"].groupby("policy_version")
+    return (rollout["ended_s"].max() - rollout["started_s"].min()).to_numpy()
+
+
+def mape(simulated: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
+    return float(np.mean(np.abs(simulated / measured - 1)))
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="the folder with verl_run/")],
+    picture: Annotated[Path, typer.Option(help="where to draw measured beside simulated times")] = HERE
+    / "verl_run_times.png",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")] = False,
+) -> None:
+    try:
+        log = data / "verl_run" / "do7bl4gg" / "output.log"
+        steps = logged_steps(log)
+        trace = trace_from_verl_metrics(read_verl_metrics(log), 16, 0, name="verl_run", licence="Apache-2.0")
+        write_trace(trace, TRACE)
+        rows, lines = compare_times(trace, steps)
+    except InputError as error:
+        print(f"verl_run: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    draw(steps, lines, picture)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(
+        "GPU",
+        "data sheet alone:\ngeneration",
+        "forward\ncorrection",
+        "mfu",
+        "log-prob\nmfu",
+        "generation",
+        "training",
+        "step",
+    )
+    for row in rows:
+        table.add_row(
+            str(row["gpu"]),
+            f"{row['uncorrected_generation_mean_err']:+.1%}",
+            f"{row['forward_correction']:.2f}",
+            f"{row['mfu']:.3f}",
+            f"{row['log_prob_mfu']:.3f}",
+            f"{row['generation_mean_err']:+.1%} ({row['generation_mape']:.1%})",
+            f"{row['training_mean_err']:+.1%} ({row['training_mape']:.1%})",
+            f"{row['step_mean_err']:+.1%} ({row['step_mape']:.1%})",
+        )
+    Console().print(table)
+    print(
+        f"The corrections are those of steps 1-{CALIBRATION_STEPS}; the last three columns are of the steps after them:"
+    )
+    print(f"error of the mean (mean absolute error a step). Drawn in {picture}")
+
+
+def compare_times(trace: Trace, steps: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, NDArray[np.float64]]]:
+    """A row of errors for each GPU that could have been it, and the simulated generation seconds by GPU."""
+    measured_gen_s = steps["timing_s/gen"].to_numpy()
+    measured_s = np.stack(
+        [steps["timing_s/old_log_prob"] + steps["timing_s/ref"], steps["timing_s/update_actor"]], axis=1
+    )
+    rows, lines = [], {}
+    for gpu in GPUS:
+        scenario = load_scenarios(SCENARIO, [f"cluster.gpu={gpu}"])[0]
+        prepared = prepare(scenario)
+        log_probs = prepared.system.log_probs
+        full = scenario.training.model_copy(update={"mfu": 1.0, "log_prob_mfu": 1.0})
+        at_peak_s = training_s(trace, log_probs, _costs(prepared, full))
+        first = slice(0, CALIBRATION_STEPS)
+        log_prob_mfu, mfu = at_peak_s[first].sum(axis=0) / measured_s[first].sum(axis=0)
+        config = scenario.training.model_copy(update={"mfu": float(mfu), "log_prob_mfu": float(log_prob_mfu)})
+        train_s = training_s(trace, log_probs, _costs(prepared, config)).sum(axis=1)
+        raw_s = generation_s(simulate(scenario.model_copy(update={"profile": _corrected(scenario, 1.0)})))
+        correction = calibrate_forward(scenario, measured_gen_s)
+        gen_s = generation_s(simulate(scenario.model_copy(update={"profile": _corrected(scenario, correction)})))
+        held_out = slice(CALIBRATION_STEPS, None)
+        step_s, measured_step_s = gen_s + train_s, measured_gen_s + measured_s.sum(axis=1)
+        lines[gpu] = raw_s
+        lines[f"{gpu} corrected"] = gen_s
+        rows.append(
+            {
+                "gpu": gpu,
+                "mfu": float(mfu),
+                "log_prob_mfu": float(log_prob_mfu),
+                "uncorrected_generation_mean_err": float(raw_s.mean() / measured_gen_s.mean() - 1),
+                "forward_correction": correction,
+                "generation_mean_err": float(gen_s[held_out].mean() / measured_gen_s[held_out].mean() - 1),
+                "generation_mape": mape(gen_s[held_out], measured_gen_s[held_out]),
+                "training_mean_err": float(train_s[held_out].mean() / measured_s.sum(axis=1)[held_out].mean() - 1),
+                "training_mape": mape(train_s[held_out], measured_s.sum(axis=1)[held_out]),
+                "step_mean_err": float(step_s[held_out].mean() / measured_step_s[held_out].mean() - 1),
+                "step_mape": mape(step_s[held_out], measured_step_s[held_out]),
+            }
+        )
+        lines[f"{gpu} training"] = train_s
+    lines["measured training"] = measured_s.sum(axis=1)
+    return rows, lines
+
+
+def calibrate_forward(scenario: Scenario, measured_gen_s: NDArray[np.float64]) -> float:
+    """The factor on every forward pass at which the first steps' generation takes as long as it did."""
+    first = scenario.model_copy(update={"steps": CALIBRATION_STEPS, "warmup_steps": 0})
+    correction = 1.0
+    for _ in range(4):  # all but the pause between passes grows with it, so this settles at once
+        simulated_s = generation_s(simulate(first.model_copy(update={"profile": _corrected(scenario, correction)})))
+        correction *= float(measured_gen_s[:CALIBRATION_STEPS].sum() / simulated_s.sum())
+    return correction
+
+
+def _corrected(scenario: Scenario, correction: float) -> ProfileConfig:
+    return scenario.profile.model_copy(update={"forward_correction": correction})
+
+
+def _costs(prepared: Any, config: Any) -> TrainingCosts:
+    return TrainingCosts(
+        prepared.model, prepared.gpu, prepared.train_gpus, config, minibatches=1, log_probs=1, switch=True
+    )
+
+
+def draw(steps: pd.DataFrame, lines: dict[str, NDArray[np.float64]], picture: Path) -> None:
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    x = steps["step"].to_numpy()
+    left.plot(x, steps["timing_s/gen"], ".", color=BLACK, markersize=4, label="measured (tool calls included)")
+    gpu = GPUS[0]
+    left.plot(x, lines[gpu], color=ORANGE, linewidth=1, label=f"simulated, {gpu} data sheet alone")
+    left.plot(x, lines[f"{gpu} corrected"], color=BLUE, linewidth=1, label="simulated, calibrated on the shaded steps")
+    left.set(title="Generation", xlabel="step", ylabel="s", ylim=(0, None))
+    right.plot(x, lines["measured training"], ".", color=BLACK, markersize=4, label="measured")
+    right.plot(x, lines[f"{gpu} training"], color=BLUE, linewidth=1, label="simulated, calibrated on the shaded steps")
+    right.set(title="Log-probs (teacher's included) and update", xlabel="step", ylim=(0, None))
+    for axes in (left, right):
+        axes.axvspan(x[0], x[CALIBRATION_STEPS - 1], color="0.9")
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    FigureCanvasAgg(figure).print_png(picture)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,8 +1,14 @@
 """What several test files share."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from simrl.result import Result
+from simrl.scenario import Scenario
+from simrl.simulate import simulate
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +18,30 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the measurements that nobody in this project made are not beside this checkout (../shared/data)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_run() -> Callable[..., Result]:
+    """simulate() of a small model on 8 GPUs, 6 steps of which the first 2 are warm-up, by system and its parameters."""
+
+    @cache
+    def run(system: str, **parameters: object) -> Result:
+        workload = {"steps": 6, "prompts_per_step": 8, "group": 4, "cap_tokens": 2000, "mean_tokens": 400, "sigma": 0.9}
+        return simulate(
+            Scenario.model_validate(
+                {
+                    "name": "small",
+                    "seed": 5,
+                    "steps": 6,
+                    "warmup_steps": 2,
+                    "model": "qwen3-0.6b",
+                    "cluster": {"gpu": "h100", "gpus": 8, "tp": 1},
+                    "workload": {"synthetic": {**workload, "prompt_share": 0.5}},
+                    "profile": {"roofline": {}},
+                    "system": {"name": system, **parameters},
+                    "variant": "cluster.gpus=8",
+                }
+            )
+        )
+
+    return run

@@ -1,0 +1,157 @@
+"""Timeline: a result as functions of time, for the pictures and the Perfetto export.
+
+Invariant: arrays computed from the tables alone, exact: at every instant the shares of a set of lanes sum to 1 ("idle" is a
+kind like the others), and integrated over a window they are what `metrics.gpu_seconds` says of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from simrl.errors import InputError
+from simrl.result import Lane, Result
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Window(NamedTuple):
+    """Some policy updates: steps `first_step` to `end_step` (not included), counted from 0 as in the table `steps`, and the
+    seconds from the end of the update before to the end of the last."""
+
+    first_step: int
+    end_step: int
+    start_s: float
+    end_s: float
+
+
+def steady_window(result: Result, steps: int = 3, first_step: int | None = None) -> Window:
+    """`steps` updates from `first_step` on; without one, those in the middle of what follows the warm-up.
+
+    There are the filling of the pipelines and their running dry furthest away. Where the run has fewer updates after its
+    warm-up, the window takes in updates of the warm-up. Raises `InputError` for a window without a step.
+    """
+    total = result.steps.num_rows
+    steps = min(steps, total)
+    warmup_steps = result.metadata["scenario"]["warmup_steps"]
+    first = min((warmup_steps + total - steps) // 2, total - steps) if first_step is None else first_step
+    end = min(first + steps, total)
+    if not 0 <= first < end:
+        raise InputError(f"first_step {first}, steps {steps}: the run has steps 0 to {total - 1}; choose some of them")
+    finished_s = result.steps.column("finished_s").to_numpy()
+    return Window(first, end, float(finished_s[first - 1]) if first else 0.0, float(finished_s[end - 1]))
+
+
+class Spans(NamedTuple):
+    """Spans as arrays, one element a span; `lane` and `kind` are positions in `lanes` and `kinds`."""
+
+    lanes: tuple[Lane, ...]
+    kinds: tuple[str, ...]
+    lane: Ints
+    kind: Ints
+    started_s: Floats
+    ended_s: Floats
+    gpus: Ints
+    policy_version: Ints
+    tokens: Ints
+
+    def where(self, chosen: NDArray[np.bool_]) -> Spans:
+        return self._replace(**{name: getattr(self, name)[chosen] for name in self._fields[2:]})
+
+    def within(self, start_s: float, end_s: float) -> Spans:
+        """What lies in the window, cut at its ends."""
+        cut = self._replace(
+            started_s=np.clip(self.started_s, start_s, end_s), ended_s=np.clip(self.ended_s, start_s, end_s)
+        )
+        return cut.where(cut.ended_s > cut.started_s)
+
+    def rolls_out(self) -> NDArray[np.bool_]:
+        """Whether each span is on a rollout worker's GPUs."""
+        return np.array([rolls_out(lane) for lane in self.lanes])[self.lane]
+
+
+def rolls_out(lane: Lane) -> bool:
+    """Whether a lane is a rollout worker; the others are trainers."""
+    return lane.name.startswith("rollout")
+
+
+def spans(result: Result) -> Spans:
+    """The table `spans`; lanes in the order in which they come there."""
+    table = result.spans
+    names, lane = _codes(table.column("lane"))
+    kinds, kind = _codes(table.column("kind"))
+    started_s, ended_s = (table.column(name).to_numpy() for name in ("started_s", "ended_s"))
+    gpus, policy_version, tokens = (
+        table.column(name).to_numpy().astype(np.int64) for name in ("gpus", "policy_version", "tokens")
+    )
+    first_rows = np.unique(lane, return_index=True)[1]
+    lanes = tuple(Lane(name, int(gpus[row])) for name, row in zip(names, first_rows, strict=True))
+    return Spans(lanes, kinds, lane, kind, started_s, ended_s, gpus, policy_version, tokens)
+
+
+def shares(part: Spans) -> tuple[Floats, dict[str, Floats]]:
+    """What share of the GPUs does what, for spans of some lanes that begin and end together.
+
+    Returns the instants at which something changes (n + 1) and, by kind, the shares between them (n).
+    """
+    times = np.unique(np.concatenate([part.started_s, part.ended_s]))
+    begins, ends = np.searchsorted(times, part.started_s), np.searchsorted(times, part.ended_s)
+    total = sum(part.lanes[lane].gpus for lane in np.unique(part.lane))
+    by_kind = {}
+    for code, kind in enumerate(part.kinds):
+        mine = part.kind == code
+        change = np.bincount(begins[mine], part.gpus[mine], len(times))
+        change -= np.bincount(ends[mine], part.gpus[mine], len(times))
+        if mine.any():
+            by_kind[kind] = np.cumsum(change)[:-1] / total
+    return times, by_kind
+
+
+def time_shares(part: Spans) -> dict[str, float]:
+    """By kind, its share of the GPU time of the spans; kinds that take none are left out."""
+    gpu_s = np.bincount(part.kind, (part.ended_s - part.started_s) * part.gpus, len(part.kinds))
+    return {kind: float(s / gpu_s.sum()) for kind, s in zip(part.kinds, gpu_s, strict=True) if s > 0}
+
+
+def idle_shares(part: Spans) -> tuple[float, float]:
+    """The shares of the GPU time of some rollout workers that are idle while others of them roll out (the long tail of a
+    batch, or uneven work) and while none does (all wait: for the trainer, the rewards or the staleness bound)."""
+    times, by_kind = shares(part)
+    idle = by_kind.get("idle", np.zeros(len(times) - 1)) * np.diff(times) / (times[-1] - times[0])
+    others = by_kind.get("rollout", np.zeros(len(times) - 1)) > 0
+    return float(idle[others].sum()), float(idle[~others].sum())
+
+
+def running_requests(result: Result, worker: int | None = None) -> tuple[Floats, Ints]:
+    """(instants, requests at the workers from each instant on): submitted and not finished, waiting ones too.
+
+    Of all workers, or of one. A request counts from the submission of the stay that gave its first token; one that never
+    got a token before the end of the run is nowhere in the tables and does not count.
+    """
+    table, samples = result.segments, result.samples
+    uid, started_s, ended_s = (table.column(name).to_numpy() for name in ("uid", "started_s", "ended_s"))
+    in_flight = samples.filter(pc.equal(samples.column("status"), "in_flight")).column("uid").to_numpy()
+    last = np.r_[uid[1:] != uid[:-1], np.ones(min(len(uid), 1), bool)]  # segments are in the order of uid and time
+    ends = ~(last & np.isin(uid, in_flight))
+    if worker is not None:
+        mine = table.column("worker").to_numpy() == worker
+        started_s, ended_s = started_s[mine], ended_s[mine & ends]
+    else:
+        ended_s = ended_s[ends]
+    times, where = np.unique(np.concatenate([started_s, ended_s]), return_inverse=True)
+    change = np.repeat([1, -1], [len(started_s), len(ended_s)])
+    counts = np.cumsum(np.bincount(where, change, len(times)).astype(np.int64))
+    keep = np.r_[True, counts[1:] != counts[:-1]][: len(times)]
+    return times[keep], counts[keep]
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], Ints]:
+    """The distinct texts of a column in the order of their first row, and for each row the position of its text."""
+    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    texts: tuple[Any, ...] = tuple(encoded.dictionary.to_pylist())
+    return texts, encoded.indices.to_numpy().astype(np.int64)

@@ -1,0 +1,163 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+
+from simrl.errors import InputError
+from simrl.metrics import gpu_seconds, summary
+from simrl.plots import BUBBLE, KIND_COLORS, comparison_figure, plot_comparison, plot_timeline, timeline_figure
+from simrl.result import Result, read_result
+from simrl.timeline import steady_window
+
+Run = Callable[..., Result]
+
+
+def rectangles(axes: Axes) -> dict[str, np.ndarray]:
+    """By kind, (left, right, height) of each rectangle of a panel of lanes, in seconds and lanes."""
+    found = {}
+    for patch in axes.findobj(PathPatch):
+        corners = patch.get_path().vertices.reshape(-1, 5, 2)
+        assert (patch.get_path().codes.reshape(-1, 5)[:, -1] == Outline.CLOSEPOLY).all()
+        found[patch.get_label()] = np.stack(
+            [corners[:, 0, 0], corners[:, 1, 0], np.ptp(corners[:, :4, 1], axis=1)], axis=1
+        )
+    return found
+
+
+def texts(figure: Figure) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
+
+
+@pytest.mark.parametrize("system", ["verl_colocated", "split", "one_step_off", "areal"])
+def test_the_area_of_each_kind_is_its_share_of_gpu_time(small_run: Run, system: str) -> None:
+    result = small_run(system)
+    window = steady_window(result)
+    figure = timeline_figure(result, window)
+    gpu_s = gpu_seconds(result, window.start_s, window.end_s)
+    panels = {True: figure.axes[0]} if system == "verl_colocated" else {True: figure.axes[0], False: figure.axes[1]}
+    for rolls, panel in panels.items():
+        drawn = {kind: (r[:, 1] - r[:, 0]) @ r[:, 2] for kind, r in rectangles(panel).items()}
+        total = sum(s for (on, _), s in gpu_s.items() if on == rolls)
+        for (on, kind), seconds in gpu_s.items():
+            if on == rolls:
+                assert drawn.get(kind, 0.0) / sum(drawn.values()) == pytest.approx(seconds / total)
+
+
+def test_the_timeline_says_the_idle_share_of_the_time_shown_and_the_bubble_of_the_run(small_run: Run) -> None:
+    result = small_run("one_step_off")
+    window = steady_window(result)
+    words = texts(timeline_figure(result, window))
+    gpu_s = gpu_seconds(result, window.start_s, window.end_s)
+    idle = gpu_s[True, "idle"] / sum(s for (rolls, _), s in gpu_s.items() if rolls)
+    assert f"idle (bubble)\nrollout GPUs {idle:.1%}, trainer " in words
+    row = summary(result, 2)
+    assert f"rollout bubble {row['rollout_bubble']:.1%}, trainer idle {row['train_idle']:.1%}" in words
+    assert "one_step_off, cluster.gpus=8" in words
+    assert "qwen3-0.6b on 8 h100: 6 rollout workers of 1 GPU, 2 train GPUs" in words
+
+
+def test_policy_updates_are_lines_where_they_end_with_their_step(small_run: Run) -> None:
+    result = small_run("areal")
+    figure = timeline_figure(result, steady_window(result, 2, first_step=3))
+    finished_s = result.steps.column("finished_s").to_pylist()
+    assert [line.get_xdata()[0] for line in figure.axes[0].lines] == finished_s[2:5]
+    assert "end of step 2\nend of step 3\nend of step 4" in texts(figure)
+    assert figure.axes[-1].get_xlim() == (finished_s[2], finished_s[4])
+
+
+def test_a_colocated_system_has_no_trainer_lane_and_shows_training_on_the_workers(small_run: Run) -> None:
+    result = small_run("verl_colocated")
+    figure = timeline_figure(result, steady_window(result))
+    assert len(figure.axes) == 3
+    assert {"rollout", "train", "switch", "idle"} <= set(rectangles(figure.axes[0]))
+    assert "training on the same GPUs" in texts(figure)
+
+
+def test_idle_time_is_hatched_and_every_kind_has_a_colour_of_its_own(small_run: Run) -> None:
+    figure = timeline_figure(small_run("verl_colocated"), steady_window(small_run("verl_colocated")))
+    looks = {p.get_label(): p for p in figure.axes[0].findobj(PathPatch)}
+    assert looks["idle"].get_hatch() == BUBBLE["hatch"]
+    assert all(patch.get_hatch() is None for kind, patch in looks.items() if kind != "idle")
+    assert len(set(KIND_COLORS.values())) == len(KIND_COLORS)
+    used = set().union(*(small_run(s).spans.column("kind").unique().to_pylist() for s in ("verl_colocated", "areal")))
+    assert used == set(KIND_COLORS)
+
+
+def test_a_kind_without_a_colour_is_drawn_under_its_name(small_run: Run) -> None:
+    result = small_run("areal")
+    kinds = ["draft" if k == "load_weights" else k for k in result.spans.column("kind").to_pylist()]
+    place = result.spans.schema.get_field_index("kind")
+    changed = Result(
+        result.spans.set_column(place, "kind", pa.array(kinds).dictionary_encode()),
+        result.steps,
+        result.samples,
+        result.segments,
+        result.metadata,
+    )
+    figure = timeline_figure(changed, steady_window(changed))
+    assert "draft" in rectangles(figure.axes[0])
+    assert "draft\nrollout GPUs" in texts(figure)
+
+
+def test_the_same_result_gives_the_same_bytes(small_run: Run, tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        plot_timeline(small_run("areal"), tmp_path / name)
+        plot_comparison([summary(small_run("areal"), 2)], tmp_path / f"comparison_{name}")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "comparison_a.png").read_bytes() == (tmp_path / "comparison_b.png").read_bytes()
+
+
+def test_a_run_read_from_its_folder_looks_the_same(small_run: Run, tmp_path: Path) -> None:
+    small_run("areal").write(tmp_path)
+    plot_timeline(small_run("areal"), tmp_path / "a.png")
+    plot_timeline(read_result(tmp_path), tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_the_picture_is_a_png_in_which_every_kind_is_seen(small_run: Run, tmp_path: Path) -> None:
+    plot_timeline(small_run("verl_colocated"), tmp_path / "timeline.png")
+    pixels = imread(tmp_path / "timeline.png")[:, :, :3].reshape(-1, 3)
+    for kind in ("rollout", "switch", "log_prob", "train"):
+        color = np.array([int(KIND_COLORS[kind][i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        assert (np.abs(pixels - color).max(axis=1) < 0.01).sum() > 500, kind
+
+
+def test_a_comparison_has_a_bar_a_row_as_long_as_its_speed(small_run: Run) -> None:
+    rows = [summary(small_run(system), 2) for system in ("verl_colocated", "areal")]
+    rows += [{**row, "variant": "cluster.gpus=16"} for row in rows]
+    figure = comparison_figure(rows)
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [row["samples_per_s"] for row in rows]
+    colors = [bar.get_facecolor() for bar in figure.axes[0].patches]
+    assert colors[:2] == colors[2:]
+    assert colors[0] != colors[1]
+    words = texts(figure)
+    for row in rows:
+        assert row["variant"] in words
+        assert f"{row['rollout_bubble']:.1%}" in words
+        assert f"{row['off_policyness_mean']:.2f} ({row['off_policyness_max']})" in words
+
+
+def test_the_fastest_system_of_a_variant_is_bold(small_run: Run) -> None:
+    rows = [summary(small_run(system), 2) for system in ("verl_colocated", "split", "areal")]
+    best = max(rows, key=lambda row: row["samples_per_s"])["system"]
+    names = {row["system"] for row in rows}
+    weights = {t.get_text(): t.get_fontweight() for t in comparison_figure(rows).axes[0].texts}
+    assert {name for name in names if weights[name] == "bold"} == {best}
+
+
+def test_a_comparison_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least one row"):
+        plot_comparison([], tmp_path / "a.png")
+
+
+def test_a_picture_that_is_no_png_is_refused_and_nothing_is_written(small_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.svg: this picture is written as PNG"):
+        plot_timeline(small_run("areal"), tmp_path / "a.svg")
+    assert list(tmp_path.iterdir()) == []

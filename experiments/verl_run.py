@@ -3,9 +3,9 @@
     python experiments/verl_run.py ../shared/data [--json]
 
 Reads the console log of verl_run/do7bl4gg, makes the trace that verl_run.yaml names, computes the two training efficiencies
-from the first 20 logged steps, and simulates verl colocated on two GPUs that could have been it. Generation is first predicted
-from data sheets alone; then one correction of the forward pass is calibrated on the first 20 steps, too. Errors after calibration
-are of the later steps, which nothing is fitted to (lengths grow fivefold in them).
+from the first 20 logged steps, and simulates verl colocated on two GPUs that could have been it. Generation is first
+predicted from data sheets alone; then one correction of the forward pass is calibrated on the first 20 steps, too. Errors
+after calibration are of the later steps, which nothing is fitted to (lengths grow fivefold in them).
 """
 
 import json

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.errors import InputError
 from simrl.interpolation import interpolate, interpolate_row, locate
-from simrl.profile import Tables, pack_tables, pass_s, unpack_tables
+from simrl.profile import Tables, pass_s
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -54,18 +54,20 @@ class Limits(NamedTuple):
 class EngineConfig(BaseModel):
     """Settings of an inference engine, named and defaulted as in vLLM (0.19–0.32)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_num_seqs: int = Field(default=256, gt=0)
     max_num_batched_tokens: int = Field(default=8192, gt=0)
-    block_size: int = Field(default=16, gt=0)
+    block_size: int = Field(default=16, gt=0, le=10**6)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     reserve_bytes: float = Field(
         default=4e9,
         ge=0,
         description="activations, CUDA graphs and communication buffers of a GPU, not available to KV",
     )
-    kv_cache_tokens: int | None = Field(default=None, gt=0, description="size of the KV cache where it is known")
+    kv_cache_tokens: int | None = Field(
+        default=None, gt=0, le=10**12, description="size of the KV cache where it is known"
+    )
 
 
 @njit(cache=True)
@@ -301,9 +303,16 @@ def run(
     times: Floats,
     counters: Ints,
     now_s: float,
-    table_lengths: Ints,
-    table_values: Floats,
+    dense_tokens: Floats,
+    dense_s: Floats,
+    sampled_sequences: Floats,
+    sampled_s: Floats,
+    prefill_tokens: Floats,
+    prefill_kv_tokens: Floats,
+    decode_sequences: Floats,
+    decode_kv_tokens: Floats,
     attention_s: Floats,
+    between_passes_s: float,
     bounds: Ints,
     until_s: float,
     to_first_end: bool,
@@ -311,9 +320,20 @@ def run(
     """Passes until the first boundary after `until_s`, an end of a response (if `to_first_end`) or nothing to do.
 
     Returns the boundary reached. The requests that ended in the last pass are in `slots[ENDED]`; `times` has when each
-    ended, so a run without `to_first_end` loses none. Tables and limits come as plain arrays (`pack_tables`, `Limits`).
+    ended, so a run without `to_first_end` loses none. `Tables` and `Limits` come in parts: tuples cost more a call.
     """
-    tables = unpack_tables(table_lengths, table_values, attention_s)
+    tables = Tables(
+        dense_tokens,
+        dense_s,
+        sampled_sequences,
+        sampled_s,
+        prefill_tokens,
+        prefill_kv_tokens,
+        decode_sequences,
+        decode_kv_tokens,
+        attention_s,
+        between_passes_s,
+    )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
     counters[N_ENDED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
@@ -334,7 +354,7 @@ class Engine:
     """
 
     def __init__(self, tables: Tables, limits: Limits) -> None:
-        self._tables = pack_tables(tables)
+        self._tables = tables
         self._bounds = np.array(limits, dtype=np.int64)
         self.limits = limits
         self.now_s = 0.0
@@ -445,8 +465,8 @@ class Engine:
         return self._times[LAST_TOKEN].copy()
 
     def _run(self, slots: Ints, counters: Ints, until_s: float, to_first_end: bool) -> float:
-        tables = self._tables
-        now_s: float = run(slots, self._times, counters, self.now_s, *tables, self._bounds, until_s, to_first_end)
+        state = (slots, self._times, counters, self.now_s)
+        now_s: float = run(*state, *self._tables, self._bounds, until_s, to_first_end)  # type: ignore[arg-type]
         return now_s
 
     def _ended(self, slots: Ints, counters: Ints) -> list[int]:

@@ -66,36 +66,6 @@ class Tables(NamedTuple):
     between_passes_s: float
 
 
-def pack_tables(tables: Tables) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """`Tables` as three arrays, which are cheaper to hand to compiled code at every call: `unpack_tables` undoes it.
-
-    The lengths of the one-dimensional fields; their values one after the other, then the pause; and `attention_s`.
-    """
-    arrays = tables[:8]
-    lengths = np.array([a.size for a in arrays], dtype=np.int64)
-    return lengths, np.concatenate([*arrays, [tables.between_passes_s]]), tables.attention_s
-
-
-@njit(cache=True)
-def unpack_tables(lengths: NDArray[np.int64], v: Floats, attention_s: Floats) -> Tables:
-    """Views, no copies."""
-    a = np.zeros(9, dtype=np.int64)
-    for i in range(8):
-        a[i + 1] = a[i] + lengths[i]
-    return Tables(
-        v[a[0] : a[1]],
-        v[a[1] : a[2]],
-        v[a[2] : a[3]],
-        v[a[3] : a[4]],
-        v[a[4] : a[5]],
-        v[a[5] : a[6]],
-        v[a[6] : a[7]],
-        v[a[7] : a[8]],
-        attention_s,
-        v[a[8]],
-    )
-
-
 @njit(cache=True)
 def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float, float]:
     """One chunk (tokens, cached context) with the attention work of several.

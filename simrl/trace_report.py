@@ -21,6 +21,7 @@ from rich.table import Table
 
 from simrl.errors import InputError
 from simrl.files import write_whole_file
+from simrl.palette import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION
 from simrl.synthesis import rank_stability
 from simrl.trace import Trace, trace_metadata_json
 
@@ -28,8 +29,6 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 RANKING_GROUPS = 8
 
 # From Okabe and Ito's palette, told apart with any colour vision.
-BLUE, SKY, ORANGE, VERMILLION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
-INK, FAINT = "#333333", "#999999"
 
 
 def describe(trace: Trace) -> dict[str, Any]:

@@ -11,15 +11,17 @@ from simrl.pipelines import Stage
 
 
 def one_step_off(stage: Stage) -> simpy.events.ProcessGenerator:
-    """Needs disjoint rollout and training GPUs."""
+    """Needs disjoint rollout and training GPUs. The rollout that overlaps the last training is left in flight."""
     env, trainer = stage.env, stage.trainer
     training = env.event().succeed()
-    for step in range(stage.steps):
+    for step in range(stage.steps + 1):
         if step > 0:
             yield gather(env, [worker.load_weights(trainer.version) for worker in stage.workers])
         samples = [sample for group in next(stage.batches) for sample in group]
-        rollouts = yield gather(env, stage.dispatcher.submit(samples))
-        scored = yield stage.rewarder.score(rollouts)
+        rollout = gather(env, stage.dispatcher.submit(samples))
+        if step == stage.steps:
+            break
+        scored = yield stage.rewarder.score((yield rollout))
         yield training
         training = trainer.train(scored)
     yield training

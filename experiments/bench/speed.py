@@ -1,0 +1,128 @@
+"""How fast the simulator is, each figure beside its bar. One core; medians of repeats after a warm-up.
+
+python experiments/bench/speed.py [--json]
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from simrl.engine import Engine, Limits
+from simrl.hardware import gpu, model_shape
+from simrl.profilers.roofline import roofline_profile
+from simrl.scenario import Scenario
+from simrl.simulate import prepare, simulate_prepared
+
+LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, kv_blocks=50_000)
+LENGTHS = {"cap_tokens": 16384, "mean_tokens": 5070, "sigma": 0.9, "prompt_share": 0.6}
+
+
+def scenario(name: str, gpus: int, steps: int, prompts_per_step: int, system: dict[str, object]) -> Scenario:
+    return Scenario.model_validate(
+        {
+            "name": name,
+            "steps": steps,
+            "model": "qwen3-14b",
+            "cluster": {"gpu": "h100", "gpus": gpus, "tp": 2},
+            "workload": {"synthetic": {"steps": steps, "prompts_per_step": prompts_per_step, "group": 16, **LENGTHS}},
+            "profile": {"roofline": {}},
+            "system": system,
+        }
+    )
+
+
+def engines_of_a_batch() -> str:
+    """256 workers × 64 samples, each engine run to its end, without SimPy."""
+    tables = roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables
+    lengths = np.minimum(np.random.default_rng(0).lognormal(8.25, 0.9, (256, 64)), 16384).astype(int).tolist()
+    passes = 0
+    for batch in lengths:
+        engine = Engine(tables, LIMITS)
+        for tokens in batch:
+            engine.submit(512, max(tokens, 1))
+        engine.run_until_idle()
+        passes += engine.totals["passes"]
+    return f"{sum(map(sum, lengths)) / 1e6:.0f} M tokens, {passes / 1e6:.1f} M passes"
+
+
+def one_long_queue() -> str:
+    """One engine, 2,048 requests queued at once, at most 256 running."""
+    engine = Engine(roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables, LIMITS)
+    lengths = np.minimum(np.random.default_rng(0).lognormal(7.5, 0.8, 2048), 8192).astype(int).tolist()
+    for tokens in lengths:
+        engine.submit(512, max(tokens, 1))
+    engine.run_until_idle()
+    return f"{sum(lengths) / 1e6:.0f} M tokens"
+
+
+def simulation(case: Scenario) -> Callable[[], str]:
+    prepared = prepare(case)
+
+    def run() -> str:
+        result = simulate_prepared(prepared)
+        return f"{prepared.workers} workers, {result.samples.num_rows} samples"
+
+    return run
+
+
+def measure(run: Callable[[], str], repeats: int) -> tuple[float, str]:
+    what = run()  # warm-up
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - started)
+    return median(seconds), what
+
+
+def second_process_s(repeats: int = 3) -> float:
+    """From the start of Python to the first simulated pass, kernels cached on disk."""
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import speed; speed.one_long_queue()"
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        seconds.append(time.perf_counter() - started)
+    return median(seconds)
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+) -> None:
+    step = scenario("step", 680, 1, 1024, {"name": "one_step_off", "rollout_share": 512 / 680})
+    areal = scenario("areal", 256, 100, 128, {"name": "areal", "eta": 8})
+    rows = []
+    for name, run, repeats, bar_s in (
+        ("engines of 256 workers × 64 samples", engines_of_a_batch, 5, 0.15),
+        ("one engine, 2,048 queued", one_long_queue, 5, 0.05),
+        ("one step, one-step-off, 256 workers × 64 samples", simulation(step), 3, 1.0),
+        ("100 AReaL steps, 256 GPUs, 2,048 samples a step", simulation(areal), 1, 30.0),
+    ):
+        seconds, what = measure(run, repeats)
+        rows.append({"what": f"{name} ({what})", "value": seconds, "unit": "s", "bar": bar_s})
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    rows.append({"what": "peak RSS of all that", "value": rss, "unit": "GB", "bar": 1.0})
+    rows.append({"what": "second process: start to first passes", "value": second_process_s(), "unit": "s", "bar": 1.5})
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table("what", "measured", "bar", "measured / bar")
+    for row in rows:
+        value, bar = float(row["value"]), float(row["bar"])
+        table.add_row(str(row["what"]), f"{value:.3f} {row['unit']}", f"{bar:g} {row['unit']}", f"{value / bar:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

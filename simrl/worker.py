@@ -83,7 +83,7 @@ class SimulatedWorker:
         self._stays: dict[int, _Stay] = {}
         self._slot_of: dict[int, int] = {}
         self._commands: list[Callable[[], None]] = []
-        self._drains: deque[tuple[int, simpy.Event]] = deque()
+        self._loads: deque[tuple[LoadMode, int, simpy.Event]] = deque()
         self._plan = 0
         self._busy_since_s: float | None = None
         self._tokens_before = 0
@@ -100,11 +100,14 @@ class SimulatedWorker:
 
     def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
         event = self._env.event()
-        self._command(partial(self._drain if running == "drain" else partial(self._load, running), version, event))
+        self._command(lambda: self._queue_load(running, version, event))
         return event
 
     def stop(self, time_s: float) -> None:
-        """Ends the simulation: closes the worker's spans and records what is still unfinished, as it is then."""
+        """Ends the simulation now, at `time_s`: closes the worker's spans and records what is unfinished, as it is at the end
+        of the pass that runs."""
+        if self._commands:
+            self._flush()
         self._ended(self.engine.settle(time_s))
         self._close_rollout_span(self.engine.now_s)
         for slot, stay in self._stays.items():
@@ -122,7 +125,7 @@ class SimulatedWorker:
         commands, self._commands = self._commands, []
         for ended_s, event, rollout in self._ended(self.engine.settle(self._env.now)):
             call_at(self._env, ended_s, partial(event.succeed, rollout))
-        self._load_if_drained()
+        self._load_what_may()
         for command in commands:
             command()
         self._sleep_until_next_end()
@@ -146,18 +149,17 @@ class SimulatedWorker:
         call_at(self._env, self.engine.now_s, partial(event.succeed, rollout))
         if not self._stays:
             self._close_rollout_span(self.engine.now_s)
-        self._load_if_drained()
+        self._load_what_may()
 
-    def _drain(self, version: int, event: simpy.Event) -> None:
-        self._drains.append((version, event))
-        self.engine.admitting = False
-        self._load_if_drained()
+    def _queue_load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
+        self._loads.append((running, version, event))
+        self._load_what_may()
 
-    def _load_if_drained(self) -> None:
-        while self._drains and self.engine.running == 0:
-            version, event = self._drains.popleft()
-            self.engine.admitting = not self._drains
-            self._load("keep", version, event)
+    def _load_what_may(self) -> None:
+        """Changes the weights in the order it was asked; a "drain" holds up those behind it until nothing runs."""
+        while self._loads and (self._loads[0][0] != "drain" or self.engine.running == 0):
+            self._load(*self._loads.popleft())
+        self.engine.admitting = not self._loads
 
     def _load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
         for slot, stay in self._stays.items():
@@ -188,7 +190,7 @@ class SimulatedWorker:
             return
         for _, event, rollout in self._ended(self.engine.take_next_end()):
             event.succeed(rollout)
-        self._load_if_drained()
+        self._load_what_may()
         self._sleep_until_next_end()
 
     def _ended(self, ends: list[tuple[int, float]]) -> list[tuple[float, simpy.Event, Rollout]]:
@@ -206,8 +208,11 @@ class SimulatedWorker:
 
     def _rollout(self, slot: int, stay: _Stay, now_s: float, done: bool) -> Rollout:
         self._close_segment(slot, stay, now_s)
-        first_token_s = stay.first_token_s if stay.first_token_s > 0 else self.engine.first_token_s(slot)
-        rollout = Rollout(stay.sample, tuple(stay.segments), done, first_token_s)
+        if stay.closed_tokens and math.isnan(
+            stay.first_token_s
+        ):  # before, the engine's time may be one it looked ahead to
+            stay.first_token_s = self.engine.first_token_s(slot)
+        rollout = Rollout(stay.sample, tuple(stay.segments), done, stay.first_token_s)
         self._recorder.stay_ended(rollout)
         return rollout
 

@@ -1,0 +1,166 @@
+"""Small builders for the tests between the engine and the metrics: traces, profiles, scenarios, watched simulations."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache
+from inspect import signature
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from simrl.dispatch import Dispatcher
+from simrl.engine import Limits
+from simrl.profile import Tables
+from simrl.result import Lane, Recorder, Result
+from simrl.rollout import Rollout, Segment
+from simrl.scenario import Scenario
+from simrl.simulate import Prepared, prepare, simulate_prepared
+from simrl.systems import RECIPES
+from simrl.trace import Sample, Trace, TraceMetadata
+from simrl.trainer import SimulatedTrainer
+from simrl.worker import SimulatedWorker
+
+Lengths = tuple[int, int]  # prompt tokens, response tokens
+ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=1000)
+
+
+def one_second_a_pass() -> Tables:
+    """Every pass takes exactly one second, so that times can be counted by hand and instants coincide exactly."""
+    one, wide = np.array([1.0]), np.array([0.0, 1024.0])
+    return Tables(one, one, one, np.array([0.0]), wide, wide, wide, wide, np.zeros((2, 2, 2, 2)), 0.0)
+
+
+def sample(uid: int, prompt_tokens: int = 4, response_tokens: int = 8) -> Sample:
+    return Sample(uid, 0, uid, 0, prompt_tokens, response_tokens, 1.0)
+
+
+def rollout(uid: int, tokens_by_version: dict[int, int], done: bool = True, prompt_tokens: int = 4) -> Rollout:
+    """A rollout whose tokens took a second each."""
+    segments, clock_s = [], 0.0
+    for version, tokens in tokens_by_version.items():
+        segments.append(Segment(0, version, tokens, clock_s, clock_s + tokens))
+        clock_s += tokens
+    tokens = sum(tokens_by_version.values())
+    return Rollout(sample(uid, prompt_tokens, tokens if done else tokens + 1), tuple(segments), done)
+
+
+def recorder(*lanes: str) -> Recorder:
+    return Recorder([Lane(name, 1) for name in lanes or ("rollout-000",)])
+
+
+def trace(steps: Sequence[Sequence[Sequence[Lengths]]]) -> Trace:
+    """A trace from (prompt, response) lengths, nested as steps, groups and samples. Lengths of a prompt may differ."""
+    rows = [
+        (step, prompt, i, *lengths)
+        for step, groups in enumerate(steps)
+        for prompt, group in enumerate(groups)
+        for i, lengths in enumerate(group)
+    ]
+    step, prompt, index, prompt_tokens, response_tokens = zip(*rows, strict=True)
+    return Trace.from_columns(
+        {
+            "step": step,
+            "epoch": [0] * len(rows),
+            "prompt_id": prompt,
+            "sample": index,
+            "prompt_tokens": prompt_tokens,
+            "response_tokens": response_tokens,
+        },
+        TraceMetadata(name="test", kind="synthetic", source="a test", tokenizer="none", cap_tokens=4096),
+    )
+
+
+def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) -> Scenario:
+    """A small model on a few GPUs, short lengths; `changes` replace whole sections or fields."""
+    data: dict[str, Any] = {
+        "name": "test",
+        "steps": 3,
+        "model": "qwen3-0.6b",
+        "cluster": {"gpu": "h100", "gpus": 4, "tp": 1},
+        "workload": {
+            "synthetic": {
+                "steps": 3,
+                "prompts_per_step": 4,
+                "group": 2,
+                "cap_tokens": 200,
+                "mean_tokens": 60,
+                "sigma": 0.8,
+                "prompt_tokens": 20,
+            }
+        },
+        "profile": {"roofline": {}},
+        "system": {"name": system} if isinstance(system, str) else system,
+    }
+    return Scenario.model_validate({**data, **changes})
+
+
+def on_gpus(name: str, workers: int, train_gpus: int = 1, **parameters: Any) -> Scenario:
+    """A recipe with exactly so many workers at tp 1, and train GPUs if it keeps some apart."""
+    gpus = workers
+    if "rollout_share" in signature(RECIPES[name]).parameters:
+        gpus += train_gpus
+        parameters["rollout_share"] = workers / gpus
+    return scenario({"name": name, **parameters}, cluster={"gpu": "h100", "gpus": gpus, "tp": 1})
+
+
+@cache
+def _prepared(scenario_json: str) -> Prepared:
+    return prepare(Scenario.model_validate_json(scenario_json))
+
+
+def prepared(scenario: Scenario, trace: Trace | None = None, **changes: Any) -> Prepared:
+    """`prepare`, done once for equal scenarios; then with another trace, limits, tables of step times, or load time."""
+    ready = _prepared(scenario.model_dump_json())
+    return replace(ready, **({"trace": trace} if trace else {}), **changes)
+
+
+@dataclass
+class Watched:
+    """A simulation with what no table holds: what was submitted, and the actors as the run left them."""
+
+    prepared: Prepared
+    result: Result = field(init=False)
+    submitted: list[tuple[int, list[Sample]]] = field(default_factory=list)  # together: the trainer's version then, who
+    workers: list[SimulatedWorker] = field(default_factory=list)
+    trainers: list[SimulatedTrainer] = field(default_factory=list)
+
+
+def watch(prepared: Prepared) -> Watched:
+    """Runs a scenario and keeps its actors."""
+    watched = Watched(prepared)
+
+    class WatchedDispatcher(Dispatcher):
+        def submit(self, samples: Sequence[Sample]) -> Any:
+            watched.submitted.append((watched.trainers[0].version, list(samples)))
+            return super().submit(samples)
+
+    class WatchedWorker(SimulatedWorker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            watched.workers.append(self)
+
+    class WatchedTrainer(SimulatedTrainer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            watched.trainers.append(self)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch("simrl.simulate.Dispatcher", WatchedDispatcher))
+        stack.enter_context(patch("simrl.simulate.SimulatedWorker", WatchedWorker))
+        stack.enter_context(patch("simrl.simulate.SimulatedTrainer", WatchedTrainer))
+        watched.result = simulate_prepared(prepared)
+    return watched
+
+
+def rows(table: Any) -> list[dict[str, Any]]:
+    return table.to_pylist()
+
+
+def lanes(result: Result) -> dict[str, list[dict[str, Any]]]:
+    """Spans by lane, in time."""
+    by_lane: dict[str, list[dict[str, Any]]] = {}
+    for span in sorted(rows(result.spans), key=lambda s: s["started_s"]):
+        by_lane.setdefault(span["lane"], []).append(span)
+    return by_lane

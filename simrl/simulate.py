@@ -120,7 +120,15 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
     if not prepared.colocated:
         train_lanes = [len(lanes)]
         lanes.append(Lane("train", prepared.train_gpus))
-    recorder = Recorder(lanes, on_step)
+    finished = env.event()
+
+    def stepped(step: int) -> None:
+        if on_step is not None:
+            on_step(step)
+        if step + 1 == scenario.steps:
+            finished.succeed()
+
+    recorder = Recorder(lanes, stepped)
     tables = prepared.profile.tables
     workers = [
         SimulatedWorker(env, i, tables, prepared.limits, prepared.load_s, recorder) for i in range(prepared.workers)
@@ -137,11 +145,11 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         steps=scenario.steps,
     )
     with _garbage_kept():
-        env.run(until=env.process(system.pipeline(stage)))
-        end_s = recorder.steps[-1].finished_s
+        env.process(system.pipeline(stage))
+        env.run(until=finished)  # what a pipeline does after its last update is no part of the result
         for worker in workers:
-            worker.stop(end_s)
-        return recorder.result(end_s, prepared.inputs())
+            worker.stop(env.now)
+        return recorder.result(env.now, prepared.inputs())
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def main(
         table.add_row(str(row["run"]), *(f"{row[f'{k}_mean_err']:+.2%}" for k in ("tpot", "latency", "ttft")))
     console.print(table)
     console.print(
-        "Counted are the all-reduces. vLLM also gathers the logits of both ranks; with that at the link's configured figures "
+        "Counted are the all-reduces. vLLM also gathers the logits of both ranks; with that at the link's figures "
         f"{gathered['run']} comes out at {gathered['tpot_mean_err']:+.2%} TPOT and {gathered['latency_mean_err']:+.2%} latency.\n"
     )
     for row in rows:

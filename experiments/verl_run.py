@@ -124,7 +124,7 @@ def compare_times(trace: Trace, steps: pd.DataFrame) -> tuple[list[dict[str, Any
     for gpu in GPUS:
         scenario = load_scenarios(SCENARIO, [f"cluster.gpu={gpu}"])[0]
         prepared = prepare(scenario)
-        log_probs = prepared.system.log_probs
+        log_probs = prepared.system.log_probs + scenario.training.extra_log_probs
         full = scenario.training.model_copy(update={"mfu": 1.0, "log_prob_mfu": 1.0})
         at_peak_s = training_s(trace, log_probs, _costs(prepared, full))
         first = slice(0, CALIBRATION_STEPS)

@@ -1,0 +1,191 @@
+"""What a policy update costs, against counts by hand and slow rewrites of its rules."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simrl.hardware import Gpu, ModelShape
+from simrl.training import TrainingConfig, TrainingCosts, deal, longest_first, pack
+
+MODEL = ModelShape(name="toy", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32)
+GPU = Gpu(
+    name="toy",
+    memory_bytes=1e9,
+    memory_bytes_per_s=1e9,
+    bf16_flops=1e6,
+    link_bytes_per_s=1e9,
+    network_bytes_per_s=1e12,  # gathering weights takes no time, unless a test makes it slow
+    source="a test",
+)
+DENSE = 2 * (2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16) + 32 * 8)  # FLOPs a token: 2 layers and the output head
+ATTENTION = 4 * 2 * 2 * 4  # FLOPs for each token attended to
+
+lengths = st.lists(st.integers(1, 5000), min_size=1, max_size=60).map(lambda n: np.array(n, dtype=np.int64))
+
+
+def costs(gpus=1, minibatches=1, log_probs=1, switch=False, gpu=GPU, **config) -> TrainingCosts:
+    return TrainingCosts(MODEL, gpu, gpus, TrainingConfig(**config), minibatches, log_probs, switch)
+
+
+def flops(tokens: int) -> float:
+    return DENSE * tokens + ATTENTION * tokens**2 / 2
+
+
+# Dealing sequences to ranks, packing them into micro-batches.
+
+
+def slow_deal(lengths, ranks):
+    """Longest first, each to the rank with the fewest tokens; the first of equal ones."""
+    load, rank_of = [0] * ranks, [0] * len(lengths)
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        rank_of[i] = load.index(min(load))
+        load[rank_of[i]] += int(lengths[i])
+    return rank_of
+
+
+def slow_pack(lengths, budget):
+    """AReaL's Algorithm 1."""
+    bins: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fitting = [b for b in bins if sum(int(lengths[j]) for j in b) + lengths[i] <= budget]
+        if fitting:
+            min(fitting, key=len).append(i)
+        else:
+            bins.append([i])
+    return bins
+
+
+@given(lengths, st.integers(1, 9))
+def test_dealing_is_the_slow_rule_and_no_rank_is_over_the_mean_by_more_than_one_sequence(lengths, ranks):
+    rank_of = deal(lengths, longest_first(lengths), ranks)
+    assert rank_of.tolist() == slow_deal(lengths, ranks)
+    loads = [int(lengths[rank_of == rank].sum()) for rank in range(ranks)]
+    assert sum(loads) == lengths.sum()
+    assert max(loads) <= lengths.sum() / ranks + lengths.max()
+
+
+@given(lengths, st.integers(5000, 30000))
+def test_packing_is_the_slow_rule_and_no_micro_batch_is_over_the_budget(lengths, budget):
+    bins = pack(lengths, longest_first(lengths), budget)
+    slow = slow_pack(lengths, budget)
+    assert [sorted(np.flatnonzero(bins == b).tolist()) for b in range(len(slow))] == [sorted(b) for b in slow]
+    assert max(lengths[bins == b].sum() for b in range(len(slow))) <= budget
+
+
+@given(lengths, st.integers(5000, 30000))
+def test_dynamic_micro_batches_are_never_more_than_fixed_ones_and_both_hold_every_sequence(lengths, budget):
+    """A new dynamic bin is opened only when all others hold at least as many sequences as a fixed one."""
+    dynamic = costs(microbatching="dynamic").microbatches(lengths, budget)
+    fixed = costs(microbatching="fixed").microbatches(lengths, budget)
+    assert len(dynamic) <= len(fixed)
+    for microbatches in (dynamic, fixed):
+        assert max(m.sum() for m in microbatches) <= budget
+        assert sorted(np.concatenate(microbatches).tolist()) == sorted(lengths.tolist())
+
+
+def test_a_rank_without_sequences_has_no_micro_batch():
+    nothing = np.array([], dtype=np.int64)
+    assert costs(microbatching="dynamic").microbatches(nothing, 100) == []
+    assert costs(microbatching="fixed").microbatches(nothing, 100) == []
+
+
+# Time.
+
+
+def test_an_update_on_one_gpu_takes_its_flops_over_the_rate_three_times_forward():
+    phases = costs(mfu=0.5, log_prob_mfu=0.25, publish_s=7.0).phases([(3, 7), (5, 15)])
+    work = flops(10) + flops(20)
+    assert phases == [
+        ("log_prob", pytest.approx(work / (0.25 * 1e6))),
+        ("train", pytest.approx(3 * work / (0.5 * 1e6))),
+        ("publish", 7.0),
+    ]
+
+
+def test_a_colocated_update_switches_before_and_after_and_publishes_nothing():
+    kinds = [kind for kind, _ in costs(switch=True, switch_s=4.0).phases([(3, 7)])]
+    assert kinds == ["switch", "log_prob", "train", "switch"]
+
+
+def test_every_forward_pass_before_the_update_is_paid_and_none_if_there_is_none():
+    none, one, three = (dict(costs(log_probs=n).phases([(3, 7)])) for n in (0, 1, 3))
+    assert "log_prob" not in none
+    assert three["log_prob"] == pytest.approx(3 * one["log_prob"])
+    assert three["train"] == one["train"] == none["train"]
+
+
+def test_a_phase_ends_when_its_slowest_rank_does():
+    both = np.array([100, 10])
+    two = costs(gpus=2).pass_s(both, 1, 0.5)
+    assert two == pytest.approx(flops(100) / (0.5 * 1e6))
+    assert costs(gpus=1).pass_s(both, 1, 0.5) == pytest.approx((flops(100) + flops(10)) / (0.5 * 1e6))
+
+
+def test_gpus_that_share_a_sequence_are_faster_at_it_and_make_fewer_ranks():
+    shared = costs(gpus=4, sequence_parallel=2)
+    assert shared.ranks == 2
+    assert shared.pass_s(np.array([100]), 1, 0.5) == pytest.approx(flops(100) / (2 * 0.5 * 1e6))
+
+
+def test_mini_batches_are_updates_one_after_the_other_each_waiting_for_its_slowest_rank():
+    sequences = [(10, 90), (5, 5), (10, 90), (5, 5)]  # on two ranks: each mini-batch waits for its 100 tokens
+    one, two = (dict(costs(gpus=2, minibatches=n).phases(sequences)) for n in (1, 2))
+    assert one["train"] == pytest.approx(3 * (flops(100) + flops(10)) / (0.35 * 1e6))
+    assert two["train"] == pytest.approx(3 * 2 * flops(100) / (0.35 * 1e6))
+    assert two["log_prob"] == one["log_prob"]
+
+
+def test_more_mini_batches_than_sequences_train_every_sequence_once():
+    assert dict(costs(minibatches=9).phases([(3, 7), (5, 15)])) == dict(costs(minibatches=2).phases([(3, 7), (5, 15)]))
+
+
+def test_a_micro_batch_never_takes_less_than_gathering_the_sharded_weights():
+    slow_network = GPU.model_copy(update={"network_bytes_per_s": 100.0})
+    sharded = MODEL.weight_bytes * (1 - 1 / 4) / 100.0
+    lengths = np.array([10] * 8)
+    together = costs(gpus=4, gpu=slow_network, tokens_per_microbatch=20)
+    apart = costs(gpus=4, gpu=slow_network, tokens_per_microbatch=10)
+    assert together.pass_s(lengths, 3, 0.5) == pytest.approx(3 * sharded)  # 2 sequences a rank, one micro-batch
+    assert apart.pass_s(lengths, 3, 0.5) == pytest.approx(2 * 3 * sharded)  # two micro-batches
+    assert costs(gpus=1, gpu=slow_network).pass_s(lengths, 3, 0.5) == pytest.approx(3 * 8 * flops(10) / (0.5 * 1e6))
+
+
+def test_a_sequence_longer_than_the_budget_is_a_micro_batch_of_its_own():
+    slow_network = GPU.model_copy(update={"network_bytes_per_s": 100.0})
+    alone = costs(gpus=2, gpu=slow_network, tokens_per_microbatch=8)
+    assert alone.pass_s(np.array([10, 10, 10, 10]), 1, 0.5) == pytest.approx(2 * MODEL.weight_bytes / 2 / 100.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.integers(1, 4000)), min_size=1, max_size=30),
+    st.data(),
+    st.integers(1, 4),
+)
+def test_an_update_takes_longer_when_a_response_is_longer(sequences, data, minibatches):
+    """On one GPU, where it must; on several the greedy deal may happen to fit better."""
+    i = data.draw(st.integers(0, len(sequences) - 1))
+    longer = [(p, r + 50 * (j == i)) for j, (p, r) in enumerate(sequences)]
+    before, after = (dict(costs(minibatches=minibatches).phases(batch)) for batch in (sequences, longer))
+    assert after["train"] > before["train"]
+    assert after["log_prob"] > before["log_prob"]
+
+
+# Memory.
+
+
+def test_memory_is_the_sum_counted_by_hand():
+    tokens = 1000 / 2
+    parameters = 2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16) + 2 * 32 * 8
+    states = 18 * parameters / 4  # bf16 weights 2, fp32 gradients 4, master weights 4, Adam's moments 8; over 4 GPUs
+    layer = 2 * 2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16)
+    checkpoints = 2 * 2 * 8 * tokens
+    working = 2 * tokens * (6 * 8 + 3 * 16)
+    logits = 6 * 32 * tokens
+    expected = states + layer + checkpoints + working + logits
+    assert costs(gpus=4, sequence_parallel=2, tokens_per_microbatch=1000).memory_bytes() == expected
+
+
+def test_logits_are_kept_for_4096_tokens_at_most():
+    less, more = (costs(tokens_per_microbatch=n).memory_bytes() for n in (4096, 8192))
+    assert more - less == (2 * 2 * 8 + 2 * (6 * 8 + 3 * 16)) * 4096

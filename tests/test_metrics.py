@@ -1,0 +1,68 @@
+"""Metrics of a result made by hand: two rollout workers of two GPUs, a trainer of four."""
+
+import pytest
+
+from simrl.metrics import gpu_seconds, summary, window
+from simrl.result import Lane, Recorder, Result, Step
+
+
+def a_result() -> Result:
+    """Updates end at 10, 20 and 40 s. Worker 0 rolls out all the time but for loads, worker 1 half of it."""
+    record = Recorder([Lane("rollout-000", 2), Lane("rollout-001", 2), Lane("train", 4)])
+    for start_s in (0.0, 10.0, 20.0, 30.0):
+        record.span(0, "load_weights", start_s, start_s + 1, 0)
+        record.span(0, "rollout", start_s + 1, start_s + 10, 0, 100)
+        record.span(1, "rollout", start_s, start_s + 5, 0, 50)
+    for i, (end_s, samples, tokens, age) in enumerate([(10.0, 3, 30, 0.0), (20.0, 4, 40, 1.0), (40.0, 6, 120, 2.0)]):
+        record.span(2, "train", end_s - 4, end_s - 1, i)
+        record.span(2, "publish", end_s - 1, end_s, i)
+        record.steps.append(Step(i, i, end_s - 4, end_s, samples, 10 * samples, tokens, age, i * 2))
+    return record.result(40.0, {"label": "by hand", "variant": "x=1", "gpus": 8})
+
+
+def test_the_window_begins_with_the_end_of_the_last_warm_up_update():
+    result = a_result()
+    assert window(result, 0) == (0.0, 40.0)
+    assert window(result, 1) == (10.0, 40.0)
+    assert window(result, 2) == (20.0, 40.0)
+
+
+def test_gpu_seconds_cut_spans_at_the_window_and_count_the_gpus_of_a_lane():
+    seconds = gpu_seconds(a_result(), 12.0, 38.0)
+    assert seconds[True, "rollout"] == pytest.approx(2 * (8 + 9 + 7) + 2 * (3 + 5 + 5))
+    assert seconds[True, "load_weights"] == pytest.approx(2 * 2)
+    assert seconds[True, "idle"] == pytest.approx(2 * (5 + 5 + 3))
+    assert seconds[False, "train"] == pytest.approx(4 * (3 + 2))
+    assert seconds[False, "publish"] == pytest.approx(4 * 1)
+    assert seconds[False, "rollout"] == 0
+    assert sum(seconds.values()) == pytest.approx(8 * 26.0)
+
+
+def test_a_summary_averages_over_the_window_after_the_warm_up():
+    row = summary(a_result(), warmup_steps=1, cost_per_gpu_hour=3.0)
+    assert (row["system"], row["variant"], row["gpus"]) == ("by hand", "x=1", 8)
+    assert row["samples_per_s"] == pytest.approx(10 / 30)
+    assert row["tokens_per_s"] == pytest.approx((100 + 160) / 30)
+    assert row["step_s"] == pytest.approx(15)
+    assert row["rollout_bubble"] == pytest.approx(2 * 15 / (4 * 30))
+    assert row["train_idle"] == pytest.approx((30 - 8) / 30)
+    assert row["off_policyness_mean"] == pytest.approx((1 * 40 + 2 * 120) / 160)  # over tokens, not over updates
+    assert row["off_policyness_max"] == 4
+    assert row["gpu_hours_per_1k_samples"] == pytest.approx(8 * 30 / 3600 / 10 * 1000)
+    assert row["cost_per_1k_samples"] == pytest.approx(3.0 * row["gpu_hours_per_1k_samples"])
+
+
+def test_without_a_price_there_is_no_cost():
+    assert summary(a_result(), 0)["cost_per_1k_samples"] is None
+
+
+def test_where_training_has_no_gpus_of_its_own_it_is_neither_bubble_nor_idle():
+    record = Recorder([Lane("rollout-000", 2), Lane("rollout-001", 2)])
+    for lane, rolls_until_s in ((0, 6.0), (1, 4.0)):
+        record.span(lane, "rollout", 0.0, rolls_until_s, 0, 10)
+        record.span(lane, "switch", 6.0, 7.0, 0)
+        record.span(lane, "train", 7.0, 10.0, 0)
+    record.steps.append(Step(0, 0, 6.0, 10.0, 2, 8, 20, 0.0, 0))
+    row = summary(record.result(10.0, {"label": "", "variant": "", "gpus": 4}), 0)
+    assert row["rollout_bubble"] == pytest.approx(2 / 12)  # 2 of the 6 + 6 s that are neither switching nor training
+    assert row["train_idle"] == 0

@@ -1,14 +1,14 @@
 """Small builders for the tests between the engine and the metrics: traces, profiles, scenarios, watched simulations."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+import simpy
 
 from simrl.dispatch import Dispatcher
 from simrl.engine import Limits
@@ -73,7 +73,7 @@ def trace(steps: Sequence[Sequence[Sequence[Lengths]]]) -> Trace:
 
 
 def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) -> Scenario:
-    """A small model on a few GPUs, short lengths; `changes` replace whole sections or fields."""
+    """A small model on a few GPUs, short lengths, overheads of the order of a short response; `changes` replace fields."""
     data: dict[str, Any] = {
         "name": "test",
         "steps": 3,
@@ -90,19 +90,20 @@ def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) ->
                 "prompt_tokens": 20,
             }
         },
-        "profile": {"roofline": {}},
+        "profile": {"roofline": {"between_passes_s": 0.01}},
+        "training": {"reward_s": 0.01, "publish_s": 0.02, "load_overhead_s": 0.02, "switch_s": 0.05},
         "system": {"name": system} if isinstance(system, str) else system,
     }
     return Scenario.model_validate({**data, **changes})
 
 
-def on_gpus(name: str, workers: int, train_gpus: int = 1, **parameters: Any) -> Scenario:
+def on_gpus(name: str, parameters: dict[str, Any], workers: int, train_gpus: int = 1, **changes: Any) -> Scenario:
     """A recipe with exactly so many workers at tp 1, and train GPUs if it keeps some apart."""
-    gpus = workers
+    gpus, parameters = workers, dict(parameters)
     if "rollout_share" in signature(RECIPES[name]).parameters:
         gpus += train_gpus
         parameters["rollout_share"] = workers / gpus
-    return scenario({"name": name, **parameters}, cluster={"gpu": "h100", "gpus": gpus, "tp": 1})
+    return scenario({"name": name, **parameters}, cluster={"gpu": "h100", "gpus": gpus, "tp": 1}, **changes)
 
 
 @cache
@@ -116,40 +117,50 @@ def prepared(scenario: Scenario, trace: Trace | None = None, **changes: Any) -> 
     return replace(ready, **({"trace": trace} if trace else {}), **changes)
 
 
+class Submission(NamedTuple):
+    """Samples that a pipeline handed to the dispatcher together, and how things stood then."""
+
+    time_s: float
+    version: int
+    samples: list[Sample]
+    dropped: set[int]
+
+
 @dataclass
 class Watched:
-    """A simulation with what no table holds: what was submitted, and the actors as the run left them."""
+    """A simulation with what no table holds: what was submitted when, and the workers as the run left them."""
 
     prepared: Prepared
     result: Result = field(init=False)
-    submitted: list[tuple[int, list[Sample]]] = field(default_factory=list)  # together: the trainer's version then, who
+    submissions: list[Submission] = field(default_factory=list)
     workers: list[SimulatedWorker] = field(default_factory=list)
-    trainers: list[SimulatedTrainer] = field(default_factory=list)
 
 
 def watch(prepared: Prepared) -> Watched:
     """Runs a scenario and keeps its actors."""
     watched = Watched(prepared)
+    trainers: list[SimulatedTrainer] = []
+    recorders: list[Recorder] = []
+
+    def keeping(kind: type, kept: list[Any]) -> Callable[..., Any]:
+        def make(*arguments: Any) -> Any:
+            kept.append(kind(*arguments))
+            return kept[-1]
+
+        return make
 
     class WatchedDispatcher(Dispatcher):
-        def submit(self, samples: Sequence[Sample]) -> Any:
-            watched.submitted.append((watched.trainers[0].version, list(samples)))
+        def submit(self, samples: Sequence[Sample]) -> list[simpy.Event]:
+            dropped = set(recorders[0]._dropped)
+            watched.submissions.append(Submission(self._env.now, trainers[0].version, list(samples), dropped))
             return super().submit(samples)
 
-    class WatchedWorker(SimulatedWorker):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            watched.workers.append(self)
-
-    class WatchedTrainer(SimulatedTrainer):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            watched.trainers.append(self)
-
-    with ExitStack() as stack:
-        stack.enter_context(patch("simrl.simulate.Dispatcher", WatchedDispatcher))
-        stack.enter_context(patch("simrl.simulate.SimulatedWorker", WatchedWorker))
-        stack.enter_context(patch("simrl.simulate.SimulatedTrainer", WatchedTrainer))
+    with (
+        patch("simrl.simulate.Dispatcher", WatchedDispatcher),
+        patch("simrl.simulate.SimulatedWorker", keeping(SimulatedWorker, watched.workers)),
+        patch("simrl.simulate.SimulatedTrainer", keeping(SimulatedTrainer, trainers)),
+        patch("simrl.simulate.Recorder", keeping(Recorder, recorders)),
+    ):
         watched.result = simulate_prepared(prepared)
     return watched
 

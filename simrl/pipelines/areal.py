@@ -78,6 +78,8 @@ class _Run:
             on_fire(gather(stage.env, stage.dispatcher.submit(samples)), self.group_ended)
 
     def group_ended(self, ended: Any) -> None:
+        if not ended.ok:
+            raise ended.value  # a worker that died, or its engine's error
         on_fire(self.stage.rewarder.score(ended.value), self.group_scored)
 
     def group_scored(self, scored: Any) -> None:

@@ -1,0 +1,414 @@
+"""Pipelines and recipes, run whole: what is kept whatever the lengths, what each promises, and times counted by hand."""
+
+from collections import Counter, defaultdict
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import simpy
+from helpers import ROOMY, lanes, on_gpus, one_second_a_pass, prepared, recorder, rows, trace, watch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simrl.dispatch import Dispatcher
+from simrl.dispatch.round_robin import round_robin
+from simrl.engine import Limits
+from simrl.pipelines import Stage
+from simrl.pipelines.areal import capacity
+from simrl.profile import ProfileMetadata, TableProfile
+from simrl.simulate import batches, simulate_prepared
+from simrl.systems import RECIPES
+from simrl.trainer import SimulatedRewarder, SimulatedTrainer
+from simrl.training import TrainingCosts
+
+EVERY_RECIPE = [(name, {}) for name in RECIPES]
+ABLATIONS = [
+    ("verl_colocated", {"dispatch": "even_split", "minibatches": 2, "log_probs": 0}),
+    ("split", {"dispatch": "round_robin"}),
+    ("areal", {"eta": 0}),
+    ("areal", {"eta": 1, "max_concurrent": 3}),
+    ("areal", {"eta": 2, "interruptible": False}),
+    ("areal", {"eta": 1, "on_stale": "drop", "max_concurrent": 5}),
+]
+AREAL = [system for system in EVERY_RECIPE + ABLATIONS if system[0] == "areal"]
+
+
+def by_name(system):
+    return "-".join([system[0], *(f"{k}={v}" for k, v in system[1].items())])
+
+
+def systems(which):
+    return pytest.mark.parametrize("system", which, ids=by_name)
+
+
+length = st.one_of(st.just(1), st.integers(1, 12), st.integers(1, 60))
+group = st.lists(st.tuples(length, length), min_size=1, max_size=3)
+traces = st.lists(st.lists(group, min_size=1, max_size=4), min_size=1, max_size=3).map(trace)
+tight = st.builds(
+    Limits,
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.sampled_from([7, 32, 512]),
+    block_size=st.just(4),
+    kv_blocks=st.integers(30, 60),  # a sample has 120 tokens at most
+)
+workers = st.integers(1, 3)
+updates = st.integers(1, 5)
+
+
+def run(system, trace, workers=2, steps=4, limits=ROOMY, **more):
+    name, parameters = system
+    return watch(prepared(on_gpus(name, parameters, workers, steps=steps), trace, limits=limits, **more))
+
+
+# What holds for every system.
+
+
+@systems(EVERY_RECIPE + ABLATIONS)
+@settings(max_examples=40, deadline=None)
+@given(traces, workers, updates, st.one_of(st.just(ROOMY), tight))
+def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps, limits):
+    watched = run(system, trace, workers, steps, limits)
+    result, samples = watched.result, rows(watched.result.samples)
+    end_s = result.metadata["end_s"]
+
+    # Every sample that was submitted is in the tables once, with what became of it.
+    submitted = [sample for submission in watched.submissions for sample in submission.samples]
+    assert len({sample.uid for sample in submitted}) == len(submitted)
+    assert [row["uid"] for row in samples] == sorted(sample.uid for sample in submitted)
+    for row in samples:
+        done = row["generated_tokens"] == row["response_tokens"]
+        assert row["generated_tokens"] <= row["response_tokens"]
+        assert done == (row["status"] in ("trained", "dropped", "buffered")) == (row["finished_s"] is not None)
+        assert (row["status"] == "trained") == (row["trained_step"] is not None)
+
+    # Every token that an engine generated is in one segment; a sample's segments follow each other.
+    segments = defaultdict(list)
+    for segment in rows(result.segments):
+        segments[segment["uid"]].append(segment)
+    generated = sum(worker.engine.generated_total for worker in watched.workers)
+    assert generated == sum(row["generated_tokens"] for row in samples)
+    assert generated == sum(span.tokens for span in watched.workers[0]._recorder.spans)
+    for row in samples:
+        parts = segments[row["uid"]]
+        assert sum(part["tokens"] for part in parts) == row["generated_tokens"]
+        assert all(part["tokens"] > 0 and part["started_s"] < part["ended_s"] for part in parts)
+        assert all(a["ended_s"] <= b["started_s"] for a, b in pairwise(parts))
+        assert all(a["policy_version"] < b["policy_version"] for a, b in pairwise(parts))
+
+    # Every GPU-second is in exactly one span.
+    assert len(lanes(result)) == len(watched.workers) + (not watched.prepared.colocated)
+    for spans in lanes(result).values():
+        assert (spans[0]["started_s"], spans[-1]["ended_s"]) == (0.0, end_s)
+        assert all(a["ended_s"] == b["started_s"] for a, b in pairwise(spans))
+        assert all(span["started_s"] < span["ended_s"] for span in spans)
+
+    # What was trained is what the updates say; a token's age is the update's version less the one that generated it.
+    trained = defaultdict(list)
+    for row in samples:
+        if row["status"] == "trained":
+            trained[row["trained_step"]].append(row)
+    updates = rows(result.steps)
+    assert [u["step"] for u in updates] == [u["policy_version"] for u in updates] == list(range(steps))
+    assert sorted(trained) == list(range(steps))
+    assert updates[-1]["finished_s"] == end_s
+    for update in updates:
+        batch = trained[update["step"]]
+        ages = [
+            (update["policy_version"] - part["policy_version"], part["tokens"])
+            for row in batch
+            for part in segments[row["uid"]]
+        ]
+        tokens = sum(n for _, n in ages)
+        assert update["samples"] == len(batch)
+        assert update["prompt_tokens"] == sum(row["prompt_tokens"] for row in batch)
+        assert update["response_tokens"] == tokens == sum(row["response_tokens"] for row in batch)
+        assert update["off_policyness_mean"] == pytest.approx(sum(age * n for age, n in ages) / tokens)
+        assert update["off_policyness_max"] == max(age for age, _ in ages)
+        assert min(age for age, _ in ages) >= 0
+        assert all(row["finished_s"] <= update["started_s"] for row in batch)
+
+
+@systems(EVERY_RECIPE + ABLATIONS)
+@settings(max_examples=20, deadline=None)
+@given(traces, workers)
+def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, workers):
+    watched = run(system, trace, workers)
+    ready, result = watched.prepared, watched.result
+    end_s = result.metadata["end_s"]
+    costs = TrainingCosts(
+        ready.model,
+        ready.gpu,
+        ready.train_gpus,
+        ready.scenario.training,
+        ready.system.minibatches,
+        ready.system.log_probs,
+        ready.colocated,
+    )
+    batch = defaultdict(list)
+    for row in rows(result.samples):
+        if row["trained_step"] is not None:
+            batch[row["trained_step"]].append((row["prompt_tokens"], row["response_tokens"]))
+    for name, spans in lanes(result).items():
+        took = Counter()
+        for span in spans:
+            took[span["kind"]] += span["ended_s"] - span["started_s"]
+        if ready.colocated or name == "train":
+            expected = Counter()
+            for sequences in batch.values():
+                for kind, seconds in costs.phases(sequences):
+                    expected[kind] += seconds
+            for kind, seconds in expected.items():
+                assert took[kind] == pytest.approx(seconds), kind
+        if name != "train":
+            version = 0
+            for span in spans:
+                if span["kind"] == "load_weights":
+                    version = span["policy_version"]
+                    seconds = span["ended_s"] - span["started_s"]
+                    assert seconds == pytest.approx(ready.load_s) or span["ended_s"] == end_s
+                elif span["kind"] == "rollout":
+                    assert span["policy_version"] == version  # new weights are had only by loading them
+    # One pass gives each running sequence a token, and takes longer the more there are and the longer they are.
+    rate = max(n / ready.profile.decode_s(n, 1) for n in (1, ROOMY.max_num_seqs))
+    trained_tokens = sum(response for sequences in batch.values() for _, response in sequences)
+    assert trained_tokens <= rate * workers * end_s
+    for row in rows(result.samples):
+        if row["finished_s"] is not None:
+            alone_s = row["response_tokens"] * ready.profile.decode_s(1, 1)
+            assert row["finished_s"] - row["started_s"] >= alone_s * (1 - 1e-9)
+
+
+# Off-policyness.
+
+
+@systems([(name, {}) for name in ("verl_colocated", "split")])
+@settings(max_examples=25, deadline=None)
+@given(traces, workers)
+def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, workers):
+    result = run(system, trace, workers).result
+    assert [u["off_policyness_max"] for u in rows(result.steps)] == [0] * 4
+    working = [s for s in rows(result.spans) if s["kind"] in ("log_prob", "train", "publish", "switch")]
+    for rollout in (s for s in rows(result.spans) if s["kind"] == "rollout"):
+        for work in working:
+            assert rollout["ended_s"] <= work["started_s"] or work["ended_s"] <= rollout["started_s"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(traces, workers, updates)
+def test_one_step_off_trains_every_token_one_version_late_from_the_second_update_on(trace, workers, steps):
+    result = run(("one_step_off", {}), trace, workers, steps).result
+    expected = [0] + [1] * (steps - 1)
+    assert [u["off_policyness_max"] for u in rows(result.steps)] == expected
+    assert [u["off_policyness_mean"] for u in rows(result.steps)] == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(traces, workers, st.booleans())
+def test_areal_without_staleness_is_on_policy(trace, workers, interruptible):
+    result = run(("areal", {"eta": 0, "interruptible": interruptible}), trace, workers).result
+    assert [u["off_policyness_max"] for u in rows(result.steps)] == [0] * 4
+
+
+def test_capacity_counted_by_hand():
+    """AReaL §5.1 with B = 4: at version i, at most (η + i + 1) · 4 groups may have been admitted."""
+    #               η  i  B  concurrent running accepted
+    assert capacity(0, 0, 4, 100, 0, 0) == 4
+    assert capacity(0, 0, 4, 100, 3, 0) == 1
+    assert capacity(0, 0, 4, 100, 0, 4) == 0
+    assert capacity(0, 1, 4, 100, 0, 4) == 4
+    assert capacity(2, 0, 4, 100, 0, 0) == 12
+    assert capacity(2, 3, 4, 100, 5, 15) == 4
+    assert capacity(2, 3, 4, 7, 5, 15) == 2  # seven at once at most
+    assert capacity(2, 3, 4, 5, 5, 15) == 0
+    assert capacity(8, 0, 4, 0, 0, 0) == 1  # one runs, whatever is asked
+    assert capacity(0, 0, 4, 100, 2, 4) == -2  # accepted ones that a lower η would not have admitted
+
+
+def test_capacity_is_how_often_the_inequality_still_holds():
+    for eta, i, b, running, accepted in product(range(3), range(3), range(1, 4), range(4), range(8)):
+        admitted = running + accepted
+        allowed = sum((n_r - 1) // b <= i + eta for n_r in range(admitted + 1, 100))
+        assert max(capacity(eta, i, b, 10**6, running, accepted), 0) == allowed
+
+
+@systems(AREAL)
+@settings(max_examples=40, deadline=None)
+@given(traces, workers, st.one_of(st.just(ROOMY), tight))
+def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system, trace, workers, limits):
+    watched = run(system, trace, workers, limits=limits)
+    eta = system[1].get("eta", 8)
+    batch = len(next(batches(trace)))
+    concurrent = system[1].get("max_concurrent", batch)
+    reward_s = watched.prepared.scenario.training.reward_s
+    finished_s = {row["uid"]: row["finished_s"] or np.inf for row in rows(watched.result.samples)}
+    scored_s = [max(finished_s[s.uid] for s in sub.samples) + reward_s for sub in watched.submissions]
+    for n, submission in enumerate(watched.submissions, start=1):
+        group = {(s.step, s.prompt_id) for s in submission.samples}
+        assert len(group) == 1
+        dropped = sum(s.samples[0].uid in submission.dropped for s in watched.submissions)
+        n_r = n - dropped
+        assert (n_r - 1) // batch <= submission.version + eta
+        running = sum(end_s > submission.time_s + 1e-9 for end_s in scored_s[:n])
+        assert running <= concurrent
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces, workers, st.integers(0, 2))
+def test_areal_trains_the_oldest_finished_groups_first(trace, workers, eta):
+    watched = run(("areal", {"eta": eta, "max_concurrent": 4}), trace, workers)
+    row = {row["uid"]: row for row in rows(watched.result.samples)}
+    groups = [[row[s.uid] for s in submission.samples] for submission in watched.submissions]
+    ends = [(max(r["finished_s"] or np.inf for r in group), group[0]["trained_step"]) for group in groups]
+    for (first_s, first_step), (second_s, second_step) in product(ends, ends):
+        if first_s < second_s - 1e-9 and second_step is not None:
+            assert first_step is not None and first_step <= second_step
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces, workers, st.integers(0, 3))
+def test_areal_without_interruption_gives_every_response_one_version(trace, workers, eta):
+    result = run(("areal", {"eta": eta, "interruptible": False}), trace, workers).result
+    assert max(Counter(segment["uid"] for segment in rows(result.segments)).values()) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces, workers, st.integers(0, 2))
+def test_areal_that_drops_stale_groups_never_trains_a_token_older_than_eta(trace, workers, eta):
+    result = run(("areal", {"eta": eta, "on_stale": "drop", "max_concurrent": 4}), trace, workers, steps=6).result
+    assert max(u["off_policyness_max"] for u in rows(result.steps)) <= eta
+
+
+# Times counted by hand: a pass takes a second, a load ten, an update a hundred; the arithmetic of training hardly any.
+
+
+def timed(name, steps, trace, workers=1, load_s=10.0, publish_s=100.0, reward_s=5.0, switch_s=20.0, **parameters):
+    config = on_gpus(
+        name,
+        parameters,
+        workers,
+        steps=steps,
+        training={"mfu": 1.0, "publish_s": publish_s, "reward_s": reward_s, "switch_s": switch_s},
+    )
+    metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
+    profile = TableProfile(one_second_a_pass(), metadata)
+    return simulate_prepared(prepared(config, trace, limits=ROOMY, load_s=load_s, profile=profile))
+
+
+def updates_at(result):
+    return [pytest.approx(u["finished_s"], abs=0.1) for u in rows(result.steps)]
+
+
+EQUAL = trace([[[(4, 30)] * 2] * 2])  # two groups of two responses of 30 tokens
+
+
+def test_verl_colocated_rolls_out_scores_switches_trains_switches_and_loads():
+    result = timed("verl_colocated", 3, EQUAL)
+    first_s, period_s = 30 + 5 + 20 + 20, 10 + 30 + 5 + 20 + 20
+    assert updates_at(result) == [first_s, first_s + period_s, first_s + 2 * period_s]
+    kinds = [s["kind"] for s in lanes(result)["rollout-000"]]
+    step = ["rollout", "idle", "switch", "log_prob", "train", "switch"]
+    assert kinds == [*step, "load_weights", *step, "load_weights", *step]
+
+
+def test_split_adds_up_rollout_and_training_and_one_step_off_takes_the_longer_of_them():
+    rollout_s = 10 + 30 + 5
+    assert updates_at(timed("split", 3, EQUAL)) == [135, 135 + rollout_s + 100, 135 + 2 * (rollout_s + 100)]
+    assert updates_at(timed("one_step_off", 3, EQUAL)) == [135, 235, 335]  # training is the longer
+    short = timed("one_step_off", 3, EQUAL, publish_s=20.0)  # rollout is
+    assert updates_at(short) == [55, 35 + rollout_s + 20, 35 + 2 * rollout_s + 20]
+
+
+def test_a_synchronous_step_waits_for_its_longest_response_on_its_slowest_worker():
+    uneven = trace([[[(4, 10)], [(4, 70)], [(4, 20)]]])
+    result = timed("split", 1, uneven, workers=2, dispatch="round_robin")
+    assert updates_at(result) == [70 + 5 + 100]
+    idle = {
+        name: sum(s["ended_s"] - s["started_s"] for s in spans if s["kind"] == "idle")
+        for name, spans in lanes(result).items()
+    }
+    assert idle["rollout-000"] == pytest.approx(50 + 5 + 100, abs=0.1)
+    assert idle["rollout-001"] == pytest.approx(5 + 100, abs=0.1)
+    assert idle["train"] == pytest.approx(75, abs=0.1)
+
+
+STRAGGLER = trace([[[(4, 5)]], [[(4, 30)]], [[(4, 5)]], [[(4, 5)]]])  # B = 1: one group of one response a step
+
+
+def areal(steps, **parameters):
+    """η = 1, two groups at once: the first and the straggler begin at 0. The first ends at 5, is scored at 10 and published at
+    20; the third is admitted then."""
+    return timed("areal", steps, STRAGGLER, publish_s=10.0, eta=1, max_concurrent=2, log_probs=0, **parameters)
+
+
+def test_areal_interrupts_what_runs_and_goes_on_under_the_new_weights():
+    result = areal(3)
+    segments = [(s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)]
+    # The load takes effect at the boundary after 20, from 21 to 31; the straggler has 21 tokens then.
+    assert segments[:4] == [(0, 0, 5, 5.0), (1, 0, 21, 21.0), (1, 1, 9, 40.0), (2, 1, 5, 36.0)]
+    # The third is scored at 41 and published at 51; the straggler waits for the next load, 51 to 61, and is published at 71.
+    assert updates_at(result) == [20, 51, 71]
+    assert [row["trained_step"] for row in rows(result.samples)][:3] == [0, 2, 1]
+
+
+def test_a_straggler_is_trained_staler_than_eta_unless_stale_groups_are_dropped():
+    trained, dropped = areal(3), areal(3, on_stale="drop")
+    assert rows(trained.steps)[2]["off_policyness_max"] == 2  # of η = 1
+    assert rows(trained.steps)[2]["off_policyness_mean"] == pytest.approx((21 * 2 + 9 * 1) / 30)
+    assert [row["status"] for row in rows(dropped.samples)][:4] == ["trained", "dropped", "trained", "trained"]
+    # The fourth, admitted at 51, begins after the load at 61, ends at 66 and is scored at 71.
+    assert updates_at(dropped) == [20, 51, 81]
+    assert rows(dropped.steps)[2]["off_policyness_max"] == 0
+    # A dropped group leaves the count: at 61 another is admitted in its place.
+    assert (len(rows(trained.samples)), len(rows(dropped.samples))) == (4, 5)
+
+
+def test_areal_without_interruption_lets_what_runs_end_before_it_loads():
+    result = areal(2, interruptible=False)
+    loads = [(s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "load_weights"]
+    assert loads == [(30.0, 40.0)]
+    segments = [(s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)]
+    assert segments == [(0, 0, 5, 5.0), (1, 0, 30, 30.0), (2, 1, 5, 45.0)]
+
+
+def test_areal_generates_while_it_trains_and_workers_with_enough_to_do_are_never_idle():
+    many = trace([[[(4, 40)]] * 4] * 3)
+    result = timed("areal", 4, many, workers=2, reward_s=0.0, eta=1000, max_concurrent=50)
+    for name, spans in lanes(result).items():
+        assert name == "train" or {s["kind"] for s in spans} == {"rollout", "load_weights"}
+    one_at_a_time = timed("areal", 4, many, workers=2, reward_s=0.0, eta=1000, max_concurrent=1)
+    assert "idle" in {s["kind"] for s in lanes(one_at_a_time)["rollout-000"]}
+
+
+# Failures.
+
+
+class DyingWorker:
+    """A worker on real hardware whose engine dies."""
+
+    policy_version = 0
+
+    def __init__(self, env):
+        self.env = env
+
+    def submit(self, sample, partial=None):
+        return self.env.event().fail(ConnectionError("engine 3 died"))
+
+
+@systems(EVERY_RECIPE)
+def test_a_worker_that_dies_ends_the_run_with_its_cause(system):
+    env, record = simpy.Environment(), recorder("rollout-000", "train")
+    workers = [DyingWorker(env)]
+    ready = prepared(on_gpus(*system, 1), EQUAL)
+    costs = TrainingCosts(ready.model, ready.gpu, 1, ready.scenario.training, 1, 1, ready.colocated)
+    stage = Stage(
+        env=env,
+        workers=workers,
+        dispatcher=Dispatcher(env, workers, round_robin),
+        trainer=SimulatedTrainer(env, costs, [1], record),
+        rewarder=SimulatedRewarder(env, 0.1),
+        recorder=record,
+        batches=batches(EQUAL),
+        steps=2,
+    )
+    with pytest.raises(ConnectionError, match="engine 3 died"):
+        env.run(until=env.process(ready.system.pipeline(stage)))

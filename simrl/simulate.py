@@ -82,12 +82,14 @@ def prepare(scenario: Scenario) -> Prepared:
         raise InputError(f"cluster.tp is {cluster.tp}: it does not divide the {cluster.gpus} GPUs; choose a divisor")
     if model.heads % cluster.tp:
         raise InputError(
-            f"cluster.tp is {cluster.tp}: it does not divide the {model.heads} attention heads of {model.name}"
+            f"cluster.tp is {cluster.tp}: it does not divide the {model.heads} attention heads of {model.name}; "
+            "choose a divisor"
         )
     workers, train_gpus = _split(cluster.gpus, cluster.tp, system)
     if train_gpus % scenario.training.sequence_parallel:
         raise InputError(
-            f"training.sequence_parallel is {scenario.training.sequence_parallel}: it does not divide {train_gpus} train GPUs"
+            f"training.sequence_parallel is {scenario.training.sequence_parallel}: it does not divide the {train_gpus} train "
+            "GPUs; choose a divisor"
         )
     trace = _trace(scenario)
     profile = _profile(scenario, model, kind)
@@ -183,7 +185,7 @@ def _split(gpus: int, tp: int, system: System) -> tuple[int, int]:
     if workers == 0 or train_gpus == 0:
         raise InputError(
             f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs at tp {tp} leaves "
-            f"{workers * tp} rollout and {train_gpus} train GPUs; both need some"
+            f"{workers * tp} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share"
         )
     return workers, train_gpus
 

@@ -73,13 +73,13 @@ class LengthModel(BaseModel):
         default=0.95, ge=0, le=1, description="correlation of a prompt's effect between adjacent epochs"
     )
     early_stop_share: float = Field(
-        default=0, ge=0, lt=1, description="share of responses, whatever the prompt, that give up early"
+        default=0.0, ge=0, lt=1, description="share of responses, whatever the prompt, that give up early"
     )
     early_stop_factor: float = Field(
         default=0.1, gt=0, le=1, description="their length as a multiple of what it would have been"
     )
-    prompt_tokens: MeanTokens = Field(default=256, description="mean prompt, lognormal, the same in every epoch")
-    prompt_sigma: float = Field(default=0, ge=0, le=3, description="standard deviation of the log prompt length")
+    prompt_tokens: MeanTokens = Field(default=256.0, description="mean prompt, lognormal, the same in every epoch")
+    prompt_sigma: float = Field(default=0.0, ge=0, le=3, description="standard deviation of the log prompt length")
     prompt_cap_tokens: int = Field(default=2048, gt=1, description="largest prompt; longer ones are cut to it")
     reward_mean: float | None = Field(
         default=0.5, gt=0, lt=1, description="share of responses with reward 1, the others have 0; empty: no rewards"

@@ -1,0 +1,231 @@
+"""simulate(): what cannot be is refused before anything runs, and the same scenario gives the same bytes."""
+
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+from helpers import lanes, on_gpus, one_second_a_pass, prepared, rows, scenario, trace
+
+from simrl.errors import InputError
+from simrl.hardware import gpu, model_shape
+from simrl.profile import ProfileMetadata, TableProfile, write_profile
+from simrl.profilers.roofline import roofline_profile
+from simrl.result import METADATA_FILE, TABLES
+from simrl.scenario import Scenario
+from simrl.simulate import batches, prepare, simulate
+from simrl.systems import RECIPES, make_system
+from simrl.trace import write_trace
+
+H100 = {"gpu": "h100", "gpus": 4, "tp": 1}
+
+
+def refusal(scenario: Scenario) -> str:
+    with pytest.raises(InputError) as refused:
+        prepare(scenario)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+# What is refused: (what is wrong, its place and value in the message, what would be right).
+@pytest.mark.parametrize(
+    ("changes", "place", "remedy"),
+    [
+        ({"cluster": {**H100, "tp": 3}}, "cluster.tp is 3: it does not divide the 4 GPUs", "choose a divisor"),
+        (
+            {"cluster": {**H100, "gpus": 64, "tp": 32}},
+            "cluster.tp is 32: it does not divide the 16 attention heads of qwen3-0.6b",
+            "choose a divisor",
+        ),
+        (
+            {"training": {"sequence_parallel": 3}},
+            "training.sequence_parallel is 3: it does not divide the 4 train GPUs",
+            "choose a divisor",
+        ),
+        (
+            {"model": "qwen3-32b", "engine": {"gpu_memory_utilization": 0.8}},
+            "qwen3-32b at tp 1: weights take 65.5 GB of a h100's 80 GB",
+            "use a larger tp or another GPU",
+        ),
+        (
+            {"engine": {"kv_cache_tokens": 100}},
+            "its longest sample has 220 tokens, the KV cache of a worker (qwen3-0.6b, tp 1, h100) holds 100",
+            "a lower cap",
+        ),
+        (
+            {"model": "qwen3-14b"},
+            "training: qwen3-14b on 4 h100 needs",
+            "use more train GPUs, more sequence_parallel or fewer tokens_per_microbatch",
+        ),
+        (
+            {"engine": {"max_num_seqs": 4096}},
+            "roofline qwen3-0.6b h100 tp 1: profiled up to 2048 sampled sequences (max_num_seqs), the scenario needs 4096",
+            "lower that limit or profile further",
+        ),
+        (
+            {"system": {"name": "split", "rollout_share": 0.1}},
+            "system split: rollout_share 0.1 of 4 GPUs at tp 1 leaves 0 rollout and 4 train GPUs",
+            "use more GPUs, or another share",
+        ),
+        ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, split"),
+        (
+            {"system": {"name": "areal", "staleness": 8}},
+            "system areal: unknown parameter 'staleness'",
+            "it has eta, rollout_share",
+        ),
+        ({"system": {"name": "areal", "eta": -1}}, "system areal: eta is -1", "greater than or equal to 0"),
+        ({"system": {"name": "split", "dispatch": "lpt"}}, "system split: dispatch is 'lpt'", "'even_split'"),
+        ({"model": "qwen9"}, "model qwen9", "one of qwen3-0.6b"),
+        ({"cluster": {**H100, "gpu": "h900"}}, "gpu 'h900' is unknown", "choose one of a100, h100"),
+        ({"workload": {"trace": "nowhere.parquet"}}, "nowhere.parquet: no such file", "simrl trace import"),
+        ({"profile": {"path": "nowhere.parquet"}}, "nowhere.parquet: no such profile", "simrl profile derive"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_is_refused_in_a_line_with_its_place_value_and_remedy(changes, place, remedy):
+    line = refusal(scenario(**changes))
+    assert place in line
+    assert remedy in line[line.index(place) + len(place) :]
+
+
+def test_the_longest_sample_fits_a_cache_of_just_its_blocks(tmp_path):
+    write_trace(trace([[[(20, 200)]]]), tmp_path / "t.parquet")
+    of = {"workload": {"trace": str(tmp_path / "t.parquet")}}
+    assert prepare(scenario(**of, engine={"kv_cache_tokens": 224})).limits.kv_blocks == 14
+    assert "220 tokens" in refusal(scenario(**of, engine={"kv_cache_tokens": 223}))  # 13 whole blocks hold 208
+
+
+def test_a_profile_of_another_model_gpu_or_tp_is_refused(tmp_path):
+    path = tmp_path / "p.parquet"
+    for found in (("qwen3-8b", "h100", 1), ("qwen3-0.6b", "h200", 1), ("qwen3-0.6b", "h100", 2)):
+        model, kind, tp = found
+        write_profile(roofline_profile(model_shape(model), gpu(kind), tp), path)
+        line = refusal(scenario(profile={"path": str(path)}))
+        assert f"{path}: a profile of {model} on {kind} tp{tp}, the scenario has qwen3-0.6b on h100 tp1" in line
+        assert "name the profile that belongs to it" in line
+
+
+def test_a_profile_that_does_not_reach_the_longest_sample_is_refused(tmp_path):
+    path = tmp_path / "p.parquet"
+    metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
+    write_profile(TableProfile(one_second_a_pass(), metadata), path)  # dense up to 1 token
+    line = refusal(scenario(profile={"path": str(path)}))
+    assert f"{path}: profiled up to 1 tokens in a pass (max_num_batched_tokens), the scenario needs 8192" in line
+
+
+# What is prepared.
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_makes_a_system_that_can_be_prepared_and_says_where_it_is_from(name):
+    ready = prepare(scenario(name))
+    assert ready.system.paper
+    gpus = ready.workers * ready.scenario.cluster.tp + (0 if ready.colocated else ready.train_gpus)
+    assert gpus == ready.scenario.cluster.gpus
+    assert make_system(name, {}).label == name
+
+
+def test_gpus_that_make_no_whole_worker_train():
+    ready = prepare(scenario({"name": "split", "rollout_share": 0.75}, cluster={"gpu": "h100", "gpus": 10, "tp": 2}))
+    assert (ready.workers, ready.train_gpus) == (3, 4)
+
+
+def test_weights_are_loaded_over_the_network_or_within_a_node_a_share_a_gpu():
+    training = {"load_overhead_s": 2.0}
+    weights = model_shape("qwen3-0.6b").weight_bytes
+    cluster = {"gpu": "h100", "gpus": 4, "tp": 2}
+    colocated = prepare(scenario("verl_colocated", training=training, cluster=cluster))
+    split = prepare(scenario({"name": "split", "rollout_share": 0.5}, training=training, cluster=cluster))
+    assert colocated.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
+    assert split.load_s == pytest.approx(2.0 + weights / 2 / 50e9)
+
+
+def test_the_kv_cache_is_what_the_weights_and_the_reserve_leave_of_the_memory():
+    shape = model_shape("qwen3-0.6b")
+    ready = prepare(scenario(engine={"gpu_memory_utilization": 0.5, "reserve_bytes": 1e9}))
+    tokens = (0.5 * 80e9 - 1e9 - shape.weight_bytes) / shape.kv_bytes_per_token
+    assert ready.limits.kv_blocks == int(tokens) // 16
+
+
+def test_a_trace_that_is_too_short_is_passed_over_again_with_new_numbers():
+    twice = list(islice(batches(trace([[[(4, 1), (4, 2)], [(4, 3)]], [[(4, 4)]]])), 4))
+    assert [[[s.response_tokens for s in group] for group in batch] for batch in twice] == [
+        [[1, 2], [3]],
+        [[4]],
+        [[1, 2], [3]],
+        [[4]],
+    ]
+    assert [s.uid for batch in twice for group in batch for s in group] == list(range(8))
+
+
+# What comes out.
+
+
+def test_every_update_is_told_while_it_runs():
+    told = []
+    simulate(scenario(), on_step=told.append)
+    assert told == [0, 1, 2]
+
+
+def test_the_result_says_what_it_rests_on():
+    result = simulate(scenario({"name": "areal", "eta": 2}, variant="x=1"))
+    metadata = result.metadata
+    assert (metadata["system"], metadata["label"], metadata["variant"]) == ("areal", "areal(eta=2)", "x=1")
+    assert metadata["profile"]["kind"] == "assumed"
+    assert "H100" in metadata["profile"]["source"]
+    assert metadata["trace"]["kind"] == "synthetic"
+    assert metadata["scenario"]["training"]["mfu"] == 0.35
+    assert metadata["paper"] == "AReaL, arXiv 2505.24298"
+    assert (metadata["rollout_workers"], metadata["train_gpus"], metadata["gpus"]) == (3, 1, 4)
+
+
+def test_a_run_ends_with_its_last_update_and_nothing_is_submitted_after():
+    result = simulate(on_gpus("areal", {"eta": 1}, workers=2))
+    end_s = result.metadata["end_s"]
+    assert rows(result.steps)[-1]["finished_s"] == end_s
+    assert all(row["started_s"] is None or row["started_s"] < end_s for row in rows(result.samples))
+    for spans in lanes(result).values():
+        assert spans[-1]["ended_s"] == end_s
+
+
+def test_a_run_is_the_same_whether_its_scenario_was_prepared_alone_or_before():
+    again = prepared(scenario("split"))
+    assert simulate(scenario("split")).samples.equals(simulate(again.scenario).samples)
+
+
+def files(folder):
+    return {name: (folder / name).read_bytes() for name in (*(f"{table}.parquet" for table in TABLES), METADATA_FILE)}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_scenario_gives_the_same_bytes(tmp_path, name):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        simulate(scenario(name, seed=3)).write(tmp_path / folder)
+    assert files(tmp_path / "first") == files(tmp_path / "second")
+
+
+def test_another_process_gives_the_same_bytes_and_another_seed_others(tmp_path):
+    chosen = scenario({"name": "areal", "eta": 2}, seed=3)
+    program = (
+        "import sys, pathlib\n"
+        "from simrl.scenario import Scenario\n"
+        "from simrl.simulate import simulate\n"
+        "simulate(Scenario.model_validate_json(sys.argv[1])).write(pathlib.Path(sys.argv[2]))\n"
+    )
+    for folder in ("here", "there", "other"):
+        (tmp_path / folder).mkdir()
+    simulate(chosen).write(tmp_path / "here")
+    subprocess.run([sys.executable, "-c", program, chosen.model_dump_json(), str(tmp_path / "there")], check=True)
+    simulate(chosen.model_copy(update={"seed": 4})).write(tmp_path / "other")
+    here, there, other = (files(tmp_path / folder) for folder in ("here", "there", "other"))
+    assert here == there
+    assert all(here[name] != other[name] for name in here)
+
+
+def test_two_systems_see_the_same_lengths():
+    lengths = [
+        {(r["trace_step"], r["prompt_id"], r["sample"]): r["response_tokens"] for r in rows(simulate(s).samples)}
+        for s in (scenario("verl_colocated"), scenario("areal"))
+    ]
+    assert lengths[0] == {key: lengths[1][key] for key in lengths[0]}

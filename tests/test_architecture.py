@@ -1,0 +1,113 @@
+"""Imports run one way, checked from the source."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Whatever stands in a line may import from the lines above it, wherever in a file the import is written (also inside a
+# function, where it is only later). A package (profilers, importers, dispatch, pipelines) is one thing: its files may import
+# each other. A new module gets its place here.
+LAYERS = (
+    "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
+    "files hardware",
+    "trace profile",
+    "rollout synthesis profilers importers engine training",
+    "result scenario",
+    "worker trainer",  # write what happens through result's Recorder
+    "dispatch",
+    "pipelines",
+    "systems",
+    "simulate",
+    "metrics timeline trace_report table",
+    "plots perfetto",
+    "compare",
+    "cli cli_trace cli_profile",
+)
+TOGETHER = {"cli": {"cli_trace", "cli_profile"}}  # the command line in three files
+HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
+
+LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
+SOURCES = sorted((ROOT / "simrl").rglob("*.py"))
+
+
+def place(path: Path) -> str:
+    """The module or package below simrl that a file belongs to."""
+    return path.relative_to(ROOT / "simrl").parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
+    """Every module that is imported, as written or as `from x import y` may mean it, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{package}, line {node.lineno}: a relative import; write it out"
+            for alias in node.names:
+                named = node.module == "simrl" and alias.name in LAYER_OF
+                yield (f"simrl.{alias.name}" if named else str(node.module)), node.lineno
+
+
+def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported: not the bodies of functions, nor what is for type checkers."""
+    todo: list[ast.stmt] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += node.orelse
+            continue
+        yield node
+        todo += _statements(node)
+
+
+def _statements(node: ast.stmt) -> list[ast.stmt]:
+    blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
+    blocks += [handler.body for handler in getattr(node, "handlers", [])]
+    return [statement for block in blocks for statement in block]
+
+
+def test_every_module_has_its_place():
+    assert not {place(path) for path in SOURCES} - {"__init__", *LAYER_OF}, "give it a line in LAYERS"
+
+
+def test_a_module_imports_only_what_stands_above_it():
+    wrong = []
+    for path in SOURCES:
+        own = place(path)
+        for name, line in imports(ast.parse(path.read_text()), own):
+            top, _, rest = name.partition(".")
+            other = rest.split(".")[0]
+            if top in ("replay", "tests", "experiments"):
+                wrong.append(f"{path.name}:{line} imports {name}")
+            elif top == "simrl" and other and other != own and other not in TOGETHER.get(own, ()):
+                if LAYER_OF[other] >= LAYER_OF[own]:
+                    wrong.append(f"{path.name}:{line} imports {name}, which does not stand above {own}")
+    assert not wrong
+
+
+def test_importing_simrl_imports_no_engine_no_framework_and_no_profiler():
+    eager = [
+        f"{path.name}:{line} imports {name}"
+        for path in SOURCES
+        for statement in at_import_time(ast.parse(path.read_text()))
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for name, line in imports(statement, place(path))
+        if name.split(".")[0] in HEAVY
+    ]
+    assert not eager, "import it inside the function that needs it"
+
+
+def test_the_check_itself_sees_imports_wherever_they_stand():
+    tree = ast.parse(
+        "import torch\n"
+        "try:\n    import ray.util\nexcept ImportError:\n    import vllm\n"
+        "class A:\n    from transformers import B\n    def f(self):\n        import aiconfigurator\n"
+        "if TYPE_CHECKING:\n    import tokenizers\n"
+        "from simrl import cli, __version__\n"
+    )
+    eager = {n for s in at_import_time(tree) if isinstance(s, ast.Import | ast.ImportFrom) for n, _ in imports(s, "")}
+    assert eager == {"torch", "ray.util", "vllm", "transformers", "simrl.cli", "simrl"}
+    assert {name for name, _ in imports(tree, "")} == eager | {"aiconfigurator", "tokenizers"}

@@ -11,6 +11,14 @@ from simrl.scenario import Scenario
 from simrl.simulate import simulate
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--renew-golden",
+        action="store_true",
+        help="write tests/golden anew from what the code computes now; then read the diff",
+    )
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real measurements beside the checkout. They are no part of the project: without them, tests are skipped."""

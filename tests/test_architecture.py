@@ -82,9 +82,8 @@ def test_a_module_imports_only_what_stands_above_it():
             other = rest.split(".")[0]
             if top in ("replay", "tests", "experiments"):
                 wrong.append(f"{path.name}:{line} imports {name}")
-            elif top == "simrl" and other and other != own and other not in TOGETHER.get(own, ()):
-                if LAYER_OF[other] >= LAYER_OF[own]:
-                    wrong.append(f"{path.name}:{line} imports {name}, which does not stand above {own}")
+            elif top == "simrl" and other not in ("", own, *TOGETHER.get(own, ())) and LAYER_OF[other] >= LAYER_OF[own]:
+                wrong.append(f"{path.name}:{line} imports {name}, which does not stand above {own}")
     assert not wrong
 
 

@@ -1,13 +1,16 @@
 """How long a trace of 100 steps and 1.6 million samples takes to write and to load. Bar: a load in less than 1 s.
 
-python experiments/bench/trace_load.py
+python experiments/bench/trace_load.py [--json]
 """
 
+import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from simrl.synthesis import LengthModel, synthesise
@@ -33,20 +36,28 @@ def seconds(action, *arguments):
     return time.perf_counter() - start, result
 
 
-def main() -> None:
-    console = Console()
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+) -> None:
     synthesis_s, trace = seconds(synthesise, MODEL, 0)
-    console.print(f"synthesis   {synthesis_s:.2f} s, {len(trace):,} rows, {MODEL.steps} steps")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.parquet"
         write_s, _ = seconds(write_trace, trace, path)
-        console.print(f"write       {write_s:.2f} s, {path.stat().st_size / 1e6:.1f} MB")
+        size_mb = path.stat().st_size / 1e6
         loads = [seconds(read_trace, path) for _ in range(5)]
         if any(loaded.table != trace.table for _, loaded in loads):
             raise SystemExit("the trace that was read is not the one that was written")
     load_s = statistics.median(s for s, _ in loads)
+    if as_json:
+        print(
+            json.dumps({"rows": len(trace), "load_s": load_s, "bar_s": BAR_S, "write_s": write_s, "size_mb": size_mb})
+        )
+        return
+    console = Console()
+    console.print(f"synthesis   {synthesis_s:.2f} s, {len(trace):,} rows, {MODEL.steps} steps")
+    console.print(f"write       {write_s:.2f} s, {size_mb:.1f} MB")
     console.print(f"load        {load_s:.3f} s, median of 5: {load_s / BAR_S:.2f} of the bar of {BAR_S:g} s")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

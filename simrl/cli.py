@@ -5,16 +5,22 @@ Exit codes: 0 done, 1 stopped (Ctrl-C), 2 bad input, told in one line on stderr.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from simrl import cli_profile, cli_trace
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
+
+INTERRUPTED = "interrupted; nothing was written"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,7 +46,7 @@ OutputFolder = Annotated[
 
 @app.command(
     epilog="Examples:  simrl compare experiments/quickstart.yaml   |   "
-    "simrl compare experiments/quickstart.yaml cluster.gpus=128 seed=3 'systems=[split,{name: areal, eta: 4}]'"
+    "simrl compare experiments/quickstart.yaml cluster.gpus=128 seed=3 'systems=\\[split,{name: areal, eta: 4}]'"
 )
 def compare(
     scenario: ScenarioFile,
@@ -50,8 +56,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all."""
-    from simrl.compare import compare_scenarios, print_comparison
+    from simrl.compare import compare_scenarios
     from simrl.scenario import load_scenarios
+    from simrl.table import print_comparison
 
     scenarios = load_scenarios(scenario, overrides or [])
     folder = output or Path("results") / scenarios[0].name
@@ -71,8 +78,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters."""
-    from simrl.compare import compare_scenarios, print_comparison
+    from simrl.compare import compare_scenarios
     from simrl.scenario import load_scenarios
+    from simrl.table import print_comparison
 
     scenarios = load_scenarios(scenario, overrides or [], system=system)
     if len(scenarios) > 1:
@@ -88,7 +96,7 @@ def run(
         print_comparison(rows, scenarios, folder)
 
 
-@app.command()
+@app.command(epilog="Example:  simrl version")
 def version(as_json: AsJson = False) -> None:
     """Print the version."""
     from simrl import __version__
@@ -100,19 +108,56 @@ def version(as_json: AsJson = False) -> None:
 
 
 def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=1, ensure_ascii=False))
+    print(json.dumps(data, indent=1))
 
 
 def main() -> None:
-    """Entry point: turns bad input and Ctrl-C into one line and an exit code."""
+    """Entry point: one line and an exit code for bad input, for what stops a run, and for whoever stops it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half-written is removed
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names and signs that the terminal cannot show
     try:
-        app()
+        try:
+            _check_arguments(sys.argv[1:])
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a failure can still be told
     except InputError as error:
-        print(f"simrl: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(error, 2)
+    except StoppedError as error:
+        _end(error, 1)
     except KeyboardInterrupt:
-        print("simrl: interrupted; nothing was written", file=sys.stderr)
-        sys.exit(1)
+        _end(INTERRUPTED, 1)
+    except SystemExit as ending:
+        if ending.code == 130:  # what typer makes of Ctrl-C
+            _end(INTERRUPTED, 1)
+        raise
+    except MemoryError:
+        _end("out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time", 1)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        if error.errno == errno.EPIPE:
+            sys.exit(1)  # whoever read it has gone, and needs no message
+        _end(f"stdout cannot be written ({error.strerror}); send it where there is room", 2)
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"argument {argument!r} is not UTF-8; rename the file") from error
+
+
+def _end(message: object, code: int) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C again gets no traceback
+    with suppress(OSError):  # nowhere left to tell it
+        print(f"simrl: {' '.join(str(message).split())}", file=sys.stderr or io.StringIO(), flush=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

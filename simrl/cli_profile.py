@@ -28,7 +28,7 @@ def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")], as_j
 
     description = _describe(read_profile(file))
     if as_json:
-        print(json.dumps(description, indent=1, ensure_ascii=False))
+        print(json.dumps(description, indent=1))
     else:
         _print(description)
 
@@ -67,7 +67,7 @@ def derive(
     write_profile(profile, output)
     description = _describe(profile)
     if as_json:
-        print(json.dumps({**description, "file": str(output)}, indent=1, ensure_ascii=False))
+        print(json.dumps({**description, "file": str(output)}, indent=1))
     else:
         _print(description)
         print(f"Written to {output}")

@@ -222,7 +222,7 @@ def show(
     plot_lengths(trace, picture)
     description = describe(trace)
     if as_json:
-        print(json.dumps({**description, "picture": str(picture)}, indent=1, ensure_ascii=False))
+        print(json.dumps({**description, "picture": str(picture)}, indent=1))
     else:
         print_description(description, Console())
         Console().print(f"Lengths drawn in {picture}")
@@ -246,29 +246,20 @@ def synth(
     as_json: AsJson = False,
 ) -> None:
     """Draw a trace from a length model, for when there is no run yet."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
     from pydantic import ValidationError
 
+    from simrl.explain import explain
+    from simrl.overrides import parse_override
     from simrl.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
 
     presets: dict[str | None, dict[str, Any]] = {None: {}, "rhymerl-math": RHYMERL_MATH, "rhymerl-code": RHYMERL_CODE}
     if preset not in presets:
         raise InputError(f"--preset {preset}: unknown; choose rhymerl-math or rhymerl-code")
-    for item in settings or []:
-        if "=" not in item:
-            raise InputError(f"trace synth {item!r}: write key=value, such as steps=10")
+    given = dict(parse_override(text) for text in settings or [])
     try:
-        given = OmegaConf.to_container(OmegaConf.from_dotlist(settings or []))
-        assert isinstance(given, dict)
         model = LengthModel.model_validate({**presets[preset], **given})
-    except OmegaConfBaseException as error:
-        raise InputError(f"trace synth: {error}".splitlines()[0]) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "length model"
-        fields = f"; it has {', '.join(LengthModel.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        raise InputError(f"trace synth: {place}: {first['msg']}{fields}") from error
+        raise InputError(f"trace synth: {explain(error, LengthModel, 'a length model')[1]}") from error
     _write(synthesise(model, seed, name or output.stem), output, as_json)
 
 
@@ -295,7 +286,7 @@ def _write(trace: Trace, output: Path, as_json: bool) -> None:
 
     write_trace(trace, output)
     if as_json:
-        print(json.dumps({**describe(trace), "file": str(output)}, indent=1, ensure_ascii=False))
+        print(json.dumps({**describe(trace), "file": str(output)}, indent=1))
         return
     print(
         f"{output}: {len(trace)} samples, {len(trace.step_slices)} steps, lengths counted by {trace.metadata.tokenizer}"

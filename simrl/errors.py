@@ -1,8 +1,13 @@
-"""One kind of error for everything a user can put right; the command line prints it in one line and exits with 2."""
+"""Two kinds of errors, each one line on the screen: what the user can put right (exit code 2), and what stopped a run
+through nobody's input (exit code 1). Anything else is a bug and shows its traceback."""
 
 
 class InputError(Exception):
     """Bad input. The message is one line: which file, which place in it, the value found, and what would be right."""
+
+
+class StoppedError(Exception):
+    """A run that ended early through nobody's input. The message is one line: what happened, and what may help."""
 
 
 def first_line(error: BaseException) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simrl.errors import InputError
+from simrl.errors import InputError, first_line
+from simrl.explain import explain
 
 
 class ModelShape(BaseModel):
@@ -24,6 +25,12 @@ class ModelShape(BaseModel):
     intermediate: int = Field(gt=0)
     vocab: int = Field(gt=0)
     tied_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def _heads_share_keys_evenly(self) -> ModelShape:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.kv_heads} KV heads do not divide {self.heads} attention heads")
+        return self
 
     @property
     def layer_parameters(self) -> int:
@@ -170,6 +177,16 @@ GPUS: dict[str, Gpu] = {
 }
 
 
+# A shape's fields in the words of a config.json.
+_CONFIG_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+}
+
+
 def model_shape(model: str | Path) -> ModelShape:
     """A model by its name in `MODELS`, or from a Hugging Face `config.json` (the file or its folder).
 
@@ -182,28 +199,32 @@ def model_shape(model: str | Path) -> ModelShape:
     if not path.is_file():
         raise InputError(f"model {model}: neither a config.json nor one of {', '.join(MODELS)}")
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a JSON config ({error})") from error
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON config ({first_line(error)}); name a model's config.json") from error
     if not isinstance(config, dict):
         raise InputError(f"{path}: a model config is a JSON object, this is a {type(config).__name__}")
     if any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise InputError(f"{path}: a mixture of experts; simrl models dense transformers")
-    try:
-        heads = int(config["num_attention_heads"])
-        return ModelShape(
-            name=str(config.get("_name_or_path") or path.parent.name).lower(),
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads", heads),
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=config["intermediate_size"],
-            vocab=config["vocab_size"],
-            tied_embeddings=config.get("tie_word_embeddings", False),
+    missing = [key for key in _CONFIG_KEYS.values() if key not in config]
+    if missing:
+        raise InputError(
+            f"{path}: no key {missing[0]!r}; a dense transformer's config has {', '.join(_CONFIG_KEYS.values())}"
         )
-    except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not the config of a dense transformer ({error})") from error
+    shape = {field: config[key] for field, key in _CONFIG_KEYS.items()}
+    heads, hidden = shape["heads"], shape["hidden"]
+    shape["name"] = Path(str(config.get("_name_or_path") or path.resolve().parent.name)).name.lower()
+    shape["kv_heads"] = config.get("num_key_value_heads") or heads
+    shape["head_dim"] = config.get("head_dim")
+    if shape["head_dim"] is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        shape["head_dim"] = hidden // heads
+    shape["tied_embeddings"] = config.get("tie_word_embeddings", False)
+    try:
+        return ModelShape.model_validate(shape)
+    except ValidationError as error:
+        field, message = explain(error, ModelShape, "a model")
+        written = f" ({_CONFIG_KEYS[field]})" if field in _CONFIG_KEYS else ""
+        raise InputError(f"{path}: {message}{written}; correct the config") from error
 
 
 def gpu(name: str) -> Gpu:

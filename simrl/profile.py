@@ -250,7 +250,8 @@ def read_profile(path: str | Path) -> TableProfile:
         metadata = ProfileMetadata.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{path}: metadata field {first['loc']}: {first['msg']}; derive the profile again") from error
+        field = ".".join(map(str, first["loc"])) or "(all)"
+        raise InputError(f"{path}: metadata field {field}: {first['msg']}; derive the profile again") from error
     try:
         data = {name: table.column(name).to_numpy() for name in COLUMNS}
         data = {name: values if name == "table" else values.astype(np.float64) for name, values in data.items()}

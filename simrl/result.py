@@ -79,7 +79,7 @@ class Result:
         for name in TABLES:
             pq.write_table(getattr(self, name), folder / f"{name}.parquet", compression="zstd")
         (folder / METADATA_FILE).write_text(
-            json.dumps(self.metadata, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+            json.dumps(self.metadata, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
         )
 
 
@@ -87,7 +87,7 @@ def read_result(folder: str | Path) -> Result:
     """Reads what `Result.write` wrote. Raises `InputError` for a folder that holds no result."""
     folder = Path(folder)
     try:
-        metadata = json.loads((folder / METADATA_FILE).read_text())
+        metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
         tables = {name: pq.read_table(folder / f"{name}.parquet") for name in TABLES}
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InputError(f"{folder}: not a result folder ({first_line(error)}); `simrl run` writes one") from error

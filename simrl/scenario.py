@@ -1,35 +1,41 @@
 """Scenario: everything one simulation depends on. Same scenario, same bytes out.
 
 A scenario file is YAML with `${…}` references (OmegaConf). It names one or several `systems` and may `vary` any field; each
-combination becomes one frozen, validated `Scenario`. Paths in a file are relative to the file.
+combination becomes one frozen, validated `Scenario`. Paths in a file are relative to the file, those in an override to the
+current folder.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from simrl.engine import EngineConfig
 from simrl.errors import InputError, first_line
+from simrl.explain import explain
+from simrl.hardware import MODELS
+from simrl.overrides import parse_override
 from simrl.synthesis import LengthModel
-from simrl.training import TrainingConfig
+from simrl.training import MOST_SECONDS, TrainingConfig
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ClusterConfig(_Model):
     """The GPUs. `tp` of them make one rollout worker."""
 
     gpu: str
-    gpus: int = Field(gt=0)
+    gpus: int = Field(gt=0, le=1_000_000)
     tp: int = Field(gt=0)
     cost_per_gpu_hour: float = Field(default=0.0, ge=0, description="in the currency you like; 0 leaves cost out")
 
@@ -43,17 +49,17 @@ class WorkloadConfig(_Model):
     @model_validator(mode="after")
     def _one_of_them(self) -> WorkloadConfig:
         if (self.trace is None) == (self.synthetic is None):
-            raise ValueError("give either a trace (path) or synthetic (a length model)")
+            raise ValueError("give either a trace (path) or synthetic (a length model), the other as null")
         return self
 
 
 class RooflineConfig(_Model):
     """Efficiencies of `simrl.profilers.roofline.roofline_profile`; what is not given has that function's default."""
 
-    compute_efficiency: float | None = Field(default=None, gt=0, le=1)
-    memory_efficiency: float | None = Field(default=None, gt=0, le=1)
-    link_efficiency: float | None = Field(default=None, gt=0, le=1)
-    between_passes_s: float | None = Field(default=None, ge=0)
+    compute_efficiency: float | None = Field(default=None, ge=0.001, le=1)
+    memory_efficiency: float | None = Field(default=None, ge=0.001, le=1)
+    link_efficiency: float | None = Field(default=None, ge=0.001, le=1)
+    between_passes_s: float | None = Field(default=None, ge=0, le=MOST_SECONDS)
 
 
 class ProfileConfig(_Model):
@@ -61,15 +67,19 @@ class ProfileConfig(_Model):
 
     path: str | None = None
     roofline: RooflineConfig | None = None
-    forward_correction: float = Field(default=1.0, gt=0, description="multiplies every forward pass; 1 = as profiled")
+    forward_correction: float = Field(
+        default=1.0, ge=0.01, le=100, description="multiplies every forward pass; 1 = as profiled"
+    )
     between_passes_s: float | None = Field(
-        default=None, ge=0, description="replaces the profile's pause between passes"
+        default=None, ge=0, le=MOST_SECONDS, description="replaces the profile's pause between passes"
     )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:
         if (self.path is None) == (self.roofline is None):
-            raise ValueError("give either path (a profile file) or roofline (its efficiencies, {} for the defaults)")
+            raise ValueError(
+                "give either path (a profile file) or roofline (its efficiencies, {} for the defaults), the other as null"
+            )
         return self
 
 
@@ -88,7 +98,7 @@ class SystemConfig(BaseModel):
 class Scenario(_Model):
     """One simulation."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(description="also of the folder of its results")
     seed: int = Field(default=0, ge=0)
     steps: int = Field(gt=0, description="policy updates to simulate")
     warmup_steps: int = Field(
@@ -102,12 +112,34 @@ class Scenario(_Model):
     training: TrainingConfig = TrainingConfig()
     system: SystemConfig
     variant: str = Field(default="", description="what was varied to get here, as `key=value, …`")
+    file: str = Field(default="scenario", exclude=True, description="where it was read, for messages")
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ValueError("use the letters a-z, digits, '.', '_' and '-', a letter or digit first")
+        return name
 
     @model_validator(mode="after")
     def _steps_are_left(self) -> Scenario:
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps; lower it")
         return self
+
+
+# What `load_scenarios` fills in, and what a file has instead.
+_FILLED_IN = ("system", "variant", "file")
+_KEYS = (*(key for key in Scenario.model_fields if key not in _FILLED_IN), "systems", "vary")
+_PATHS = ("workload.trace", "profile.path")
+
+
+class _Setting(NamedTuple):
+    """A value for a dotted key, and who gives it: the words with which a message names it."""
+
+    key: str
+    value: Any
+    giver: str
 
 
 def load_scenarios(path: str | Path, overrides: Sequence[str] = (), system: str | None = None) -> list[Scenario]:
@@ -119,36 +151,31 @@ def load_scenarios(path: str | Path, overrides: Sequence[str] = (), system: str 
     """
     path = Path(path)
     config = _read(path)
+    settings = [_override(text) for text in overrides]
     if system is not None:
-        own = [
-            item for item in overrides if item.split("=", 1)[0].split(".")[0] not in (*Scenario.model_fields, "vary")
-        ]
-        overrides = [item for item in overrides if item not in own]
-        parameters = OmegaConf.to_container(_overrides(own))
-        assert isinstance(parameters, dict)
-        config["systems"] = [{"name": system, **parameters}]
-    config = _merge(config, _overrides(overrides), path)
-    systems = config.pop("systems", None)
-    variations = config.pop("vary", None) or [{}]
-    if OmegaConf.is_config(systems):
-        systems = OmegaConf.to_container(systems, resolve=True)
-    if OmegaConf.is_config(variations):
-        variations = OmegaConf.to_container(variations, resolve=True)
-    if not isinstance(systems, list) or not systems:
-        raise InputError(
-            f"{path}: systems is {systems!r}; give a list such as [verl_colocated, {{name: areal, eta: 8}}]"
-        )
-    if not isinstance(variations, list) or not all(isinstance(v, dict) for v in variations):
-        raise InputError(
-            f"{path}: vary is {variations!r}; give a list such as [{{cluster.gpus: 64}}, {{cluster.gpus: 256}}]"
-        )
-    fixed = {item.split("=", 1)[0] for item in overrides}
-    distinct: list[dict[str, Any]] = []
-    for variation in variations:
-        kept = {key: value for key, value in variation.items() if key not in fixed}
-        if kept not in distinct:
-            distinct.append(kept)
-    return [_scenario(config, variation, system, path) for variation in distinct for system in systems]
+        own = [s for s in settings if s.key.split(".")[0] not in _KEYS]
+        settings = [s for s in settings if s not in own]
+        config["systems"] = [{"name": system, **{s.key: s.value for s in own}}]
+    for setting in settings:
+        _set(config, setting, str(path))
+    systems = _entries(config, "systems", "[verl_colocated, {name: areal, eta: 8}]", path)
+    if not systems:
+        raise InputError(f"{path}: no systems; give a list such as [verl_colocated, {{name: areal, eta: 8}}]")
+    for i, entry in enumerate(systems):
+        if not isinstance(entry, str) and not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
+            raise InputError(f"{path}: entry {i + 1} of systems is {entry!r}; give a name, or {{name: areal, eta: 8}}")
+    variations = _entries(config, "vary", "[{cluster.gpus: 64}, {cluster.gpus: 256}]", path) or [{}]
+    fixed = {setting.key for setting in settings}
+    distinct: list[list[_Setting]] = []
+    for i, entry in enumerate(variations):
+        if not isinstance(entry, dict):
+            raise InputError(
+                f"{path}: entry {i + 1} of vary is {entry!r}; give key: value, such as {{cluster.gpus: 64}}"
+            )
+        varied = [_varied(key, value, path) for key, value in entry.items() if key not in fixed]
+        if varied not in distinct:
+            distinct.append(varied)
+    return [_scenario(config, varied, settings, entry, path) for varied in distinct for entry in systems]
 
 
 def _read(path: Path) -> DictConfig:
@@ -158,73 +185,109 @@ def _read(path: Path) -> DictConfig:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
         raise InputError(f"{path}: {place}: {error.problem or first_line(error)}; correct the YAML") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except RecursionError as error:
+        raise InputError(f"{path}: nested too deeply; a scenario has a handful of levels") from error
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{path}: cannot be read ({what})") from error
+        raise InputError(f"{path}: cannot be read ({what}); name a scenario file (YAML)") from error
     if not isinstance(config, DictConfig) or not config:
-        raise InputError(f"{path}: no keys; a scenario has name, model, cluster, workload, profile, systems, …")
+        raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
+    for key in config:
+        if key not in _KEYS:
+            raise InputError(f"{path}: unknown key {key!s}; a scenario has {', '.join(_KEYS)}")
     return config
 
 
-def _overrides(items: Sequence[str]) -> DictConfig:
-    for item in items:
-        if "=" not in item or item.startswith("="):
-            raise InputError(f"override {item!r}: write key=value, such as cluster.gpus=128")
-    try:
-        return OmegaConf.from_dotlist(list(items))
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise InputError(f"overrides {' '.join(items)}: {first_line(error)}") from error
+def _override(text: str) -> _Setting:
+    """A path in it is meant from the current folder, as everywhere on a command line."""
+    key, value = parse_override(text)
+    if key in _PATHS and isinstance(value, str):
+        value = _path(value, Path.cwd())
+    return _Setting(key, value, f"override {text!r}")
 
 
-def _merge(config: DictConfig, more: DictConfig, path: Path) -> DictConfig:
+def _path(text: str, folder: Path) -> str:
+    return str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
+
+
+def _varied(key: Any, value: Any, path: Path) -> _Setting:
+    if str(key).split(".")[0] in ("systems", "vary"):
+        raise InputError(
+            f"{path}: vary has {key}; it takes fields such as cluster.gpus, and systems are a list already"
+        )
+    return _Setting(str(key), value, f"vary {key}={value}")
+
+
+def _set(config: DictConfig, setting: _Setting, origin: str) -> None:
+    """Gives a key its value; dictionaries are merged, and a number in a key is a place in a list."""
+    keys = setting.key.split(".")
+    if not all(re.fullmatch(r"\w+", key) for key in keys):
+        raise InputError(f"{origin}, {setting.giver}: {setting.key!r} is no key; write one such as cluster.gpus")
+    if keys[0] not in _KEYS:
+        raise InputError(f"{origin}, {setting.giver}: unknown key {keys[0]}; a scenario has {', '.join(_KEYS)}")
     try:
-        merged = OmegaConf.merge(config, more)
+        for i in range(1, len(keys)):
+            parent = OmegaConf.select(config, ".".join(keys[:i]))
+            if parent is not None and not OmegaConf.is_config(parent):
+                raise InputError(f"{origin}, {setting.giver}: {'.'.join(keys[:i])} is {parent!r}, it has no {keys[i]}")
+        OmegaConf.update(config, setting.key, setting.value, merge=True)
+    except (OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
+        raise InputError(f"{origin}, {setting.giver}: does not fit ({first_line(error)}); correct the key") from error
+
+
+def _entries(config: DictConfig, key: str, example: str, path: Path) -> list[Any]:
+    """Takes the list `key` out of the config; empty where there is none."""
+    try:
+        value = OmegaConf.select(config, key)
+        entries = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
-        raise InputError(f"{path}: override does not fit: {first_line(error)}") from error
-    assert isinstance(merged, DictConfig)
-    return merged
+        raise _bad_reference(error, path) from error
+    config.pop(key, None)
+    if entries is not None and not isinstance(entries, list):
+        raise InputError(f"{path}: {key} is {entries!r}; give a list such as {example}")
+    return entries or []
 
 
-def _scenario(config: DictConfig, variation: dict[str, Any], system: Any, path: Path) -> Scenario:
+def _scenario(
+    config: DictConfig, varied: list[_Setting], overrides: list[_Setting], system: Any, path: Path
+) -> Scenario:
     config = config.copy()
-    try:
-        for key, value in variation.items():
-            OmegaConf.update(config, key, value)
-        data = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise InputError(f"{path}: {first_line(error)}; correct the reference or the key") from error
-    assert isinstance(data, dict)
-    data["system"] = {"name": system} if isinstance(system, str) else system
-    data["variant"] = ", ".join(f"{key}={value}" for key, value in variation.items())
-    for section, key in (("workload", "trace"), ("profile", "path")):
+    for setting in varied:
+        _set(config, setting, str(path))
+    data = _resolved(config, path)
+    data["system"] = {"name": system} if isinstance(system, str) else {str(k): v for k, v in system.items()}
+    data["variant"] = ", ".join(f"{setting.key}={setting.value}" for setting in varied)
+    data["file"] = str(path)
+    for dotted in _PATHS:
+        section, key = dotted.split(".")
         part = data.get(section)
         if isinstance(part, dict) and isinstance(part.get(key), str):
-            part[key] = str(path.parent / part[key])
+            part[key] = _path(part[key], path.parent)
+    model = data.get("model")
+    if isinstance(model, str) and model.lower() not in MODELS and (path.parent / model).exists():
+        data["model"] = str(path.parent / model)
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise InputError(f"{path}: {_explain(error)}") from error
+        key, message = explain(error, Scenario, "scenario")
+        givers = [
+            s.giver for s in (*varied, *overrides) if f"{key}.".startswith(f"{s.key}.") or s.key.startswith(f"{key}.")
+        ]
+        raise InputError(f"{', '.join([str(path), *givers[:1]])}: {message}") from error
 
 
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "scenario"
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {place}; {_known_keys(first['loc'][:-1])}"
-    if first["type"] == "missing":
-        return f"key {place} is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    value = "" if isinstance(first["input"], dict | BaseModel) else f" is {first['input']!r}"
-    return f"{place}{value}: {message[:1].lower()}{message[1:]}"
+def _resolved(config: DictConfig, path: Path) -> dict[str, Any]:
+    """As plain data, references followed."""
+    try:
+        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise _bad_reference(error, path) from error
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
 
 
-def _known_keys(place: tuple[Any, ...]) -> str:
-    model: Any = Scenario
-    for key in place:
-        kind = model.model_fields[key].annotation
-        model = next(
-            t for t in (kind, *getattr(kind, "__args__", ())) if isinstance(t, type) and issubclass(t, BaseModel)
-        )
-    names = [name for name in model.model_fields if not (model is Scenario and name in ("system", "variant"))]
-    names += ["systems", "vary"] if model is Scenario else []
-    return f"{'.'.join(map(str, place)) or 'a scenario'} has {', '.join(names)}"
+def _bad_reference(error: OmegaConfBaseException, path: Path) -> InputError:
+    place = f"{error.full_key}: " if error.full_key else ""
+    return InputError(f"{path}: {place}{first_line(error)}; correct the reference or the key")

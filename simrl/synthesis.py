@@ -34,6 +34,8 @@ from simrl.trace import Trace, TraceMetadata
 
 Floats = NDArray[np.float64]
 MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+LARGEST_INT32 = 2**31 - 1  # of a trace's columns
+MOST_SAMPLES = 100_000_000  # some 10 GB while they are drawn
 
 
 class LengthModel(BaseModel):
@@ -43,12 +45,14 @@ class LengthModel(BaseModel):
     checked by `synthesise`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: int = Field(gt=0, description="training steps; the last epoch may stay unfinished")
     prompts_per_step: int = Field(gt=0, description="prompts a step, each sampled `group` times")
     group: int = Field(gt=0, description="responses a prompt (GRPO's group size)")
-    cap_tokens: int = Field(gt=1, description="largest response; longer ones are cut to it (finish_reason 'length')")
+    cap_tokens: int = Field(
+        gt=1, le=LARGEST_INT32, description="largest response; longer ones are cut to it (finish_reason 'length')"
+    )
     prompts: int | None = Field(
         default=None,
         gt=0,
@@ -76,11 +80,13 @@ class LengthModel(BaseModel):
         default=0.0, ge=0, lt=1, description="share of responses, whatever the prompt, that give up early"
     )
     early_stop_factor: float = Field(
-        default=0.1, gt=0, le=1, description="their length as a multiple of what it would have been"
+        default=0.1, ge=0.001, le=1, description="their length as a multiple of what it would have been"
     )
     prompt_tokens: MeanTokens = Field(default=256.0, description="mean prompt, lognormal, the same in every epoch")
     prompt_sigma: float = Field(default=0.0, ge=0, le=3, description="standard deviation of the log prompt length")
-    prompt_cap_tokens: int = Field(default=2048, gt=1, description="largest prompt; longer ones are cut to it")
+    prompt_cap_tokens: int = Field(
+        default=2048, gt=1, le=LARGEST_INT32, description="largest prompt; longer ones are cut to it"
+    )
     reward_mean: float | None = Field(
         default=0.5, gt=0, lt=1, description="share of responses with reward 1, the others have 0; empty: no rewards"
     )
@@ -96,6 +102,16 @@ class LengthModel(BaseModel):
     def _an_epoch_has_a_step(self) -> LengthModel:
         if self.prompts is not None and self.prompts < self.prompts_per_step:
             raise ValueError(f"prompts {self.prompts} is less than one step's prompts_per_step {self.prompts_per_step}")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_in_memory(self) -> LengthModel:
+        samples = self.steps * self.prompts_per_step * self.group
+        if max(samples, self.dataset_prompts) > MOST_SAMPLES:
+            raise ValueError(
+                f"steps × prompts_per_step × group is {samples:,} samples of {self.dataset_prompts:,} prompts; "
+                f"stay under {MOST_SAMPLES:,} (a trace that is too short is passed over again)"
+            )
         return self
 
     @property

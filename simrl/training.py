@@ -21,21 +21,22 @@ from simrl.hardware import Gpu, ModelShape
 Ints = NDArray[np.int64]
 
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
+MOST_SECONDS = 1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
 
 
 class TrainingConfig(BaseModel):
     """Inputs of the training model. The defaults are assumptions until they are measured on the user's cluster."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     mfu: float = Field(
         default=0.35,
-        gt=0,
+        ge=0.001,
         le=1,
         description="model FLOPs (6 a parameter and token, attention as it is) over the data sheet's, micro-batches full; "
         "assumed: a verl run on 4 GPUs logs 0.37, published RL benchmarks span 0.14-0.5",
     )
-    log_prob_mfu: float = Field(default=0.35, gt=0, le=1, description="the same for a forward pass alone; assumed")
+    log_prob_mfu: float = Field(default=0.35, ge=0.001, le=1, description="the same for a forward pass alone; assumed")
     sequence_parallel: int = Field(default=1, gt=0, description="GPUs that share one sequence (Ulysses, Megatron TP)")
     tokens_per_microbatch: int = Field(
         default=32768, gt=0, description="of one data-parallel rank; AReaL §7.5 uses 32,768"
@@ -44,16 +45,22 @@ class TrainingConfig(BaseModel):
         default="dynamic",
         description="dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: so many sequences that the longest fit",
     )
-    reward_s: float = Field(default=0.2, ge=0, description="from the end of a response to its reward; assumed")
-    publish_s: float = Field(default=1.0, ge=0, description="gathering the new weights for the workers; assumed")
+    reward_s: float = Field(
+        default=0.2, ge=0, le=MOST_SECONDS, description="from the end of a response to its reward; assumed"
+    )
+    publish_s: float = Field(
+        default=1.0, ge=0, le=MOST_SECONDS, description="gathering the new weights for the workers; assumed"
+    )
     load_overhead_s: float = Field(
         default=1.0,
         ge=0,
+        le=MOST_SECONDS,
         description="of a change of weights, besides the transfer: pause, bucket set-up, resume; assumed",
     )
     switch_s: float = Field(
         default=4.0,
         ge=0,
+        le=MOST_SECONDS,
         description="colocated: between rollout and training (sleep, offload, wake), each way; assumed",
     )
 

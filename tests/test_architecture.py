@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # each other. A new module gets its place here.
 LAYERS = (
     "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
-    "files hardware",
+    "files hardware overrides",
     "trace profile",
     "rollout synthesis profilers importers engine training",
     "result scenario",

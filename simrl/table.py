@@ -1,0 +1,172 @@
+"""The comparison on the screen: as many columns as fit.
+
+Invariant: a column is shown whole or left out, the least important first, and what is left out is said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from simrl.scenario import Scenario
+
+LONGEST_LINE = 30  # characters of a label; what is longer goes on in the next line
+Row = Mapping[str, Any]
+
+
+class _Column(NamedTuple):
+    """A heading (with line breaks), what stands under it, what it means, and its turn to be left out (0: never)."""
+
+    heading: str
+    cell: Callable[[Row], str]
+    meaning: str = ""
+    turn: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.heading.replace("\n", " ")
+
+
+def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder: Path) -> None:
+    """The table, what its columns mean, what the numbers rest on, and where the files are."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 10_000  # a file or a pipe: nothing has to be left out or broken
+    columns, left_out = _columns(rows), []
+    unlimited = console.options.update(max_width=10_000)
+    while console.measure(table := _table(rows, columns), options=unlimited).maximum > console.width:
+        first = min((column for column in columns if column.turn), key=lambda column: column.turn, default=None)
+        if first is None:
+            break
+        columns.remove(first)
+        left_out.append(first.name)
+    console.print(Text(_title(scenarios), style="bold"))
+    console.print(table)
+    for column in columns:
+        if column.meaning:
+            console.print(f"{column.name}: {column.meaning}")
+    if left_out:
+        console.print(f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
+    console.print()
+    for line in _provenance(folder / row["folder"] for row in rows):
+        console.print(line)
+    console.print(f"Written to {folder}", soft_wrap=True)
+    console.print(
+        "with comparison.png and .json, and for each row a folder: timeline.png, perfetto.json (open it at "
+        "https://ui.perfetto.dev), Parquet tables, result.json."
+    )
+
+
+def _columns(rows: Sequence[Row]) -> list[_Column]:
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    varied, among = _varied(variants), ""
+    leading, overall, cost = [], [], []
+    if len(variants) > 1:
+        single = varied != "variant"
+        leading = [_Column(varied, lambda row: row["variant"].partition("=")[2] if single else row["variant"] or "-")]
+        overall = [
+            _Column("overall\nspeed-up", lambda row: f"{row['speedup']:.2f}×", "samples/s over the first row's", turn=1)
+        ]
+        among = f" with the same {varied}"
+    if rows[0]["cost_per_1k_samples"] is not None:
+        cost = [_Column("cost/1k\nsamples", lambda row: _number(row["cost_per_1k_samples"]), turn=6)]
+    return [
+        *leading,
+        _Column("system", lambda row: row["system"]),
+        _Column(
+            "samples/s", lambda row: _number(row["samples_per_s"]), f"trained samples a second; bold: the most{among}"
+        ),
+        _Column(
+            "speed-up", lambda row: f"{row['speedup_in_variant']:.2f}×", f"samples/s over the first system's{among}"
+        ),
+        *overall,
+        _Column(
+            "rollout\nbubble",
+            lambda row: f"{row['rollout_bubble']:.0%}",
+            "share of time that rollout GPUs idle",
+            turn=8,
+        ),
+        _Column(
+            "train\nidle",
+            lambda row: f"{row['train_idle']:.0%}",
+            "the same of GPUs that only train (0% where all GPUs do both)",
+            turn=8,
+        ),
+        _Column(
+            "off-policy\nmean / max",
+            lambda row: f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}",
+            "policy updates between writing a token and training on it",
+            turn=7,
+        ),
+        _Column("step s", lambda row: _number(row["step_s"]), "seconds a policy update", turn=4),
+        _Column("tokens/s", lambda row: _number(row["tokens_per_s"]), "trained, prompts and responses", turn=2),
+        _Column("GPU-h/1k\nsamples", lambda row: _number(row["gpu_hours_per_1k_samples"]), turn=3),
+        *cost,
+    ]
+
+
+def _varied(variants: Sequence[str]) -> str:
+    """The last part of the only key that varies, such as gpus; else "variant"."""
+    keys = {variant.partition("=")[0] for variant in variants}
+    if len(keys) > 1 or any(", " in variant for variant in variants):
+        return "variant"
+    return keys.pop().rpartition(".")[2]
+
+
+def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        label = column.name in ("system", "variant")
+        table.add_column(column.heading, justify="left" if label else "right", no_wrap=True)
+    for i, row in enumerate(rows):
+        group = [other for other in rows if other["variant"] == row["variant"]]
+        best = row["samples_per_s"] == max(other["samples_per_s"] for other in group)
+        last = i + 1 < len(rows) and rows[i + 1]["variant"] != row["variant"]
+        cells = [textwrap.fill(column.cell(row), LONGEST_LINE, subsequent_indent="  ") for column in columns]
+        table.add_row(*map(Text, cells), style="bold" if best else "", end_section=last)
+    return table
+
+
+def _number(value: float) -> str:
+    """Three significant digits, and every digit before the point."""
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:,.{max(0, digits)}f}"
+
+
+def _title(scenarios: Sequence[Scenario]) -> str:
+    """What all runs have in common."""
+    first, several = scenarios[0], len({s.cluster.gpus for s in scenarios}) > 1
+    parts: list[tuple[str, set[object]]] = [
+        (first.model, {s.model for s in scenarios}),
+        (
+            first.cluster.gpu if several else f"{first.cluster.gpus} {first.cluster.gpu}",
+            {s.cluster.gpu for s in scenarios},
+        ),
+        (f"tp {first.cluster.tp}", {s.cluster.tp for s in scenarios}),
+        (f"updates {first.warmup_steps + 1} to {first.steps}", {(s.warmup_steps, s.steps) for s in scenarios}),
+    ]
+    return f"{first.name}: {', '.join(text for text, distinct in parts if len(distinct) == 1)}"
+
+
+def _provenance(folders: Iterable[Path]) -> list[str]:
+    """What the numbers rest on, each thing once."""
+    lines = []
+    for folder in folders:
+        metadata = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
+        lines += [
+            f"Step times: {profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})",
+            f"Rollouts: {trace['name']}, {trace['kind']}",
+            f"Training: mfu {training['mfu']}, assumed unless you measured it",
+        ]
+    return sorted(dict.fromkeys(lines), key=lambda line: line.partition(":")[0] != "Step times")

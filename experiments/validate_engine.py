@@ -171,7 +171,7 @@ def main(
     console.print(table)
     console.print(
         "Counted are the all-reduces. vLLM also gathers the logits of both ranks; with that at the link's figures "
-        f"{gathered['run']} comes out at {gathered['tpot_mean_err']:+.2%} TPOT and {gathered['latency_mean_err']:+.2%} latency.\n"
+        f"{gathered['run']} comes out at {gathered['tpot_mean_err']:+.2%} TPOT, {gathered['latency_mean_err']:+.2%} latency.\n"
     )
     for row in rows:
         table = Table("quantity", *(f"p{q * 100:g}" for q in QUANTILES), title=f"{row['run']}: measured → simulated")

@@ -131,7 +131,7 @@ class Scenario(_Model):
 # What `load_scenarios` fills in, and what a file has instead.
 _FILLED_IN = ("system", "variant", "file")
 _KEYS = (*(key for key in Scenario.model_fields if key not in _FILLED_IN), "systems", "vary")
-_PATHS = ("workload.trace", "profile.path")
+_PATHS = (("workload", "trace"), ("profile", "path"))
 
 
 class _Setting(NamedTuple):
@@ -203,8 +203,11 @@ def _read(path: Path) -> DictConfig:
 def _override(text: str) -> _Setting:
     """A path in it is meant from the current folder, as everywhere on a command line."""
     key, value = parse_override(text)
-    if key in _PATHS and isinstance(value, str):
-        value = _path(value, Path.cwd())
+    for section, name in _PATHS:
+        if key == f"{section}.{name}" and isinstance(value, str):
+            value = _path(value, Path.cwd())
+        elif key == section and isinstance(value, dict) and isinstance(value.get(name), str):
+            value = {**value, name: _path(value[name], Path.cwd())}
     return _Setting(key, value, f"override {text!r}")
 
 
@@ -260,8 +263,7 @@ def _scenario(
     data["system"] = {"name": system} if isinstance(system, str) else {str(k): v for k, v in system.items()}
     data["variant"] = ", ".join(f"{setting.key}={setting.value}" for setting in varied)
     data["file"] = str(path)
-    for dotted in _PATHS:
-        section, key = dotted.split(".")
+    for section, key in _PATHS:
         part = data.get(section)
         if isinstance(part, dict) and isinstance(part.get(key), str):
             part[key] = _path(part[key], path.parent)

@@ -244,6 +244,6 @@ def _costs(scenario: Scenario, system: System, model: ModelShape, kind: Gpu, tra
         gpus=train_gpus,
         config=scenario.training,
         minibatches=system.minibatches,
-        log_probs=system.log_probs,
+        log_probs=system.log_probs + scenario.training.extra_log_probs,
         switch=system.rollout_share is None,
     )

@@ -28,8 +28,6 @@ from simrl.trace import Trace, trace_metadata_json
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 RANKING_GROUPS = 8
 
-# From Okabe and Ito's palette, told apart with any colour vision.
-
 
 def describe(trace: Trace) -> dict[str, Any]:
     """The trace in numbers, ready for JSON; what cannot be computed from it is None.

@@ -45,6 +45,9 @@ class TrainingConfig(BaseModel):
         default="dynamic",
         description="dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: so many sequences that the longest fit",
     )
+    extra_log_probs: int = Field(
+        default=0, ge=0, description="forward passes besides the system's own, in passes of the policy: a reference, a teacher"
+    )
     reward_s: float = Field(
         default=0.2, ge=0, le=MOST_SECONDS, description="from the end of a response to its reward; assumed"
     )

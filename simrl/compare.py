@@ -27,7 +27,7 @@ from simrl.metrics import summary
 from simrl.perfetto import write_perfetto
 from simrl.plots import plot_comparison, plot_timeline
 from simrl.scenario import Scenario
-from simrl.simulate import prepare, simulate
+from simrl.simulate import compile_kernels, prepare, simulate
 
 MANIFEST = "files.txt"
 LONGEST_NAME = 100  # of a run's folder; file systems take 255 bytes
@@ -99,8 +99,12 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
     with _progress() as progress, ProcessPoolExecutor(min(jobs, len(work)), get_context("spawn")) as pool:
         task = progress.add_task("runs simulated", total=len(work))
         try:
-            with ctrl_c_ignored():  # the processes start when work is submitted
-                futures = [pool.submit(_simulate_one, scenario, folder) for scenario, folder in work]
+            with ctrl_c_ignored():  # a process starts when work is submitted
+                started = [pool.submit(_started) for _ in range(min(jobs, len(work)))]
+            compile_kernels()  # once here, while the processes start, and not in each of them
+            for start in started:
+                start.result()
+            futures = [pool.submit(_simulate_one, scenario, folder) for scenario, folder in work]
             for future in as_completed(futures):
                 future.result()
                 progress.advance(task)
@@ -115,6 +119,10 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
                     "a process that simulates was killed, perhaps for want of memory; nothing was written; try fewer --jobs"
                 ) from error
             raise
+
+
+def _started() -> None:
+    """Work for a process that only has to start and import."""
 
 
 def _simulate_one(scenario: Scenario, folder: Path, on_step: Callable[[int], None] | None = None) -> dict[str, Any]:

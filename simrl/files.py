@@ -48,7 +48,9 @@ def write_whole_folder(path: Path, manifest: str) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
         try:
             yield temporary
-            (temporary / manifest).write_text("".join(f"{file}\n" for file in [manifest, *_files(temporary)]))
+            (temporary / manifest).write_text(
+                "".join(f"{file}\n" for file in [manifest, *_files(temporary)]), encoding="utf-8"
+            )
             temporary.chmod(0o777 & ~_umask())
             _refuse_to_replace(target, path, manifest)  # a simulation may take hours
             with ctrl_c_ignored():
@@ -78,9 +80,11 @@ def _made_folders(path: Path) -> Iterator[Path]:
     that not a link is replaced but what it points to."""
     target = Path(os.path.realpath(path))
     missing = [folder for folder in target.parents if not folder.exists()]
-    lowest = target.parents[len(missing)]
-    if not lowest.is_dir():
-        raise InputError(f"{path}: {lowest.name} is no folder; name a place where you may write")
+    if target.is_symlink():  # still, after following
+        raise InputError(f"{path}: its links go round in a circle; name another")
+    for folder in target.parents:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{path}: {folder.name} is no folder; name a place where you may write")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield target
@@ -105,7 +109,7 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str) -> None:
         raise InputError(
             f"{path}: exists and was not written by simrl (no {manifest} in it); name another output folder"
         )
-    listed = set((target / manifest).read_text().splitlines()) if files else set()
+    listed = set((target / manifest).read_text(encoding="utf-8").splitlines()) if files else set()
     foreign = [file for file in files if file not in listed and Path(file).name not in LEFT_BY_SYSTEMS]
     if foreign:
         raise InputError(

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import simpy
 
 import simrl
 from simrl.dispatch import PLACEMENTS, Dispatcher
-from simrl.engine import Limits
+from simrl.engine import Engine, Limits
 from simrl.errors import InputError
 from simrl.hardware import Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Batch, Stage
-from simrl.profile import TableProfile, read_profile
+from simrl.profile import TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
 from simrl.scenario import Scenario
@@ -28,7 +29,7 @@ from simrl.synthesis import synthesise
 from simrl.systems import System, make_system
 from simrl.trace import Trace, read_trace
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
-from simrl.training import TrainingCosts
+from simrl.training import TrainingCosts, deal, longest_first, pack
 from simrl.worker import SimulatedWorker
 
 
@@ -152,6 +153,21 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         for worker in workers:
             worker.stop(env.now)
         return recorder.result(env.now, prepared.inputs())
+
+
+def compile_kernels() -> None:
+    """Compiles the kernels of a simulation, or loads them: numba keeps them on disk, for later processes too."""
+    axis, flat = np.array([0.0, 8.0]), np.zeros(2)
+    tables = Tables(axis, flat, axis, flat, axis, axis, axis, axis, np.zeros((2, 2, 2, 2)), 1.0)
+    engine = Engine(tables, Limits(max_num_seqs=2, max_num_batched_tokens=8, block_size=1, kv_blocks=8))
+    slots = [engine.submit(1, 2), engine.submit(1, 2)]
+    engine.settle(0.0)
+    engine.recompute_running()
+    engine.abort(slots[0])
+    engine.run_until_idle()
+    lengths = np.array([2, 1])
+    deal(lengths, longest_first(lengths), 2)
+    pack(lengths, longest_first(lengths), 3)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 
 from simrl.result import Result
 from simrl.scenario import Scenario
@@ -53,3 +54,9 @@ def small_run() -> Callable[..., Result]:
         )
 
     return run
+
+
+@pytest.fixture
+def simrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """The command line in an empty folder with a small scenario."""
+    return CommandLine(tmp_path, capsys, monkeypatch)

@@ -343,10 +343,18 @@ def test_a_busy_worker_takes_a_new_sample_after_the_pass_that_runs():
     assert late[0][0][0] == 7.0  # asked at 3 when the second ended, admitted at 4: not in the pass that begins at 3
 
 
-def test_samples_submitted_in_one_instant_start_in_one_pass():
+def test_samples_submitted_in_one_instant_start_in_one_pass_whatever_chain_of_events_led_there():
     env, worker = a_worker(ROOMY._replace(max_num_batched_tokens=8))
-    ends = gather(env, [worker.submit(sample(uid, prompt_tokens=4, response_tokens=1)) for uid in range(2)])
-    assert [r.finished_s for r in env.run(ends)] == [1.0, 1.0]
+    short, long = sample(0, prompt_tokens=4, response_tokens=1), sample(1, prompt_tokens=4, response_tokens=1)
+
+    def submit_after(reactions, what):
+        yield env.timeout(3.0)
+        for _ in range(reactions):
+            yield env.timeout(0)
+        return (yield worker.submit(what))
+
+    ends = gather(env, [env.process(submit_after(0, short)), env.process(submit_after(5, long))])
+    assert [rollout.finished_s for rollout in env.run(ends)] == [4.0, 4.0]
 
 
 def test_two_workers_whose_responses_end_at_one_instant_get_the_reaction_to_both_one_pass_later():
@@ -472,14 +480,15 @@ def test_the_abort_of_a_response_that_has_ended_gives_none():
     assert stay.value.done
 
 
-def test_what_is_aborted_before_it_began_has_no_tokens_and_no_first_token():
-    env, worker = a_worker(ROOMY._replace(max_num_seqs=1))
-    worker.submit(sample(0, response_tokens=8))
-    waiting = worker.submit(sample(1, response_tokens=8))
-    at(env, 2.5, lambda: worker.abort(sample(1, response_tokens=8)))
-    rollout = env.run(waiting)
-    assert (rollout.tokens, rollout.segments) == (0, ())
-    assert math.isnan(rollout.first_token_s)
+def test_what_is_aborted_before_its_first_token_has_none_however_far_its_prefill_was():
+    env, worker = a_worker(ROOMY._replace(max_num_seqs=2, max_num_batched_tokens=4))
+    samples = [sample(uid, prompt_tokens=20, response_tokens=8) for uid in range(3)]
+    prefilling, _, waiting = [worker.submit(s) for s in samples]
+    at(env, 2.5, lambda: [worker.abort(s) for s in samples])
+    for rollout in env.run(gather(env, [prefilling, waiting])):
+        assert (rollout.tokens, rollout.segments) == (0, ())
+        assert math.isnan(rollout.first_token_s)
+    assert worker.engine.totals["prefill_tokens"] == 12
 
 
 def test_a_migrated_response_keeps_its_tokens_its_versions_and_its_first_token():

@@ -172,7 +172,8 @@ def load_scenarios(path: str | Path, overrides: Sequence[str] = (), system: str 
             raise InputError(
                 f"{path}: entry {i + 1} of vary is {entry!r}; give key: value, such as {{cluster.gpus: 64}}"
             )
-        varied = [_varied(key, value, path) for key, value in entry.items() if key not in fixed]
+        varied = [_varied(key, value, path) for key, value in entry.items()]
+        varied = [setting for setting in varied if setting.key not in fixed]
         if varied not in distinct:
             distinct.append(varied)
     return [_scenario(config, varied, settings, entry, path) for varied in distinct for entry in systems]
@@ -235,7 +236,8 @@ def _set(config: DictConfig, setting: _Setting, origin: str) -> None:
             parent = OmegaConf.select(config, ".".join(keys[:i]))
             if parent is not None and not OmegaConf.is_config(parent):
                 raise InputError(f"{origin}, {setting.giver}: {'.'.join(keys[:i])} is {parent!r}, it has no {keys[i]}")
-        OmegaConf.update(config, setting.key, setting.value, merge=True)
+        merge = isinstance(setting.value, dict) and isinstance(OmegaConf.select(config, setting.key), DictConfig)
+        OmegaConf.update(config, setting.key, setting.value, merge=merge)
     except (OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
         raise InputError(f"{origin}, {setting.giver}: does not fit ({first_line(error)}); correct the key") from error
 

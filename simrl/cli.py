@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -114,6 +115,7 @@ def _print_json(data: Any) -> None:
 def main() -> None:
     """Entry point: one line and an exit code for bad input, for what stops a run, and for whoever stops it."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half-written is removed
+    warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a picture has boxes in place of them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names and signs that the terminal cannot show

@@ -43,6 +43,8 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
                               counted
     train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
     off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
+    settled                   whether off-policyness no longer grew: its mean in the second half of the window is within 10 %
+                              (or 0.1) of the first half's. Where not, a buffer was still filling
     gpu_hours_per_1k_samples  all GPUs, whatever they do
     cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
     """
@@ -57,6 +59,12 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     rollout_s = sum(v for (rolls, kind), v in gpu_s.items() if rolls and kind in ("rollout", "load_weights", "idle"))
     train_s = sum(v for (rolls, _), v in gpu_s.items() if not rolls)
     ages = steps.column("off_policyness_mean").to_numpy()
+    tokens = steps.column("response_tokens").to_numpy()
+    halves = [
+        float(np.average(a, weights=n))
+        for a, n in zip(np.array_split(ages, 2), np.array_split(tokens, 2), strict=True)
+        if a.size
+    ]
     gpu_hours = gpus * seconds / 3600 / samples * 1000
     return {
         "system": result.metadata["label"],
@@ -67,8 +75,9 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
         "step_s": seconds / steps.num_rows,
         "rollout_bubble": gpu_s.get((True, "idle"), 0.0) / rollout_s,
         "train_idle": gpu_s.get((False, "idle"), 0.0) / train_s if train_s else 0.0,
-        "off_policyness_mean": float(np.average(ages, weights=steps.column("response_tokens").to_numpy())),
+        "off_policyness_mean": float(np.average(ages, weights=tokens)),
         "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),
+        "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1),
         "gpu_hours_per_1k_samples": gpu_hours,
         "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour if cost_per_gpu_hour else None,
     }

@@ -57,6 +57,11 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
             console.print(f"{column.name}: {column.meaning}")
     if left_out:
         console.print(f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
+    for row in rows:
+        if not row["settled"]:
+            console.print(
+                f"{_name(row)}: off-policyness was still growing as a buffer filled; raise steps and warmup_steps to see where"
+            )
     console.print()
     for line in _provenance(folder / row["folder"] for row in rows):
         console.print(line)
@@ -65,6 +70,10 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
         "with comparison.png and .json, and for each row a folder: timeline.png, perfetto.json (open it at "
         "https://ui.perfetto.dev), Parquet tables, result.json."
     )
+
+
+def _name(row: Row) -> str:
+    return f"{row['system']} ({row['variant']})" if row["variant"] else str(row["system"])
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:

@@ -71,16 +71,15 @@ class CommandLine:
         assert contents(self.folder) == before
         return err
 
-    def start(self, *arguments: str, **popen: Any) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str | bytes, **popen: Any) -> "subprocess.Popen[str]":
         """Starts a command in a process (and group) of its own, which hears Ctrl-C."""
         return subprocess.Popen(
             [sys.executable, "-m", "simrl.cli", *arguments],
             cwd=self.folder,
-            env=environment(),
             text=True,
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen},
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **popen},
         )
 
 

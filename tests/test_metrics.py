@@ -66,3 +66,15 @@ def test_where_training_has_no_gpus_of_its_own_it_is_neither_bubble_nor_idle():
     row = summary(record.result(10.0, {"label": "", "variant": "", "gpus": 4}), 0)
     assert row["rollout_bubble"] == pytest.approx(2 / 12)  # 2 of the 6 + 6 s that are neither switching nor training
     assert row["train_idle"] == 0
+
+
+def test_a_run_is_settled_only_if_its_off_policyness_no_longer_grows():
+    def row_of(ages: list[float]) -> dict[str, object]:
+        record = Recorder([Lane("rollout-000", 2)])
+        record.span(0, "rollout", 0.0, 10.0 * len(ages), 0, 10)
+        for i, age in enumerate(ages):
+            record.steps.append(Step(i, i, 10.0 * i, 10.0 * (i + 1), 1, 1, 10, age, int(age)))
+        return summary(record.result(10.0 * len(ages), {"label": "", "variant": "", "gpus": 2}), 1)
+
+    assert row_of([0.0, 1.0, 1.0, 1.0, 1.0])["settled"]
+    assert not row_of([0.0, 1.0, 2.0, 3.0, 4.0])["settled"]

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+from hypothesis import settings
 
 from simrl.result import Result
 from simrl.scenario import Scenario
 from simrl.simulate import simulate
+
+# A first example may have to compile: no test is too slow for that.
+settings.register_profile("simrl", deadline=None)
+settings.load_profile("simrl")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -64,7 +64,7 @@ def run(system, trace, workers=2, steps=4, limits=ROOMY, **more):
 
 
 @systems(EVERY_RECIPE + ABLATIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces, workers, updates, st.one_of(st.just(ROOMY), tight))
 def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps, limits):
     watched = run(system, trace, workers, steps, limits)
@@ -129,7 +129,7 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
 
 
 @systems(EVERY_RECIPE + ABLATIONS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(traces, workers)
 def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, workers):
     watched = run(system, trace, workers)
@@ -182,7 +182,7 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
 
 
 @systems([(name, {}) for name in ("verl_colocated", "split")])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(traces, workers)
 def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, workers):
     result = run(system, trace, workers).result
@@ -193,7 +193,7 @@ def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, wo
             assert rollout["ended_s"] <= work["started_s"] or work["ended_s"] <= rollout["started_s"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(traces, workers, updates)
 def test_one_step_off_trains_every_token_one_version_late_from_the_second_update_on(trace, workers, steps):
     result = run(("one_step_off", {}), trace, workers, steps).result
@@ -202,7 +202,7 @@ def test_one_step_off_trains_every_token_one_version_late_from_the_second_update
     assert [u["off_policyness_mean"] for u in rows(result.steps)] == expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(traces, workers, st.booleans())
 def test_areal_without_staleness_is_on_policy(trace, workers, interruptible):
     result = run(("areal", {"eta": 0, "interruptible": interruptible}), trace, workers).result
@@ -232,7 +232,7 @@ def test_capacity_is_how_often_the_inequality_still_holds():
 
 
 @systems(AREAL)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces, workers, st.one_of(st.just(ROOMY), tight))
 def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system, trace, workers, limits):
     watched = run(system, trace, workers, limits=limits)
@@ -252,7 +252,7 @@ def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system,
         assert running <= concurrent
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces, workers, st.integers(0, 2))
 def test_areal_trains_the_oldest_finished_groups_first(trace, workers, eta):
     watched = run(("areal", {"eta": eta, "max_concurrent": 4}), trace, workers)
@@ -264,14 +264,14 @@ def test_areal_trains_the_oldest_finished_groups_first(trace, workers, eta):
             assert first_step is not None and first_step <= second_step
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces, workers, st.integers(0, 3))
 def test_areal_without_interruption_gives_every_response_one_version(trace, workers, eta):
     result = run(("areal", {"eta": eta, "interruptible": False}), trace, workers).result
     assert max(Counter(segment["uid"] for segment in rows(result.segments)).values()) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(traces, workers, st.integers(0, 2))
 def test_areal_that_drops_stale_groups_never_trains_a_token_older_than_eta(trace, workers, eta):
     result = run(("areal", {"eta": eta, "on_stale": "drop", "max_concurrent": 4}), trace, workers, steps=6).result
@@ -281,7 +281,9 @@ def test_areal_that_drops_stale_groups_never_trains_a_token_older_than_eta(trace
 # Times counted by hand: a pass takes a second, a load ten, an update a hundred; the arithmetic of training hardly any.
 
 
-def timed(name, steps, trace, workers=1, load_s=10.0, publish_s=100.0, reward_s=5.0, switch_s=20.0, **parameters):
+def timed(
+    name, steps, trace, workers=1, limits=ROOMY, load_s=10.0, publish_s=100.0, reward_s=5.0, switch_s=20.0, **parameters
+):
     config = on_gpus(
         name,
         parameters,
@@ -291,7 +293,7 @@ def timed(name, steps, trace, workers=1, load_s=10.0, publish_s=100.0, reward_s=
     )
     metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
     profile = TableProfile(one_second_a_pass(), metadata)
-    return simulate_prepared(prepared(config, trace, limits=ROOMY, load_s=load_s, profile=profile))
+    return simulate_prepared(prepared(config, trace, limits=limits, load_s=load_s, profile=profile))
 
 
 def updates_at(result):
@@ -336,17 +338,21 @@ STRAGGLER = trace([[[(4, 5)]], [[(4, 30)]], [[(4, 5)]], [[(4, 5)]]])  # B = 1: o
 
 def areal(steps, **parameters):
     """η = 1, two groups at once: the first and the straggler begin at 0. The first ends at 5, is scored at 10 and published at
-    20; the third is admitted then."""
-    return timed("areal", steps, STRAGGLER, publish_s=10.0, eta=1, max_concurrent=2, log_probs=0, **parameters)
+    20; the third is admitted then. A pass takes ten tokens."""
+    limits = ROOMY._replace(max_num_batched_tokens=10)
+    return timed(
+        "areal", steps, STRAGGLER, limits=limits, publish_s=10.0, eta=1, max_concurrent=2, log_probs=0, **parameters
+    )
 
 
 def test_areal_interrupts_what_runs_and_goes_on_under_the_new_weights():
     result = areal(3)
     segments = [(s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)]
-    # The load takes effect at the boundary after 20, from 21 to 31; the straggler has 21 tokens then.
-    assert segments[:4] == [(0, 0, 5, 5.0), (1, 0, 21, 21.0), (1, 1, 9, 40.0), (2, 1, 5, 36.0)]
-    # The third is scored at 41 and published at 51; the straggler waits for the next load, 51 to 61, and is published at 71.
-    assert updates_at(result) == [20, 51, 71]
+    # The load takes effect at the boundary after 20, from 21 to 31; the straggler has 21 tokens then. Its 4 + 21 take three
+    # passes, of which the last, to 34, gives a token; what is left of that pass prefills the third.
+    assert segments[:4] == [(0, 0, 5, 5.0), (1, 0, 21, 21.0), (1, 1, 9, 42.0), (2, 1, 5, 38.0)]
+    # The third is scored at 43 and published at 53; the straggler waits for the next load, 53 to 63, and is published at 73.
+    assert updates_at(result) == [20, 53, 73]
     assert [row["trained_step"] for row in rows(result.samples)][:3] == [0, 2, 1]
 
 
@@ -355,10 +361,10 @@ def test_a_straggler_is_trained_staler_than_eta_unless_stale_groups_are_dropped(
     assert rows(trained.steps)[2]["off_policyness_max"] == 2  # of η = 1
     assert rows(trained.steps)[2]["off_policyness_mean"] == pytest.approx((21 * 2 + 9 * 1) / 30)
     assert [row["status"] for row in rows(dropped.samples)][:4] == ["trained", "dropped", "trained", "trained"]
-    # The fourth, admitted at 51, begins after the load at 61, ends at 66 and is scored at 71.
-    assert updates_at(dropped) == [20, 51, 81]
+    # The fourth, admitted at 53, begins after the load at 63, ends at 68 and is scored at 73.
+    assert updates_at(dropped) == [20, 53, 83]
     assert rows(dropped.steps)[2]["off_policyness_max"] == 0
-    # A dropped group leaves the count: at 61 another is admitted in its place.
+    # A dropped group leaves the count: at 63 another is admitted in its place.
     assert (len(rows(trained.samples)), len(rows(dropped.samples))) == (4, 5)
 
 

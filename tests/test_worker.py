@@ -303,13 +303,13 @@ def compare_with_reference(tables, limits, load_s, timeline):
     return record
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_whatever_is_asked_and_whenever_a_worker_does_it_by_the_written_rule(limits, timeline, load_s):
     compare_with_reference(TABLES, limits, load_s, timeline)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
 def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, timeline, load_s):
     """With passes of one second, commands and boundaries fall on the same instants."""

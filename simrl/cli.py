@@ -139,6 +139,8 @@ def main() -> None:
     except MemoryError:
         _end("out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time", 1)
     except OSError as error:
+        if error.filename is not None:  # a file that may not be read, a name that is too long
+            _end(f"{error.filename}: {error.strerror}; name another", 2)
         if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end

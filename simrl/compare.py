@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from simrl.errors import InputError, StoppedError
 from simrl.files import write_whole_folder
-from simrl.interrupts import ctrl_c_ignored
+from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits
 from simrl.metrics import summary
 from simrl.perfetto import write_perfetto
 from simrl.plots import plot_comparison, plot_timeline
@@ -82,6 +82,8 @@ def _check(scenario: Scenario) -> None:
 def _simulate_here(work: Sequence[tuple[Scenario, Path]]) -> list[dict[str, Any]]:
     """One after the other, in this process."""
     rows = []
+    with ctrl_c_waits():
+        compile_kernels()
     with _progress() as progress:
         for i, (scenario, folder) in enumerate(work):
             task = progress.add_task(f"{i + 1}/{len(work)} {folder.name}: updates", total=scenario.steps)
@@ -101,7 +103,8 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
         try:
             with ctrl_c_ignored():  # a process starts when work is submitted
                 started = [pool.submit(_started) for _ in range(min(jobs, len(work)))]
-            compile_kernels()  # once here, while the processes start, and not in each of them
+            with ctrl_c_waits():
+                compile_kernels()  # once here, while the processes start, and not in each of them
             for start in started:
                 start.result()
             futures = [pool.submit(_simulate_one, scenario, folder) for scenario, folder in work]

@@ -195,10 +195,10 @@ def model_shape(model: str | Path) -> ModelShape:
     if str(model).lower() in MODELS:
         return MODELS[str(model).lower()]
     path = Path(model)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise InputError(f"model {model}: neither a config.json nor one of {', '.join(MODELS)}")
     try:
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise InputError(f"model {model}: neither a config.json nor one of {', '.join(MODELS)}")
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a JSON config ({first_line(error)}); name a model's config.json") from error

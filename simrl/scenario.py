@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -270,8 +271,9 @@ def _scenario(
         if isinstance(part, dict) and isinstance(part.get(key), str):
             part[key] = _path(part[key], path.parent)
     model = data.get("model")
-    if isinstance(model, str) and model.lower() not in MODELS and (path.parent / model).exists():
-        data["model"] = str(path.parent / model)
+    with suppress(OSError):  # no name of a file at all; whoever looks for the model will say so
+        if isinstance(model, str) and model.lower() not in MODELS and (path.parent / model).exists():
+            data["model"] = str(path.parent / model)
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:

@@ -78,8 +78,13 @@ class CommandLine:
             cwd=self.folder,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **popen},
+            **{
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "env": environment(),
+                "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                **popen,
+            },
         )
 
 

@@ -374,6 +374,11 @@ def test_what_stops_a_run_is_told_in_one_line_and_ends_with_1(simrl, monkeypatch
     assert simrl("compare", "scenario.yaml") == (1, "", f"simrl: {message}\n")
 
 
+def test_a_batch_systems_signal_stops_a_run_as_ctrl_c_does(simrl, monkeypatch):
+    monkeypatch.setattr("simrl.compare.compare_scenarios", lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert simrl("compare", "scenario.yaml") == (1, "", "simrl: interrupted; nothing was written\n")
+
+
 def test_a_bug_keeps_its_traceback(simrl, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError("a bug")
@@ -385,6 +390,20 @@ def test_a_bug_keeps_its_traceback(simrl, monkeypatch):
 
 def test_a_message_is_one_line_whatever_the_file_is_called(simrl):
     assert "two lines.yaml: cannot be read" in simrl.refuses("compare", "two\nlines.yaml")
+
+
+def test_a_name_that_no_file_can_have_is_refused(simrl):
+    long = "n" * 300
+    for arguments in (
+        ("compare", long),
+        ("compare", "scenario.yaml", f"model={long}", "-o", "out"),
+        ("compare", "scenario.yaml", "workload.synthetic=null", f"workload.trace={long}", "-o", "out"),
+        ("trace", "show", long),
+        ("trace", "import", "csv", long, "-o", "t.parquet"),
+        ("profile", "show", long),
+        ("profile", "derive", long, "--gpu", "h100", "--source", "roofline", "-o", "p.parquet"),
+    ):
+        assert re.search(f"{long}.*(File name too long|neither a config.json)|no such file", simrl.refuses(*arguments))
 
 
 def test_names_in_any_script_go_through(simrl):

@@ -1,0 +1,64 @@
+"""Ctrl-C: ignored or made to wait within a block, and heard again after it."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def python_hears_ctrl_c(monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_ignored_within_the_block_and_heard_after_it():
+    with ctrl_c_ignored():
+        press()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_a_process_started_meanwhile_never_hears_it():
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    with ctrl_c_ignored():
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "True\n"
+
+
+def test_ctrl_c_waits_for_the_end_of_the_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), ctrl_c_waits():
+        press()
+        press()
+        done.append("the rest of the block")
+    assert done
+
+
+def test_a_block_without_ctrl_c_ends_as_any_block():
+    with ctrl_c_waits(), ctrl_c_ignored():
+        pass
+    with pytest.raises(ValueError, match="its own"), ctrl_c_waits():
+        raise ValueError("its own")
+
+
+def test_other_threads_may_use_both():
+    def both():
+        with ctrl_c_ignored(), ctrl_c_waits():
+            done.append(threading.current_thread().name)
+
+    done = []
+    thread = threading.Thread(target=both, name="another")
+    thread.start()
+    thread.join()
+    assert done == ["another"]

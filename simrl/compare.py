@@ -82,8 +82,7 @@ def _check(scenario: Scenario) -> None:
 def _simulate_here(work: Sequence[tuple[Scenario, Path]]) -> list[dict[str, Any]]:
     """One after the other, in this process."""
     rows = []
-    with ctrl_c_waits():
-        compile_kernels()
+    _compile()
     with _progress() as progress:
         for i, (scenario, folder) in enumerate(work):
             task = progress.add_task(f"{i + 1}/{len(work)} {folder.name}: updates", total=scenario.steps)
@@ -98,19 +97,19 @@ def _advance(progress: Progress, task: TaskID, step: int) -> None:
 
 def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> list[dict[str, Any]]:
     """By as many processes as `jobs` says. Whatever goes wrong in one, or Ctrl-C, ends them all."""
-    with _progress() as progress, ProcessPoolExecutor(min(jobs, len(work)), get_context("spawn")) as pool:
-        task = progress.add_task("runs simulated", total=len(work))
+    with ProcessPoolExecutor(min(jobs, len(work)), get_context("spawn")) as pool:
         try:
             with ctrl_c_ignored():  # a process starts when work is submitted
                 started = [pool.submit(_started) for _ in range(min(jobs, len(work)))]
-            with ctrl_c_waits():
-                compile_kernels()  # once here, while the processes start, and not in each of them
+            _compile()  # once here, while the processes start, and not in each of them
             for start in started:
                 start.result()
             futures = [pool.submit(_simulate_one, scenario, folder) for scenario, folder in work]
-            for future in as_completed(futures):
-                future.result()
-                progress.advance(task)
+            with _progress() as progress:
+                task = progress.add_task("runs simulated", total=len(work))
+                for future in as_completed(futures):
+                    future.result()
+                    progress.advance(task)
             return [future.result() for future in futures]
         except BaseException as error:
             with ctrl_c_ignored():
@@ -136,6 +135,13 @@ def _simulate_one(scenario: Scenario, folder: Path, on_step: Callable[[int], Non
     plot_timeline(result, folder / "timeline.png")
     write_perfetto(result, folder / "perfetto.json")
     return summary(result, scenario.warmup_steps, scenario.cluster.cost_per_gpu_hour)
+
+
+def _compile() -> None:
+    with _progress() as progress, ctrl_c_waits():
+        task = progress.add_task("compiling, once on this machine", total=1)
+        compile_kernels()
+        progress.advance(task)
 
 
 def _progress() -> Progress:

@@ -2,10 +2,10 @@
 
 Invariant: `Engine.now_s` is a boundary between two forward passes, and every pass in the past happened as vLLM V1 would
 have scheduled it: running requests first, in order, then waiting ones first come first served, while `max_num_seqs`,
-`max_num_batched_tokens` and the KV blocks allow; prompts in chunks; when blocks run out the youngest running request is
-preempted and later recomputes its cache. What a caller asks takes effect at the boundary where the engine stands, so
-callers first `settle(t)`: the first boundary strictly after t, or t itself if the engine is idle. A request ends after
-exactly `response_tokens` generated tokens.
+`max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks; when blocks run out the youngest
+running request is preempted and later recomputes its cache. What a caller asks takes effect at the boundary where the
+engine stands, so callers first `settle(t)`: the first boundary strictly after t, or t itself if the engine is idle. A
+request ends after exactly `response_tokens` generated tokens.
 
 Most passes decode the same batch as the pass before. Such a stretch, up to the next end of a response, changes only the
 length of the KV cache, so it is run as a loop over one interpolated row of the profile (`_decode_stretch`); everything
@@ -52,7 +52,8 @@ class Limits(NamedTuple):
 
 
 class EngineConfig(BaseModel):
-    """Settings of an inference engine, named and defaulted as in vLLM (0.19–0.32)."""
+    """Settings of an inference engine, named as in vLLM. vLLM's own defaults depend on the GPU and on how it is started; these
+    are usual for rollout."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -126,12 +127,16 @@ def _remove(slots: Ints, counters: Ints, slot: int, block_size: int) -> None:
 
 @njit(cache=True)
 def _admissible(slots: Ints, counters: Ints, limits: Limits, budget: int) -> int:
-    """Tokens of the first waiting request that may start now; 0 if it has to wait on."""
+    """Tokens of the first waiting request that may start now; 0 if it has to wait on.
+
+    All its known tokens must fit the free blocks, though only a chunk of them may start (vLLM's
+    `scheduler_reserve_full_isl`, on by default): else requests that come back with long prefixes evict one another.
+    """
     if counters[N_WAITING] == 0 or counters[ADMITTING] == 0 or counters[N_RUNNING] >= limits.max_num_seqs:
         return 0
     slot = slots[WAITING, counters[WAITING_HEAD]]
-    new = min(slots[PROMPT, slot] + slots[GENERATED, slot], budget)
-    return new if _blocks(new, limits.block_size) <= counters[FREE_BLOCKS] else 0
+    known = slots[PROMPT, slot] + slots[GENERATED, slot]
+    return min(known, budget) if _blocks(known, limits.block_size) <= counters[FREE_BLOCKS] else 0
 
 
 @njit(cache=True)

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from simrl.errors import InputError, first_line
 from simrl.explain import explain
 
+MIB = 2**20
+GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
+
 
 class ModelShape(BaseModel):
     """A dense decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16."""
@@ -71,7 +74,12 @@ class Gpu(BaseModel):
     bf16_flops: float = Field(gt=0, description="dense, without sparsity")
     link_bytes_per_s: float = Field(gt=0)
     network_bytes_per_s: float = Field(gt=0)
+    host_bytes_per_s: float = Field(gt=0, description="to or from the host's memory, PCIe x16, one direction")
     source: str
+
+    def bytes_per_s_among(self, gpus: int) -> float:
+        """What a GPU sends to the others of its set: by the link in one node of 8, by the network beyond."""
+        return self.link_bytes_per_s if gpus <= GPUS_PER_NODE else self.network_bytes_per_s
 
 
 def _qwen3(name: str, layers: int, hidden: int, heads: int, intermediate: int, tied: bool = False) -> ModelShape:
@@ -132,45 +140,49 @@ MODELS: dict[str, ModelShape] = {
     )
 }
 
-# NVIDIA data sheets; the network figure is one 400 Gb/s port a GPU (200 Gb/s for A100), as in the vendors' reference
-# clusters.
+# NVIDIA data sheets; memory as the driver reports it (nvidia-smi), which is what can be allocated; the network figure is one
+# 400 Gb/s port a GPU (200 Gb/s for A100), as in the vendors' reference clusters; the host's is PCIe 4 (A100) or 5, x16.
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
         Gpu(
             name="a100",
-            memory_bytes=80e9,
+            memory_bytes=81920 * MIB,
             memory_bytes_per_s=2.039e12,
             bf16_flops=312e12,
             link_bytes_per_s=300e9,
             network_bytes_per_s=25e9,
+            host_bytes_per_s=32e9,
             source="NVIDIA A100 80GB SXM data sheet",
         ),
         Gpu(
             name="h100",
-            memory_bytes=80e9,
+            memory_bytes=81559 * MIB,
             memory_bytes_per_s=3.35e12,
             bf16_flops=989e12,
             link_bytes_per_s=450e9,
             network_bytes_per_s=50e9,
+            host_bytes_per_s=64e9,
             source="NVIDIA H100 SXM data sheet",
         ),
         Gpu(
             name="h200",
-            memory_bytes=141e9,
+            memory_bytes=143771 * MIB,
             memory_bytes_per_s=4.8e12,
             bf16_flops=989e12,
             link_bytes_per_s=450e9,
             network_bytes_per_s=50e9,
+            host_bytes_per_s=64e9,
             source="NVIDIA H200 SXM data sheet",
         ),
         Gpu(
             name="rtxpro6000",
-            memory_bytes=96e9,
+            memory_bytes=97887 * MIB,
             memory_bytes_per_s=1.597e12,
             bf16_flops=503.8e12,
             link_bytes_per_s=32e9,
             network_bytes_per_s=25e9,
+            host_bytes_per_s=64e9,
             source="NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet; PCIe 5 x16 instead of NVLink",
         ),
     )

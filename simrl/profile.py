@@ -124,12 +124,15 @@ class Profile(Protocol):
 class TableProfile:
     """A `Profile` of measured or derived grids. Raises `InputError` for grids that break the module's invariant."""
 
-    def __init__(self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile") -> None:
+    def __init__(
+        self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile", corrections: tuple[str, ...] = ()
+    ) -> None:
         self.tables = Tables._make(
             [*(np.ascontiguousarray(t, dtype=np.float64) for t in tables[:-1]), float(tables[-1])]
         )
         self.metadata = metadata
         self.origin = origin
+        self.corrections = corrections  # what `with_corrections` changed, in words
         _validate(self.tables, origin)
 
     def pass_s(
@@ -164,7 +167,9 @@ class TableProfile:
             attention_s=t.attention_s * forward,
             between_passes_s=pause,
         )
-        return TableProfile(scaled, self.metadata, self.origin)
+        said = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
+        said += [f"{pause * 1e3:g} ms between passes (set by the scenario)"] if between_passes_s is not None else []
+        return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *said))
 
     def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int) -> None:
         """Refuses limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence."""

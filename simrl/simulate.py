@@ -67,7 +67,7 @@ class Prepared:
             "load_weights_s": self.load_s,
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
-            "profile": self.profile.metadata.model_dump(),
+            "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
         }
@@ -98,13 +98,22 @@ def prepare(scenario: Scenario) -> Prepared:
     longest = int(trace.column("prompt_tokens").max()) + trace.metadata.cap_tokens
     profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest)
     costs = _costs(scenario, system, model, kind, train_gpus)
-    if costs.memory_bytes() > kind.memory_bytes:
+    needed = costs.memory_bytes(longest)
+    if needed > kind.memory_bytes:
+        microbatch = scenario.training.tokens_per_microbatch
+        remedies = ["more train GPUs"]
+        if costs.state_bytes < kind.memory_bytes:
+            remedies += (
+                ["more sequence_parallel", "fewer tokens_per_microbatch"]
+                if microbatch > longest
+                else ["sequence_parallel"]
+            )
         raise InputError(
-            f"training: {model.name} on {train_gpus} {kind.name} needs {costs.memory_bytes() / 1e9:.0f} GB a GPU (optimizer "
-            f"states, activations of {scenario.training.tokens_per_microbatch} tokens), it has {kind.memory_bytes / 1e9:.0f}; "
-            "use more train GPUs, more sequence_parallel or fewer tokens_per_microbatch"
+            f"training: {model.name} on {train_gpus} {kind.name} needs {needed / 1e9:.0f} GB a GPU "
+            f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
+            f"{max(microbatch, longest)} tokens), it has {kind.memory_bytes / 1e9:.0f}; use {' or '.join(remedies)}"
         )
-    link = kind.link_bytes_per_s if system.rollout_share is None else kind.network_bytes_per_s
+    link = kind.bytes_per_s_among(cluster.gpus) if system.rollout_share is None else kind.network_bytes_per_s
     load_s = scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link
     return Prepared(scenario, system, model, kind, trace, profile, limits, workers, train_gpus, load_s)
 
@@ -240,7 +249,7 @@ def _limits(scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace) -> L
         if tokens < engine.block_size:
             raise InputError(
                 f"{model.name} at tp {tp}: weights take {weights / 1e9:.1f} GB of a {kind.name}'s "
-                f"{kind.memory_bytes / 1e9:.0f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}, less "
+                f"{kind.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}, less "
                 f"{engine.reserve_bytes / 1e9:.0f} GB reserve): "
                 "nothing is left for the KV cache; use a larger tp or another GPU"
             )

@@ -19,7 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from simrl.scenario import Scenario
+from simrl.training import TrainingConfig
 
+DEFAULT_MFU = TrainingConfig().mfu
 LONGEST_LINE = 30  # characters of a label; what is longer goes on in the next line
 Row = Mapping[str, Any]
 
@@ -173,9 +175,15 @@ def _provenance(folders: Iterable[Path]) -> list[str]:
     for folder in folders:
         metadata = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
+        step_times = (
+            f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
+        )
+        efficiency = "the default, assumed" if training["mfu"] == DEFAULT_MFU else "from the scenario"
         lines += [
-            f"Step times: {profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})",
-            f"Rollouts: {trace['name']}, {trace['kind']}",
-            f"Training: mfu {training['mfu']}, assumed unless you measured it",
+            f"Step times: {', '.join([step_times, *profile['corrections']])}",
+            f"Rollouts: {trace['name']}, {trace['kind']}"
+            if trace["name"] != trace["kind"]
+            else f"Rollouts: {trace['kind']}",
+            f"Training: mfu {training['mfu']}, {efficiency}",
         ]
     return sorted(dict.fromkeys(lines), key=lambda line: line.partition(":")[0] != "Step times")

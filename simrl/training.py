@@ -46,13 +46,18 @@ class TrainingConfig(BaseModel):
         description="dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: so many sequences that the longest fit",
     )
     extra_log_probs: int = Field(
-        default=0, ge=0, description="forward passes besides the system's own, in passes of the policy: a reference, a teacher"
+        default=0,
+        ge=0,
+        description="forward passes besides the system's own, in passes of the policy: a reference, a teacher",
     )
     reward_s: float = Field(
         default=0.2, ge=0, le=MOST_SECONDS, description="from the end of a response to its reward; assumed"
     )
     publish_s: float = Field(
-        default=1.0, ge=0, le=MOST_SECONDS, description="gathering the new weights for the workers; assumed"
+        default=0.5,
+        ge=0,
+        le=MOST_SECONDS,
+        description="of publishing new weights, besides gathering the shards over the network; assumed",
     )
     load_overhead_s: float = Field(
         default=1.0,
@@ -61,10 +66,11 @@ class TrainingConfig(BaseModel):
         description="of a change of weights, besides the transfer: pause, bucket set-up, resume; assumed",
     )
     switch_s: float = Field(
-        default=4.0,
+        default=2.0,
         ge=0,
         le=MOST_SECONDS,
-        description="colocated: between rollout and training (sleep, offload, wake), each way; assumed",
+        description="colocated, each way: of changing between rollout and training, besides moving weights, gradients and "
+        "optimizer states to or from the host; assumed",
     )
 
 
@@ -88,14 +94,16 @@ class TrainingCosts:
     def phases(self, sequences: Sequence[tuple[int, int]]) -> list[tuple[str, float]]:
         """(kind, seconds) in order, for a batch of (prompt_tokens, response_tokens)."""
         lengths = np.array([prompt + response for prompt, response in sequences], dtype=np.int64)
-        phases = [("switch", self.config.switch_s)] if self.switch else []
+        switch_s = self.config.switch_s + self.state_bytes / self.gpu.host_bytes_per_s
+        publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
+        phases = [("switch", switch_s)] if self.switch else []
         if self.log_probs:
             phases.append(("log_prob", self.log_probs * self.pass_s(lengths, 1, self.config.log_prob_mfu)))
         train_s = sum(
             self.pass_s(part, 3, self.config.mfu) for part in np.array_split(lengths, self.minibatches) if part.size
         )
         phases.append(("train", train_s))
-        phases.append(("switch", self.config.switch_s) if self.switch else ("publish", self.config.publish_s))
+        phases.append(("switch", switch_s) if self.switch else ("publish", publish_s))
         return phases
 
     def pass_s(self, lengths: Ints, passes: int, mfu: float) -> float:
@@ -106,7 +114,9 @@ class TrainingCosts:
         """
         rate = self.gpu.bf16_flops * mfu * self.config.sequence_parallel
         sharded = 1.0 - 1.0 / self.gpus
-        gather_s = passes * self.model.weight_bytes * sharded / self.gpu.network_bytes_per_s if self.gpus > 1 else 0.0
+        gather_s = (
+            passes * self.model.weight_bytes * sharded / self.gpu.bytes_per_s_among(self.gpus) if self.gpus > 1 else 0.0
+        )
         budget = max(self.config.tokens_per_microbatch, int(lengths.max()))
         busy_s = np.zeros(self.ranks)
         rank_of = deal(lengths, longest_first(lengths), self.ranks)
@@ -124,16 +134,22 @@ class TrainingCosts:
         bins = pack(lengths, longest_first(lengths), budget_tokens)
         return [lengths[bins == b] for b in range(int(bins.max()) + 1)] if lengths.size else []
 
-    def memory_bytes(self) -> float:
-        """Per GPU: sharded states, gathered weights of one layer, checkpointed activations of one micro-batch, one layer's
-        working set, logits in chunks of 4,096 tokens (as the frameworks' fused log-prob kernels keep them)."""
-        m, tokens = self.model, self.config.tokens_per_microbatch / self.config.sequence_parallel
-        states = BYTES_PER_PARAMETER * m.parameters / self.gpus
+    @property
+    def state_bytes(self) -> float:
+        """Per GPU: weights, gradients and optimizer states, sharded over all."""
+        return BYTES_PER_PARAMETER * self.model.parameters / self.gpus
+
+    def memory_bytes(self, longest_tokens: int) -> float:
+        """Per GPU: sharded states, gathered weights of one layer, checkpointed activations of one micro-batch (a sequence of
+        `longest_tokens` has to fit), one layer's working set, logits in chunks of 4,096 tokens (as the frameworks' fused
+        log-prob kernels keep them)."""
+        m = self.model
+        tokens = max(self.config.tokens_per_microbatch, longest_tokens) / self.config.sequence_parallel
         layer = 2 * 2 * m.layer_parameters
         checkpoints = 2 * m.layers * m.hidden * tokens
         working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate)
         logits = 6 * m.vocab * min(tokens, 4096)
-        return states + layer + checkpoints + working + logits
+        return self.state_bytes + layer + checkpoints + working + logits
 
 
 def longest_first(lengths: Ints) -> Ints:

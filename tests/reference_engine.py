@@ -105,7 +105,7 @@ class ReferenceEngine:
         ):
             request = self.waiting[0]
             new = min(request.known, budget)
-            if self.blocks(new) > free:
+            if self.blocks(request.known) > free:
                 break
             self.running.append(self.waiting.pop(0))
             free -= self.blocks(new)

@@ -175,3 +175,13 @@ def test_requests_are_admitted_first_come_first_served():
     first, second = engine.submit(10, 5), engine.submit(10, 1)
     ended_s = engine.run_until_idle()
     assert ended_s[first] < ended_s[second]
+
+
+def test_a_request_waits_until_its_whole_known_sequence_fits_not_only_its_first_chunk():
+    engine = Engine(TABLES, Limits(max_num_seqs=4, max_num_batched_tokens=16, block_size=4, kv_blocks=30))
+    first = engine.submit(60, 40)
+    engine.settle(0.0)
+    second = engine.submit(70, 10)  # 18 blocks: with the first prompt's 15 never more than 15 are free; a chunk takes 4
+    ended_s = engine.run_until_idle()
+    assert engine.first_token_s(second) > ended_s[first]
+    assert engine.totals["preemptions"] == 0

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simrl.dispatch import Dispatcher
 from simrl.dispatch.round_robin import round_robin
 from simrl.engine import Limits
+from simrl.hardware import model_shape
 from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
 from simrl.profile import ProfileMetadata, TableProfile
@@ -305,7 +306,8 @@ EQUAL = trace([[[(4, 30)] * 2] * 2])  # two groups of two responses of 30 tokens
 
 def test_verl_colocated_rolls_out_scores_switches_trains_switches_and_loads():
     result = timed("verl_colocated", 3, EQUAL)
-    first_s, period_s = 30 + 5 + 20 + 20, 10 + 30 + 5 + 20 + 20
+    switch_s = 20 + 18 * model_shape("qwen3-0.6b").parameters / 64e9  # and moving the states of one GPU
+    first_s, period_s = 30 + 5 + 2 * switch_s, 10 + 30 + 5 + 2 * switch_s
     assert updates_at(result) == [first_s, first_s + period_s, first_s + 2 * period_s]
     kinds = [s["kind"] for s in lanes(result)["rollout-000"]]
     step = ["rollout", "idle", "switch", "log_prob", "train", "switch"]

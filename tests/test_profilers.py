@@ -350,7 +350,7 @@ def test_the_shipped_profiles_say_by_how_much_they_miss_measured_serving(shared_
     rows = rows[(rows.backend == "vllm") & (rows.model_path == "Qwen/Qwen3-32B") & rows.precision.isna()]
     shape, errors, gaps_s = model_shape("qwen3-32b"), [], []
     for row in rows[rows.tp_size.isin([2, 4])].itertuples():
-        free_bytes = 0.9 * row.tp_size * GPUS["h100"].memory_bytes - shape.weight_bytes
+        free_bytes = 0.9 * row.tp_size * 80e9 - shape.weight_bytes  # less than the driver reports: for buffers
         if row.batch_size * (row.isl + row.osl) * shape.kv_bytes_per_token > free_bytes:
             continue  # the KV cache did not hold that concurrency
         profile = read_profile(SHIPPED[0].parent / f"qwen3-32b_h100_tp{row.tp_size}.parquet")

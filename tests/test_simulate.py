@@ -44,7 +44,7 @@ def refusal(scenario: Scenario) -> str:
         ),
         (
             {"model": "qwen3-32b", "engine": {"gpu_memory_utilization": 0.8}},
-            "qwen3-32b at tp 1: weights take 65.5 GB of a h100's 80 GB",
+            "qwen3-32b at tp 1: weights take 65.5 GB of a h100's 85.5 GB",
             "use a larger tp or another GPU",
         ),
         (
@@ -55,7 +55,7 @@ def refusal(scenario: Scenario) -> str:
         (
             {"model": "qwen3-14b"},
             "training: qwen3-14b on 4 h100 needs",
-            "use more train GPUs, more sequence_parallel or fewer tokens_per_microbatch",
+            "use more train GPUs or more sequence_parallel or fewer tokens_per_microbatch",
         ),
         (
             {"engine": {"max_num_seqs": 4096}},
@@ -143,7 +143,7 @@ def test_weights_are_loaded_over_the_network_or_within_a_node_a_share_a_gpu():
 def test_the_kv_cache_is_what_the_weights_and_the_reserve_leave_of_the_memory():
     shape = model_shape("qwen3-0.6b")
     ready = prepare(scenario(engine={"gpu_memory_utilization": 0.5, "reserve_bytes": 1e9}))
-    tokens = (0.5 * 80e9 - 1e9 - shape.weight_bytes) / shape.kv_bytes_per_token
+    tokens = (0.5 * 81559 * 2**20 - 1e9 - shape.weight_bytes) / shape.kv_bytes_per_token
     assert ready.limits.kv_blocks == int(tokens) // 16
 
 

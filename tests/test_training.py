@@ -14,8 +14,9 @@ GPU = Gpu(
     memory_bytes=1e9,
     memory_bytes_per_s=1e9,
     bf16_flops=1e6,
-    link_bytes_per_s=1e9,
+    link_bytes_per_s=1e12,
     network_bytes_per_s=1e12,  # gathering weights takes no time, unless a test makes it slow
+    host_bytes_per_s=1e12,
     source="a test",
 )
 DENSE = 2 * (2 * (8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16) + 32 * 8)  # FLOPs a token: 2 layers and the output head
@@ -99,13 +100,27 @@ def test_an_update_on_one_gpu_takes_its_flops_over_the_rate_three_times_forward(
     assert phases == [
         ("log_prob", pytest.approx(work / (0.25 * 1e6))),
         ("train", pytest.approx(3 * work / (0.5 * 1e6))),
-        ("publish", 7.0),
+        ("publish", pytest.approx(7.0)),
     ]
 
 
 def test_a_colocated_update_switches_before_and_after_and_publishes_nothing():
     kinds = [kind for kind, _ in costs(switch=True, switch_s=4.0).phases([(3, 7)])]
     assert kinds == ["switch", "log_prob", "train", "switch"]
+
+
+def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
+    slow = GPU.model_copy(update={"host_bytes_per_s": 10.0, "network_bytes_per_s": 5.0, "link_bytes_per_s": 20.0})
+    switch_s = costs(gpus=2, switch=True, switch_s=4.0, gpu=slow).phases([(3, 7)])[0][1]
+    parameters = MODEL.parameters
+    assert switch_s == pytest.approx(4.0 + 18 * parameters / 2 / 10)
+    for gpus, rate in ((8, 20.0), (16, 5.0)):  # one node, and more than one
+        publish_s = costs(gpus=gpus, publish_s=1.0, gpu=slow).phases([(3, 7)])[-1][1]
+        assert publish_s == pytest.approx(1.0 + 2 * parameters / rate)
+
+
+def test_a_sequence_longer_than_a_micro_batch_still_needs_its_memory():
+    assert costs(tokens_per_microbatch=10).memory_bytes(5000) == costs(tokens_per_microbatch=5000).memory_bytes(10)
 
 
 def test_every_forward_pass_before_the_update_is_paid_and_none_if_there_is_none():
@@ -141,7 +156,7 @@ def test_more_mini_batches_than_sequences_train_every_sequence_once():
 
 
 def test_a_micro_batch_never_takes_less_than_gathering_the_sharded_weights():
-    slow_network = GPU.model_copy(update={"network_bytes_per_s": 100.0})
+    slow_network = GPU.model_copy(update={"link_bytes_per_s": 100.0})  # four GPUs are in one node
     sharded = MODEL.weight_bytes * (1 - 1 / 4) / 100.0
     lengths = np.array([10] * 8)
     together = costs(gpus=4, gpu=slow_network, tokens_per_microbatch=20)
@@ -152,7 +167,7 @@ def test_a_micro_batch_never_takes_less_than_gathering_the_sharded_weights():
 
 
 def test_a_sequence_longer_than_the_budget_is_a_micro_batch_of_its_own():
-    slow_network = GPU.model_copy(update={"network_bytes_per_s": 100.0})
+    slow_network = GPU.model_copy(update={"link_bytes_per_s": 100.0})  # four GPUs are in one node
     alone = costs(gpus=2, gpu=slow_network, tokens_per_microbatch=8)
     assert alone.pass_s(np.array([10, 10, 10, 10]), 1, 0.5) == pytest.approx(2 * MODEL.weight_bytes / 2 / 100.0)
 
@@ -183,9 +198,9 @@ def test_memory_is_the_sum_counted_by_hand():
     working = 2 * tokens * (6 * 8 + 3 * 16)
     logits = 6 * 32 * tokens
     expected = states + layer + checkpoints + working + logits
-    assert costs(gpus=4, sequence_parallel=2, tokens_per_microbatch=1000).memory_bytes() == expected
+    assert costs(gpus=4, sequence_parallel=2, tokens_per_microbatch=1000).memory_bytes(10) == expected
 
 
 def test_logits_are_kept_for_4096_tokens_at_most():
-    less, more = (costs(tokens_per_microbatch=n).memory_bytes() for n in (4096, 8192))
+    less, more = (costs(tokens_per_microbatch=n).memory_bytes(10) for n in (4096, 8192))
     assert more - less == (2 * 2 * 8 + 2 * (6 * 8 + 3 * 16)) * 4096

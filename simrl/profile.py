@@ -244,10 +244,11 @@ def read_profile(path: str | Path) -> TableProfile:
         raise InputError(f"{path}: no such profile; derive one with `simrl profile derive`")
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        names = table.column_names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
     raw = (table.schema.metadata or {}).get(METADATA_KEY)
-    missing = [name for name in COLUMNS if name not in table.column_names]
+    missing = [name for name in COLUMNS if name not in names]
     if raw is None or missing:
         what = f"no column {missing[0]!r}" if missing else "no profile metadata"
         raise InputError(f"{path}: {what}; a profile is a file that `simrl profile derive` wrote")

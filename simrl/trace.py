@@ -139,7 +139,8 @@ def read_trace(path: str | Path) -> Trace:
         raise InputError(f"{path}: no such file; make one with `simrl trace import` or `simrl trace synth`")
     try:
         table = pq.ParquetFile(path, memory_map=True).read()
-    except (pa.ArrowException, OSError) as error:
+        names = table.column_names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
     raw = (table.schema.metadata or {}).get(METADATA_KEY)
     if raw is None:
@@ -156,7 +157,6 @@ def read_trace(path: str | Path) -> Trace:
         raise InputError(
             f"{path}: trace schema {metadata.schema_version}, this simrl reads {SCHEMA_VERSION}; import it again"
         )
-    names = table.column_names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")

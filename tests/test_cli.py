@@ -173,11 +173,20 @@ def test_a_file_that_is_cut_off_is_refused(simrl, trace, profile, command, cut):
     assert f"{name}: cannot be read as Parquet" in simrl.refuses(*command, name)
 
 
+@pytest.mark.parametrize(
+    ("command", "column"), [(("trace", "show"), b"prompt_tokens"), (("profile", "show"), b"seconds")]
+)
+def test_a_file_whose_column_names_are_damaged_is_refused(simrl, trace, profile, command, column):
+    name = f"{command[0]}.parquet"
+    Path(name).write_bytes(Path(name).read_bytes().replace(column, b"\xff" + column[1:]))
+    assert f"{name}: cannot be read as Parquet ('utf-8' codec can't decode" in simrl.refuses(*command, name)
+
+
 @pytest.mark.parametrize("command", [("trace", "show"), ("profile", "show")])
 def test_a_file_that_is_none_of_ours_is_refused(simrl, command):
     pq.write_table(pa.table({"step": [1]}), "other.parquet")
     assert "scenario.yaml: cannot be read as Parquet" in simrl.refuses(*command, "scenario.yaml")
-    assert re.search("none.parquet: no such (file|profile); (make|derive)", simrl.refuses(*command, "none.parquet"))
+    assert re.search("none.parquet: no such (file|profile).*(make|derive) one", simrl.refuses(*command, "none.parquet"))
     assert "other.parquet: " in simrl.refuses(*command, "other.parquet")
     assert simrl.refuses(*command, ".")
 

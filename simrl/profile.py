@@ -241,7 +241,10 @@ def read_profile(path: str | Path) -> TableProfile:
     """Reads what `write_profile` wrote. Raises `InputError` for holes, falling times and files that are no profile."""
     path = Path(path)
     if not path.exists():
-        raise InputError(f"{path}: no such profile; derive one with `simrl profile derive`")
+        raise InputError(
+            f"{path}: no such profile; name one that exists, such as those in the project's profiles folder (paths in "
+            "a scenario are relative to its file), or derive one with `simrl profile derive`"
+        )
     try:
         table = pq.read_table(path)
         names = table.column_names

@@ -22,6 +22,7 @@ from simrl.scenario import Scenario
 from simrl.training import TrainingConfig
 
 DEFAULT_MFU = TrainingConfig().mfu
+UNEQUAL = 0.03  # tokens a sample, between rows that are compared
 LONGEST_LINE = 30  # characters of a label; what is longer goes on in the next line
 Row = Mapping[str, Any]
 
@@ -64,6 +65,8 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
             console.print(
                 f"{_name(row)}: off-policyness was still growing as a buffer filled; raise steps and warmup_steps to see where"
             )
+    for line in _unequal_work(rows):
+        console.print(line)
     console.print()
     for line in _provenance(folder / row["folder"] for row in rows):
         console.print(line)
@@ -72,6 +75,23 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
         "with comparison.png and .json, and for each row a folder: timeline.png, perfetto.json (open it at "
         "https://ui.perfetto.dev), Parquet tables, result.json."
     )
+
+
+def _unequal_work(rows: Sequence[Row]) -> list[str]:
+    """Says where the window of one system holds longer samples than another's: stragglers of one are in flight in the other,
+    and in a short run that is no small part of the difference."""
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        per_sample = {
+            _name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in rows if r["variant"] == variant
+        }
+        most, least = max(per_sample, key=per_sample.__getitem__), min(per_sample, key=per_sample.__getitem__)
+        if per_sample[most] > (1 + UNEQUAL) * per_sample[least]:
+            lines.append(
+                f"In these updates {most} trained on {per_sample[most]:,.0f} tokens a sample, {least} on "
+                f"{per_sample[least]:,.0f}: compare tokens/s, or simulate more steps"
+            )
+    return lines
 
 
 def _name(row: Row) -> str:
@@ -167,6 +187,12 @@ def _title(scenarios: Sequence[Scenario]) -> str:
         (f"updates {first.warmup_steps + 1} to {first.steps}", {(s.warmup_steps, s.steps) for s in scenarios}),
     ]
     return f"{first.name}: {', '.join(text for text, distinct in parts if len(distinct) == 1)}"
+
+
+def _rollouts(trace: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    what = trace["kind"] if trace["name"] == trace["kind"] else f"{trace['name']}, {trace['kind']}"
+    steps, asked = metadata["trace_steps"], metadata["scenario"]["steps"]
+    return what if steps >= asked else f"{what}; its {steps} steps are passed over again, the run has {asked}"
 
 
 def _provenance(folders: Iterable[Path]) -> list[str]:

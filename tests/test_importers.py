@@ -435,7 +435,7 @@ def test_a_serving_trace_is_imported_when_told_and_says_its_lengths_are_short(tm
     assert "far shorter than those of reasoning rollouts" in trace.metadata.notes
     assert "1 empty responses were left out" in trace.metadata.notes
     assert trace.metadata.tokenizer == "the source's own (lengths are from column 'out')"
-    refused(lambda: import_csv(file, SERVING, ungrouped=True), "no column for step", "arrival, in, out", "step=0")
+    refused(lambda: import_csv(file, SERVING, ungrouped=True), "no column for step", "arrival, in, out", "--step 0")
     refused(lambda: import_csv(file, SERVING, step=0), "no column for prompt_id", "ungrouped")
 
 
@@ -497,7 +497,7 @@ def test_mappings_that_make_no_sense_are_refused(tmp_path):
     file.write_text("s,p,in,out,answer\n0,1,2,3,text\n")
     full = {**SERVING, "step": "s", "prompt_id": "p"}
     refused(lambda: import_csv(file, {"length": "out"}), "'length' is not a column of a trace", "response_tokens")
-    refused(lambda: import_csv(file, full, step=0), "step is both mapped and given")
+    refused(lambda: import_csv(file, full, step=0), "has the column 's', and step 0 is given for all rows")
     refused(lambda: import_csv(file, full, ungrouped=True), "ungrouped")
     refused(lambda: import_csv(file, {**full, "response": "answer"}, BY_CHARACTER), "both mapped")
     refused(lambda: import_csv(file, {**full, "prompt_tokens": "none"}), "no column 'none' for prompt_tokens")

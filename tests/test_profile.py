@@ -129,7 +129,7 @@ def test_a_profile_comes_back_from_parquet_byte_for_byte(tmp_path):
 
 
 def test_a_missing_profile_says_how_to_get_one(tmp_path):
-    with pytest.raises(InputError, match="no such profile; derive one with `simrl profile derive`"):
+    with pytest.raises(InputError, match=r"no such profile; .*derive one with `simrl profile derive`"):
         read_profile(tmp_path / "none.parquet")
 
 

@@ -122,9 +122,10 @@ def _plan(path: Path, header: Sequence[str], columns: Mapping[str, str], plan: P
     if "response" in columns and lengths:
         raise InputError(f"{path}: response and {lengths.pop()} are both mapped; choose text to count or lengths")
     for ours in ("step", "epoch"):
-        if ours in columns and getattr(plan, ours) is not None:
+        given = getattr(plan, ours)
+        if given is not None and (ours in columns or ours in header):
             raise InputError(
-                f"{path}: {ours} is both mapped and given as {getattr(plan, ours)} for all rows; choose one"
+                f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {given} is given for all rows; choose one"
             )
     if "prompt_id" in columns and plan.ungrouped:
         raise InputError(f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one")
@@ -138,10 +139,13 @@ def _plan(path: Path, header: Sequence[str], columns: Mapping[str, str], plan: P
         mapped = {name: theirs for name, theirs in mapped.items() if name not in ("response_tokens", "response_ids")}
 
     if "step" not in mapped and plan.step is None:
-        raise InputError(f"{path}: no column for step ({has}); map one, or give step=0 if all rows are one step's")
+        raise InputError(
+            f"{path}: no column for step ({has}); map one, or give step (--step 0) if all rows are one step's"
+        )
     if not {"prompt_id", "prompt"} & set(mapped) and not plan.ungrouped:
         raise InputError(
-            f"{path}: no column for prompt_id or prompt ({has}); map one, or say ungrouped if each row is its own"
+            f"{path}: no column for prompt_id or prompt ({has}); "
+            f"map one (--column prompt_id=THEIRS), or say --ungrouped if each row is its own"
         )
     if not {"prompt_tokens", "prompt"} & set(mapped):
         raise InputError(

@@ -23,7 +23,7 @@ from simrl.training import TrainingConfig
 
 DEFAULT_MFU = TrainingConfig().mfu
 UNEQUAL = 0.03  # tokens a sample, between rows that are compared
-LONGEST_LINE = 30  # characters of a label; what is longer goes on in the next line
+LONGEST_LINE = 36  # characters of a label; what is longer goes on in the next line
 Row = Mapping[str, Any]
 
 
@@ -63,7 +63,7 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
     for row in rows:
         if not row["settled"]:
             console.print(
-                f"{_name(row)}: off-policyness was still growing as a buffer filled; raise steps and warmup_steps to see where"
+                f"{_name(row)}: off-policyness had not settled (a buffer filling, or lengths changing); to see where it goes, raise steps"
             )
     for line in _unequal_work(rows):
         console.print(line)

@@ -27,7 +27,7 @@ from simrl.metrics import summary
 from simrl.perfetto import write_perfetto
 from simrl.plots import plot_comparison, plot_timeline
 from simrl.scenario import Scenario
-from simrl.simulate import compile_kernels, prepare, simulate
+from simrl.simulate import compile_engine, compile_training, prepare, simulate
 
 MANIFEST = "files.txt"
 LONGEST_NAME = 100  # of a run's folder; file systems take 255 bytes
@@ -100,7 +100,7 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
     with ProcessPoolExecutor(min(jobs, len(work)), get_context("spawn")) as pool:
         try:
             with ctrl_c_ignored():  # a process starts when work is submitted
-                started = [pool.submit(_started) for _ in range(min(jobs, len(work)))]
+                started = [pool.submit(compile_training) for _ in range(min(jobs, len(work)))]
             _compile()  # once here, while the processes start, and not in each of them
             for start in started:
                 start.result()
@@ -123,10 +123,6 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
             raise
 
 
-def _started() -> None:
-    """Work for a process that only has to start and import."""
-
-
 def _simulate_one(scenario: Scenario, folder: Path, on_step: Callable[[int], None] | None = None) -> dict[str, Any]:
     """One scenario, simulated, drawn and written into its own folder."""
     result = simulate(scenario, on_step)
@@ -140,7 +136,7 @@ def _simulate_one(scenario: Scenario, folder: Path, on_step: Callable[[int], Non
 def _compile() -> None:
     with _progress() as progress, ctrl_c_waits():
         task = progress.add_task("compiling, once on this machine", total=1)
-        compile_kernels()
+        compile_engine()
         progress.advance(task)
 
 

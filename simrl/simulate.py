@@ -164,16 +164,19 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         return recorder.result(env.now, prepared.inputs())
 
 
-def compile_kernels() -> None:
-    """Compiles the kernels of a simulation, or loads them: numba keeps them on disk, for later processes too."""
+def compile_engine() -> None:
+    """Compiles the engine's kernels, or loads them: numba keeps them on disk, for later processes too."""
     axis, flat = np.array([0.0, 8.0]), np.zeros(2)
     tables = Tables(axis, flat, axis, flat, axis, axis, axis, axis, np.zeros((2, 2, 2, 2)), 1.0)
     engine = Engine(tables, Limits(max_num_seqs=2, max_num_batched_tokens=8, block_size=1, kv_blocks=8))
-    slots = [engine.submit(1, 2), engine.submit(1, 2)]
+    engine.submit(1, 2)
     engine.settle(0.0)
     engine.recompute_running()
-    engine.abort(slots[0])
     engine.run_until_idle()
+
+
+def compile_training() -> None:
+    """The same for the kernels of a training step."""
     lengths = np.array([2, 1])
     deal(lengths, longest_first(lengths), 2)
     pack(lengths, longest_first(lengths), 3)

@@ -63,7 +63,7 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
     for row in rows:
         if not row["settled"]:
             console.print(
-                f"{_name(row)}: off-policyness had not settled (a buffer filling, or lengths changing); to see where it goes, raise steps"
+                f"{_name(row)}: off-policyness had not settled (a buffer fills, or lengths change): raise steps"
             )
     for line in _unequal_work(rows):
         console.print(line)

@@ -20,7 +20,7 @@ from command_line import SCENARIO, contents
 from simrl.compare import compare_scenarios, folder_name
 from simrl.errors import InputError
 from simrl.scenario import load_scenarios
-from simrl.simulate import compile_kernels
+from simrl.simulate import compile_engine, compile_training
 
 DOCUMENTED = {
     "system",
@@ -228,7 +228,8 @@ def test_a_disk_that_runs_full_leaves_the_old_results_and_nothing_else(simrl, mo
 
 
 def test_a_file_that_may_not_grow_in_another_process_is_told_too(simrl):
-    compile_kernels()  # which writes larger files
+    compile_engine()  # which writes larger files
+    compile_training()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # in bytes; the processes inherit it
     try:

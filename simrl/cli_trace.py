@@ -130,7 +130,7 @@ def import_slime_command(
 
 @import_app.command(
     "csv",
-    epilog="Example:  simrl trace import csv lengths.csv -o my_run.parquet --column response_tokens=out_len --step 0",
+    epilog="Example:  simrl trace import csv lengths.csv -o my_run.parquet --column response_tokens=out_len",
 )
 def import_csv_command(
     path: Source,

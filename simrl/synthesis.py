@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from simrl.errors import InputError
@@ -283,6 +282,8 @@ def _location(
     if mean >= cap:
         raise InputError(f"length model: {field} {mean:g} cannot be reached under a cap of {cap} tokens; ask for less")
     early = math.log(early_stop_factor)
+
+    from scipy.optimize import brentq  # takes 0.3 s to import, which a recorded trace need not pay
 
     def excess(location: float) -> float:
         whole = mean_of_cut_lognormal(location, sigma, cap)

@@ -104,13 +104,15 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
             _compile()  # once here, while the processes start, and not in each of them
             for start in started:
                 start.result()
-            futures = [pool.submit(_simulate_one, scenario, folder) for scenario, folder in work]
+            # The most GPUs first: they take longest, and what starts last should end soon.
+            order = sorted(range(len(work)), key=lambda i: -work[i][0].cluster.gpus)
+            futures = {i: pool.submit(_simulate_one, *work[i]) for i in order}
             with _progress() as progress:
                 task = progress.add_task("runs simulated", total=len(work))
-                for future in as_completed(futures):
+                for future in as_completed(futures.values()):
                     future.result()
                     progress.advance(task)
-            return [future.result() for future in futures]
+            return [futures[i].result() for i in range(len(work))]
         except BaseException as error:
             with ctrl_c_ignored():
                 for process in list((pool._processes or {}).values()):

@@ -158,6 +158,9 @@ def main(
         print(f"validate_engine: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     if as_json:
+        rows[1]["with_logits_gather"] = {
+            key: gathered[key] for key in ("tpot_mean_err", "latency_mean_err", "ttft_mean_err")
+        }
         print(json.dumps(rows, indent=1))
         return
     console = Console()

@@ -1,5 +1,5 @@
-"""Metrics: pure functions of a `Result`. Every average is over the steady window: from the end of the last warm-up update
-to the end of the last update, so that filling the pipelines is left out."""
+"""Metrics: pure functions of a `Result`. Every average is over one window: from the end of the last warm-up update to the
+end of the last update. That leaves the first filling of the pipelines out; whether staleness settled in it is `settled`."""
 
 from __future__ import annotations
 

@@ -208,9 +208,8 @@ class SimulatedWorker:
 
     def _rollout(self, slot: int, stay: _Stay, now_s: float, done: bool) -> Rollout:
         self._close_segment(slot, stay, now_s)
-        if stay.closed_tokens and math.isnan(
-            stay.first_token_s
-        ):  # before, the engine's time may be one it looked ahead to
+        # Without a token yet, the engine's time may be one that it only looked ahead to.
+        if stay.closed_tokens and math.isnan(stay.first_token_s):
             stay.first_token_s = self.engine.first_token_s(slot)
         rollout = Rollout(stay.sample, tuple(stay.segments), done, stay.first_token_s)
         self._recorder.stay_ended(rollout)

@@ -5,9 +5,9 @@ have scheduled it: running requests first, in order, then waiting ones first com
 `max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks; when blocks run out the youngest
 running request is preempted and later recomputes its cache. What a caller asks takes effect at the boundary where the
 engine stands, so callers first `settle(t)`: the first boundary strictly after t, or t itself if the engine is idle. A
-request ends after exactly `response_tokens` generated tokens.
+request ends after exactly `response_tokens` generated tokens, and may have one more stop before.
 
-Most passes decode the same batch as the pass before. Such a stretch, up to the next end of a response, changes only the
+Most passes decode the same batch as the pass before. Such a stretch, up to the next stop, changes only the
 length of the KV cache, so it is run as a loop over one interpolated row of the profile (`_decode_stretch`); everything
 else goes request by request (`_iterate`). `tests/reference_engine.py` is the same rule, written slowly.
 """
@@ -27,16 +27,21 @@ from simrl.profile import Tables, pass_s
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+# A request's slot, the time of the boundary at which it stopped, and how: END, PAUSE or WATCH.
+Stop = tuple[int, float, int]
 
-# Rows of `slots` (one column a request) ...
-PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED = range(5)
-# ... and the three lists kept beside them: running in order of admission, waiting (a ring), ended in the last pass.
-RUNNING, WAITING, ENDED = range(5, 8)
-SLOT_ROWS = 8
+# Kinds of stops: the response ends; the request leaves the batch and keeps its cache; the caller is told, no more.
+END, PAUSE, WATCH = range(3)
+
+# Rows of `slots` (one column a request). `BLOCKS` are held, `STOP_AT` is the number of generated tokens that stops next ...
+PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND = range(8)
+# ... and the lists kept beside them: running in order of admission, waiting (a ring), stopped in the last pass and how.
+RUNNING, WAITING, STOPPED, STOPPED_KIND = range(8, 12)
+SLOT_ROWS = 12
 # Rows of `times`: when a request's first and last token came.
 FIRST_TOKEN, LAST_TOKEN = range(2)
 # Entries of `counters`: the state ...
-N_RUNNING, WAITING_HEAD, N_WAITING, N_ENDED, FREE_BLOCKS, ADMITTING = range(6)
+N_RUNNING, WAITING_HEAD, N_WAITING, N_STOPPED, FREE_BLOCKS, ADMITTING = range(6)
 # ... and totals since the engine was made.
 PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(6, 10)
 COUNTERS = 10
@@ -84,6 +89,9 @@ def enqueue(slots: Ints, times: Floats, counters: Ints, slot: int, prompt: int, 
     slots[GENERATED, slot] = generated
     slots[COMPUTED, slot] = 0
     slots[SCHEDULED, slot] = 0
+    slots[BLOCKS, slot] = 0
+    slots[STOP_AT, slot] = response
+    slots[STOP_KIND, slot] = END
     times[FIRST_TOKEN, slot] = np.nan
     times[LAST_TOKEN, slot] = np.nan
     slots[WAITING, (counters[WAITING_HEAD] + counters[N_WAITING]) % slots.shape[1]] = slot
@@ -91,12 +99,19 @@ def enqueue(slots: Ints, times: Floats, counters: Ints, slot: int, prompt: int, 
 
 
 @njit(cache=True)
-def _preempt_last(slots: Ints, counters: Ints, block_size: int) -> int:
+def _free(slots: Ints, counters: Ints, slot: int) -> None:
+    """A request gives its blocks back; what it had computed is lost."""
+    counters[FREE_BLOCKS] += slots[BLOCKS, slot]
+    slots[BLOCKS, slot] = 0
+    slots[COMPUTED, slot] = 0
+
+
+@njit(cache=True)
+def _preempt_last(slots: Ints, counters: Ints) -> int:
     """The youngest running request gives its blocks back and waits, first in line, to recompute its cache."""
     counters[N_RUNNING] -= 1
     slot = slots[RUNNING, counters[N_RUNNING]]
-    counters[FREE_BLOCKS] += _blocks(slots[COMPUTED, slot], block_size)
-    slots[COMPUTED, slot] = 0
+    _free(slots, counters, slot)
     capacity = slots.shape[1]
     counters[WAITING_HEAD] = (counters[WAITING_HEAD] - 1) % capacity
     counters[N_WAITING] += 1
@@ -105,15 +120,15 @@ def _preempt_last(slots: Ints, counters: Ints, block_size: int) -> int:
 
 
 @njit(cache=True)
-def _remove(slots: Ints, counters: Ints, slot: int, block_size: int) -> None:
+def _remove(slots: Ints, counters: Ints, slot: int) -> None:
     """Takes a request out, wherever it is."""
+    _free(slots, counters, slot)
     n = counters[N_RUNNING]
     for i in range(n):
         if slots[RUNNING, i] == slot:
             for j in range(i, n - 1):
                 slots[RUNNING, j] = slots[RUNNING, j + 1]
             counters[N_RUNNING] = n - 1
-            counters[FREE_BLOCKS] += _blocks(slots[COMPUTED, slot], block_size)
             return
     capacity = slots.shape[1]
     kept = 0
@@ -140,22 +155,29 @@ def _admissible(slots: Ints, counters: Ints, limits: Limits, budget: int) -> int
 
 
 @njit(cache=True)
-def _end_finished(slots: Ints, times: Floats, counters: Ints, now_s: float, block_size: int) -> None:
-    """Moves the running requests that have all their tokens to the list of ended ones."""
+def _stop(slots: Ints, times: Floats, counters: Ints, now_s: float) -> None:
+    """Lists the running requests that reached their next stop; the next one is then the end. Only watched ones run on."""
     kept = 0
-    ended = 0
+    stopped = 0
     for i in range(counters[N_RUNNING]):
         slot = slots[RUNNING, i]
-        if slots[GENERATED, slot] == slots[RESPONSE, slot]:
-            times[LAST_TOKEN, slot] = now_s
-            counters[FREE_BLOCKS] += _blocks(slots[COMPUTED, slot], block_size)
-            slots[ENDED, ended] = slot
-            ended += 1
-        else:
+        runs_on = True
+        if slots[GENERATED, slot] == slots[STOP_AT, slot]:
+            kind = slots[STOP_KIND, slot]
+            slots[STOPPED, stopped] = slot
+            slots[STOPPED_KIND, stopped] = kind
+            stopped += 1
+            slots[STOP_AT, slot] = slots[RESPONSE, slot]
+            slots[STOP_KIND, slot] = END
+            runs_on = kind == WATCH
+            if kind == END:
+                times[LAST_TOKEN, slot] = now_s
+                _free(slots, counters, slot)
+        if runs_on:
             slots[RUNNING, kept] = slot
             kept += 1
     counters[N_RUNNING] = kept
-    counters[N_ENDED] = ended
+    counters[N_STOPPED] = stopped
 
 
 @njit(cache=True)
@@ -169,15 +191,16 @@ def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: T
         slot = slots[RUNNING, scheduled]
         computed = slots[COMPUTED, slot]
         new = min(slots[PROMPT, slot] + slots[GENERATED, slot] - computed, budget)
-        need = _blocks(computed + new, size) - _blocks(computed, size)
+        need = _blocks(computed + new, size) - slots[BLOCKS, slot]
         while need > counters[FREE_BLOCKS]:
             preempted = True
             counters[PREEMPTIONS] += 1
-            if _preempt_last(slots, counters, size) == slot:
+            if _preempt_last(slots, counters) == slot:
                 break
         if scheduled == counters[N_RUNNING]:  # it had to preempt itself
             break
         counters[FREE_BLOCKS] -= need
+        slots[BLOCKS, slot] += need
         slots[SCHEDULED, slot] = new
         budget -= new
         scheduled += 1
@@ -189,7 +212,8 @@ def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: T
         counters[N_WAITING] -= 1
         slots[RUNNING, counters[N_RUNNING]] = slot
         counters[N_RUNNING] += 1
-        counters[FREE_BLOCKS] -= _blocks(new, size)
+        slots[BLOCKS, slot] = _blocks(new, size)
+        counters[FREE_BLOCKS] -= slots[BLOCKS, slot]
         slots[SCHEDULED, slot] = new
         budget -= new
         scheduled += 1
@@ -222,13 +246,13 @@ def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: T
         slots[SCHEDULED, slot] = 0
     counters[PASSES] += 1
     counters[PREFILL_TOTAL] += prefill
-    _end_finished(slots, times, counters, now_s, size)
+    _stop(slots, times, counters, now_s)
     return now_s
 
 
 @njit(cache=True)
 def _stretch_length(slots: Ints, counters: Ints, limits: Limits) -> int:
-    """Passes that surely decode the present batch and nothing else, up to the first end of a response; 0 if unsure."""
+    """Passes that surely decode the present batch and nothing else, up to the first stop; 0 if unsure."""
     n = counters[N_RUNNING]
     if n == 0 or n > limits.max_num_batched_tokens:
         return 0
@@ -243,7 +267,7 @@ def _stretch_length(slots: Ints, counters: Ints, limits: Limits) -> int:
         slot = slots[RUNNING, i]
         if slots[GENERATED, slot] == 0 or slots[PROMPT, slot] + slots[GENERATED, slot] - slots[COMPUTED, slot] != 1:
             return 0
-        passes = min(passes, slots[RESPONSE, slot] - slots[GENERATED, slot])
+        passes = min(passes, slots[STOP_AT, slot] - slots[GENERATED, slot])
     return passes
 
 
@@ -292,13 +316,14 @@ def _decode_stretch(
             break
     for i in range(n):
         slot = slots[RUNNING, i]
-        computed = slots[COMPUTED, slot]
-        counters[FREE_BLOCKS] -= _blocks(computed + done, limits.block_size) - _blocks(computed, limits.block_size)
-        slots[COMPUTED, slot] = computed + done
+        slots[COMPUTED, slot] += done
+        need = _blocks(slots[COMPUTED, slot], limits.block_size) - slots[BLOCKS, slot]
+        counters[FREE_BLOCKS] -= need
+        slots[BLOCKS, slot] += need
         slots[GENERATED, slot] += done
     counters[PASSES] += done
     counters[GENERATED_TOTAL] += n * done
-    _end_finished(slots, times, counters, now_s, limits.block_size)
+    _stop(slots, times, counters, now_s)
     return now_s
 
 
@@ -320,12 +345,13 @@ def run(
     between_passes_s: float,
     bounds: Ints,
     until_s: float,
-    to_first_end: bool,
+    to_first_stop: bool,
 ) -> float:
-    """Passes until the first boundary after `until_s`, an end of a response (if `to_first_end`) or nothing to do.
+    """Passes until the first boundary after `until_s`, a stop (if `to_first_stop`) or nothing to do.
 
-    Returns the boundary reached. The requests that ended in the last pass are in `slots[ENDED]`; `times` has when each
-    ended, so a run without `to_first_end` loses none. `Tables` and `Limits` come in parts: tuples cost more a call.
+    Returns the boundary reached. What stopped in the last pass is in `slots[STOPPED]`, how in `slots[STOPPED_KIND]`;
+    `times` has when each request ended, so a run without `to_first_stop` loses no end. `Tables` and `Limits` come in
+    parts: tuples cost more a call.
     """
     tables = Tables(
         dense_tokens,
@@ -340,14 +366,14 @@ def run(
         between_passes_s,
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
-    counters[N_ENDED] = 0
+    counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         passes = _stretch_length(slots, counters, limits)
         if passes > 0:
             now_s = _decode_stretch(slots, times, counters, now_s, tables, limits, passes, until_s)
         else:
             now_s = _iterate(slots, times, counters, now_s, tables, limits)
-        if to_first_end and counters[N_ENDED] > 0:
+        if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s
 
@@ -416,16 +442,28 @@ class Engine:
         enqueue(self._slots, self._times, self._counters, slot, prompt_tokens, response_tokens, generated_tokens)
         return slot
 
+    def stop_at(self, slot: int, tokens: int, kind: int) -> None:
+        """Sets the next stop of a request, in place of the one before: the boundary at which it has `tokens` of its response.
+
+        `kind` is PAUSE or WATCH. The end comes first: a stop at `response_tokens` or later never is. A stop that was
+        reported is over. Raises ValueError for tokens that the request has already.
+        """
+        generated, response = self._slots.item(GENERATED, slot), self._slots.item(RESPONSE, slot)
+        if tokens <= generated:
+            raise ValueError(f"a stop at {tokens} tokens of a request that has {generated}")
+        self._slots[STOP_AT, slot] = min(tokens, response)
+        self._slots[STOP_KIND, slot] = kind if tokens < response else END
+
     def abort(self, slot: int) -> int:
         """Takes a request out at this boundary. Returns the response tokens it has."""
-        _remove(self._slots, self._counters, slot, self.limits.block_size)
+        _remove(self._slots, self._counters, slot)
         self._free_slots.append(slot)
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
         """Running requests lose their KV cache and recompute it, before anything that waits, in their order."""
         while self.running:
-            _preempt_last(self._slots, self._counters, self.limits.block_size)
+            _preempt_last(self._slots, self._counters)
 
     def generated_tokens(self, slot: int) -> int:
         return self._slots.item(GENERATED, slot)
@@ -434,21 +472,21 @@ class Engine:
         """When the first token of a request came; of an ended one until its slot is used again."""
         return self._times.item(FIRST_TOKEN, slot)
 
-    def settle(self, time_s: float) -> list[tuple[int, float]]:
+    def settle(self, time_s: float) -> list[Stop]:
         """Runs to the first boundary strictly after `time_s`; an idle engine is moved to `time_s`.
 
-        Returns the requests that ended on the way, each with the time of its end.
+        Returns what stopped on the way, in order.
         """
-        ended: list[tuple[int, float]] = []
+        stops: list[Stop] = []
         while self.busy and self.now_s <= time_s:
             self.now_s = self._run(self._slots, self._counters, time_s, True)
-            ended += [(slot, self.now_s) for slot in self._ended(self._slots, self._counters)]
+            stops += self._stops()
         if not self.busy:
             self.now_s = max(self.now_s, time_s)
-        return ended
+        return stops
 
-    def next_end_s(self) -> float:
-        """When the next response ends if nobody asks for anything before; infinity if none runs.
+    def next_stop_s(self) -> float:
+        """When the next request stops if nobody asks for anything before; infinity if none does.
 
         Changes nothing, but that times of tokens to come may stand in `_times` already; what comes overwrites them.
         """
@@ -456,28 +494,29 @@ class Engine:
             return np.inf
         self._ahead = (self._slots.copy(), self._counters.copy())
         self._ahead_s = self._run(*self._ahead, np.inf, True)
-        return self._ahead_s if self._ahead[1].item(N_ENDED) else np.inf
+        return self._ahead_s if self._ahead[1].item(N_STOPPED) else np.inf
 
-    def take_next_end(self) -> list[tuple[int, float]]:
-        """Moves to the boundary that `next_end_s` found, and returns the requests that ended there, with its time."""
+    def take_next_stop(self) -> list[Stop]:
+        """Moves to the boundary that `next_stop_s` found, and returns what stopped there."""
         self._slots, self._counters = self._ahead
         self.now_s = self._ahead_s
-        return [(slot, self.now_s) for slot in self._ended(self._slots, self._counters)]
+        return self._stops()
 
     def run_until_idle(self) -> Floats:
         """Runs everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
         self.now_s = self._run(self._slots, self._counters, np.inf, False)
         return self._times[LAST_TOKEN].copy()
 
-    def _run(self, slots: Ints, counters: Ints, until_s: float, to_first_end: bool) -> float:
+    def _run(self, slots: Ints, counters: Ints, until_s: float, to_first_stop: bool) -> float:
         state = (slots, self._times, counters, self.now_s)
-        now_s: float = run(*state, *self._tables, self._bounds, until_s, to_first_end)  # type: ignore[arg-type]
+        now_s: float = run(*state, *self._tables, self._bounds, until_s, to_first_stop)  # type: ignore[arg-type]
         return now_s
 
-    def _ended(self, slots: Ints, counters: Ints) -> list[int]:
-        ended: list[int] = slots[ENDED, : counters.item(N_ENDED)].tolist()
-        self._free_slots.extend(ended)
-        return ended
+    def _stops(self) -> list[Stop]:
+        """What stopped in the last pass, now. The slots of ended requests are free again."""
+        slots, kinds = self._slots[STOPPED : STOPPED_KIND + 1, : self._counters.item(N_STOPPED)].tolist()
+        self._free_slots.extend(slot for slot, kind in zip(slots, kinds, strict=True) if kind == END)
+        return [(slot, self.now_s, kind) for slot, kind in zip(slots, kinds, strict=True)]
 
     def _grow(self, capacity: int) -> None:
         """More slots; the ring of waiting requests is laid out anew from its head."""

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 import simpy
 
-from simrl.engine import Engine, Limits
+from simrl.engine import Engine, Limits, Stop
 from simrl.events import call_at, call_last
 from simrl.profile import Tables
 from simrl.result import Recorder
@@ -181,22 +181,22 @@ class SimulatedWorker:
     def _sleep_until_next_end(self) -> None:
         """Sleeps until the next response ends; a command in between makes another plan and this one void."""
         self._plan += 1
-        next_end_s = self.engine.next_end_s()
+        next_end_s = self.engine.next_stop_s()
         if next_end_s < np.inf:
             call_at(self._env, next_end_s, partial(self._wake, self._plan))
 
     def _wake(self, plan: int) -> None:
         if plan != self._plan:
             return
-        for _, event, rollout in self._ended(self.engine.take_next_end()):
+        for _, event, rollout in self._ended(self.engine.take_next_stop()):
             event.succeed(rollout)
         self._load_what_may()
         self._sleep_until_next_end()
 
-    def _ended(self, ends: list[tuple[int, float]]) -> list[tuple[float, simpy.Event, Rollout]]:
+    def _ended(self, ends: list[Stop]) -> list[tuple[float, simpy.Event, Rollout]]:
         """The stays of the requests that ended: when, the event to fire and what it fires with."""
         fired = []
-        for slot, ended_s in ends:
+        for slot, ended_s, _ in ends:
             stay = self._stays.pop(slot)
             del self._slot_of[stay.sample.uid]
             fired.append((ended_s, stay.event, self._rollout(slot, stay, ended_s, done=True)))

@@ -3,12 +3,14 @@
 It shares no code with `simrl.engine` or `simrl.interpolation`; hypothesis holds the two against each other.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from simrl.engine import Limits
+from simrl.engine import END, WATCH, Limits
 from simrl.profile import Tables
 
 
@@ -19,7 +21,8 @@ class Request:
     generated: int = 0
     computed: int = 0
     first_token_s: float = float("nan")
-    ended_s: float = float("nan")
+    stop_at: int | None = None
+    stop_kind: int = WATCH
 
     @property
     def known(self) -> int:
@@ -36,6 +39,9 @@ class ReferenceEngine:
     admitting: bool = True
     passes: int = 0
     preemptions: int = 0
+    generated_tokens: int = 0
+    prefill_tokens: int = 0
+    stops: list[tuple[Request, float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         t = self.tables
@@ -49,6 +55,15 @@ class ReferenceEngine:
         return self.limits.kv_blocks - sum(self.blocks(r.computed) for r in self.running)
 
     @property
+    def totals(self) -> dict[str, int]:
+        return {
+            "passes": self.passes,
+            "generated_tokens": self.generated_tokens,
+            "prefill_tokens": self.prefill_tokens,
+            "preemptions": self.preemptions,
+        }
+
+    @property
     def busy(self) -> bool:
         return bool(self.running) or (bool(self.waiting) and self.admitting)
 
@@ -56,6 +71,9 @@ class ReferenceEngine:
         request = Request(prompt, response, generated)
         self.waiting.append(request)
         return request
+
+    def stop_at(self, request: Request, tokens: int, kind: int) -> None:
+        request.stop_at, request.stop_kind = tokens, kind
 
     def abort(self, request: Request) -> None:
         self.running = [r for r in self.running if r is not request]
@@ -117,17 +135,23 @@ class ReferenceEngine:
             request.computed += new
             if request.computed == request.known:
                 request.generated += 1
+                self.generated_tokens += 1
                 if request.generated == 1:
                     request.first_token_s = self.now_s
-                if request.generated == request.response:
-                    request.ended_s = self.now_s
-        self.running = [r for r in self.running if r.generated < r.response]
+        for request in list(self.running):
+            if request.generated == request.response:
+                self.running.remove(request)
+                self.stops.append((request, self.now_s, END))
+            elif request.generated == request.stop_at:
+                request.stop_at = None
+                self.stops.append((request, self.now_s, request.stop_kind))
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables
         decode = [r.computed + 1 for r, new in plan if new == 1 and r.computed > 0]
         prefill = [(new, r.computed) for r, new in plan if not (new == 1 and r.computed > 0)]
         tokens = sum(new for new, _ in prefill)
+        self.prefill_tokens += tokens
         work = sum(new * (cached + new / 2) for new, cached in prefill)
         chunk = context = 0.0
         if prefill:

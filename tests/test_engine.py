@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine
 
-from simrl.engine import Engine, Limits
+from simrl.engine import END, WATCH, Engine, Limits
 from simrl.errors import InputError
 from simrl.profile import Tables
 
@@ -46,6 +46,7 @@ commands = st.lists(
             st.integers(0, 30).map(lambda i: ("abort", i)),
             st.sampled_from([0.0, 0.02, 0.3]).map(lambda s: ("load", s)),
             st.booleans().map(lambda on: ("admit", on)),
+            st.tuples(st.integers(0, 30), st.integers(1, 60)).map(lambda s: ("watch", s)),
         ),
     ),
     min_size=1,
@@ -64,26 +65,30 @@ limits = st.builds(
 @given(limits, commands)
 def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands):
     engine, reference = Engine(TABLES, limits), ReferenceEngine(TABLES, limits)
-    slots, ended_s, first_s, clock = {}, {}, {}, 0.0
-    requests = []
+    slots, requests, stops, clock = {}, [], [], 0.0
 
-    def note(ended):
+    def note(stopped):
+        """Keeps what stopped, by number of request instead of slot."""
         by_slot = {slot: i for i, slot in slots.items()}
-        for slot, time_s in ended:
-            ended_s[by_slot[slot]] = time_s
-            first_s[by_slot[slot]] = engine.first_token_s(slot)
-            del slots[by_slot[slot]]
+        for slot, time_s, kind in stopped:
+            stops.append((by_slot[slot], kind, time_s))
+            if kind == END:
+                first_s = requests[by_slot[slot]].first_token_s
+                assert engine.first_token_s(slot) == pytest.approx(first_s, rel=1e-9, nan_ok=True)
+                del slots[by_slot[slot]]
 
     def follow(until_s):
-        """As a worker does: look ahead, take every end that comes before the next command."""
-        while engine.next_end_s() < np.inf and engine.next_end_s() <= until_s:
-            note(engine.take_next_end())
+        """As a worker does: look ahead, take every stop that comes before the next command."""
+        while engine.next_stop_s() < np.inf and engine.next_stop_s() <= until_s:
+            taken.extend(engine.take_next_stop())
 
     for wait_s, (what, argument) in commands:
         clock += wait_s
+        taken = []
         follow(clock)
-        note(engine.settle(clock))
+        taken += engine.settle(clock)
         reference.settle(clock)
+        note(taken)
         if what == "submit":
             for request in argument:
                 slots[len(requests)] = engine.submit(*request)
@@ -99,18 +104,23 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
             reference.now_s += argument
         elif what == "admit":
             engine.admitting = reference.admitting = argument
+        elif what == "watch" and argument[0] in slots:
+            request = requests[argument[0]]
+            tokens = request.generated + argument[1]
+            engine.stop_at(slots[argument[0]], tokens, WATCH)
+            reference.stop_at(request, tokens, WATCH)
         assert engine.now_s == pytest.approx(reference.now_s, rel=1e-9)
         assert (engine.running, engine.waiting) == (len(reference.running), len(reference.waiting))
     engine.admitting = reference.admitting = True
+    taken = []
     follow(float("inf"))
     while reference.busy:
         reference.iterate()
+    note(taken)
 
-    done = [i for i, r in enumerate(requests) if r.generated == r.response]
-    assert sorted(ended_s) == done
-    np.testing.assert_allclose([ended_s[i] for i in done], [requests[i].ended_s for i in done], rtol=1e-9)
-    np.testing.assert_allclose([first_s[i] for i in done], [requests[i].first_token_s for i in done], rtol=1e-9)
-    assert (engine.totals["passes"], engine.totals["preemptions"]) == (reference.passes, reference.preemptions)
+    assert [s[:2] for s in stops] == [(requests.index(r), kind) for r, _, kind in reference.stops]
+    np.testing.assert_allclose([s[2] for s in stops], [time_s for _, time_s, _ in reference.stops], rtol=1e-9)
+    assert engine.totals == reference.totals
 
 
 @settings(max_examples=100, deadline=None)
@@ -120,8 +130,8 @@ def test_running_to_the_end_at_once_gives_the_times_of_running_end_by_end(limits
     slots = [at_once.submit(*r) for r in requests]
     assert slots == [by_end.submit(*r) for r in requests]
     ended_s = {}
-    while by_end.next_end_s() < np.inf:
-        ended_s.update(by_end.take_next_end())
+    while by_end.next_stop_s() < np.inf:
+        ended_s.update({slot: time_s for slot, time_s, _ in by_end.take_next_stop()})
     all_s = at_once.run_until_idle()
     assert {s: all_s[s] for s in slots} == ended_s
     assert at_once.totals == by_end.totals
@@ -152,8 +162,8 @@ def test_looking_ahead_changes_nothing():
     for engine in (looked, plain):
         engine.submit(10, 50)
         engine.submit(30, 20)
-    looked.next_end_s()
-    looked.next_end_s()
+    looked.next_stop_s()
+    looked.next_stop_s()
     assert looked.settle(0.1) == plain.settle(0.1)
     assert (looked.now_s, looked.totals) == (plain.now_s, plain.totals)
 
@@ -185,3 +195,41 @@ def test_a_request_waits_until_its_whole_known_sequence_fits_not_only_its_first_
     ended_s = engine.run_until_idle()
     assert engine.first_token_s(second) > ended_s[first]
     assert engine.totals["preemptions"] == 0
+
+
+def test_a_watched_request_is_told_at_exactly_its_token_and_decodes_on():
+    limits = Limits(4, 64, 4, 100)
+    watched, plain = Engine(TABLES, limits), Engine(TABLES, limits)
+    for engine in (watched, plain):
+        slot, _ = engine.submit(10, 50), engine.submit(20, 60)
+    for tokens in (1, 2, 25, 49):
+        watched.stop_at(slot, tokens, WATCH)
+        time_s = watched.next_stop_s()
+        assert watched.take_next_stop() == [(slot, time_s, WATCH)]
+        assert watched.generated_tokens(slot) == tokens
+    ends_s = plain.run_until_idle()
+    time_s = watched.next_stop_s()
+    assert watched.take_next_stop() == [(slot, time_s, END)]
+    assert time_s == pytest.approx(ends_s[slot], rel=1e-12)
+
+
+def test_only_the_last_stop_set_counts_and_none_comes_after_the_end():
+    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    slot = engine.submit(10, 20)
+    engine.stop_at(slot, 5, WATCH)
+    engine.stop_at(slot, 7, WATCH)
+    engine.next_stop_s()
+    engine.take_next_stop()
+    assert engine.generated_tokens(slot) == 7
+    engine.stop_at(slot, 12, WATCH)
+    engine.stop_at(slot, 20, WATCH)
+    engine.next_stop_s()
+    assert [kind for _, _, kind in engine.take_next_stop()] == [END]
+    assert engine.generated_tokens(slot) == 20
+
+
+def test_a_stop_at_a_token_that_is_there_already_is_refused():
+    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    slot = engine.submit(10, 20, 5)
+    with pytest.raises(ValueError, match="a stop at 5 tokens of a request that has 5"):
+        engine.stop_at(slot, 5, WATCH)

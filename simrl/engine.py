@@ -2,14 +2,15 @@
 
 Invariant: `Engine.now_s` is a boundary between two forward passes, and every pass in the past happened as vLLM V1 would
 have scheduled it: running requests first, in order, then waiting ones first come first served, while `max_num_seqs`,
-`max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks; when blocks run out the youngest
-running request is preempted and later recomputes its cache. What a caller asks takes effect at the boundary where the
-engine stands, so callers first `settle(t)`: the first boundary strictly after t, or t itself if the engine is idle. A
-request ends after exactly `response_tokens` generated tokens, and may have one more stop before.
+`max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks. When blocks run out, the caches
+of paused requests go, oldest first, then the youngest running request is preempted; what lost its cache computes it again.
+What a caller asks takes effect at the boundary where the engine stands, so callers first `settle(t)`: the first boundary
+strictly after t, or t itself if the engine is idle. A request ends after exactly `response_tokens` generated tokens, and
+may have one more stop before.
 
-Most passes decode the same batch as the pass before. Such a stretch, up to the next stop, changes only the
-length of the KV cache, so it is run as a loop over one interpolated row of the profile (`_decode_stretch`); everything
-else goes request by request (`_iterate`). `tests/reference_engine.py` is the same rule, written slowly.
+Most passes decode the same batch as the pass before. Such a stretch, up to the next stop, changes only the length of the KV
+cache, so it is run as a loop over one interpolated row of the profile (`_decode_stretch`); everything else goes request by
+request (`_iterate`). `tests/reference_engine.py` is the same rule, written slowly.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ END, PAUSE, WATCH = range(3)
 
 # Rows of `slots` (one column a request). `BLOCKS` are held, `STOP_AT` is the number of generated tokens that stops next ...
 PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND = range(8)
-# ... and the lists kept beside them: running in order of admission, waiting (a ring), stopped in the last pass and how.
-RUNNING, WAITING, STOPPED, STOPPED_KIND = range(8, 12)
-SLOT_ROWS = 12
+# ... and the lists kept beside them: running in order of admission, waiting (a ring), those that hold blocks without
+# running (paused, or waiting again) in order of their pause, stopped in the last pass and how.
+RUNNING, WAITING, HOLDING, STOPPED, STOPPED_KIND = range(8, 13)
+SLOT_ROWS = 13
 # Rows of `times`: when a request's first and last token came.
 FIRST_TOKEN, LAST_TOKEN = range(2)
 # Entries of `counters`: the state ...
-N_RUNNING, WAITING_HEAD, N_WAITING, N_STOPPED, FREE_BLOCKS, ADMITTING = range(6)
+N_RUNNING, WAITING_HEAD, N_WAITING, N_HOLDING, N_STOPPED, FREE_BLOCKS, HELD_BLOCKS, ADMITTING = range(8)
 # ... and totals since the engine was made.
-PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(6, 10)
-COUNTERS = 10
+PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(8, 12)
+COUNTERS = 12
 
 
 class Limits(NamedTuple):
@@ -82,8 +84,15 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 
 @njit(cache=True)
+def queue_up(slots: Ints, counters: Ints, slot: int) -> None:
+    """A request joins the end of the queue."""
+    slots[WAITING, (counters[WAITING_HEAD] + counters[N_WAITING]) % slots.shape[1]] = slot
+    counters[N_WAITING] += 1
+
+
+@njit(cache=True)
 def enqueue(slots: Ints, times: Floats, counters: Ints, slot: int, prompt: int, response: int, generated: int) -> None:
-    """A request joins the end of the queue, without a cache."""
+    """A new request joins the end of the queue, without a cache."""
     slots[PROMPT, slot] = prompt
     slots[RESPONSE, slot] = response
     slots[GENERATED, slot] = generated
@@ -94,8 +103,7 @@ def enqueue(slots: Ints, times: Floats, counters: Ints, slot: int, prompt: int, 
     slots[STOP_KIND, slot] = END
     times[FIRST_TOKEN, slot] = np.nan
     times[LAST_TOKEN, slot] = np.nan
-    slots[WAITING, (counters[WAITING_HEAD] + counters[N_WAITING]) % slots.shape[1]] = slot
-    counters[N_WAITING] += 1
+    queue_up(slots, counters, slot)
 
 
 @njit(cache=True)
@@ -104,6 +112,38 @@ def _free(slots: Ints, counters: Ints, slot: int) -> None:
     counters[FREE_BLOCKS] += slots[BLOCKS, slot]
     slots[BLOCKS, slot] = 0
     slots[COMPUTED, slot] = 0
+
+
+@njit(cache=True)
+def _hold(slots: Ints, counters: Ints, slot: int) -> None:
+    """A request keeps its blocks without running."""
+    slots[HOLDING, counters[N_HOLDING]] = slot
+    counters[N_HOLDING] += 1
+    counters[HELD_BLOCKS] += slots[BLOCKS, slot]
+
+
+@njit(cache=True)
+def _release(slots: Ints, counters: Ints, slot: int) -> None:
+    """The opposite, if it holds any: its blocks are now those of a running request, or about to be freed."""
+    if slots[BLOCKS, slot] == 0:
+        return
+    kept = 0
+    for i in range(counters[N_HOLDING]):
+        other = slots[HOLDING, i]
+        if other != slot:
+            slots[HOLDING, kept] = other
+            kept += 1
+    counters[N_HOLDING] = kept
+    counters[HELD_BLOCKS] -= slots[BLOCKS, slot]
+
+
+@njit(cache=True)
+def _make_room(slots: Ints, counters: Ints, blocks: int) -> None:
+    """Held caches go, oldest first, until so many blocks are free or none is held."""
+    while blocks > counters[FREE_BLOCKS] and counters[N_HOLDING] > 0:
+        slot = slots[HOLDING, 0]
+        _release(slots, counters, slot)
+        _free(slots, counters, slot)
 
 
 @njit(cache=True)
@@ -122,14 +162,16 @@ def _preempt_last(slots: Ints, counters: Ints) -> int:
 @njit(cache=True)
 def _remove(slots: Ints, counters: Ints, slot: int) -> None:
     """Takes a request out, wherever it is."""
-    _free(slots, counters, slot)
     n = counters[N_RUNNING]
     for i in range(n):
         if slots[RUNNING, i] == slot:
             for j in range(i, n - 1):
                 slots[RUNNING, j] = slots[RUNNING, j + 1]
             counters[N_RUNNING] = n - 1
+            _free(slots, counters, slot)
             return
+    _release(slots, counters, slot)
+    _free(slots, counters, slot)
     capacity = slots.shape[1]
     kept = 0
     for i in range(counters[N_WAITING]):
@@ -141,17 +183,27 @@ def _remove(slots: Ints, counters: Ints, slot: int) -> None:
 
 
 @njit(cache=True)
+def drop_caches(slots: Ints, counters: Ints) -> None:
+    """Every request loses its cache; running ones wait before all others, in their order."""
+    while counters[N_RUNNING] > 0:
+        _preempt_last(slots, counters)
+    _make_room(slots, counters, counters[FREE_BLOCKS] + counters[HELD_BLOCKS])
+
+
+@njit(cache=True)
 def _admissible(slots: Ints, counters: Ints, limits: Limits, budget: int) -> int:
     """Tokens of the first waiting request that may start now; 0 if it has to wait on.
 
-    All its known tokens must fit the free blocks, though only a chunk of them may start (vLLM's
-    `scheduler_reserve_full_isl`, on by default): else requests that come back with long prefixes evict one another.
+    All its known tokens must fit the blocks that are free or held (its own among them), though only a chunk may start
+    (vLLM's `scheduler_reserve_full_isl`, on by default): else requests that come back with long prefixes evict one another.
     """
     if counters[N_WAITING] == 0 or counters[ADMITTING] == 0 or counters[N_RUNNING] >= limits.max_num_seqs:
         return 0
     slot = slots[WAITING, counters[WAITING_HEAD]]
     known = slots[PROMPT, slot] + slots[GENERATED, slot]
-    return min(known, budget) if _blocks(known, limits.block_size) <= counters[FREE_BLOCKS] else 0
+    if _blocks(known, limits.block_size) > counters[FREE_BLOCKS] + counters[HELD_BLOCKS]:
+        return 0
+    return min(known - slots[COMPUTED, slot], budget)
 
 
 @njit(cache=True)
@@ -170,7 +222,9 @@ def _stop(slots: Ints, times: Floats, counters: Ints, now_s: float) -> None:
             slots[STOP_AT, slot] = slots[RESPONSE, slot]
             slots[STOP_KIND, slot] = END
             runs_on = kind == WATCH
-            if kind == END:
+            if kind == PAUSE:
+                _hold(slots, counters, slot)
+            elif kind == END:
                 times[LAST_TOKEN, slot] = now_s
                 _free(slots, counters, slot)
         if runs_on:
@@ -192,6 +246,8 @@ def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: T
         computed = slots[COMPUTED, slot]
         new = min(slots[PROMPT, slot] + slots[GENERATED, slot] - computed, budget)
         need = _blocks(computed + new, size) - slots[BLOCKS, slot]
+        if need > counters[FREE_BLOCKS]:  # rare, and the call is dear in a loop over all requests
+            _make_room(slots, counters, need)
         while need > counters[FREE_BLOCKS]:
             preempted = True
             counters[PREEMPTIONS] += 1
@@ -212,8 +268,11 @@ def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: T
         counters[N_WAITING] -= 1
         slots[RUNNING, counters[N_RUNNING]] = slot
         counters[N_RUNNING] += 1
-        slots[BLOCKS, slot] = _blocks(new, size)
-        counters[FREE_BLOCKS] -= slots[BLOCKS, slot]
+        _release(slots, counters, slot)
+        need = _blocks(slots[COMPUTED, slot] + new, size) - slots[BLOCKS, slot]
+        _make_room(slots, counters, need)
+        counters[FREE_BLOCKS] -= need
+        slots[BLOCKS, slot] += need
         slots[SCHEDULED, slot] = new
         budget -= new
         scheduled += 1
@@ -262,7 +321,7 @@ def _stretch_length(slots: Ints, counters: Ints, limits: Limits) -> int:
     ):
         return 0
     # No request needs more than one new block in block_size passes.
-    passes = counters[FREE_BLOCKS] // n * limits.block_size
+    passes = (counters[FREE_BLOCKS] + counters[HELD_BLOCKS]) // n * limits.block_size
     for i in range(n):
         slot = slots[RUNNING, i]
         if slots[GENERATED, slot] == 0 or slots[PROMPT, slot] + slots[GENERATED, slot] - slots[COMPUTED, slot] != 1:
@@ -314,13 +373,16 @@ def _decode_stretch(
         done += 1
         if now_s > until_s:
             break
+    grown = 0
     for i in range(n):
         slot = slots[RUNNING, i]
         slots[COMPUTED, slot] += done
-        need = _blocks(slots[COMPUTED, slot], limits.block_size) - slots[BLOCKS, slot]
-        counters[FREE_BLOCKS] -= need
-        slots[BLOCKS, slot] += need
         slots[GENERATED, slot] += done
+        blocks = _blocks(slots[COMPUTED, slot], limits.block_size)
+        grown += blocks - slots[BLOCKS, slot]
+        slots[BLOCKS, slot] = blocks
+    _make_room(slots, counters, grown)
+    counters[FREE_BLOCKS] -= grown
     counters[PASSES] += done
     counters[GENERATED_TOTAL] += n * done
     _stop(slots, times, counters, now_s)
@@ -390,6 +452,7 @@ class Engine:
         self.limits = limits
         self.now_s = 0.0
         self._free_slots: list[int] = []
+        self._paused: set[int] = set()
         self._slots = np.zeros((SLOT_ROWS, 0), dtype=np.int64)
         self._times = np.zeros((2, 0))
         self._counters = np.zeros(COUNTERS, dtype=np.int64)
@@ -404,6 +467,11 @@ class Engine:
     @property
     def waiting(self) -> int:
         return self._counters.item(N_WAITING)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks of the KV cache that no request holds."""
+        return self._counters.item(FREE_BLOCKS)
 
     @property
     def busy(self) -> bool:
@@ -430,12 +498,7 @@ class Engine:
 
     def submit(self, prompt_tokens: int, response_tokens: int, generated_tokens: int = 0) -> int:
         """A request joins the queue at this boundary; `generated_tokens` of its response exist and are prefilled."""
-        capacity_tokens = self.limits.kv_blocks * self.limits.block_size
-        if prompt_tokens + response_tokens > capacity_tokens:
-            raise InputError(
-                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {capacity_tokens} tokens; "
-                "use more memory for the cache, a larger tp or a lower cap"
-            )
+        self._require_fits(prompt_tokens, response_tokens)
         if not self._free_slots:
             self._grow(2 * self._slots.shape[1])
         slot = self._free_slots.pop()
@@ -454,16 +517,26 @@ class Engine:
         self._slots[STOP_AT, slot] = min(tokens, response)
         self._slots[STOP_KIND, slot] = kind if tokens < response else END
 
+    def resume(self, slot: int, observation_tokens: int = 0) -> None:
+        """A paused request joins the end of the queue, with what is left of its cache; what it was told meanwhile, so many
+        tokens, is prefilled. Raises KeyError for a request that is not paused (here: whose pause was not reported)."""
+        prompt_tokens = self._slots.item(PROMPT, slot) + observation_tokens
+        self._require_fits(prompt_tokens, self._slots.item(RESPONSE, slot))
+        self._paused.remove(slot)
+        self._slots[PROMPT, slot] = prompt_tokens
+        queue_up(self._slots, self._counters, slot)
+
     def abort(self, slot: int) -> int:
         """Takes a request out at this boundary. Returns the response tokens it has."""
         _remove(self._slots, self._counters, slot)
+        self._paused.discard(slot)
         self._free_slots.append(slot)
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
-        """Running requests lose their KV cache and recompute it, before anything that waits, in their order."""
-        while self.running:
-            _preempt_last(self._slots, self._counters)
+        """Every request loses its KV cache, paused ones too. Running ones recompute it before anything that waits, in their
+        order."""
+        drop_caches(self._slots, self._counters)
 
     def generated_tokens(self, slot: int) -> int:
         return self._slots.item(GENERATED, slot)
@@ -507,6 +580,14 @@ class Engine:
         self.now_s = self._run(self._slots, self._counters, np.inf, False)
         return self._times[LAST_TOKEN].copy()
 
+    def _require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
+        capacity_tokens = self.limits.kv_blocks * self.limits.block_size
+        if prompt_tokens + response_tokens > capacity_tokens:
+            raise InputError(
+                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {capacity_tokens} tokens; "
+                "use more memory for the cache, a larger tp or a lower cap"
+            )
+
     def _run(self, slots: Ints, counters: Ints, until_s: float, to_first_stop: bool) -> float:
         state = (slots, self._times, counters, self.now_s)
         now_s: float = run(*state, *self._tables, self._bounds, until_s, to_first_stop)  # type: ignore[arg-type]
@@ -515,8 +596,10 @@ class Engine:
     def _stops(self) -> list[Stop]:
         """What stopped in the last pass, now. The slots of ended requests are free again."""
         slots, kinds = self._slots[STOPPED : STOPPED_KIND + 1, : self._counters.item(N_STOPPED)].tolist()
-        self._free_slots.extend(slot for slot, kind in zip(slots, kinds, strict=True) if kind == END)
-        return [(slot, self.now_s, kind) for slot, kind in zip(slots, kinds, strict=True)]
+        stops = [(slot, self.now_s, kind) for slot, kind in zip(slots, kinds, strict=True)]
+        self._free_slots.extend(slot for slot, _, kind in stops if kind == END)
+        self._paused.update(slot for slot, _, kind in stops if kind == PAUSE)
+        return stops
 
     def _grow(self, capacity: int) -> None:
         """More slots; the ring of waiting requests is laid out anew from its head."""

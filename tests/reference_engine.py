@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from simrl.engine import END, WATCH, Limits
+from simrl.engine import END, PAUSE, WATCH, Limits
 from simrl.profile import Tables
 
 
@@ -36,6 +36,7 @@ class ReferenceEngine:
     now_s: float = 0.0
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
+    held: list[Request] = field(default_factory=list)  # paused or waiting again, with their caches; oldest pause first
     admitting: bool = True
     passes: int = 0
     preemptions: int = 0
@@ -52,7 +53,7 @@ class ReferenceEngine:
 
     @property
     def free_blocks(self) -> int:
-        return self.limits.kv_blocks - sum(self.blocks(r.computed) for r in self.running)
+        return self.limits.kv_blocks - sum(self.blocks(r.computed) for r in self.running + self.held)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -75,7 +76,17 @@ class ReferenceEngine:
     def stop_at(self, request: Request, tokens: int, kind: int) -> None:
         request.stop_at, request.stop_kind = tokens, kind
 
+    def resume(self, request: Request, observation_tokens: int) -> None:
+        request.prompt += observation_tokens
+        self.waiting.append(request)
+
+    def evict_oldest(self) -> int:
+        request = self.held.pop(0)
+        blocks, request.computed = self.blocks(request.computed), 0
+        return blocks
+
     def abort(self, request: Request) -> None:
+        self.held = [r for r in self.held if r is not request]
         self.running = [r for r in self.running if r is not request]
         self.waiting = [r for r in self.waiting if r is not request]
 
@@ -84,6 +95,8 @@ class ReferenceEngine:
             request.computed = 0
             self.waiting.insert(0, request)
         self.running = []
+        while self.held:
+            self.evict_oldest()
 
     def settle(self, time_s: float) -> None:
         while self.busy and self.now_s <= time_s:
@@ -100,6 +113,8 @@ class ReferenceEngine:
             request = self.running[len(plan)]
             new = min(request.known - request.computed, budget)
             need = self.blocks(request.computed + new) - self.blocks(request.computed)
+            while need > free and self.held:
+                free += self.evict_oldest()
             while need > free:
                 victim = self.running.pop()
                 free += self.blocks(victim.computed)
@@ -122,11 +137,17 @@ class ReferenceEngine:
             and len(self.running) < self.limits.max_num_seqs
         ):
             request = self.waiting[0]
-            new = min(request.known, budget)
-            if self.blocks(request.known) > free:
+            new = min(request.known - request.computed, budget)
+            if self.blocks(request.known) > free + sum(self.blocks(r.computed) for r in self.held):
                 break
             self.running.append(self.waiting.pop(0))
-            free -= self.blocks(new)
+            need = self.blocks(request.computed + new)
+            if request in self.held:
+                self.held.remove(request)
+                need -= self.blocks(request.computed)
+            while need > free:
+                free += self.evict_oldest()
+            free -= need
             budget -= new
             plan.append((request, new))
         self.now_s += self.pass_s(plan)
@@ -145,6 +166,9 @@ class ReferenceEngine:
             elif request.generated == request.stop_at:
                 request.stop_at = None
                 self.stops.append((request, self.now_s, request.stop_kind))
+                if request.stop_kind == PAUSE:
+                    self.running.remove(request)
+                    self.held.append(request)
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables

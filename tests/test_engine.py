@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine
 
-from simrl.engine import END, WATCH, Engine, Limits
+from simrl.engine import END, PAUSE, WATCH, Engine, Limits
 from simrl.errors import InputError
 from simrl.profile import Tables
 
@@ -46,11 +46,14 @@ commands = st.lists(
             st.integers(0, 30).map(lambda i: ("abort", i)),
             st.sampled_from([0.0, 0.02, 0.3]).map(lambda s: ("load", s)),
             st.booleans().map(lambda on: ("admit", on)),
-            st.tuples(st.integers(0, 30), st.integers(1, 60)).map(lambda s: ("watch", s)),
+            st.tuples(st.integers(0, 30), st.integers(1, 60), st.sampled_from([PAUSE, PAUSE, WATCH])).map(
+                lambda s: ("stop", s)
+            ),
+            st.tuples(st.integers(0, 30), st.integers(0, 40)).map(lambda s: ("resume", s)),
         ),
     ),
     min_size=1,
-    max_size=12,
+    max_size=20,
 )
 limits = st.builds(
     Limits,
@@ -61,11 +64,11 @@ limits = st.builds(
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(limits, commands)
 def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands):
     engine, reference = Engine(TABLES, limits), ReferenceEngine(TABLES, limits)
-    slots, requests, stops, clock = {}, [], [], 0.0
+    slots, requests, stops, paused, aborted, clock = {}, [], [], [], [], 0.0
 
     def note(stopped):
         """Keeps what stopped, by number of request instead of slot."""
@@ -76,6 +79,8 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
                 first_s = requests[by_slot[slot]].first_token_s
                 assert engine.first_token_s(slot) == pytest.approx(first_s, rel=1e-9, nan_ok=True)
                 del slots[by_slot[slot]]
+            elif kind == PAUSE:
+                paused.append(by_slot[slot])
 
     def follow(until_s):
         """As a worker does: look ahead, take every stop that comes before the next command."""
@@ -93,10 +98,12 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
             for request in argument:
                 slots[len(requests)] = engine.submit(*request)
                 requests.append(reference.submit(*request))
-        elif what == "abort" and argument in slots:
-            tokens = engine.abort(slots.pop(argument))
-            assert tokens == requests[argument].generated
-            reference.abort(requests[argument])
+        elif what == "abort" and slots:
+            i = sorted(slots)[argument % len(slots)]
+            assert engine.abort(slots.pop(i)) == requests[i].generated
+            reference.abort(requests[i])
+            aborted.append(i)
+            paused = [p for p in paused if p != i]
         elif what == "load":
             engine.recompute_running()
             engine.now_s += argument
@@ -104,20 +111,32 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
             reference.now_s += argument
         elif what == "admit":
             engine.admitting = reference.admitting = argument
-        elif what == "watch" and argument[0] in slots:
-            request = requests[argument[0]]
-            tokens = request.generated + argument[1]
-            engine.stop_at(slots[argument[0]], tokens, WATCH)
-            reference.stop_at(request, tokens, WATCH)
+        elif what == "stop" and slots:
+            i = sorted(slots)[argument[0] % len(slots)]
+            tokens = requests[i].generated + argument[1]
+            engine.stop_at(slots[i], tokens, argument[2])
+            reference.stop_at(requests[i], tokens, argument[2])
+        elif what == "resume" and paused:
+            i = paused.pop(argument[0] % len(paused))
+            room = limits.kv_blocks * limits.block_size - requests[i].prompt - requests[i].response
+            engine.resume(slots[i], min(argument[1], room))
+            reference.resume(requests[i], min(argument[1], room))
         assert engine.now_s == pytest.approx(reference.now_s, rel=1e-9)
         assert (engine.running, engine.waiting) == (len(reference.running), len(reference.waiting))
+        assert engine.free_blocks == reference.free_blocks
     engine.admitting = reference.admitting = True
-    taken = []
-    follow(float("inf"))
-    while reference.busy:
-        reference.iterate()
-    note(taken)
+    while engine.busy or paused:
+        for i in paused:
+            engine.resume(slots[i])
+            reference.resume(requests[i], 0)
+        taken, paused = [], []
+        follow(float("inf"))
+        while reference.busy:
+            reference.iterate()
+        note(taken)
 
+    assert sorted(aborted + [i for i, kind, _ in stops if kind == END]) == list(range(len(requests)))  # nobody is lost
+    assert engine.free_blocks == limits.kv_blocks
     assert [s[:2] for s in stops] == [(requests.index(r), kind) for r, _, kind in reference.stops]
     np.testing.assert_allclose([s[2] for s in stops], [time_s for _, time_s, _ in reference.stops], rtol=1e-9)
     assert engine.totals == reference.totals
@@ -233,3 +252,156 @@ def test_a_stop_at_a_token_that_is_there_already_is_refused():
     slot = engine.submit(10, 20, 5)
     with pytest.raises(ValueError, match="a stop at 5 tokens of a request that has 5"):
         engine.stop_at(slot, 5, WATCH)
+
+
+def paused_at(engine, *requests):
+    """Requests (prompt, response, stop), each run alone to its pause, one after the other. Returns their slots."""
+    slots = []
+    for prompt, response, stop in requests:
+        slots.append(engine.submit(prompt, response))
+        engine.stop_at(slots[-1], stop, PAUSE)
+        engine.next_stop_s()
+        assert [stopped[::2] for stopped in engine.take_next_stop()] == [(slots[-1], PAUSE)]
+        assert engine.generated_tokens(slots[-1]) == stop
+    return slots
+
+
+def prefilled(engine, to_stop):
+    """Tokens that are prefilled until the next stop."""
+    before = engine.totals["prefill_tokens"]
+    assert engine.next_stop_s() < np.inf
+    assert [(slot, kind) for slot, _, kind in engine.take_next_stop()] == [to_stop]
+    return engine.totals["prefill_tokens"] - before
+
+
+def test_a_paused_request_keeps_its_cache_and_frees_its_slot_in_the_batch():
+    engine = Engine(TABLES, Limits(max_num_seqs=1, max_num_batched_tokens=64, block_size=4, kv_blocks=100))
+    (slot,) = paused_at(engine, (10, 20, 5))
+    assert engine.free_blocks == 100 - 4  # 14 tokens are computed, the 15th is known
+    assert not engine.busy
+    assert engine.next_stop_s() == np.inf
+    engine.settle(9.0)
+    assert engine.now_s == 9.0
+    other = engine.submit(8, 3)
+    assert prefilled(engine, (other, END)) == 8  # the one place in the batch is free
+    engine.resume(slot)
+    assert prefilled(engine, (slot, END)) == 0  # nothing is computed again
+    assert engine.free_blocks == 100
+
+
+def test_observation_tokens_are_prefilled_and_are_no_part_of_the_response():
+    engine = Engine(TABLES, Limits(4, 64, 4, 100))
+    (slot,) = paused_at(engine, (10, 20, 5))
+    engine.resume(slot, 30)
+    assert prefilled(engine, (slot, END)) == 31  # with the last token of the response, not computed so far
+    assert engine.generated_tokens(slot) == 20
+    assert engine.totals["generated_tokens"] == 20
+
+
+def test_a_resumed_request_waits_behind_those_that_came_before():
+    engine = Engine(TABLES, Limits(1, 64, 4, 100))
+    (slot,) = paused_at(engine, (10, 20, 5))
+    running, waiting = engine.submit(10, 30), engine.submit(10, 5)
+    engine.settle(engine.now_s)
+    engine.resume(slot)
+    ended_s = engine.run_until_idle()
+    assert ended_s[running] < ended_s[waiting] < ended_s[slot]
+
+
+def test_held_caches_are_evicted_oldest_first_and_before_a_running_request_is_preempted():
+    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    oldest, younger = paused_at(engine, (21, 30, 20), (21, 30, 20))  # 10 blocks each
+    running = engine.submit(30, 30)  # 15 blocks in the end
+    assert prefilled(engine, (running, END)) == 30
+    assert engine.free_blocks == 20  # the oldest is gone, the younger one is there
+    assert engine.totals["preemptions"] == 0
+    engine.resume(younger)
+    assert prefilled(engine, (younger, END)) == 0
+    engine.resume(oldest)
+    assert prefilled(engine, (oldest, END)) == 41
+
+
+def test_a_waiting_request_is_admitted_in_place_of_held_caches_but_a_cache_that_waits_is_not_evicted_for_itself():
+    engine = Engine(TABLES, Limits(4, 128, 4, 30))
+    first, second = paused_at(engine, (40, 60, 20), (40, 60, 20))  # 15 blocks each: nothing is free
+    assert engine.free_blocks == 0
+    engine.resume(first, 20)  # the oldest cache, and it needs 5 blocks more: the other one goes
+    assert prefilled(engine, (first, END)) == 21
+    engine.resume(second)
+    assert prefilled(engine, (second, END)) == 60
+
+
+def test_nothing_is_evicted_for_a_request_that_has_to_wait_anyway():
+    engine = Engine(TABLES, Limits(4, 128, 4, 30))
+    (paused,) = paused_at(engine, (12, 40, 5))  # 4 blocks
+    running = engine.submit(60, 8)  # 15 blocks: 11 are free then, 15 with the held ones
+    engine.submit(64, 4)  # 16 blocks at once
+    assert prefilled(engine, (running, END)) == 60
+    engine.resume(paused)
+    assert engine.totals["preemptions"] == 0
+    engine.run_until_idle()
+    assert engine.totals["prefill_tokens"] == 12 + 60 + 64
+
+
+def test_an_aborted_pause_frees_its_blocks():
+    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    paused, waiting = paused_at(engine, (21, 30, 20), (21, 30, 20))
+    engine.admitting = False
+    engine.resume(waiting)
+    assert engine.free_blocks == 10
+    assert engine.abort(paused) == 20
+    assert engine.free_blocks == 20
+    assert engine.abort(waiting) == 20
+    assert engine.free_blocks == 30
+    assert not engine.busy
+
+
+def test_a_weight_update_drops_the_caches_of_paused_requests_too():
+    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    (slot,) = paused_at(engine, (21, 30, 20))
+    engine.recompute_running()
+    assert engine.free_blocks == 30
+    engine.resume(slot)
+    assert prefilled(engine, (slot, END)) == 41
+
+
+@pytest.mark.parametrize("kv_blocks", [20, 23, 31, 60])
+def test_many_paused_requests_in_little_memory_never_wait_for_one_another_for_ever(kv_blocks):
+    engine = Engine(TABLES, Limits(max_num_seqs=6, max_num_batched_tokens=32, block_size=4, kv_blocks=kv_blocks))
+    turns = {}
+    for _ in range(40):
+        slot = engine.submit(20, 40)
+        engine.stop_at(slot, 8, PAUSE)
+        turns[slot] = 0
+    ended, passes = set(), 0
+    resuming = []
+    while engine.next_stop_s() < np.inf or resuming:
+        for slot, _, kind in engine.take_next_stop() if engine.busy else []:
+            if kind == END:
+                ended.add(slot)
+            else:
+                resuming.append(slot)
+        if len(resuming) > 30 or not engine.busy:  # the environments answer late, and all at once
+            for slot in resuming:
+                turns[slot] += 1
+                engine.resume(slot, 5)
+                engine.stop_at(slot, 8 * (turns[slot] + 1), PAUSE)
+            resuming = []
+        passes += 1
+        assert passes < 1000
+    assert ended == set(turns)
+    assert set(turns.values()) == {4}
+    assert engine.totals["generated_tokens"] == 40 * 40
+    assert engine.free_blocks == kv_blocks
+
+
+def test_only_a_paused_request_is_resumed_and_only_if_it_still_fits():
+    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    with pytest.raises(KeyError):
+        engine.resume(engine.submit(10, 20))
+    engine.run_until_idle()
+    (slot,) = paused_at(engine, (20, 30, 20))
+    with pytest.raises(InputError, match=r"91 \+ 30 tokens never fits"):
+        engine.resume(slot, 71)
+    engine.resume(slot, 70)
+    assert prefilled(engine, (slot, END)) == 71

@@ -91,12 +91,14 @@ def queue_up(slots: Ints, counters: Ints, slot: int) -> None:
 
 
 @njit(cache=True)
-def enqueue(slots: Ints, times: Floats, counters: Ints, slot: int, prompt: int, response: int, generated: int) -> None:
-    """A new request joins the end of the queue, without a cache."""
+def enqueue(
+    slots: Ints, times: Floats, counters: Ints, slot: int, prompt: int, response: int, generated: int, cached: int
+) -> None:
+    """A new request joins the end of the queue. It holds no blocks, but `cached` tokens will not have to be computed."""
     slots[PROMPT, slot] = prompt
     slots[RESPONSE, slot] = response
     slots[GENERATED, slot] = generated
-    slots[COMPUTED, slot] = 0
+    slots[COMPUTED, slot] = cached
     slots[SCHEDULED, slot] = 0
     slots[BLOCKS, slot] = 0
     slots[STOP_AT, slot] = response
@@ -184,10 +186,12 @@ def _remove(slots: Ints, counters: Ints, slot: int) -> None:
 
 @njit(cache=True)
 def drop_caches(slots: Ints, counters: Ints) -> None:
-    """Every request loses its cache; running ones wait before all others, in their order."""
+    """Every request loses its cache, those too that wait to bring one; running ones wait before all others, in order."""
     while counters[N_RUNNING] > 0:
         _preempt_last(slots, counters)
     _make_room(slots, counters, counters[FREE_BLOCKS] + counters[HELD_BLOCKS])
+    for i in range(counters[N_WAITING]):
+        slots[COMPUTED, slots[WAITING, (counters[WAITING_HEAD] + i) % slots.shape[1]]] = 0
 
 
 @njit(cache=True)
@@ -496,13 +500,25 @@ class Engine:
         names = ("passes", "generated_tokens", "prefill_tokens", "preemptions")
         return dict(zip(names, self._counters[PASSES:COUNTERS].tolist(), strict=True))
 
-    def submit(self, prompt_tokens: int, response_tokens: int, generated_tokens: int = 0) -> int:
-        """A request joins the queue at this boundary; `generated_tokens` of its response exist and are prefilled."""
+    def submit(
+        self, prompt_tokens: int, response_tokens: int, generated_tokens: int = 0, cached_tokens: int = 0
+    ) -> int:
+        """A request joins the queue at this boundary; `generated_tokens` of its response exist and are prefilled.
+
+        The first `cached_tokens` of all these are not computed: their KV came from elsewhere. They take up blocks from the
+        request's admission on. Raises ValueError if there is nothing left to generate or nothing to compute.
+        """
+        if not 0 <= generated_tokens < response_tokens or not 0 <= cached_tokens < prompt_tokens + generated_tokens:
+            raise ValueError(
+                f"a request of {prompt_tokens} + {response_tokens} tokens with {generated_tokens} generated, "
+                f"{cached_tokens} cached"
+            )
         self._require_fits(prompt_tokens, response_tokens)
         if not self._free_slots:
             self._grow(2 * self._slots.shape[1])
         slot = self._free_slots.pop()
-        enqueue(self._slots, self._times, self._counters, slot, prompt_tokens, response_tokens, generated_tokens)
+        request = (prompt_tokens, response_tokens, generated_tokens, cached_tokens)
+        enqueue(self._slots, self._times, self._counters, slot, *request)
         return slot
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
@@ -534,8 +550,8 @@ class Engine:
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
-        """Every request loses its KV cache, paused ones too. Running ones recompute it before anything that waits, in their
-        order."""
+        """Every request loses its KV cache, those that are paused or wait too. Running ones recompute it before anything that
+        waits, in their order."""
         drop_caches(self._slots, self._counters)
 
     def generated_tokens(self, slot: int) -> int:

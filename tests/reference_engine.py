@@ -68,8 +68,8 @@ class ReferenceEngine:
     def busy(self) -> bool:
         return bool(self.running) or (bool(self.waiting) and self.admitting)
 
-    def submit(self, prompt: int, response: int, generated: int = 0) -> Request:
-        request = Request(prompt, response, generated)
+    def submit(self, prompt: int, response: int, generated: int = 0, cached: int = 0) -> Request:
+        request = Request(prompt, response, generated, cached)
         self.waiting.append(request)
         return request
 
@@ -97,6 +97,8 @@ class ReferenceEngine:
         self.running = []
         while self.held:
             self.evict_oldest()
+        for request in self.waiting:
+            request.computed = 0
 
     def settle(self, time_s: float) -> None:
         while self.busy and self.now_s <= time_s:

@@ -35,8 +35,14 @@ def tables(between_passes_s: float = 1e-3) -> Tables:
 
 TABLES = tables()
 
-requests = st.tuples(st.integers(1, 90), st.integers(1, 120), st.integers(0, 60)).map(
-    lambda r: (r[0], r[1], min(r[2], r[1] - 1))
+
+def request(prompt, response, generated, cached):
+    generated = min(generated, response - 1)
+    return prompt, response, generated, min(cached, prompt + generated - 1)
+
+
+requests = st.builds(
+    request, st.integers(1, 90), st.integers(1, 120), st.integers(0, 60), st.one_of(st.just(0), st.integers(0, 150))
 )
 commands = st.lists(
     st.tuples(
@@ -405,3 +411,38 @@ def test_only_a_paused_request_is_resumed_and_only_if_it_still_fits():
         engine.resume(slot, 71)
     engine.resume(slot, 70)
     assert prefilled(engine, (slot, END)) == 71
+
+
+def test_cached_tokens_are_not_computed_but_take_up_blocks_from_admission_on():
+    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    slot = engine.submit(40, 20, 10, cached_tokens=45)
+    assert engine.free_blocks == 30
+    engine.settle(0.0)
+    assert engine.free_blocks == 30 - 13
+    assert engine.totals["prefill_tokens"] == 5
+    assert engine.generated_tokens(slot) == 11
+    assert engine.first_token_s(slot) != engine.first_token_s(slot)  # it came elsewhere
+    engine.run_until_idle()
+    assert engine.free_blocks == 30
+
+
+def test_a_cached_context_makes_the_pass_as_long_as_one_over_that_context():
+    cached, computed = Engine(TABLES, Limits(4, 64, 4, 100)), Engine(TABLES, Limits(4, 64, 4, 100))
+    cached.submit(100, 2, cached_tokens=64)
+    computed.submit(100, 2)
+    computed.settle(0.0)
+    first_chunk_s = computed.now_s
+    assert first_chunk_s + cached.next_stop_s() == pytest.approx(computed.next_stop_s(), rel=1e-12)
+
+
+def test_a_weight_update_makes_a_waiting_request_compute_what_it_has_cached():
+    engine = Engine(TABLES, Limits(4, 64, 4, 30))
+    slot = engine.submit(40, 20, cached_tokens=39)
+    engine.recompute_running()
+    assert prefilled(engine, (slot, END)) == 40
+
+
+@pytest.mark.parametrize("request_", [(10, 20, 20), (10, 20, 5, 15), (10, 0), (10, 20, 0, -1)])
+def test_a_request_with_nothing_to_generate_or_to_compute_is_refused(request_):
+    with pytest.raises(ValueError, match=r"a request of 10 \+"):
+        Engine(TABLES, Limits(4, 64, 4, 30)).submit(*request_)

@@ -21,7 +21,7 @@ from matplotlib.transforms import blended_transform_factory
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.metrics import summary
-from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION, YELLOW
+from simrl.palette import BLACK, BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SAND, SKY, VERMILLION, YELLOW
 from simrl.result import Result
 from simrl.timeline import (
     Spans,
@@ -42,10 +42,14 @@ WIDTH = 11.0  # inches
 KIND_COLORS = {
     "rollout": SKY,
     "load_weights": YELLOW,
+    "evaluate": SAND,
+    "lost": BLACK,
+    "transfer": FAINT,
     "switch": PURPLE,
     "log_prob": GREEN,
     "train": BLUE,
     "publish": ORANGE,
+    "checkpoint": INK,
     "idle": PAPER,
 }
 BUBBLE = {"hatch": "//////", "edgecolor": VERMILLION}

@@ -4,12 +4,13 @@ Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly 
 "idle"), and every sample that was submitted has one row in `samples` with one status. The replayer writes the same tables,
 so predicted against measured is a join.
 
-spans      lane, gpus, kind, started_s, ended_s, policy_version, tokens — kinds: rollout, load_weights, switch, log_prob,
-           train, publish, idle
+spans      lane, gpus, kind, started_s, ended_s, policy_version, tokens — kinds: rollout, load_weights, evaluate, lost,
+           transfer, switch, log_prob, train, publish, checkpoint, idle
 steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
-           response_tokens, off_policyness_mean (over tokens), off_policyness_max
-samples    uid, trace_step, prompt_id, sample, prompt_tokens, response_tokens, generated_tokens, started_s, finished_s,
-           worker (the last), status (trained, dropped, buffered, in_flight), trained_step
+           response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
+           an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
+samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
+           unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step
 segments   uid, worker, policy_version, tokens, started_s, ended_s
 """
 
@@ -62,6 +63,8 @@ class Step(NamedTuple):
     response_tokens: int
     off_policyness_mean: float
     off_policyness_max: int
+    carried_tokens: int = 0
+    carried_off_policyness_max: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,10 @@ class Recorder:
             self._on_step(step.step)
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
-        """Finished, and thrown away by a rule of the schedule."""
-        self._dropped.update(rollout.sample.uid for rollout in rollouts)
+        """Thrown away by a rule of the schedule, finished or not."""
+        for rollout in rollouts:
+            self._rollouts.setdefault(rollout.sample.uid, rollout)
+            self._dropped.add(rollout.sample.uid)
 
     def result(self, end_s: float, metadata: dict[str, Any]) -> Result:
         """The tables of everything up to `end_s`. Spans that reach beyond are cut there."""
@@ -177,10 +182,10 @@ class Recorder:
                 SampleRow(
                     uid,
                     sample.step,
+                    sample.epoch,
                     sample.prompt_id,
                     sample.sample,
                     sample.prompt_tokens,
-                    sample.response_tokens,
                     rollout.tokens,
                     segments[0].started_s if segments else None,
                     segments[-1].ended_s if rollout.done else None,
@@ -205,10 +210,10 @@ class SampleRow(NamedTuple):
 
     uid: int
     trace_step: int
+    epoch: int
     prompt_id: int
     sample: int
     prompt_tokens: int
-    response_tokens: int
     generated_tokens: int
     started_s: float | None
     finished_s: float | None

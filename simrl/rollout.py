@@ -17,13 +17,19 @@ class Segment(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one.
+    """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one, `reward`
+    before it is scored. The first `carried_tokens` were generated for a step that then went on without the sample.
+    In a rollout of several turns, `observation_tokens` came from the environment, which has answered at `environment_until_s`.
     `token_ids` where tokens are real."""
 
     sample: Sample
     segments: tuple[Segment, ...]
     done: bool
     first_token_s: float = math.nan
+    reward: float = math.nan
+    carried_tokens: int = 0
+    observation_tokens: int = 0
+    environment_until_s: float = 0.0
     token_ids: tuple[int, ...] | None = None
 
     @property

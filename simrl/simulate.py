@@ -9,18 +9,17 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 import simpy
 
 import simrl
-from simrl.dispatch import PLACEMENTS, Dispatcher
+from simrl.dispatch import Dispatcher
 from simrl.engine import Engine, Limits
 from simrl.errors import InputError
 from simrl.hardware import Gpu, ModelShape, gpu, model_shape
-from simrl.pipelines import Batch, Stage
+from simrl.pipelines import Stage
 from simrl.profile import TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
@@ -30,7 +29,8 @@ from simrl.systems import System, make_system
 from simrl.trace import Trace, read_trace
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.training import TrainingCosts, deal, longest_first, pack
-from simrl.worker import SimulatedWorker
+from simrl.worker import SimulatedWorker, WorkerCosts
+from simrl.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,17 @@ class Prepared:
     limits: Limits
     workers: int
     train_gpus: int
-    load_s: float
+    costs: WorkerCosts
 
     @property
     def colocated(self) -> bool:
         return self.system.rollout_share is None
+
+    @property
+    def gpus(self) -> int:
+        """All that the system occupies."""
+        rollout_gpus = self.workers * self.scenario.cluster.tp
+        return max(rollout_gpus, self.train_gpus) if self.colocated else rollout_gpus + self.train_gpus
 
     def inputs(self) -> dict[str, Any]:
         """What the result rests on: where each number comes from."""
@@ -60,11 +66,11 @@ class Prepared:
             "label": self.system.label,
             "paper": self.system.paper,
             "variant": s.variant,
-            "gpus": s.cluster.gpus,
+            "gpus": self.gpus,
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
             "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
-            "load_weights_s": self.load_s,
+            "load_weights_s": self.costs.load_s,
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
@@ -114,8 +120,13 @@ def prepare(scenario: Scenario) -> Prepared:
             f"{max(microbatch, longest)} tokens), it has {kind.memory_bytes / 1e9:.0f}; use {' or '.join(remedies)}"
         )
     link = kind.bytes_per_s_among(cluster.gpus) if system.rollout_share is None else kind.network_bytes_per_s
-    load_s = scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link
-    return Prepared(scenario, system, model, kind, trace, profile, limits, workers, train_gpus, load_s)
+    worker_costs = WorkerCosts(
+        load_s=scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link,
+        fetch_s_per_token=model.kv_bytes_per_token / min(cluster.tp, model.kv_heads) / kind.network_bytes_per_s,
+        evaluate_every=scenario.training.evaluate_every,
+        evaluate_s=scenario.training.evaluate_s,
+    )
+    return Prepared(scenario, system, model, kind, trace, profile, limits, workers, train_gpus, worker_costs)
 
 
 def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:
@@ -128,7 +139,7 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
     scenario, system, tp = prepared.scenario, prepared.system, prepared.scenario.cluster.tp
     env = simpy.Environment()
     lanes = [Lane(f"rollout-{i:03d}", tp) for i in range(prepared.workers)]
-    train_lanes = list(range(prepared.workers))
+    train_lanes = list(range(prepared.train_gpus // tp))
     if not prepared.colocated:
         train_lanes = [len(lanes)]
         lanes.append(Lane("train", prepared.train_gpus))
@@ -141,19 +152,21 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
             finished.succeed()
 
     recorder = Recorder(lanes, stepped)
-    tables = prepared.profile.tables
+    workload, tables = Workload(prepared.trace), prepared.profile.tables
     workers = [
-        SimulatedWorker(env, i, tables, prepared.limits, prepared.load_s, recorder) for i in range(prepared.workers)
+        SimulatedWorker(env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder)
+        for i in range(prepared.workers)
     ]
     costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
+    dispatcher = Dispatcher(env, workers, system.dispatch, recorder)
     stage = Stage(
         env=env,
         workers=list(workers),
-        dispatcher=Dispatcher(env, workers, PLACEMENTS[system.dispatch]),
+        dispatcher=dispatcher,
         trainer=SimulatedTrainer(env, costs, train_lanes, recorder),
-        rewarder=SimulatedRewarder(env, scenario.training.reward_s),
+        rewarder=SimulatedRewarder(env, scenario.training.reward_s, workload.responses),
         recorder=recorder,
-        batches=batches(prepared.trace),
+        workload=workload,
         steps=scenario.steps,
     )
     with _garbage_kept():
@@ -161,6 +174,8 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         env.run(until=finished)  # what a pipeline does after its last update is no part of the result
         for worker in workers:
             worker.stop(env.now)
+        for rollout in dispatcher.waiting():
+            recorder.stay_ended(rollout)
         return recorder.result(env.now, prepared.inputs())
 
 
@@ -194,20 +209,10 @@ def _garbage_kept() -> Iterator[None]:
             gc.enable()
 
 
-def batches(trace: Trace) -> Iterator[Batch]:
-    """The trace's steps as lists of groups, over and over; samples are numbered as they come."""
-    uid = 0
-    while True:
-        for _, first, end in trace.step_slices:
-            samples = trace.samples(first, end, uid)
-            uid += len(samples)
-            yield [list(group) for _, group in groupby(samples, key=lambda s: s.prompt_id)]
-
-
 def _split(gpus: int, tp: int, system: System) -> tuple[int, int]:
     """Rollout workers and train GPUs; what does not make a whole worker goes to training."""
     if system.rollout_share is None:
-        return gpus // tp, gpus
+        return gpus // tp + int(gpus * system.extra_rollout_gpus + 1e-9) // tp, gpus
     workers = int(gpus * system.rollout_share + 1e-9) // tp
     train_gpus = gpus - workers * tp
     if workers == 0 or train_gpus == 0:
@@ -274,4 +279,5 @@ def _costs(scenario: Scenario, system: System, model: ModelShape, kind: Gpu, tra
         minibatches=system.minibatches,
         log_probs=system.log_probs + scenario.training.extra_log_probs,
         switch=system.rollout_share is None,
+        controller=system.controller,
     )

@@ -1,7 +1,8 @@
 """Systems: recipes that name a pipeline, a dispatch rule and the training phases a published system uses.
 
 A recipe is a function from the system's own parameters to a `System`. Its ablations are its arguments; defaults are the
-paper's or the public code's. (Speculation, the third choice of a system, is plain decoding in all of them so far.)
+paper's or the public code's. Its docstring is what `simrl systems show` prints: a line for the list, the rule, and what is
+not modelled. (Speculation, the third choice of a system, is plain decoding in all of them so far.)
 """
 
 from __future__ import annotations
@@ -13,32 +14,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
-from simrl.dispatch import PLACEMENTS
+from simrl.dispatch import DISPATCHES, Dispatch
 from simrl.errors import InputError
 from simrl.pipelines import Pipeline
 from simrl.pipelines.areal import Areal
-from simrl.pipelines.one_step_off import one_step_off as one_step_off_pipeline
-from simrl.pipelines.synchronous import synchronous
+from simrl.pipelines.batchwise import Batchwise
+from simrl.pipelines.full_batch import full_batch
 
-Dispatch = Literal["even_split", "least_requests", "round_robin"]
+Plain = Literal["even_split", "least_requests", "round_robin"]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 
-assert set(Dispatch.__args__) == set(PLACEMENTS)  # type: ignore[attr-defined]
+assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class System:
-    """What a recipe yields. `rollout_share` is the share of GPUs that only roll out; None means colocated."""
+    """What a recipe yields. `rollout_share` is the share of GPUs that only roll out; None means colocated, and then
+    `extra_rollout_gpus` as many GPUs again, times this, roll out besides. `schedule` names the pipeline in words;
+    `controller` says that batches go through one process."""
 
     name: str
     pipeline: Pipeline
-    dispatch: str
+    schedule: str
+    dispatch: Dispatch
     rollout_share: float | None
     minibatches: int
     log_probs: int
     paper: str
+    controller: bool = False
+    extra_rollout_gpus: float = 0.0
+    speculation: str = "none"
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -49,34 +56,75 @@ class System:
 
 
 @validate_call
-def verl_colocated(dispatch: Dispatch = "least_requests", minibatches: Count = 1, log_probs: NotNegative = 1) -> System:
-    """Every GPU rolls out the whole batch, then the same GPUs train; switching costs between the phases; on-policy."""
+def verl_colocated(dispatch: Plain = "least_requests", minibatches: Count = 1, log_probs: NotNegative = 1) -> System:
+    """Every GPU rolls out the whole batch, then the same GPUs train; on-policy.
+
+    When the last response has ended, the batch goes through the controller, the GPUs switch from rollout to training, compute
+    log-probs, update, and switch back; then every worker loads the new weights and the next step begins.
+    Not modelled: the overlap of reward computation with rollout (rewards come `reward_s` after each group).
+    """
     return System(
         name="verl_colocated",
-        pipeline=synchronous,
-        dispatch=dispatch,
+        pipeline=Batchwise(0, full_batch),
+        schedule="synchronous",
+        dispatch=DISPATCHES[dispatch],
         rollout_share=None,
         minibatches=minibatches,
         log_probs=log_probs,
+        controller=True,
         paper="HybridFlow, arXiv 2409.19256",
+    )
+
+
+@validate_call
+def verl_2x(
+    extra_rollout_gpus: Annotated[float, Field(gt=0, le=100)] = 1.0,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated with twice the rollout GPUs (RLBoost-like); on-policy.
+
+    As verl_colocated on the cluster's GPUs, and `extra_rollout_gpus` times as many more that only roll out, and wait while
+    the others train. The column `gpus` counts them all.
+    Not modelled: that RLBoost's extra GPUs are preemptible, which scenario faults can add, and its partial migration.
+    """
+    return System(
+        name="verl_2x",
+        pipeline=Batchwise(0, full_batch),
+        schedule="synchronous",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        extra_rollout_gpus=extra_rollout_gpus,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="RLBoost-like 2x, as compared in SpecActor, arXiv 2511.16193 §5",
     )
 
 
 @validate_call
 def split(
     rollout_share: Share = 0.75,
-    dispatch: Dispatch = "least_requests",
+    dispatch: Plain = "least_requests",
     minibatches: Count = 1,
     log_probs: NotNegative = 1,
 ) -> System:
-    """Two disjoint sets of GPUs without overlap: one idles while the other works; on-policy."""
+    """Two disjoint sets of GPUs without overlap: one idles while the other works; on-policy.
+
+    As verl_colocated, but rollout and training have their own GPUs, so nothing switches, and the new weights are published
+    over the network.
+    Not modelled: rewards on GPUs of their own.
+    """
     return System(
         name="split",
-        pipeline=synchronous,
-        dispatch=dispatch,
+        pipeline=Batchwise(0, full_batch),
+        schedule="synchronous",
+        dispatch=DISPATCHES[dispatch],
         rollout_share=rollout_share,
         minibatches=minibatches,
         log_probs=log_probs,
+        controller=True,
         paper="Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2",
     )
 
@@ -84,19 +132,74 @@ def split(
 @validate_call
 def one_step_off(
     rollout_share: Share = 0.75,
-    dispatch: Dispatch = "least_requests",
+    dispatch: Plain = "least_requests",
     minibatches: Count = 1,
     log_probs: NotNegative = 1,
 ) -> System:
-    """The rollout of a batch overlaps the training of the one before; off-policyness exactly 1."""
+    """The rollout of a batch overlaps the training of the one before; off-policyness exactly 1.
+
+    The rollout of batch k begins when that of batch k - 1 is over and batch k - 2 is trained and published; all workers load
+    these weights first.
+    Not modelled: nothing that its rule names.
+    """
     return System(
         name="one_step_off",
-        pipeline=one_step_off_pipeline,
-        dispatch=dispatch,
+        pipeline=Batchwise(1, full_batch),
+        schedule="one step off",
+        dispatch=DISPATCHES[dispatch],
         rollout_share=rollout_share,
         minibatches=minibatches,
         log_probs=log_probs,
+        controller=True,
         paper="verl one_step_off recipe; DeepScaleR pipeline",
+    )
+
+
+@validate_call
+def asyncflow(
+    eta: NotNegative = 1,
+    stream: bool = True,
+    rollout_share: Share = 0.75,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 4,
+    log_probs: NotNegative = 1,
+) -> System:
+    """One step off, and a mini-batch trains as soon as its groups are finished; off-policyness at most 1.
+
+    Groups stream through a distributed queue (TransferQueue) without a central hop: when a `minibatches`th of a step's groups
+    is finished and scored, their log-probs and gradients are computed, while the others are still generated; the weights are
+    published after the last. `stream=False` leaves the delayed parameter update alone.
+    Not modelled: the planner that divides the GPUs (`rollout_share` is an input).
+    """
+    return System(
+        name="asyncflow",
+        pipeline=Batchwise(eta, full_batch, stream=minibatches if stream else None),
+        schedule="one step off, mini-batches streamed" if stream else "one step off",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=rollout_share,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        paper="AsyncFlow, arXiv 2507.01663",
+    )
+
+
+@validate_call
+def distflow(dispatch: Plain = "least_requests", minibatches: Count = 1, log_probs: NotNegative = 1) -> System:
+    """verl colocated without a central controller: no hop of the batch through one process; on-policy.
+
+    The same dependencies as verl_colocated; every worker hands its data on itself (multi-controller), which leaves out the
+    phase `transfer`.
+    Not modelled: the time of the decentral hand-over, which overlaps; out-of-memory of a single controller.
+    """
+    return System(
+        name="distflow",
+        pipeline=Batchwise(0, full_batch),
+        schedule="synchronous",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        paper="DistFlow, arXiv 2507.13833",
     )
 
 
@@ -107,7 +210,7 @@ def areal(
     interruptible: bool = True,
     max_concurrent: Count | None = None,
     on_stale: Literal["train", "drop"] = "train",
-    dispatch: Dispatch = "round_robin",
+    dispatch: Plain = "round_robin",
     minibatches: Count = 4,
     log_probs: NotNegative = 1,
 ) -> System:
@@ -116,11 +219,13 @@ def areal(
     `max_concurrent` groups run at once (None: one training batch, as in the code). `interruptible=False` lets running
     responses end before an update (the paper's ablation, §7.5). `on_stale` says what happens to a group with a token
     older than η. Four PPO mini-batches and the proximal log-probs are the paper's (§5.2, Table 3).
+    Not modelled: the decoupled PPO objective's effect on learning.
     """
     return System(
         name="areal",
         pipeline=Areal(eta, interruptible, max_concurrent, on_stale),
-        dispatch=dispatch,
+        schedule="fully asynchronous",
+        dispatch=DISPATCHES[dispatch],
         rollout_share=rollout_share,
         minibatches=minibatches,
         log_probs=log_probs,
@@ -129,10 +234,7 @@ def areal(
 
 
 RECIPES: dict[str, Callable[..., System]] = {
-    "verl_colocated": verl_colocated,
-    "split": split,
-    "one_step_off": one_step_off,
-    "areal": areal,
+    recipe.__name__: recipe for recipe in (verl_colocated, verl_2x, split, one_step_off, asyncflow, distflow, areal)
 }
 
 

@@ -8,6 +8,7 @@ response ends at `response_tokens`, whatever its `finish_reason`. Error messages
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,15 +63,34 @@ class TraceMetadata(BaseModel):
 
 
 class Sample(NamedTuple):
-    """One response to generate. `uid` is unique in a simulation, also when a trace is passed over twice."""
+    """One response to generate, as schedules see it: nothing here tells how long it will be, or how good.
+
+    `uid` is unique in a simulation, also when a trace is passed over twice; `epoch` counts on over the passes.
+    """
 
     uid: int
     step: int
+    epoch: int
     prompt_id: int
     sample: int
     prompt_tokens: int
-    response_tokens: int
+
+
+class Turn(NamedTuple):
+    """A turn of the model that the environment answers: the response has `end_tokens` then; the answer takes
+    `environment_s` and adds `observation_tokens` to the context."""
+
+    end_tokens: int
+    environment_s: float
+    observation_tokens: int
+
+
+class Response(NamedTuple):
+    """What a sample will turn out to be. Workers and rewarders know it, schedules do not. `turns` are all but the last."""
+
+    tokens: int
     reward: float
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,15 +141,23 @@ class Trace:
         ends = np.r_[starts[1:], len(step)]
         return [(int(step[a]), int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
 
-    def samples(self, first: int, end: int, first_uid: int = 0) -> list[Sample]:
-        """Rows `first` to `end` (not included) as `Sample`s, numbered from `first_uid`."""
+    def samples(self, first: int, end: int, first_uid: int = 0, first_epoch: int = 0) -> list[Sample]:
+        """Rows `first` to `end` (not included) as `Sample`s, numbered from `first_uid`, epochs counted from `first_epoch`."""
         rows = self.table.slice(first, end - first)
-        reward = rows.column("reward").fill_null(float("nan")) if "reward" in rows.column_names else None
-        columns = [
-            rows.column(c).to_pylist() for c in ("step", "prompt_id", "sample", "prompt_tokens", "response_tokens")
-        ]
-        rewards = reward.to_pylist() if reward is not None else [float("nan")] * (end - first)
-        return list(map(Sample._make, zip(range(first_uid, first_uid + end - first), *columns, rewards, strict=True)))
+        names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens")
+        step, epoch, *others = (rows.column(name).to_pylist() for name in names)
+        epochs = [first_epoch + number for number in epoch]
+        return list(
+            map(Sample._make, zip(range(first_uid, first_uid + end - first), step, epochs, *others, strict=True))
+        )
+
+    def responses(self, first: int, end: int) -> list[Response]:
+        """What comes out of the same rows. The reward is NaN where the trace has none."""
+        rows = self.table.slice(first, end - first)
+        tokens = rows.column("response_tokens").to_pylist()
+        has_rewards = "reward" in rows.column_names
+        rewards = rows.column("reward").fill_null(math.nan).to_pylist() if has_rewards else [math.nan] * len(tokens)
+        return list(map(Response, tokens, rewards))
 
 
 def read_trace(path: str | Path) -> Trace:

@@ -1,19 +1,22 @@
 """Trainer and Rewarder: what consumes rollouts, as schedules see them, and their simulated forms.
 
-Invariant: `Trainer.version` is the number of policy updates published so far; `train` makes exactly one. What a phase
-takes follows from the work in the batch (`simrl.training`), sequence by sequence.
+Invariant: `Trainer.version` is the number of policy updates published so far; `train` and `train_parts` make exactly one.
+What a phase takes follows from the work in the batch (`simrl.training`), sequence by sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 import simpy
 
 from simrl.result import Recorder, Step
 from simrl.rollout import Rollout
-from simrl.training import TrainingCosts
+from simrl.trace import Response
+from simrl.training import Ints, Phase, TrainingCosts
 
 
 class Trainer(Protocol):
@@ -22,8 +25,21 @@ class Trainer(Protocol):
     @property
     def version(self) -> int: ...
 
-    def train(self, rollouts: Sequence[Rollout]) -> simpy.Event:
-        """Log-probs, update and publication of the new weights. Fires with the `Step` when they can be loaded."""
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = ()) -> simpy.Event:
+        """Log-probs (those of `prepared`, a part of the rollouts, are there), update and publication of the new weights.
+        Fires with the `Step` when they can be loaded."""
+        ...
+
+    def train_parts(self, parts: simpy.Store) -> simpy.Event:
+        """The same on mini-batches (lists of rollouts) as they come, up to a None; one update."""
+        ...
+
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
+        """Log-probs of some rollouts on the GPUs of some colocated lanes, beside what the others do. Fires when done."""
+        ...
+
+    def published(self, version: int) -> simpy.Event:
+        """Fires when `version`, or a newer one, can be loaded."""
         ...
 
 
@@ -31,19 +47,21 @@ class Rewarder(Protocol):
     """Scores responses."""
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
-        """Fires with the same rollouts once all of them have their reward."""
+        """Fires with the rollouts, each with its reward, once all of them have theirs."""
         ...
 
 
 class SimulatedRewarder:
     """Every response is scored on its own, all at once, in `reward_s` (a rule, a verifier or a reward model elsewhere)."""
 
-    def __init__(self, env: simpy.Environment, reward_s: float) -> None:
+    def __init__(self, env: simpy.Environment, reward_s: float, responses: Mapping[int, Response]) -> None:
         self._env = env
         self._reward_s = reward_s
+        self._responses = responses
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
-        return self._env.timeout(self._reward_s, value=list(rollouts))
+        scored = [rollout._replace(reward=self._responses[rollout.sample.uid].reward) for rollout in rollouts]
+        return self._env.timeout(self._reward_s, value=scored)
 
 
 class SimulatedTrainer:
@@ -51,30 +69,85 @@ class SimulatedTrainer:
 
     def __init__(self, env: simpy.Environment, costs: TrainingCosts, lanes: Sequence[int], recorder: Recorder) -> None:
         self.version = 0
+        self.costs = costs
+        self.lanes = tuple(lanes)
         self._env = env
-        self._costs = costs
-        self._lanes = tuple(lanes)
         self._recorder = recorder
+        self._waiting: list[tuple[int, simpy.Event]] = []
 
-    def train(self, rollouts: Sequence[Rollout]) -> simpy.Event:
-        return self._env.process(self._train(list(rollouts)))
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = ()) -> simpy.Event:
+        return self._env.process(self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}))
 
-    def _train(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
-        started_s = self._env.now
-        for kind, seconds in self._costs.phases([(r.sample.prompt_tokens, r.tokens) for r in rollouts]):
-            phase_started_s = self._env.now
-            yield self._env.timeout(seconds)
-            for lane in self._lanes:
-                self._recorder.span(lane, kind, phase_started_s, self._env.now, self.version)
+    def train_parts(self, parts: simpy.Store) -> simpy.Event:
+        return self._env.process(self._train_parts(parts))
+
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
+        gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
+        costs = replace(self.costs, gpus=gpus)
+        phases = [("switch", self.costs.switch_s), *costs.inference(_lengths(rollouts))]
+        return self._env.process(self._work(phases, lanes))
+
+    def published(self, version: int) -> simpy.Event:
+        event = self._env.event()
+        if self.version >= version:
+            return event.succeed()
+        self._waiting.append((version, event))
+        return event
+
+    def _train(self, rollouts: list[Rollout], prepared: set[int]) -> simpy.events.ProcessGenerator:
+        started_s, costs = self._env.now, self.costs
+        lengths = _lengths(rollouts)
+        yield from self._work(costs.before(lengths))
+        yield from self._work(costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
+        yield from self._work(costs.update(lengths, costs.minibatches))
+        return (yield from self._publish(rollouts, started_s))
+
+    def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
+        rollouts: list[Rollout] = []
+        started_s = None
+        while (part := (yield parts.get())) is not None:
+            started_s = self._env.now if started_s is None else started_s
+            lengths = _lengths(part)
+            yield from self._work(self.costs.before(lengths) if not rollouts else [])
+            yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1))
+            rollouts += part
+        assert started_s is not None, "an update without a rollout"
+        return (yield from self._publish(rollouts, started_s))
+
+    def _publish(self, rollouts: list[Rollout], started_s: float) -> simpy.events.ProcessGenerator:
+        yield from self._work(self.costs.after(self.version))
         step = self._step(rollouts, started_s)
         self._recorder.trained(step, rollouts)
         self.version += 1
+        ready = [event for version, event in self._waiting if version <= self.version]
+        self._waiting = [(version, event) for version, event in self._waiting if version > self.version]
+        for event in ready:
+            event.succeed()
         return step
 
+    def _work(self, phases: Sequence[Phase], lanes: Sequence[int] | None = None) -> simpy.events.ProcessGenerator:
+        """The phases one after the other, on all lanes or some."""
+        for kind, seconds in phases:
+            phase_started_s = self._env.now
+            yield self._env.timeout(seconds)
+            for lane in self.lanes if lanes is None else lanes:
+                self._recorder.span(lane, kind, phase_started_s, self._env.now, self.version)
+
     def _step(self, rollouts: list[Rollout], started_s: float) -> Step:
-        """Off-policyness of a token: this update's version minus the version that generated it."""
-        ages = [(self.version - s.policy_version, s.tokens) for r in rollouts for s in r.segments]
-        tokens = sum(n for _, n in ages)
+        """Off-policyness of a token: this update's version minus the version that generated it. Tokens that were carried over
+        from an earlier step are counted apart."""
+        own: list[tuple[int, int]] = []
+        carried: list[tuple[int, int]] = []
+        for rollout in rollouts:
+            left = rollout.carried_tokens
+            for segment in rollout.segments:
+                age, over = self.version - segment.policy_version, min(left, segment.tokens)
+                left -= over
+                own.append((age, segment.tokens - over))
+                carried.append((age, over))
+        ages = np.array(own, dtype=np.int64)
+        ages_carried = np.array(carried, dtype=np.int64)
+        tokens = int(ages[:, 1].sum())
         return Step(
             step=self.version,
             policy_version=self.version,
@@ -82,7 +155,14 @@ class SimulatedTrainer:
             finished_s=self._env.now,
             samples=len(rollouts),
             prompt_tokens=sum(r.sample.prompt_tokens for r in rollouts),
-            response_tokens=tokens,
-            off_policyness_mean=sum(age * n for age, n in ages) / tokens,
-            off_policyness_max=max(age for age, _ in ages),
+            response_tokens=tokens + int(ages_carried[:, 1].sum()),
+            off_policyness_mean=float((ages[:, 0] * ages[:, 1]).sum()) / max(tokens, 1),
+            off_policyness_max=int(ages[:, 0].max(where=ages[:, 1] > 0, initial=0)),
+            carried_tokens=int(ages_carried[:, 1].sum()),
+            carried_off_policyness_max=int(ages_carried[:, 0].max(where=ages_carried[:, 1] > 0, initial=0)),
         )
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> Ints:
+    """Tokens of each sequence: prompt, response, and what an environment said in between."""
+    return np.array([r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in rollouts], dtype=np.int64)

@@ -7,7 +7,6 @@ with its source; they can be measured and are never fitted to the outcome of a s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +49,25 @@ class TrainingConfig(BaseModel):
         ge=0,
         description="forward passes besides the system's own, in passes of the policy: a reference, a teacher",
     )
+    ppo_epochs: int = Field(default=1, ge=1, le=100, description="passes over the batch in one update")
+    controller_bytes_per_token: float = Field(
+        default=64.0,
+        ge=0,
+        description="of a batch, padded to its longest sequence, that a single controller gathers and hands on: ids, masks, "
+        "positions, log-probs, advantages (verl's DataProto); systems without a central hop do not pay it",
+    )
+    controller_bytes_per_s: float = Field(default=2e9, gt=0, description="through the controller; assumed")
+    checkpoint_every: int = Field(default=0, ge=0, description="updates from checkpoint to checkpoint; 0: none")
+    checkpoint_s: float = Field(
+        default=0.0, ge=0, le=MOST_SECONDS, description="for which training stands still at a checkpoint"
+    )
+    evaluate_every: int = Field(default=0, ge=0, description="updates from evaluation to evaluation; 0: none")
+    evaluate_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=MOST_SECONDS,
+        description="for which every rollout worker generates the evaluation set, after it has loaded the version to evaluate",
+    )
     reward_s: float = Field(
         default=0.2, ge=0, le=MOST_SECONDS, description="from the end of a response to its reward; assumed"
     )
@@ -74,10 +92,14 @@ class TrainingConfig(BaseModel):
     )
 
 
+Phase = tuple[str, float]  # kind of span, seconds
+
+
 @dataclass(frozen=True)
 class TrainingCosts:
-    """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates; `log_probs` forward passes before them
-    (old policy, reference, AReaL's proximal policy). `switch` says that rollout runs on the same GPUs."""
+    """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
+    them (old policy, reference, AReaL's proximal policy). `switch` says that rollout runs on the same GPUs, `controller` that
+    the batch goes through one process on its way."""
 
     model: ModelShape
     gpu: Gpu
@@ -86,25 +108,52 @@ class TrainingCosts:
     minibatches: int
     log_probs: int
     switch: bool
+    controller: bool = False
 
     @property
     def ranks(self) -> int:
         return self.gpus // self.config.sequence_parallel
 
-    def phases(self, sequences: Sequence[tuple[int, int]]) -> list[tuple[str, float]]:
-        """(kind, seconds) in order, for a batch of (prompt_tokens, response_tokens)."""
-        lengths = np.array([prompt + response for prompt, response in sequences], dtype=np.int64)
-        switch_s = self.config.switch_s + self.state_bytes / self.gpu.host_bytes_per_s
-        publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
-        phases = [("switch", switch_s)] if self.switch else []
-        if self.log_probs:
-            phases.append(("log_prob", self.log_probs * self.pass_s(lengths, 1, self.config.log_prob_mfu)))
-        train_s = sum(
-            self.pass_s(part, 3, self.config.mfu) for part in np.array_split(lengths, self.minibatches) if part.size
+    def phases(self, lengths: Ints, version: int = 0) -> list[Phase]:
+        """All of them in order, for a batch of sequences with so many tokens each; the update makes `version` + 1."""
+        return (
+            self.before(lengths)
+            + self.inference(lengths)
+            + self.update(lengths, self.minibatches)
+            + self.after(version)
         )
-        phases.append(("train", train_s))
-        phases.append(("switch", switch_s) if self.switch else ("publish", publish_s))
+
+    def before(self, lengths: Ints) -> list[Phase]:
+        """What precedes the work: the batch's way through the controller, the switch from rollout to training."""
+        config = self.config
+        batch_bytes = float(lengths.size * lengths.max(initial=0)) * config.controller_bytes_per_token
+        transfer = [("transfer", batch_bytes / config.controller_bytes_per_s)] if self.controller else []
+        return transfer + ([("switch", self.switch_s)] if self.switch else [])
+
+    def inference(self, lengths: Ints) -> list[Phase]:
+        """The log-probs of some sequences."""
+        if not self.log_probs or not lengths.size:
+            return []
+        return [("log_prob", self.log_probs * self.pass_s(lengths, 1, self.config.log_prob_mfu))]
+
+    def update(self, lengths: Ints, minibatches: int) -> list[Phase]:
+        """Gradients and optimizer steps on some sequences, in so many mini-batches, `ppo_epochs` times over."""
+        parts = [part for part in np.array_split(lengths, minibatches) if part.size]
+        train_s = sum(self.pass_s(part, 3, self.config.mfu) for part in parts)
+        return [("train", self.config.ppo_epochs * train_s)]
+
+    def after(self, version: int) -> list[Phase]:
+        """What follows the work: the weights go to the rollout workers, and at times to disk."""
+        publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
+        phases = [("switch", self.switch_s) if self.switch else ("publish", publish_s)]
+        if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
+            phases.append(("checkpoint", self.config.checkpoint_s))
         return phases
+
+    @property
+    def switch_s(self) -> float:
+        """Colocated, one way: weights, gradients and optimizer states to or from the host."""
+        return self.config.switch_s + self.state_bytes / self.gpu.host_bytes_per_s
 
     def pass_s(self, lengths: Ints, passes: int, mfu: float) -> float:
         """Seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward one.

@@ -3,28 +3,35 @@
 Invariant, on both clocks: commands take effect in the order they were given, at the first boundary between two forward
 passes that comes strictly after the instant of the command; at once if the worker is idle. So a reaction to the end of a
 response reaches a busy worker one pass later. The commands of one instant arrive together. `submit`'s event always fires,
-exactly once.
+exactly once, also when the worker is lost.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import simpy
 
-from simrl.engine import Engine, Limits, Stop
+from simrl.engine import END, PAUSE, WATCH, Engine, Limits
 from simrl.events import call_at, call_last
 from simrl.profile import Tables
 from simrl.result import Recorder
 from simrl.rollout import Rollout, Segment, WeightLoad
-from simrl.trace import Sample
+from simrl.trace import Response, Sample
 
 LoadMode = Literal["recompute", "keep", "drain"]
+
+
+class TokensReached(NamedTuple):
+    """A condition to watch: the sample's response has so many tokens, those of earlier stays counted."""
+
+    sample: Sample
+    tokens: int
 
 
 class RolloutWorker(Protocol):
@@ -33,8 +40,11 @@ class RolloutWorker(Protocol):
     @property
     def policy_version(self) -> int: ...
 
-    def submit(self, sample: Sample, partial: Rollout | None = None) -> simpy.Event:
-        """Starts a stay, going on from `partial` if given. Fires with `Rollout`: done, or not done if it was aborted."""
+    def submit(
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+    ) -> simpy.Event:
+        """Starts a stay, going on from `partial` if given. Fires with `Rollout`: done, or not done if the response has
+        reached `max_tokens` or was aborted. `cached` says that the KV cache of `partial` is in a pool it can be had from."""
         ...
 
     def abort(self, sample: Sample) -> simpy.Event:
@@ -49,48 +59,92 @@ class RolloutWorker(Protocol):
         """
         ...
 
+    def when(self, condition: TokensReached) -> simpy.Event:
+        """Fires once, at the first boundary at which the condition holds; never if the stay it watches ends before."""
+        ...
+
+
+class WorkerCosts(NamedTuple):
+    """What a worker's commands take besides forward passes. `fetch_s_per_token` is that of KV cache from a shared pool; an
+    evaluation of `evaluate_s` follows the load of every `evaluate_every`th version (0: none)."""
+
+    load_s: float
+    fetch_s_per_token: float = 0.0
+    evaluate_every: int = 0
+    evaluate_s: float = 0.0
+
 
 class _Stay:
-    """A request in the engine: its event and the segments of its response that are closed."""
+    """A request at the worker: its event, the segments of its response that are closed, what is watched in it."""
 
-    __slots__ = ("closed_tokens", "event", "first_token_s", "sample", "segments", "started_s")
+    __slots__ = (
+        "cached", "closed_tokens", "environment_until_s", "event", "first_token_s", "length", "observation_tokens",
+        "partial", "response", "sample", "segments", "slot", "started_s", "watches",
+    )  # fmt: skip
 
-    def __init__(self, sample: Sample, event: simpy.Event, partial: Rollout | None, now_s: float) -> None:
+    def __init__(
+        self, sample: Sample, response: Response, event: simpy.Event, partial: Rollout | None, length: int, cached: bool
+    ) -> None:
         self.sample = sample
+        self.response = response
         self.event = event
+        self.partial = partial
+        self.length = length
+        self.cached = cached
         self.segments = list(partial.segments) if partial else []
         self.closed_tokens = partial.tokens if partial else 0
         self.first_token_s = partial.first_token_s if partial else math.nan
-        self.started_s = now_s
+        self.observation_tokens = partial.observation_tokens if partial else 0
+        self.environment_until_s = partial.environment_until_s if partial else 0.0
+        self.started_s = 0.0
+        self.slot: int | None = None  # None: not in the engine, its cache or its environment is on the way
+        self.watches: list[tuple[int, simpy.Event]] = []
 
 
 class SimulatedWorker:
-    """A `RolloutWorker` on SimPy's clock around the exact engine. `load_s` is what a change of weights takes.
+    """A `RolloutWorker` on SimPy's clock around the exact engine. It looks up what its samples turn out to be.
 
     The engine stands at a boundary that is never before `env.now` while it is busy: either where the last command took
-    effect, or where the last end of a response was. From there it looks ahead to the next end and sleeps until it.
+    effect, or where the last stop of a response was. From there it looks ahead to the next stop and sleeps until it.
     """
 
     def __init__(
-        self, env: simpy.Environment, index: int, tables: Tables, limits: Limits, load_s: float, recorder: Recorder
+        self,
+        env: simpy.Environment,
+        index: int,
+        tables: Tables,
+        limits: Limits,
+        costs: WorkerCosts,
+        responses: Mapping[int, Response],
+        recorder: Recorder,
     ) -> None:
         self.policy_version = 0
         self.index = index
         self.engine = Engine(tables, limits)
+        self.load_delay_s = 0.0
         self._env = env
-        self._load_s = load_s
+        self._costs = costs
+        self._responses = responses
         self._recorder = recorder
         self._stays: dict[int, _Stay] = {}
-        self._slot_of: dict[int, int] = {}
+        self._in_slot: dict[int, _Stay] = {}
+        self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], None]] = []
         self._loads: deque[tuple[LoadMode, int, simpy.Event]] = deque()
         self._plan = 0
         self._busy_since_s: float | None = None
         self._tokens_before = 0
+        self._lost_since_s: float | None = None
+        self._asked_version = 0
 
-    def submit(self, sample: Sample, partial: Rollout | None = None) -> simpy.Event:
+    def submit(
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+    ) -> simpy.Event:
         event = self._env.event()
-        self._command(lambda: self._begin(sample, event, partial))
+        response = self._responses[sample.uid]
+        length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
+        stay = _Stay(sample, response, event, partial, length, cached)
+        self._command(lambda: self._begin(stay))
         return event
 
     def abort(self, sample: Sample) -> simpy.Event:
@@ -103,15 +157,34 @@ class SimulatedWorker:
         self._command(lambda: self._queue_load(running, version, event))
         return event
 
+    def when(self, condition: TokensReached) -> simpy.Event:
+        event = self._env.event()
+        self._command(lambda: self._watch(condition, event))
+        return event
+
+    def slow_down(self, factor: float) -> None:
+        """Every forward pass takes `factor` times as long from now on."""
+        self._command(lambda: setattr(self.engine, "slowdown", factor))
+
+    def fail(self) -> None:
+        """The worker is lost: its stays end as they are, their KV cache is gone; until `restore`, it takes nothing."""
+        self._command(self._lose)
+
+    def restore(self) -> None:
+        """The worker is back, and loads the weights that it was last asked to load."""
+        self._command(self._come_back)
+
     def stop(self, time_s: float) -> None:
         """Ends the simulation now, at `time_s`: closes the worker's spans and records what is unfinished, as it is at the end
         of the pass that runs."""
         if self._commands:
             self._flush()
-        self._ended(self.engine.settle(time_s))
+        self._stopped(self.engine.settle(time_s))
         self._close_rollout_span(self.engine.now_s)
-        for slot, stay in self._stays.items():
-            self._rollout(slot, stay, self.engine.now_s, done=False)
+        if self._lost_since_s is not None:
+            self._recorder.span(self.index, "lost", self._lost_since_s, time_s, self.policy_version)
+        for stay in self._stays.values():
+            self._rollout(stay, self.engine.now_s, done=False)
 
     # Commands, each run at the boundary where it takes effect.
 
@@ -123,35 +196,84 @@ class SimulatedWorker:
     def _flush(self) -> None:
         """Runs to the boundary at which the commands of this instant take effect, and gives them to the engine."""
         commands, self._commands = self._commands, []
-        for ended_s, event, rollout in self._ended(self.engine.settle(self._env.now)):
-            call_at(self._env, ended_s, partial(event.succeed, rollout))
+        for stopped_s, event, value in self._stopped(self.engine.settle(self._env.now)):
+            call_at(self._env, stopped_s, partial(event.succeed, value))
         self._load_what_may()
         for command in commands:
             command()
-        self._sleep_until_next_end()
+        self._sleep_until_next_stop()
 
-    def _begin(self, sample: Sample, event: simpy.Event, continued: Rollout | None) -> None:
+    def _begin(self, stay: _Stay) -> None:
+        if self._lost_since_s is not None:
+            stay.event.succeed(stay.partial or Rollout(stay.sample, (), False))
+            return
+        self._stays[stay.sample.uid] = stay
+        stay.started_s = self.engine.now_s
+        fetch_s = self._costs.fetch_s_per_token * self._context_tokens(stay) if stay.cached else 0.0
+        ready_s = max(self.engine.now_s + fetch_s, stay.environment_until_s)
+        if ready_s > self.engine.now_s:
+            call_at(self._env, ready_s, lambda: self._command(lambda: self._enter(stay)))
+        else:
+            self._enter(stay)
+
+    def _enter(self, stay: _Stay) -> None:
+        """A stay joins the engine's queue."""
+        if self._stays.get(stay.sample.uid) is not stay:
+            return  # aborted meanwhile
+        known = self._context_tokens(stay)
+        prompt = stay.sample.prompt_tokens + stay.observation_tokens
+        cached = known - 1 if stay.cached and stay.closed_tokens else 0
+        slot = self.engine.submit(prompt, stay.length, stay.closed_tokens, cached)
+        stay.slot, stay.started_s = slot, self.engine.now_s
+        self._in_slot[slot] = stay
+        self._decoding.add(slot)
         self._open_rollout_span()
-        generated = continued.tokens if continued else 0
-        slot = self.engine.submit(sample.prompt_tokens, sample.response_tokens, generated)
-        self._stays[slot] = _Stay(sample, event, continued, self.engine.now_s)
-        self._slot_of[sample.uid] = slot
+        self._set_stop(stay)
+
+    def _context_tokens(self, stay: _Stay) -> int:
+        return stay.sample.prompt_tokens + stay.observation_tokens + stay.closed_tokens
 
     def _end_early(self, sample: Sample, event: simpy.Event) -> None:
-        slot = self._slot_of.pop(sample.uid, None)
-        if slot is None:
+        stay = self._stays.pop(sample.uid, None)
+        if stay is None:
             call_at(self._env, self.engine.now_s, event.succeed)
             return
-        stay = self._stays.pop(slot)
-        rollout = self._rollout(slot, stay, self.engine.now_s, done=False)
-        self.engine.abort(slot)
+        rollout = self._rollout(stay, self.engine.now_s, done=False)
+        self._leave_engine(stay)
         call_at(self._env, self.engine.now_s, partial(stay.event.succeed, rollout))
         call_at(self._env, self.engine.now_s, partial(event.succeed, rollout))
-        if not self._stays:
-            self._close_rollout_span(self.engine.now_s)
         self._load_what_may()
 
+    def _leave_engine(self, stay: _Stay) -> None:
+        if stay.slot is None:
+            return
+        self.engine.abort(stay.slot)
+        del self._in_slot[stay.slot]
+        self._decoding.discard(stay.slot)
+        stay.slot = None
+        if not self._decoding:
+            self._close_rollout_span(self.engine.now_s)
+
+    def _lose(self) -> None:
+        now_s = self.engine.now_s
+        for stay in list(self._stays.values()):
+            rollout = self._rollout(stay, now_s, done=False)
+            self._leave_engine(stay)
+            call_at(self._env, now_s, partial(stay.event.succeed, rollout))
+        self._stays.clear()
+        self._lost_since_s = now_s
+        self._load_what_may()
+
+    def _come_back(self) -> None:
+        if self._lost_since_s is None:
+            return
+        self._recorder.span(self.index, "lost", self._lost_since_s, self.engine.now_s, self.policy_version)
+        self._lost_since_s = None
+        if self._asked_version != self.policy_version:
+            self._queue_load("recompute", self._asked_version, self._env.event())
+
     def _queue_load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
+        self._asked_version = version
         self._loads.append((running, version, event))
         self._load_what_may()
 
@@ -162,61 +284,144 @@ class SimulatedWorker:
         self.engine.admitting = not self._loads
 
     def _load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
-        for slot, stay in self._stays.items():
-            self._close_segment(slot, stay, self.engine.now_s)
+        if self._lost_since_s is not None:  # nothing to load into; who waits for all workers does not wait for this one
+            call_at(
+                self._env, self.engine.now_s, partial(event.succeed, WeightLoad(version, self._env.now, self._env.now))
+            )
+            return
+        for stay in self._in_slot.values():
+            self._close_segment(stay, self.engine.now_s)
         if running == "recompute":
             self.engine.recompute_running()
         started_s = self.engine.now_s
         self._close_rollout_span(started_s)
-        self.engine.now_s = started_s + self._load_s
+        self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
         self.policy_version = version
         self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, version)
-        if self._stays:
-            self._open_rollout_span()
         load = WeightLoad(version, started_s, self.engine.now_s)
+        if self._costs.evaluate_every and version % self._costs.evaluate_every == 0:
+            loaded_s = self.engine.now_s
+            self.engine.now_s += self._costs.evaluate_s
+            self._recorder.span(self.index, "evaluate", loaded_s, self.engine.now_s, version)
+        if self._decoding:
+            self._open_rollout_span()
         call_at(self._env, self.engine.now_s, partial(event.succeed, load))
 
-    # Ends of responses.
+    # Watching, turns of an environment.
 
-    def _sleep_until_next_end(self) -> None:
-        """Sleeps until the next response ends; a command in between makes another plan and this one void."""
+    def _watch(self, condition: TokensReached, event: simpy.Event) -> None:
+        stay = self._stays.get(condition.sample.uid)
+        if stay is None:
+            return
+        tokens = stay.closed_tokens if stay.slot is None else self.engine.generated_tokens(stay.slot)
+        if tokens >= condition.tokens:
+            call_at(self._env, self.engine.now_s, event.succeed)
+            return
+        stay.watches.append((condition.tokens, event))
+        self._set_stop(stay)
+
+    def _set_stop(self, stay: _Stay) -> None:
+        """Tells the engine at which token of a stay to stop next: where a turn ends, or where somebody watches."""
+        if stay.slot is None or stay.slot not in self._decoding:
+            return
+        tokens = self.engine.generated_tokens(stay.slot)
+        ends = [(turn.end_tokens, PAUSE) for turn in stay.response.turns if tokens < turn.end_tokens < stay.length]
+        ahead = [(watched, WATCH) for watched, _ in stay.watches if tokens < watched < stay.length] + ends[:1]
+        if ahead:
+            self.engine.stop_at(stay.slot, *min(ahead))
+
+    def _tell(self, stay: _Stay, now_s: float) -> list[tuple[float, simpy.Event, object]]:
+        """The watches of a stay that hold now."""
+        assert stay.slot is not None
+        tokens = self.engine.generated_tokens(stay.slot)
+        told: list[tuple[float, simpy.Event, object]] = [
+            (now_s, event, None) for watched, event in stay.watches if watched <= tokens
+        ]
+        stay.watches = [watch for watch in stay.watches if watch[0] > tokens]
+        return told
+
+    def _pause(self, stay: _Stay, now_s: float) -> None:
+        """A turn has ended: the environment takes its time, and then what it says is prefilled."""
+        slot = stay.slot
+        assert slot is not None
+        self._close_segment(stay, now_s)
+        turn = next(turn for turn in stay.response.turns if turn.end_tokens == stay.closed_tokens)
+        stay.observation_tokens += turn.observation_tokens
+        stay.environment_until_s = now_s + turn.environment_s
+        self._decoding.discard(slot)
+        if not self._decoding:
+            self._close_rollout_span(now_s)
+        resume = partial(self._resume, stay, slot, turn.observation_tokens)
+        call_at(self._env, stay.environment_until_s, lambda: self._command(resume))
+
+    def _resume(self, stay: _Stay, slot: int, observation_tokens: int) -> None:
+        if self._in_slot.get(slot) is not stay:
+            return  # aborted meanwhile
+        self.engine.resume(slot, observation_tokens)
+        stay.started_s = self.engine.now_s
+        self._decoding.add(slot)
+        self._open_rollout_span()
+        self._set_stop(stay)
+
+    # Stops: ends of responses, pauses, watched tokens.
+
+    def _sleep_until_next_stop(self) -> None:
+        """Sleeps until the next stop; a command in between makes another plan and this one void."""
         self._plan += 1
-        next_end_s = self.engine.next_stop_s()
-        if next_end_s < np.inf:
-            call_at(self._env, next_end_s, partial(self._wake, self._plan))
+        next_stop_s = self.engine.next_stop_s()
+        if next_stop_s < np.inf:
+            call_at(self._env, next_stop_s, partial(self._wake, self._plan))
 
     def _wake(self, plan: int) -> None:
         if plan != self._plan:
             return
-        for _, event, rollout in self._ended(self.engine.take_next_stop()):
-            event.succeed(rollout)
+        for _, event, value in self._stopped(self.engine.take_next_stop()):
+            event.succeed(value)
         self._load_what_may()
-        self._sleep_until_next_end()
+        self._sleep_until_next_stop()
 
-    def _ended(self, ends: list[Stop]) -> list[tuple[float, simpy.Event, Rollout]]:
-        """The stays of the requests that ended: when, the event to fire and what it fires with."""
-        fired = []
-        for slot, ended_s, _ in ends:
-            stay = self._stays.pop(slot)
-            del self._slot_of[stay.sample.uid]
-            fired.append((ended_s, stay.event, self._rollout(slot, stay, ended_s, done=True)))
-        if ends and not self._stays:
-            self._close_rollout_span(ends[-1][1])
+    def _stopped(self, stops: list[tuple[int, float, int]]) -> list[tuple[float, simpy.Event, object]]:
+        """What follows from the stops that came: when, the event to fire and what it fires with."""
+        fired: list[tuple[float, simpy.Event, object]] = []
+        for slot, stopped_s, kind in stops:
+            stay = self._in_slot[slot]
+            fired += self._tell(stay, stopped_s)
+            if kind == END:
+                del self._in_slot[slot], self._stays[stay.sample.uid]
+                self._decoding.discard(slot)
+                done = stay.length == stay.response.tokens
+                fired.append((stopped_s, stay.event, self._rollout(stay, stopped_s, done)))
+                if not self._decoding:
+                    self._close_rollout_span(stopped_s)
+            elif kind == PAUSE:
+                self._pause(stay, stopped_s)
+            else:
+                self._set_stop(stay)
         return fired
 
     # Bookkeeping: segments of responses, spans of the worker.
 
-    def _rollout(self, slot: int, stay: _Stay, now_s: float, done: bool) -> Rollout:
-        self._close_segment(slot, stay, now_s)
+    def _rollout(self, stay: _Stay, now_s: float, done: bool) -> Rollout:
+        self._close_segment(stay, now_s)
         # Without a token yet, the engine's time may be one that it only looked ahead to.
-        if stay.closed_tokens and math.isnan(stay.first_token_s):
-            stay.first_token_s = self.engine.first_token_s(slot)
-        rollout = Rollout(stay.sample, tuple(stay.segments), done, stay.first_token_s)
+        if stay.slot is not None and stay.closed_tokens and math.isnan(stay.first_token_s):
+            stay.first_token_s = self.engine.first_token_s(stay.slot)
+        rollout = Rollout(
+            stay.sample,
+            tuple(stay.segments),
+            done,
+            stay.first_token_s,
+            carried_tokens=stay.partial.carried_tokens if stay.partial else 0,
+            observation_tokens=stay.observation_tokens,
+            environment_until_s=stay.environment_until_s,
+        )
         self._recorder.stay_ended(rollout)
         return rollout
 
-    def _close_segment(self, slot: int, stay: _Stay, now_s: float) -> None:
-        tokens = self.engine.generated_tokens(slot)
+    def _close_segment(self, stay: _Stay, now_s: float) -> None:
+        if stay.slot is None:
+            return
+        tokens = self.engine.generated_tokens(stay.slot)
         if tokens > stay.closed_tokens:
             new = tokens - stay.closed_tokens
             stay.segments.append(Segment(self.index, self.policy_version, new, stay.started_s, now_s))

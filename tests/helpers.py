@@ -18,9 +18,10 @@ from simrl.rollout import Rollout, Segment
 from simrl.scenario import Scenario
 from simrl.simulate import Prepared, prepare, simulate_prepared
 from simrl.systems import RECIPES
-from simrl.trace import Sample, Trace, TraceMetadata
+from simrl.trace import Response, Sample, Trace, TraceMetadata, Turn
 from simrl.trainer import SimulatedTrainer
-from simrl.worker import SimulatedWorker
+from simrl.worker import SimulatedWorker, WorkerCosts
+from simrl.workload import Workload
 
 Lengths = tuple[int, int]  # prompt tokens, response tokens
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=1000)
@@ -32,8 +33,21 @@ def one_second_a_pass() -> Tables:
     return Tables(one, one, one, np.array([0.0]), wide, wide, wide, wide, np.zeros((2, 2, 2, 2)), 0.0)
 
 
-def sample(uid: int, prompt_tokens: int = 4, response_tokens: int = 8) -> Sample:
-    return Sample(uid, 0, uid, 0, prompt_tokens, response_tokens, 1.0)
+RESPONSES: dict[int, Response] = {}  # what the samples below turn out to be, for workers and rewarders
+
+
+def sample(uid: int, prompt_tokens: int = 4, response_tokens: int = 8, turns: Sequence[Turn] = ()) -> Sample:
+    RESPONSES[uid] = Response(response_tokens, 1.0, tuple(turns))
+    return Sample(uid, 0, 0, uid, 0, prompt_tokens)
+
+
+def a_worker(
+    env: simpy.Environment, index: int = 0, limits: Limits = ROOMY, load_s: float = 10.0, record: Recorder | None = None
+) -> SimulatedWorker:
+    """A worker of which every pass takes a second."""
+    return SimulatedWorker(
+        env, index, one_second_a_pass(), limits, WorkerCosts(load_s), RESPONSES, record or recorder()
+    )
 
 
 def rollout(uid: int, tokens_by_version: dict[int, int], done: bool = True, prompt_tokens: int = 4) -> Rollout:
@@ -134,6 +148,7 @@ class Watched:
     result: Result = field(init=False)
     submissions: list[Submission] = field(default_factory=list)
     workers: list[SimulatedWorker] = field(default_factory=list)
+    responses: dict[int, Response] = field(default_factory=dict)
 
 
 def watch(prepared: Prepared) -> Watched:
@@ -141,6 +156,7 @@ def watch(prepared: Prepared) -> Watched:
     watched = Watched(prepared)
     trainers: list[SimulatedTrainer] = []
     recorders: list[Recorder] = []
+    workloads: list[Workload] = []
 
     def keeping(kind: type, kept: list[Any]) -> Callable[..., Any]:
         def make(*arguments: Any) -> Any:
@@ -150,18 +166,20 @@ def watch(prepared: Prepared) -> Watched:
         return make
 
     class WatchedDispatcher(Dispatcher):
-        def submit(self, samples: Sequence[Sample]) -> list[simpy.Event]:
+        def submit(self, samples: Sequence[Sample], *more: Any, **others: Any) -> list[simpy.Event]:
             dropped = set(recorders[0]._dropped)
             watched.submissions.append(Submission(self._env.now, trainers[0].version, list(samples), dropped))
-            return super().submit(samples)
+            return super().submit(samples, *more, **others)
 
     with (
         patch("simrl.simulate.Dispatcher", WatchedDispatcher),
         patch("simrl.simulate.SimulatedWorker", keeping(SimulatedWorker, watched.workers)),
         patch("simrl.simulate.SimulatedTrainer", keeping(SimulatedTrainer, trainers)),
+        patch("simrl.simulate.Workload", keeping(Workload, workloads)),
         patch("simrl.simulate.Recorder", keeping(Recorder, recorders)),
     ):
         watched.result = simulate_prepared(prepared)
+        watched.responses = workloads[0].responses
     return watched
 
 

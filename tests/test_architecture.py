@@ -13,19 +13,19 @@ LAYERS = (
     "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
     "files hardware overrides",
     "trace profile",
-    "rollout synthesis profilers importers engine training",
-    "result scenario",
+    "rollout synthesis profilers importers engine training workload",
+    "result scenario history",
     "worker trainer",  # write what happens through result's Recorder
     "dispatch",
     "pipelines",
     "systems",
     "simulate",
-    "metrics timeline trace_report table",
+    "metrics timeline trace_report allocation_report table",
     "plots perfetto",
     "compare",
-    "cli cli_trace cli_profile",
+    "cli cli_trace cli_profile cli_allocate",
 )
-TOGETHER = {"cli": {"cli_trace", "cli_profile"}}  # the command line in three files
+TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate"}}  # the command line in four files
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}

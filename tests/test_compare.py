@@ -161,7 +161,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [
-        (["systems=[nope]"], r"\(nope\): system 'nope' is unknown; choose one of verl_colocated, split"),
+        (["systems=[nope]"], r"\(nope\): system 'nope' is unknown; choose one of verl_colocated"),
         (["systems=[{name: areal, etta: 3}]"], r"\(areal\): system areal: unknown parameter 'etta'; it has eta"),
         (["systems=[{name: areal, eta: -1}]"], r"\(areal\): system areal: eta is -1.*greater than or equal to 0"),
         (["systems=[{name: areal, eta: .nan}]"], r"\(areal\): system areal: eta is nan"),

@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simrl.dispatch import Dispatcher
-from simrl.dispatch.round_robin import round_robin
 from simrl.engine import Limits
 from simrl.hardware import model_shape
 from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
 from simrl.profile import ProfileMetadata, TableProfile
-from simrl.simulate import batches, simulate_prepared
+from simrl.simulate import simulate_prepared
 from simrl.systems import RECIPES
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.training import TrainingCosts
+from simrl.worker import WorkerCosts
+from simrl.workload import Workload
 
 EVERY_RECIPE = [(name, {}) for name in RECIPES]
 ABLATIONS = [
@@ -77,9 +78,11 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
     assert len({sample.uid for sample in submitted}) == len(submitted)
     assert [row["uid"] for row in samples] == sorted(sample.uid for sample in submitted)
     for row in samples:
-        done = row["generated_tokens"] == row["response_tokens"]
-        assert row["generated_tokens"] <= row["response_tokens"]
-        assert done == (row["status"] in ("trained", "dropped", "buffered")) == (row["finished_s"] is not None)
+        length = watched.responses[row["uid"]].tokens
+        assert row["generated_tokens"] <= length
+        assert (row["generated_tokens"] == length) == (row["finished_s"] is not None)
+        assert row["finished_s"] is not None or row["status"] in ("dropped", "in_flight")
+        assert row["finished_s"] is None or row["status"] in ("trained", "dropped", "buffered")
         assert (row["status"] == "trained") == (row["trained_step"] is not None)
 
     # Every token that an engine generated is in one segment; a sample's segments follow each other.
@@ -122,11 +125,14 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
         tokens = sum(n for _, n in ages)
         assert update["samples"] == len(batch)
         assert update["prompt_tokens"] == sum(row["prompt_tokens"] for row in batch)
-        assert update["response_tokens"] == tokens == sum(row["response_tokens"] for row in batch)
+        assert update["response_tokens"] == tokens == sum(row["generated_tokens"] for row in batch)
         assert update["off_policyness_mean"] == pytest.approx(sum(age * n for age, n in ages) / tokens)
         assert update["off_policyness_max"] == max(age for age, _ in ages)
         assert min(age for age, _ in ages) >= 0
-        assert all(row["finished_s"] <= update["started_s"] for row in batch)
+        streams = (
+            "streamed" in watched.prepared.system.schedule
+        )  # trains its first mini-batch while others are generated
+        assert all(row["finished_s"] <= update["finished_s" if streams else "started_s"] for row in batch)
 
 
 @systems(EVERY_RECIPE + ABLATIONS)
@@ -144,19 +150,20 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
         ready.system.minibatches,
         ready.system.log_probs,
         ready.colocated,
+        ready.system.controller,
     )
     batch = defaultdict(list)
     for row in rows(result.samples):
         if row["trained_step"] is not None:
-            batch[row["trained_step"]].append((row["prompt_tokens"], row["response_tokens"]))
+            batch[row["trained_step"]].append((row["prompt_tokens"], row["generated_tokens"]))
     for name, spans in lanes(result).items():
         took = Counter()
         for span in spans:
             took[span["kind"]] += span["ended_s"] - span["started_s"]
-        if ready.colocated or name == "train":
+        if name == "train" or (ready.colocated and int(name.removeprefix("rollout-")) < ready.train_gpus):
             expected = Counter()
             for sequences in batch.values():
-                for kind, seconds in costs.phases(sequences):
+                for kind, seconds in costs.phases(np.array([sum(sequence) for sequence in sequences])):
                     expected[kind] += seconds
             for kind, seconds in expected.items():
                 assert took[kind] == pytest.approx(seconds), kind
@@ -166,7 +173,7 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
                 if span["kind"] == "load_weights":
                     version = span["policy_version"]
                     seconds = span["ended_s"] - span["started_s"]
-                    assert seconds == pytest.approx(ready.load_s) or span["ended_s"] == end_s
+                    assert seconds == pytest.approx(ready.costs.load_s) or span["ended_s"] == end_s
                 elif span["kind"] == "rollout":
                     assert span["policy_version"] == version  # new weights are had only by loading them
     # One pass gives each running sequence a token, and takes longer the more there are and the longer they are.
@@ -175,7 +182,7 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
     assert trained_tokens <= rate * workers * end_s
     for row in rows(result.samples):
         if row["finished_s"] is not None:
-            alone_s = row["response_tokens"] * ready.profile.decode_s(1, 1)
+            alone_s = row["generated_tokens"] * ready.profile.decode_s(1, 1)
             assert row["finished_s"] - row["started_s"] >= alone_s * (1 - 1e-9)
 
 
@@ -238,7 +245,7 @@ def test_capacity_is_how_often_the_inequality_still_holds():
 def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system, trace, workers, limits):
     watched = run(system, trace, workers, limits=limits)
     eta = system[1].get("eta", 8)
-    batch = len(next(batches(trace)))
+    batch = Workload(trace).batch_groups
     concurrent = system[1].get("max_concurrent", batch)
     reward_s = watched.prepared.scenario.training.reward_s
     finished_s = {row["uid"]: row["finished_s"] or np.inf for row in rows(watched.result.samples)}
@@ -294,7 +301,7 @@ def timed(
     )
     metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
     profile = TableProfile(one_second_a_pass(), metadata)
-    return simulate_prepared(prepared(config, trace, limits=limits, load_s=load_s, profile=profile))
+    return simulate_prepared(prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=profile))
 
 
 def updates_at(result):
@@ -310,7 +317,7 @@ def test_verl_colocated_rolls_out_scores_switches_trains_switches_and_loads():
     first_s, period_s = 30 + 5 + 2 * switch_s, 10 + 30 + 5 + 2 * switch_s
     assert updates_at(result) == [first_s, first_s + period_s, first_s + 2 * period_s]
     kinds = [s["kind"] for s in lanes(result)["rollout-000"]]
-    step = ["rollout", "idle", "switch", "log_prob", "train", "switch"]
+    step = ["rollout", "idle", "transfer", "switch", "log_prob", "train", "switch"]
     assert kinds == [*step, "load_weights", *step, "load_weights", *step]
 
 
@@ -318,8 +325,8 @@ def test_split_adds_up_rollout_and_training_and_one_step_off_takes_the_longer_of
     rollout_s = 10 + 30 + 5
     assert updates_at(timed("split", 3, EQUAL)) == [135, 135 + rollout_s + 100, 135 + 2 * (rollout_s + 100)]
     assert updates_at(timed("one_step_off", 3, EQUAL)) == [135, 235, 335]  # training is the longer
-    short = timed("one_step_off", 3, EQUAL, publish_s=20.0)  # rollout is
-    assert updates_at(short) == [55, 35 + rollout_s + 20, 35 + 2 * rollout_s + 20]
+    short = timed("one_step_off", 4, EQUAL, publish_s=20.0)  # rollout is; the second needs no new weights
+    assert updates_at(short) == [30 + 25, 60 + 25, 60 + 40 + 25, 60 + 80 + 25]
 
 
 def test_a_synchronous_step_waits_for_its_longest_response_on_its_slowest_worker():
@@ -398,7 +405,7 @@ class DyingWorker:
     def __init__(self, env):
         self.env = env
 
-    def submit(self, sample, partial=None):
+    def submit(self, sample, partial=None, max_tokens=None, cached=False):
         return self.env.event().fail(ConnectionError("engine 3 died"))
 
 
@@ -408,14 +415,15 @@ def test_a_worker_that_dies_ends_the_run_with_its_cause(system):
     workers = [DyingWorker(env)]
     ready = prepared(on_gpus(*system, 1), EQUAL)
     costs = TrainingCosts(ready.model, ready.gpu, 1, ready.scenario.training, 1, 1, ready.colocated)
+    workload = Workload(EQUAL)
     stage = Stage(
         env=env,
         workers=workers,
-        dispatcher=Dispatcher(env, workers, round_robin),
+        dispatcher=Dispatcher(env, workers, ready.system.dispatch, record),
         trainer=SimulatedTrainer(env, costs, [1], record),
-        rewarder=SimulatedRewarder(env, 0.1),
+        rewarder=SimulatedRewarder(env, 0.1, workload.responses),
         recorder=record,
-        batches=batches(EQUAL),
+        workload=workload,
         steps=2,
     )
     with pytest.raises(ConnectionError, match="engine 3 died"):

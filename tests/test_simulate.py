@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import islice
 
 import pytest
 from helpers import lanes, on_gpus, one_second_a_pass, prepared, rows, scenario, trace
@@ -13,7 +12,7 @@ from simrl.profile import ProfileMetadata, TableProfile, write_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import METADATA_FILE, TABLES
 from simrl.scenario import Scenario
-from simrl.simulate import batches, prepare, simulate
+from simrl.simulate import prepare, simulate
 from simrl.systems import RECIPES, make_system
 from simrl.trace import write_trace
 
@@ -67,7 +66,7 @@ def refusal(scenario: Scenario) -> str:
             "system split: rollout_share 0.1 of 4 GPUs at tp 1 leaves 0 rollout and 4 train GPUs",
             "use more GPUs, or another share",
         ),
-        ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, split"),
+        ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, verl_2x, split"),
         (
             {"system": {"name": "areal", "staleness": 8}},
             "system areal: unknown parameter 'staleness'",
@@ -121,7 +120,7 @@ def test_every_recipe_makes_a_system_that_can_be_prepared_and_says_where_it_is_f
     ready = prepare(scenario(name))
     assert ready.system.paper
     gpus = ready.workers * ready.scenario.cluster.tp + (0 if ready.colocated else ready.train_gpus)
-    assert gpus == ready.scenario.cluster.gpus
+    assert gpus == ready.gpus == ready.scenario.cluster.gpus * (1 + ready.system.extra_rollout_gpus)
     assert make_system(name, {}).label == name
 
 
@@ -136,8 +135,8 @@ def test_weights_are_loaded_over_the_network_or_within_a_node_a_share_a_gpu():
     cluster = {"gpu": "h100", "gpus": 4, "tp": 2}
     colocated = prepare(scenario("verl_colocated", training=training, cluster=cluster))
     split = prepare(scenario({"name": "split", "rollout_share": 0.5}, training=training, cluster=cluster))
-    assert colocated.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
-    assert split.load_s == pytest.approx(2.0 + weights / 2 / 50e9)
+    assert colocated.costs.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
+    assert split.costs.load_s == pytest.approx(2.0 + weights / 2 / 50e9)
 
 
 def test_the_kv_cache_is_what_the_weights_and_the_reserve_leave_of_the_memory():
@@ -145,17 +144,6 @@ def test_the_kv_cache_is_what_the_weights_and_the_reserve_leave_of_the_memory():
     ready = prepare(scenario(engine={"gpu_memory_utilization": 0.5, "reserve_bytes": 1e9}))
     tokens = (0.5 * 81559 * 2**20 - 1e9 - shape.weight_bytes) / shape.kv_bytes_per_token
     assert ready.limits.kv_blocks == int(tokens) // 16
-
-
-def test_a_trace_that_is_too_short_is_passed_over_again_with_new_numbers():
-    twice = list(islice(batches(trace([[[(4, 1), (4, 2)], [(4, 3)]], [[(4, 4)]]])), 4))
-    assert [[[s.response_tokens for s in group] for group in batch] for batch in twice] == [
-        [[1, 2], [3]],
-        [[4]],
-        [[1, 2], [3]],
-        [[4]],
-    ]
-    assert [s.uid for batch in twice for group in batch for s in group] == list(range(8))
 
 
 # What comes out.
@@ -225,7 +213,13 @@ def test_another_process_gives_the_same_bytes_and_another_seed_others(tmp_path):
 
 def test_two_systems_see_the_same_lengths():
     lengths = [
-        {(r["trace_step"], r["prompt_id"], r["sample"]): r["response_tokens"] for r in rows(simulate(s).samples)}
+        {
+            (r["trace_step"], r["prompt_id"], r["sample"]): r["generated_tokens"]
+            for r in rows(simulate(s).samples)
+            if r["finished_s"]
+        }
         for s in (scenario("verl_colocated"), scenario("areal"))
     ]
-    assert lengths[0] == {key: lengths[1][key] for key in lengths[0]}
+    both = lengths[0].keys() & lengths[1].keys()
+    assert len(both) > 20
+    assert {key: lengths[0][key] for key in both} == {key: lengths[1][key] for key in both}

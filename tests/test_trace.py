@@ -92,15 +92,20 @@ def test_steps_are_slices_of_the_sorted_rows():
     assert len(trace) == 4
 
 
-def test_samples_are_numbered_from_the_uid_asked_for_and_carry_a_missing_reward_as_nan():
+def test_samples_are_numbered_from_the_uid_asked_for_and_their_epochs_count_on():
     trace = Trace.from_columns(full_columns(), METADATA)
-    second, third = trace.samples(1, 3, first_uid=50)
-    assert second == (50, 0, 9, 0, 6, 20, 0.0)
-    assert third[:6] == (51, 1, 7, 0, 5, 30)
+    second, third = trace.samples(1, 3, first_uid=50, first_epoch=4)
+    assert second == (50, 0, 4, 9, 0, 6)
+    assert third == (51, 1, 4, 7, 0, 5)
+    assert [s.uid for s in Trace.from_columns(columns(), METADATA).samples(0, 4)] == [0, 1, 2, 3]
+
+
+def test_responses_are_told_apart_from_samples_and_carry_a_missing_reward_as_nan():
+    second, third = Trace.from_columns(full_columns(), METADATA).responses(1, 3)
+    assert second == (20, 0.0, ())
+    assert third.tokens == 30
     assert np.isnan(third.reward)
-    without = Trace.from_columns(columns(), METADATA).samples(0, 4)
-    assert [s.uid for s in without] == [0, 1, 2, 3]
-    assert all(np.isnan(s.reward) for s in without)
+    assert all(np.isnan(r.reward) for r in Trace.from_columns(columns(), METADATA).responses(0, 4))
 
 
 def test_numpy_pandas_arrow_and_text_columns_give_the_same_trace():

@@ -5,6 +5,7 @@ import simpy
 from helpers import recorder, rollout
 from test_training import costs, flops
 
+from simrl.trace import Response
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 
 
@@ -76,8 +77,10 @@ def test_a_sample_cannot_be_trained_twice_after_it_was_dropped_or_before_it_is_d
             env.run(trainer.train(batch))
 
 
-def test_rewards_come_all_at_once_after_their_time_with_the_same_rollouts():
+def test_rewards_come_all_at_once_after_their_time_in_the_same_rollouts():
     env = simpy.Environment()
     batch = [rollout(0, {0: 5}), rollout(1, {0: 50})]
-    assert env.run(SimulatedRewarder(env, 0.2).score(batch)) == batch
+    rewards = {0: Response(5, 0.0), 1: Response(50, 1.0)}
+    scored = env.run(SimulatedRewarder(env, 0.2, rewards).score(batch))
+    assert scored == [batch[0]._replace(reward=0.0), batch[1]._replace(reward=1.0)]
     assert env.now == 0.2

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import simpy
-from helpers import ROOMY, one_second_a_pass, recorder, sample
+from helpers import RESPONSES, ROOMY, one_second_a_pass, recorder, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine, Request
@@ -18,14 +18,14 @@ from simrl.engine import Limits
 from simrl.events import gather, on_fire
 from simrl.rollout import Rollout, Segment, WeightLoad
 from simrl.trace import Sample
-from simrl.worker import SimulatedWorker
+from simrl.worker import SimulatedWorker, WorkerCosts
 
 TICKS = one_second_a_pass()
 
 
 def a_worker(limits: Limits = ROOMY, load_s: float = 10.0) -> tuple[simpy.Environment, SimulatedWorker]:
     env = simpy.Environment()
-    return env, SimulatedWorker(env, 0, TICKS, limits, load_s, recorder())
+    return env, SimulatedWorker(env, 0, TICKS, limits, WorkerCosts(load_s), RESPONSES, recorder())
 
 
 def at(env: simpy.Environment, time_s: float, call) -> None:
@@ -271,7 +271,7 @@ def compare_with_reference(tables, limits, load_s, timeline):
     reference.run(commands)
     env = simpy.Environment()
     record = recorder()
-    worker = SimulatedWorker(env, 0, tables, limits, load_s, record)
+    worker = SimulatedWorker(env, 0, tables, limits, WorkerCosts(load_s), RESPONSES, record)
     seen = Observed(env, worker, after_end, samples)
     seen.run(commands)
 
@@ -289,7 +289,7 @@ def compare_with_reference(tables, limits, load_s, timeline):
             assert rollout.first_token_s == pytest.approx(first_token_s, nan_ok=True, **close)
             assert [s[:3] for s in rollout.segments] == [s[:3] for s in segments]
             assert [s[3:] for s in rollout.segments] == [pytest.approx(s[3:], **close) for s in segments]
-            assert rollout.tokens == rollout.sample.response_tokens or not done
+            assert rollout.tokens == RESPONSES[rollout.sample.uid].tokens or not done
     assert [(uid, value is not None) for uid, _, value in seen.aborts] == [(u, w) for u, _, w in reference.aborts]
     assert [s for _, s, _ in seen.aborts] == pytest.approx([s for _, s, _ in reference.aborts], **close)
     for number, expected in reference.loads.items():
@@ -360,7 +360,7 @@ def test_samples_submitted_in_one_instant_start_in_one_pass_whatever_chain_of_ev
 def test_two_workers_whose_responses_end_at_one_instant_get_the_reaction_to_both_one_pass_later():
     env = simpy.Environment()
     record = recorder("rollout-000", "rollout-001")
-    workers = [SimulatedWorker(env, i, TICKS, ROOMY, 10.0, record) for i in range(2)]
+    workers = [SimulatedWorker(env, i, TICKS, ROOMY, WorkerCosts(10.0), RESPONSES, record) for i in range(2)]
     uids = iter(range(100))
     for worker in workers:
         worker.submit(sample(next(uids), response_tokens=9))  # keeps it busy
@@ -494,7 +494,10 @@ def test_what_is_aborted_before_its_first_token_has_none_however_far_its_prefill
 def test_a_migrated_response_keeps_its_tokens_its_versions_and_its_first_token():
     env = simpy.Environment()
     record = recorder("rollout-000", "rollout-001")
-    old, new = (SimulatedWorker(env, i, TICKS, ROOMY._replace(max_num_batched_tokens=4), 10.0, record) for i in (0, 1))
+    old, new = (
+        SimulatedWorker(env, i, TICKS, ROOMY._replace(max_num_batched_tokens=4), WorkerCosts(10.0), RESPONSES, record)
+        for i in (0, 1)
+    )
     new.load_weights(1)
     moving = sample(0, prompt_tokens=4, response_tokens=8)
 

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from simrl.history import LengthHistory
 from simrl.trace import Sample
 
 
-def least_requests(samples: Sequence[Sample], unfinished: NDArray[np.int64], submitted: int) -> list[int]:
+def least_requests(
+    samples: Sequence[Sample], unfinished: NDArray[np.int64], placed: int, history: LengthHistory
+) -> list[int]:
     """Ties go to the worker with the lowest index."""
     load = unfinished.copy()
     workers = []

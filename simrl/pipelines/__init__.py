@@ -4,18 +4,16 @@ Invariant: a pipeline decides from events and its own bookkeeping; it never look
 time is simulated.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import simpy
 
 from simrl.dispatch import Dispatcher
 from simrl.result import Recorder
-from simrl.trace import Sample
 from simrl.trainer import Rewarder, Trainer
 from simrl.worker import RolloutWorker
-
-Batch = list[list[Sample]]  # the groups of one training step
+from simrl.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Stage:
     trainer: Trainer
     rewarder: Rewarder
     recorder: Recorder
-    batches: Iterator[Batch]
+    workload: Workload
     steps: int
 
 

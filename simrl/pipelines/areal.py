@@ -7,16 +7,15 @@ so a response may carry segments of several versions. The bound is on counts: a 
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import simpy
 
 from simrl.events import gather, on_fire
-from simrl.pipelines import Batch, Stage
+from simrl.pipelines import Stage
+from simrl.pipelines.batchwise import submit_groups
 from simrl.rollout import Rollout
-from simrl.trace import Sample
 from simrl.worker import LoadMode
 
 
@@ -44,9 +43,7 @@ class _Run:
     def __init__(self, rule: Areal, stage: Stage) -> None:
         self.rule = rule
         self.stage = stage
-        first = next(stage.batches)
-        self.batch = len(first)
-        self.groups = _each_group(first, stage)
+        self.batch = stage.workload.batch_groups
         self.running = 0
         self.accepted = 0
         self.buffer: deque[list[Rollout]] = deque()
@@ -74,8 +71,8 @@ class _Run:
         concurrent = self.batch if rule.max_concurrent is None else rule.max_concurrent
         while capacity(rule.eta, stage.trainer.version, self.batch, concurrent, self.running, self.accepted) > 0:
             self.running += 1
-            samples = next(self.groups)
-            on_fire(gather(stage.env, stage.dispatcher.submit(samples)), self.group_ended)
+            [end] = submit_groups(stage, stage.workload.next_groups(1))
+            on_fire(end, self.group_ended)
 
     def group_ended(self, ended: Any) -> None:
         if not ended.ok:
@@ -108,9 +105,3 @@ class _Run:
         """Wakes the trainer loop if it waits."""
         news, self.news = self.news, self.stage.env.event()
         news.succeed()
-
-
-def _each_group(first: Batch, stage: Stage) -> Iterator[list[Sample]]:
-    yield from first
-    while True:
-        yield from next(stage.batches)

@@ -1,0 +1,40 @@
+"""LengthHistory: how long the responses of each prompt were in earlier epochs.
+
+Invariant: it holds what was observed, the lengths of finished rollouts, and nothing else; so a rule that reads it cannot know
+a response before it is generated. An epoch's lengths are asked for by the epoch of the samples to come.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.rollout import Rollout
+
+
+class LengthHistory:
+    """Response lengths by prompt and epoch, as they come in."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+
+    def observe(self, rollout: Rollout) -> None:
+        """A response is finished."""
+        self._lengths[rollout.sample.prompt_id][rollout.sample.epoch].append(rollout.tokens)
+
+    def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
+        """Tokens of the prompt's responses in its latest epoch before this one; empty where there is none."""
+        epochs = self._lengths.get(prompt_id, {})
+        earlier = [epoch for epoch in epochs if epoch < before_epoch]
+        return np.array(epochs[max(earlier)] if earlier else [], dtype=np.int64)
+
+    def median(self, prompt_id: int, before_epoch: int) -> float:
+        """Their median; NaN where there is none."""
+        lengths = self.lengths(prompt_id, before_epoch)
+        return float(np.median(lengths)) if lengths.size else float("nan")
+
+    def current(self, prompt_id: int, epoch: int) -> list[int]:
+        """Tokens of the siblings that are finished in this epoch already."""
+        return list(self._lengths.get(prompt_id, {}).get(epoch, []))

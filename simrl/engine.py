@@ -239,7 +239,9 @@ def _stop(slots: Ints, times: Floats, counters: Ints, now_s: float) -> None:
 
 
 @njit(cache=True)
-def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: Tables, limits: Limits) -> float:
+def _iterate(
+    slots: Ints, times: Floats, counters: Ints, now_s: float, tables: Tables, limits: Limits, slowdown: float
+) -> float:
     """One pass, scheduled request by request. Returns the time at its end."""
     size = limits.block_size
     budget = limits.max_num_batched_tokens
@@ -295,7 +297,7 @@ def _iterate(slots: Ints, times: Floats, counters: Ints, now_s: float, tables: T
         elif new > 0:
             prefill += new
             prefill_work += new * (computed + 0.5 * new)
-    now_s += pass_s(
+    now_s += slowdown * pass_s(
         tables, float(query), float(scheduled), float(prefill), prefill_work, float(decoding), float(decode_kv)
     )
     for i in range(scheduled + unscheduled):
@@ -342,6 +344,7 @@ def _decode_stretch(
     now_s: float,
     tables: Tables,
     limits: Limits,
+    slowdown: float,
     passes: int,
     until_s: float,
 ) -> float:
@@ -350,7 +353,9 @@ def _decode_stretch(
     grid = tables.decode_kv_tokens
     row = np.empty(grid.shape[0])
     interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
-    fixed_s = (
+    for j in range(row.shape[0]):
+        row[j] *= slowdown
+    fixed_s = slowdown * (
         interpolate(tables.dense_tokens, tables.dense_s, float(n))
         + interpolate(tables.sampled_sequences, tables.sampled_s, float(n))
         + tables.between_passes_s
@@ -410,6 +415,7 @@ def run(
     attention_s: Floats,
     between_passes_s: float,
     bounds: Ints,
+    slowdown: float,
     until_s: float,
     to_first_stop: bool,
 ) -> float:
@@ -436,9 +442,9 @@ def run(
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         passes = _stretch_length(slots, counters, limits)
         if passes > 0:
-            now_s = _decode_stretch(slots, times, counters, now_s, tables, limits, passes, until_s)
+            now_s = _decode_stretch(slots, times, counters, now_s, tables, limits, slowdown, passes, until_s)
         else:
-            now_s = _iterate(slots, times, counters, now_s, tables, limits)
+            now_s = _iterate(slots, times, counters, now_s, tables, limits, slowdown)
         if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s
@@ -447,6 +453,8 @@ def run(
 class Engine:
     """The state of one engine in simulated time. A request is known by its slot, an integer that is reused after its end.
 
+    `slowdown` multiplies the duration of every pass from the boundary on at which it is set.
+
     Raises `InputError` for a request that could never fit the KV cache.
     """
 
@@ -454,7 +462,9 @@ class Engine:
         self._tables = tables
         self._bounds = np.array(limits, dtype=np.int64)
         self.limits = limits
+        self._capacity_tokens = limits.kv_blocks * limits.block_size
         self.now_s = 0.0
+        self.slowdown = 1.0
         self._free_slots: list[int] = []
         self._paused: set[int] = set()
         self._slots = np.zeros((SLOT_ROWS, 0), dtype=np.int64)
@@ -513,12 +523,21 @@ class Engine:
                 f"a request of {prompt_tokens} + {response_tokens} tokens with {generated_tokens} generated, "
                 f"{cached_tokens} cached"
             )
-        self._require_fits(prompt_tokens, response_tokens)
+        if prompt_tokens + response_tokens > self._capacity_tokens:
+            raise self._never_fits(prompt_tokens, response_tokens)
         if not self._free_slots:
             self._grow(2 * self._slots.shape[1])
         slot = self._free_slots.pop()
-        request = (prompt_tokens, response_tokens, generated_tokens, cached_tokens)
-        enqueue(self._slots, self._times, self._counters, slot, *request)
+        enqueue(
+            self._slots,
+            self._times,
+            self._counters,
+            slot,
+            prompt_tokens,
+            response_tokens,
+            generated_tokens,
+            cached_tokens,
+        )
         return slot
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
@@ -537,7 +556,9 @@ class Engine:
         """A paused request joins the end of the queue, with what is left of its cache; what it was told meanwhile, so many
         tokens, is prefilled. Raises KeyError for a request that is not paused (here: whose pause was not reported)."""
         prompt_tokens = self._slots.item(PROMPT, slot) + observation_tokens
-        self._require_fits(prompt_tokens, self._slots.item(RESPONSE, slot))
+        response_tokens = self._slots.item(RESPONSE, slot)
+        if prompt_tokens + response_tokens > self._capacity_tokens:
+            raise self._never_fits(prompt_tokens, response_tokens)
         self._paused.remove(slot)
         self._slots[PROMPT, slot] = prompt_tokens
         queue_up(self._slots, self._counters, slot)
@@ -596,17 +617,15 @@ class Engine:
         self.now_s = self._run(self._slots, self._counters, np.inf, False)
         return self._times[LAST_TOKEN].copy()
 
-    def _require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
-        capacity_tokens = self.limits.kv_blocks * self.limits.block_size
-        if prompt_tokens + response_tokens > capacity_tokens:
-            raise InputError(
-                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {capacity_tokens} tokens; "
-                "use more memory for the cache, a larger tp or a lower cap"
-            )
+    def _never_fits(self, prompt_tokens: int, response_tokens: int) -> InputError:
+        return InputError(
+            f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {self._capacity_tokens} "
+            "tokens; use more memory for the cache, a larger tp or a lower cap"
+        )
 
     def _run(self, slots: Ints, counters: Ints, until_s: float, to_first_stop: bool) -> float:
         state = (slots, self._times, counters, self.now_s)
-        now_s: float = run(*state, *self._tables, self._bounds, until_s, to_first_stop)  # type: ignore[arg-type]
+        now_s: float = run(*state, *self._tables, self._bounds, float(self.slowdown), until_s, to_first_stop)  # type: ignore[arg-type]
         return now_s
 
     def _stops(self) -> list[Stop]:

@@ -34,6 +34,7 @@ class ReferenceEngine:
     tables: Tables
     limits: Limits
     now_s: float = 0.0
+    slowdown: float = 1.0
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
     held: list[Request] = field(default_factory=list)  # paused or waiting again, with their caches; oldest pause first
@@ -152,7 +153,7 @@ class ReferenceEngine:
             free -= need
             budget -= new
             plan.append((request, new))
-        self.now_s += self.pass_s(plan)
+        self.now_s += self.slowdown * self.pass_s(plan)
         self.passes += 1
         for request, new in plan:
             request.computed += new

@@ -52,6 +52,7 @@ commands = st.lists(
             st.integers(0, 30).map(lambda i: ("abort", i)),
             st.sampled_from([0.0, 0.02, 0.3]).map(lambda s: ("load", s)),
             st.booleans().map(lambda on: ("admit", on)),
+            st.sampled_from([0.5, 1.0, 2, 5.3]).map(lambda factor: ("slow", factor)),
             st.tuples(st.integers(0, 30), st.integers(1, 60), st.sampled_from([PAUSE, PAUSE, WATCH])).map(
                 lambda s: ("stop", s)
             ),
@@ -117,6 +118,8 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
             reference.now_s += argument
         elif what == "admit":
             engine.admitting = reference.admitting = argument
+        elif what == "slow":
+            engine.slowdown = reference.slowdown = argument
         elif what == "stop" and slots:
             i = sorted(slots)[argument[0] % len(slots)]
             tokens = requests[i].generated + argument[1]
@@ -446,3 +449,23 @@ def test_a_weight_update_makes_a_waiting_request_compute_what_it_has_cached():
 def test_a_request_with_nothing_to_generate_or_to_compute_is_refused(request_):
     with pytest.raises(ValueError, match=r"a request of 10 \+"):
         Engine(TABLES, Limits(4, 64, 4, 30)).submit(*request_)
+
+
+def test_a_slow_engine_takes_so_many_times_as_long_and_does_the_same():
+    slow, plain = Engine(TABLES, Limits(4, 64, 4, 30)), Engine(TABLES, Limits(4, 64, 4, 30))
+    slow.slowdown = 2.5
+    for engine in (slow, plain):
+        for request_ in ((20, 60), (30, 50), (70, 20), (10, 5)):
+            engine.submit(*request_)
+    np.testing.assert_allclose(slow.run_until_idle(), 2.5 * plain.run_until_idle(), rtol=1e-12)
+    assert slow.totals == plain.totals
+
+
+def test_a_slowdown_holds_from_the_boundary_on_at_which_it_is_set():
+    engine, plain = Engine(TABLES, Limits(4, 64, 4, 100)), Engine(TABLES, Limits(4, 64, 4, 100))
+    for each in (engine, plain):
+        each.submit(10, 50)
+        each.settle(0.1)
+    set_s = engine.now_s
+    engine.slowdown = 3
+    assert engine.next_stop_s() - set_s == pytest.approx(3 * (plain.next_stop_s() - set_s), rel=1e-12)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from simrl import cli_profile, cli_trace
+from simrl import cli_allocate, cli_profile, cli_trace
 from simrl.errors import InputError, StoppedError
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -33,6 +33,9 @@ app = typer.Typer(
 )
 app.add_typer(cli_trace.app, name="trace")
 app.add_typer(cli_profile.app, name="profile")
+app.command(epilog="Example:  simrl allocate --trace my_run.parquet --profile p.parquet --workers 32")(
+    cli_allocate.allocate
+)
 
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")]
 Overrides = Annotated[

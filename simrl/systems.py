@@ -33,7 +33,8 @@ assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 class System:
     """What a recipe yields. `rollout_share` is the share of GPUs that only roll out; None means colocated, and then
     `extra_rollout_gpus` as many GPUs again, times this, roll out besides. `schedule` names the pipeline in words;
-    `controller` says that batches go through one process."""
+    `controller` says that batches go through one process; `off_policyness` is the most that a trained token may have (None:
+    the rule does not bound it)."""
 
     name: str
     pipeline: Pipeline
@@ -43,6 +44,7 @@ class System:
     minibatches: int
     log_probs: int
     paper: str
+    off_policyness: int | None
     controller: bool = False
     extra_rollout_gpus: float = 0.0
     speculation: str = "none"
@@ -73,6 +75,7 @@ def verl_colocated(dispatch: Plain = "least_requests", minibatches: Count = 1, l
         log_probs=log_probs,
         controller=True,
         paper="HybridFlow, arXiv 2409.19256",
+        off_policyness=0,
     )
 
 
@@ -100,6 +103,7 @@ def verl_2x(
         log_probs=log_probs,
         controller=True,
         paper="RLBoost-like 2x, as compared in SpecActor, arXiv 2511.16193 §5",
+        off_policyness=0,
     )
 
 
@@ -126,6 +130,7 @@ def split(
         log_probs=log_probs,
         controller=True,
         paper="Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2",
+        off_policyness=0,
     )
 
 
@@ -152,6 +157,7 @@ def one_step_off(
         log_probs=log_probs,
         controller=True,
         paper="verl one_step_off recipe; DeepScaleR pipeline",
+        off_policyness=1,
     )
 
 
@@ -180,6 +186,7 @@ def asyncflow(
         minibatches=minibatches,
         log_probs=log_probs,
         paper="AsyncFlow, arXiv 2507.01663",
+        off_policyness=eta,
     )
 
 
@@ -200,6 +207,7 @@ def distflow(dispatch: Plain = "least_requests", minibatches: Count = 1, log_pro
         minibatches=minibatches,
         log_probs=log_probs,
         paper="DistFlow, arXiv 2507.13833",
+        off_policyness=0,
     )
 
 
@@ -230,6 +238,7 @@ def areal(
         minibatches=minibatches,
         log_probs=log_probs,
         paper="AReaL, arXiv 2505.24298",
+        off_policyness=eta if on_stale == "drop" or eta == 0 else None,
     )
 
 

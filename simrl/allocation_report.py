@@ -190,7 +190,7 @@ def _notes(d: dict[str, Any]) -> list[str]:
             "a forecast that is never wrong."
         )
     if d["prompts_without_history"]:
-        notes.append(f"{d['prompts_without_history']} prompts without history are left out.")
+        notes.append(f"Left out for want of a history: {d['prompts_without_history']} of the step's prompts.")
     if d["max_workers_chosen"]:
         notes.append(
             f"At most {d['max_workers']} workers a group: the bound with which a step is shortest in the long run; "

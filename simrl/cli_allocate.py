@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,13 @@ def allocate(
 
     if alternation not in ("reversed", "pairing"):
         raise InputError(f"--alternation {alternation}: choose reversed or pairing")
+    for option, value in (
+        ("--train-seconds", train_seconds),
+        ("--accept-length", accept_length),
+        ("--precision-seconds", precision_seconds),
+    ):
+        if not math.isfinite(value):
+            raise InputError(f"{option} {value}: give a finite number")
     allocation = allocate_step(
         read_trace(trace),
         read_profile(profile),

@@ -441,7 +441,7 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
     write_trace(Trace.from_columns(columns, metadata), "new.parquet")
     d = json.loads(simrl(*allocate("--workers", "2", "--groups", "2", "--json", trace="new.parquet")).out)
     assert (d["samples"], d["prompts_without_history"]) == (2, 1)
-    assert "1 prompts without history are left out." in d["notes"]
+    assert "Left out for want of a history: 1 of the step's prompts." in d["notes"]
 
 
 @pytest.mark.parametrize(
@@ -456,6 +456,7 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
         (("--workers", "12", "--groups", "4", "--step", "0", "--epoch", "1"), "step 0 is of epoch 0, before it"),
         (("--workers", "12", "--groups", "4", "--alternation", "zigzag"), "choose reversed or pairing"),
         (("--workers", "12", "--groups", "4", "-o", "picture.doc"), "use .png, .pdf or .svg"),
+        (("--workers", "12", "--groups", "4", "--train-seconds", "inf"), "--train-seconds inf: give a finite number"),
         (("--workers", "12", "--groups", "4", "--max-num-seqs", "4096"), None),
     ],
 )

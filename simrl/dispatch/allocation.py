@@ -27,6 +27,7 @@ Ints = NDArray[np.int64]
 PRECISION_S = 1.0  # Fig. 12's p
 LEAST_GROWTH = 1.1  # §6.3's lower bound of β
 LONG_RUN_STEPS = 12
+INFEASIBLE = 2  # a status of scipy.optimize.milp
 
 
 class RankingGroup(NamedTuple):
@@ -126,6 +127,7 @@ def two_tier(
     sought between 0 and d_max = (τ(len_N-1, MIN_WKS) − t0) / (N − 1), until `precision_s` is left. What the paper leaves
     open, and the rule here:
 
+    - a MAX_WKS that no group can have while the others have MIN_WKS: what they can;
     - the plan before the search has found one: that of d_max (Fig. 12 never looks at it);
     - d_max ≤ 0, where the longest group ends by t0 with MIN_WKS, and N = 1, where there is no gradient: d = 0;
     - workers that the plan does not need: `with_leftover`;
@@ -223,12 +225,13 @@ def shortest_two_steps(seconds: ArrayLike, workers: int, min_workers: int = 1) -
             bounds=Bounds(0, 1),
             constraints=[one_each, all_workers, *pairs],
         )
+        if found.x is None and found.status != INFEASIBLE:
+            raise RuntimeError(f"shortest two steps: {found.message}")
         return None if found.x is None else tuple(counts[found.x.reshape(times.shape).argmax(axis=1)].tolist())
 
     sums = np.unique(np.add.outer(ticks, ticks))
     equal = equal_workers(groups, workers)
-    enough = _paired_longest_s(predicted_s(table, equal), equal) if min(equal) >= min_workers else np.inf
-    sums = sums[sums <= enough]
+    sums = sums[sums <= _paired_longest_s(predicted_s(table, equal), equal)]
     low, high = 0, len(sums) - 1
     while low < high:
         middle = (low + high) // 2

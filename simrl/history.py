@@ -35,6 +35,12 @@ class LengthHistory:
         lengths = self.lengths(prompt_id, before_epoch)
         return float(np.median(lengths)) if lengths.size else float("nan")
 
+    def medians(self, epoch: int) -> dict[int, float]:
+        """The median response of each prompt that has some in this epoch."""
+        return {
+            prompt: float(np.median(epochs[epoch])) for prompt, epochs in self._lengths.items() if epochs.get(epoch)
+        }
+
     def current(self, prompt_id: int, epoch: int) -> list[int]:
         """Tokens of the siblings that are finished in this epoch already."""
         return list(self._lengths.get(prompt_id, {}).get(epoch, []))

@@ -11,6 +11,7 @@ whose limits leave it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -213,6 +214,39 @@ def tau(
     attention = np.interp(prompt_tokens + positions + 1, t.decode_kv_tokens, row)
     fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)
     return float(attention.sum() + positions.size * (fixed + t.between_passes_s))
+
+
+class RolloutTimes:
+    """τ of many lengths: what `tau` adds up for a batch is kept, so that a length costs a look-up. Plain decoding from
+    `prompt_tokens` on; more than `max_num_seqs` equal responses run one full batch after another, as they end together."""
+
+    def __init__(self, profile: TableProfile, max_num_seqs: int, longest_tokens: int, prompt_tokens: int = 0) -> None:
+        self._profile = profile
+        self._max_num_seqs = max_num_seqs
+        self._longest_tokens = longest_tokens
+        self._prompt_tokens = prompt_tokens
+        self._sums: dict[int, Floats] = {}
+
+    def batch_s(self, length_tokens: int, batch: int) -> float:
+        """Seconds in which one worker generates so many responses of a length at once."""
+        if batch not in self._sums:
+            t = self._profile.tables
+            row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(batch), kv)) for kv in t.decode_kv_tokens])
+            kv_tokens = self._prompt_tokens + np.arange(self._longest_tokens) + 1.0
+            fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)
+            self._sums[batch] = np.cumsum(np.interp(kv_tokens, t.decode_kv_tokens, row) + fixed + t.between_passes_s)
+        return float(self._sums[batch][min(max(length_tokens, 1), self._longest_tokens) - 1])
+
+    def table(self, lengths_tokens: Sequence[float], samples: Sequence[int], max_workers: int) -> Floats:
+        """Seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses of `lengths_tokens[i]`, rounded; the
+        slowest holds ceil(samples / k). Shape (lengths, max_workers)."""
+        table = np.empty((len(lengths_tokens), max_workers))
+        for i, (tokens, held) in enumerate(zip(lengths_tokens, samples, strict=True)):
+            for k in range(1, max_workers + 1):
+                full, rest = divmod(-(-held // k), self._max_num_seqs)
+                table[i, k - 1] = full * self.batch_s(round(tokens), self._max_num_seqs) if full else 0.0
+                table[i, k - 1] += self.batch_s(round(tokens), rest) if rest else 0.0
+        return table
 
 
 def write_profile(profile: TableProfile, path: str | Path) -> None:

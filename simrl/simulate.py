@@ -20,7 +20,7 @@ from simrl.engine import Engine, Limits
 from simrl.errors import InputError
 from simrl.hardware import Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Stage
-from simrl.profile import TableProfile, Tables, read_profile
+from simrl.profile import RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
 from simrl.scenario import Scenario
@@ -120,6 +120,8 @@ def prepare(scenario: Scenario) -> Prepared:
             f"{max(microbatch, longest)} tokens), it has {kind.memory_bytes / 1e9:.0f}; use {' or '.join(remedies)}"
         )
     link = kind.bytes_per_s_among(cluster.gpus) if system.rollout_share is None else kind.network_bytes_per_s
+    if system.host_buffer:
+        link = kind.host_bytes_per_s
     worker_costs = WorkerCosts(
         load_s=scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link,
         fetch_s_per_token=model.kv_bytes_per_token / min(cluster.tp, model.kv_heads) / kind.network_bytes_per_s,
@@ -167,6 +169,7 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         rewarder=SimulatedRewarder(env, scenario.training.reward_s, workload.responses),
         recorder=recorder,
         workload=workload,
+        times=_rollout_times(prepared),
         steps=scenario.steps,
     )
     with _garbage_kept():
@@ -177,6 +180,13 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         for rollout in dispatcher.waiting():
             recorder.stay_ended(rollout)
         return recorder.result(env.now, prepared.inputs())
+
+
+def _rollout_times(prepared: Prepared) -> RolloutTimes:
+    """What a profiling run before the training would know."""
+    prompt_tokens = round(float(prepared.trace.column("prompt_tokens").mean()))
+    longest = min(prepared.trace.metadata.cap_tokens, int(prepared.trace.column("response_tokens").max()))
+    return RolloutTimes(prepared.profile, prepared.limits.max_num_seqs, longest, prompt_tokens)
 
 
 def compile_engine() -> None:

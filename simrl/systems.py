@@ -20,6 +20,7 @@ from simrl.pipelines import Pipeline
 from simrl.pipelines.areal import Areal
 from simrl.pipelines.batchwise import Batchwise
 from simrl.pipelines.full_batch import full_batch
+from simrl.pipelines.histopipe import HistoPipe
 
 Plain = Literal["even_split", "least_requests", "round_robin"]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -33,8 +34,8 @@ assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 class System:
     """What a recipe yields. `rollout_share` is the share of GPUs that only roll out; None means colocated, and then
     `extra_rollout_gpus` as many GPUs again, times this, roll out besides. `schedule` names the pipeline in words;
-    `controller` says that batches go through one process; `off_policyness` is the most that a trained token may have (None:
-    the rule does not bound it)."""
+    `controller` says that batches go through one process, `host_buffer` that workers load weights from their own host;
+    `off_policyness` is the most that a trained token may have (None: the rule does not bound it)."""
 
     name: str
     pipeline: Pipeline
@@ -46,6 +47,7 @@ class System:
     paper: str
     off_policyness: int | None
     controller: bool = False
+    host_buffer: bool = False
     extra_rollout_gpus: float = 0.0
     speculation: str = "none"
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -242,8 +244,51 @@ def areal(
     )
 
 
+@validate_call
+def rhymerl(
+    histopipe: bool = True,
+    two_tier: bool = True,
+    migration: bool = True,
+    ranking_groups: Count | None = 8,
+    max_workers: Count | None = None,
+    alternation: Literal["reversed", "pairing"] = "reversed",
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
+    least_beta: Annotated[float, Field(ge=1)] = 1.1,
+    rollout_share: Share = 0.75,
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """Workers go from step to step on their own, prompts ranked by their last epoch's lengths; off-policyness at most 1.
+
+    HistoPipe. A worker loads the newest weights from its own host buffer when its part of the step before is over;
+    version k - 1 has to be there before step k. From the second epoch on, prompts are ranked by the median length of
+    their last responses, cut into `ranking_groups` (None: one a worker), and given out ascending in even and descending
+    in odd steps (`alternation`; or as `pairing` to whoever is thought to be free first). `two_tier` gives long groups
+    more workers by the search of Fig. 12, where it finds a plan, `max_workers` for one group at most (None: the number
+    with the shortest steps); else all get equally many. `migration`: within the last `alpha` of a ranking group, a
+    response longer than β times the group's longest history moves to the worker of a longer group, or from the longest
+    into the next step; β is the 75th percentile of the growth over the last epoch, at least `least_beta`.
+    `histopipe=False` leaves the workers' own weight loads, with equal contiguous parts.
+    Tokens carried into the next step are up to 2 versions old, counted apart and not in the bound.
+    Not modelled: history workers' CPU time; the time in which weights travel to the host buffers beyond the phase `publish`.
+    """
+    return System(
+        name="rhymerl",
+        pipeline=HistoPipe(histopipe, two_tier, ranking_groups, max_workers, alternation, migration, alpha, least_beta),
+        schedule="one step off, each worker on its own",
+        dispatch=DISPATCHES["least_requests"],
+        rollout_share=rollout_share,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        host_buffer=True,
+        paper="RhymeRL, arXiv 2508.18588",
+        off_policyness=1,
+    )
+
+
 RECIPES: dict[str, Callable[..., System]] = {
-    recipe.__name__: recipe for recipe in (verl_colocated, verl_2x, split, one_step_off, asyncflow, distflow, areal)
+    recipe.__name__: recipe
+    for recipe in (verl_colocated, verl_2x, split, one_step_off, asyncflow, distflow, areal, rhymerl)
 }
 
 

@@ -15,7 +15,7 @@ from simrl.engine import Limits
 from simrl.hardware import model_shape
 from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
-from simrl.profile import ProfileMetadata, TableProfile
+from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile
 from simrl.simulate import simulate_prepared
 from simrl.systems import RECIPES
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
@@ -433,6 +433,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_cause(system):
         rewarder=SimulatedRewarder(env, 0.1, workload.responses),
         recorder=record,
         workload=workload,
+        times=RolloutTimes(ready.profile, 1, 1),
         steps=2,
     )
     with pytest.raises(ConnectionError, match="engine 3 died"):

@@ -126,6 +126,7 @@ class Dispatcher:
         self._jobs: dict[int, _Job] = {}
         self._at: list[dict[int, _Job]] = [{} for _ in workers]
         self._stranded: list[list[_Job]] = [[] for _ in workers]  # waiting for just this worker
+        self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
         self._too_new: list[_Job] = []  # waiting for a worker with the weights they need
         self._unfinished = np.zeros(len(workers), dtype=np.int64)
         self._active = np.ones(len(workers), dtype=bool)
@@ -180,6 +181,13 @@ class Dispatcher:
     def held(self) -> list[list[Sample]]:
         """The unfinished samples at each worker, in the order they came there."""
         return [[job.sample for job in jobs.values()] for jobs in self._at]
+
+    def empty(self, worker: int) -> simpy.Event:
+        """Fires when no sample is at the worker; at once if there is none."""
+        event = self._env.event()
+        self._until_empty[worker].append(event)
+        self._tell_if_empty(worker)
+        return event
 
     @property
     def active(self) -> list[int]:
@@ -278,6 +286,13 @@ class Dispatcher:
         else:
             self._hand_back(job, rollout)
         self._feed()
+        self._tell_if_empty(worker)
+
+    def _tell_if_empty(self, worker: int) -> None:
+        if not self._at[worker]:
+            told, self._until_empty[worker] = self._until_empty[worker], []
+            for event in told:
+                event.succeed()
 
     def _go_on(self, job: _Job, left: int) -> None:
         """A job whose stay ended before its time: to where it was sent, back when its worker is, or in the queue."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import simpy
 
 from simrl.dispatch import Dispatcher
+from simrl.profile import RolloutTimes
 from simrl.result import Recorder
 from simrl.trainer import Rewarder, Trainer
 from simrl.worker import RolloutWorker
@@ -18,7 +19,8 @@ from simrl.workload import Workload
 
 @dataclass(frozen=True)
 class Stage:
-    """Everything a pipeline moves: the clock, the actors, the workload (endless) and how many updates to make."""
+    """Everything a pipeline moves: the clock, the actors, the workload (endless) and how many updates to make. `times` is what
+    was profiled before the run: how long a worker takes for responses of a length."""
 
     env: simpy.Environment
     workers: list[RolloutWorker]
@@ -27,6 +29,7 @@ class Stage:
     rewarder: Rewarder
     recorder: Recorder
     workload: Workload
+    times: RolloutTimes
     steps: int
 
 

@@ -48,7 +48,7 @@ commands = st.lists(
     st.tuples(
         st.floats(0, 0.6),  # seconds since the command before
         st.one_of(
-            st.lists(requests, min_size=1, max_size=5).map(lambda r: ("submit", r)),
+            st.lists(st.tuples(requests, st.integers(0, 40)), min_size=1, max_size=5).map(lambda r: ("submit", r)),
             st.integers(0, 30).map(lambda i: ("abort", i)),
             st.sampled_from([0.0, 0.02, 0.3]).map(lambda s: ("load", s)),
             st.booleans().map(lambda on: ("admit", on)),
@@ -102,9 +102,13 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
         reference.settle(clock)
         note(taken)
         if what == "submit":
-            for request in argument:
-                slots[len(requests)] = engine.submit(*request)
+            for request, turn in argument:
+                i = len(requests)
+                slots[i] = engine.submit(*request)
                 requests.append(reference.submit(*request))
+                if turn:
+                    engine.stop_at(slots[i], request[2] + turn, PAUSE)
+                    reference.stop_at(requests[i], request[2] + turn, PAUSE)
         elif what == "abort" and slots:
             i = sorted(slots)[argument % len(slots)]
             assert engine.abort(slots.pop(i)) == requests[i].generated

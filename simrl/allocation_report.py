@@ -1,7 +1,7 @@
 """RhymeRL's two-tier allocation of one step of a trace, as data, as text and as a picture.
 
-Invariant: every time here is predicted by `tau` from the profile and the history's mean lengths; nothing is simulated, and each
-form says which epoch the history is.
+Invariant: every time here is predicted by `RolloutTimes` from the profile and the history's mean lengths; nothing is
+simulated, and each form says which epoch the history is.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from simrl.dispatch.allocation import (
     ranking_groups,
     shortest_two_steps,
     step_s,
-    tau_table,
     two_step_sums,
     two_tier,
 )
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.palette import BLUE, FAINT, INK, ORANGE, PAPER, SKY, VERMILLION
-from simrl.profile import TableProfile
+from simrl.profile import RolloutTimes, TableProfile
 from simrl.trace import Trace
 
 PLAN_NAMES = {"equal": "equal", "two_tier": "two-tier", "exact": "exact gradient", "optimum": "optimum"}
@@ -82,7 +81,10 @@ def allocate_step(
     most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
     lengths = [group.representative_tokens for group in ranked]
     prompt_tokens = round(float(trace.column("prompt_tokens")[known].mean()))
-    seconds = tau_table(profile, lengths, samples, most, accept_length, max_num_seqs, prompt_tokens)
+    batch, longest = min(max(samples), max_num_seqs), round(max(lengths))
+    profile.require_covers(batch, batch, prompt_tokens + longest)
+    times = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens, accept_length)
+    seconds = times.table(lengths, samples, most)
     if max_workers is None:
         most = best_max_workers(seconds, workers, train_s, min_workers, precision_s)
     table = seconds[:, :most]

@@ -217,35 +217,47 @@ def tau(
 
 
 class RolloutTimes:
-    """τ of many lengths: what `tau` adds up for a batch is kept, so that a length costs a look-up. Plain decoding from
-    `prompt_tokens` on; more than `max_num_seqs` equal responses run one full batch after another, as they end together."""
+    """τ of many lengths: what `tau` adds up for a batch is kept, so that a length costs a look-up.
 
-    def __init__(self, profile: TableProfile, max_num_seqs: int, longest_tokens: int, prompt_tokens: int = 0) -> None:
+    A pass yields `accept_length` tokens of each response; prompts have `prompt_tokens`. More than `max_num_seqs` equal
+    responses at a worker run one full batch after another: they end together. Lengths beyond `longest_tokens` count as that.
+    """
+
+    def __init__(
+        self,
+        profile: TableProfile,
+        longest_tokens: int,
+        max_num_seqs: int | None = None,
+        prompt_tokens: int = 0,
+        accept_length: float = 1.0,
+    ) -> None:
         self._profile = profile
+        self._positions = np.arange(0.0, max(longest_tokens, 1), accept_length)
         self._max_num_seqs = max_num_seqs
-        self._longest_tokens = longest_tokens
         self._prompt_tokens = prompt_tokens
         self._sums: dict[int, Floats] = {}
 
-    def batch_s(self, length_tokens: int, batch: int) -> float:
-        """Seconds in which one worker generates so many responses of a length at once."""
+    def batch_s(self, length_tokens: float, batch: int) -> float:
+        """Seconds in which one worker generates so many responses of a length (rounded) at once."""
         if batch not in self._sums:
             t = self._profile.tables
             row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(batch), kv)) for kv in t.decode_kv_tokens])
-            kv_tokens = self._prompt_tokens + np.arange(self._longest_tokens) + 1.0
+            attention = np.interp(self._prompt_tokens + self._positions + 1, t.decode_kv_tokens, row)
             fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)
-            self._sums[batch] = np.cumsum(np.interp(kv_tokens, t.decode_kv_tokens, row) + fixed + t.between_passes_s)
-        return float(self._sums[batch][min(max(length_tokens, 1), self._longest_tokens) - 1])
+            self._sums[batch] = np.cumsum(attention + fixed + t.between_passes_s)
+        passes = int(np.searchsorted(self._positions, max(round(length_tokens), 1)))
+        return float(self._sums[batch][passes - 1])
 
     def table(self, lengths_tokens: Sequence[float], samples: Sequence[int], max_workers: int) -> Floats:
-        """Seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses of `lengths_tokens[i]`, rounded; the
-        slowest holds ceil(samples / k). Shape (lengths, max_workers)."""
-        table = np.empty((len(lengths_tokens), max_workers))
+        """Seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses of `lengths_tokens[i]`; the fullest
+        holds ceil(samples / k) of them. Shape (lengths, max_workers)."""
+        table = np.zeros((len(lengths_tokens), max_workers))
         for i, (tokens, held) in enumerate(zip(lengths_tokens, samples, strict=True)):
             for k in range(1, max_workers + 1):
-                full, rest = divmod(-(-held // k), self._max_num_seqs)
-                table[i, k - 1] = full * self.batch_s(round(tokens), self._max_num_seqs) if full else 0.0
-                table[i, k - 1] += self.batch_s(round(tokens), rest) if rest else 0.0
+                fullest = -(-held // k)
+                most = self._max_num_seqs or fullest
+                for batch, times in ((most, fullest // most), (fullest % most, 1)):
+                    table[i, k - 1] += times * self.batch_s(tokens, batch) if batch and times else 0.0
         return table
 
 

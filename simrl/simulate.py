@@ -186,7 +186,7 @@ def _rollout_times(prepared: Prepared) -> RolloutTimes:
     """What a profiling run before the training would know."""
     prompt_tokens = round(float(prepared.trace.column("prompt_tokens").mean()))
     longest = min(prepared.trace.metadata.cap_tokens, int(prepared.trace.column("response_tokens").max()))
-    return RolloutTimes(prepared.profile, prepared.limits.max_num_seqs, longest, prompt_tokens)
+    return RolloutTimes(prepared.profile, longest, prepared.limits.max_num_seqs, prompt_tokens)
 
 
 def compile_engine() -> None:

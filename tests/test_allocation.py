@@ -23,13 +23,12 @@ from simrl.dispatch.allocation import (
     reversed_fill,
     shortest_two_steps,
     step_s,
-    tau_table,
     two_step_sums,
     two_tier,
     with_leftover,
 )
 from simrl.errors import InputError
-from simrl.profile import read_profile, tau
+from simrl.profile import RolloutTimes, read_profile, tau
 from simrl.synthesis import LengthModel, synthesise
 from simrl.trace import Trace, TraceMetadata, write_trace
 
@@ -84,15 +83,16 @@ def test_ranking_groups_part_the_prompts_and_their_medians_never_fall(rows, data
 
 def test_the_table_of_times_is_tau_with_the_group_split_over_its_workers():
     profile = read_profile(PROFILE)
-    table = tau_table(profile, [100.4, 900.0], [10, 7], 3, accept_length=2.0, prompt_tokens=50)
+    times = RolloutTimes(profile, 900, prompt_tokens=50, accept_length=2.0)
+    table = times.table([100.4, 900.0], [10, 7], 3)
     for i, (tokens, samples) in enumerate([(100, 10), (900, 7)]):
         for k in (1, 2, 3):
-            assert table[i, k - 1] == tau(profile, tokens, k, 2.0, samples, 50)
+            assert table[i, k - 1] == pytest.approx(tau(profile, tokens, k, 2.0, samples, 50))
 
 
 def test_more_responses_than_a_worker_decodes_at_a_time_run_in_turn():
     profile = read_profile(PROFILE)
-    ((seconds, half),) = tau_table(profile, [300.0], [10], 2, max_num_seqs=4)
+    ((seconds, half),) = RolloutTimes(profile, 300, max_num_seqs=4).table([300.0], [10], 2)
     assert seconds == pytest.approx(2 * tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=2))
     assert half == pytest.approx(tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=1))
 

@@ -3,10 +3,11 @@
 Invariant: plain functions of their arguments; every allocation gives each ranking group at least `min_workers`, none more
 than the table of times has columns, and hands out all workers. Groups are numbered from 0, the shortest, as in the paper.
 
-Tier 1 cuts the prompts, ranked by their last epoch's lengths, into N groups (`ranking_groups`). Tier 2 gives the long groups
-more workers than the short ones, so that group i ends at about t0 + i·d and two successive steps, one ascending and one
-descending, complement each other. `seconds[i, k - 1]` is τ(len_i, k) everywhere: what group i takes with k workers
-(`tau_table`); MAX_WKS is the number of its columns, or what the others' `min_workers` leave, if that is fewer.
+Tier 1 cuts the prompts, ranked by their last epoch's lengths, into N groups (`ranking_groups`). Tier 2 gives the long
+groups more workers than the short ones, so that group i ends at about t0 + i·d and two successive steps, one ascending and
+one descending, complement each other. `seconds[i, k - 1]` is τ(len_i, k) everywhere: what group i takes with k workers
+(`simrl.profile.RolloutTimes.table`); MAX_WKS is the number of its columns, or what the others' `min_workers` leave, if that
+is fewer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simrl.errors import InputError
-from simrl.profile import TableProfile, tau
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -84,37 +84,6 @@ def ranking_groups(prompt_ids: ArrayLike, response_tokens: ArrayLike, groups: in
     return tuple(
         RankingGroup(tuple(part.tolist()), float(tokens[np.isin(prompts, part)].mean()))
         for part in np.array_split(ranked, groups)
-    )
-
-
-def tau_table(
-    profile: TableProfile,
-    representative_tokens: Sequence[float],
-    samples: Sequence[int],
-    max_workers: int,
-    accept_length: float = 1.0,
-    max_num_seqs: int | None = None,
-    prompt_tokens: int = 0,
-) -> Floats:
-    """τ(len_i, k) in seconds for each group and k = 1 … `max_workers`, (groups, max_workers), by `simrl.profile.tau`.
-
-    Group i is `samples[i]` responses of `representative_tokens[i]` (rounded), on the fullest of k workers
-    ceil(samples / k) of them. Where that is more than `max_num_seqs`, they run one full batch after another: they end
-    together, being equally long.
-    """
-
-    def worker_s(tokens: int, held: int) -> float:
-        full, rest = divmod(held, max_num_seqs or held)
-        batches = [(full, max_num_seqs or held), (min(rest, 1), rest)]
-        return sum(
-            times * tau(profile, tokens, 1, accept_length, batch, prompt_tokens) for times, batch in batches if times
-        )
-
-    return np.array(
-        [
-            [worker_s(max(round(tokens), 1), -(-held // k)) for k in range(1, max_workers + 1)]
-            for tokens, held in zip(representative_tokens, samples, strict=True)
-        ]
     )
 
 

@@ -6,9 +6,10 @@ an inter-step migration carries into the next step, which are marked (`Rollout.c
 workers: what makes them wait for one another is only that version k - 1 needs all of step k - 2.
 
 From the second epoch on, a step's prompts are ranked by the median length of their responses in their last epoch, cut into
-ranking groups, and given to the workers in ascending order in one step and in descending order in the next (ascending where the
-step, counted from 0, is even), so that short and long parts complement each other. With two tiers, long groups get more workers (`simrl.dispatch.allocation`). A response that
-is far longer than its ranking group ever was moves to a worker with more time left, or into the next step.
+ranking groups, and given to the workers in ascending order in one step and in descending order in the next (ascending where
+the step, counted from 0, is even), so that short and long parts complement each other. With two tiers, long groups get more
+workers (`simrl.dispatch.allocation`). A response that is far longer than its ranking group ever was moves to a worker with
+more time left, or into the next step.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, validate_call
 
 from simrl.dispatch import DISPATCHES, Dispatch
+from simrl.dispatch.least_requests import least_requests
 from simrl.errors import InputError
 from simrl.pipelines import Pipeline
 from simrl.pipelines.areal import Areal
@@ -272,11 +273,13 @@ def rhymerl(
     Tokens carried into the next step are up to 2 versions old, counted apart and not in the bound.
     Not modelled: history workers' CPU time; the time in which weights travel to the host buffers beyond the phase `publish`.
     """
+    ranks = "ranking groups on workers in two tiers" if two_tier else "ranking groups on workers"
+    ranks = (ranks if histopipe else "contiguous parts") + (", outliers migrate" if histopipe and migration else "")
     return System(
         name="rhymerl",
         pipeline=HistoPipe(histopipe, two_tier, ranking_groups, max_workers, alternation, migration, alpha, least_beta),
         schedule="one step off, each worker on its own",
-        dispatch=DISPATCHES["least_requests"],
+        dispatch=Dispatch(ranks, least_requests),
         rollout_share=rollout_share,
         minibatches=minibatches,
         log_probs=log_probs,

@@ -23,9 +23,9 @@ LAYERS = (
     "metrics timeline trace_report allocation_report table",
     "plots perfetto",
     "compare",
-    "cli cli_trace cli_profile cli_allocate",
+    "cli cli_trace cli_profile cli_allocate cli_systems",
 )
-TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate"}}  # the command line in four files
+TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_systems"}}  # the command line in five files
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}

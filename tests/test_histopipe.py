@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from helpers import ROOMY, on_gpus, one_second_a_pass, prepared, rows, trace, watch
+from helpers import ROOMY, on_gpus, one_second_a_pass, prepared, rows, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,0 +1,133 @@
+"""`simrl systems`: which systems can be compared, and what exactly each of them does here."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+from typing import Annotated, Any
+
+import typer
+
+from simrl.errors import InputError
+
+app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode="rich",
+    help="The systems that can be compared: a line each; `show NAME` for one.",
+    epilog="Examples:  simrl systems   |   simrl systems show areal   |   simrl systems show rhymerl --json",
+)
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="print JSON on stdout; its keys are stable: name, pipeline, dispatch, speculation, paper, parameters",
+    ),
+]
+
+
+@app.callback()
+def systems(context: typer.Context, as_json: AsJson = False) -> None:
+    """The systems that can be compared: a line each; `show NAME` for one."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from simrl.systems import RECIPES
+
+    found = [describe(name) for name in RECIPES]
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    table = Table("system", "what it does", "off-policyness", "paper", box=None, pad_edge=False, header_style="bold")
+    for system in found:
+        bound = system["off_policyness"]
+        table.add_row(
+            system["name"], system["summary"], "not bounded" if bound is None else f"≤ {bound}", system["paper"]
+        )
+    console.print(table)
+    console.print("\nsimrl systems show NAME prints the rule, the parameters, and what is not modelled.", markup=False)
+
+
+@app.command(epilog="Example:  simrl systems show areal")
+def show(
+    name: Annotated[str, typer.Argument(help="a system, as `simrl systems` lists it")], as_json: AsJson = False
+) -> None:
+    """One system: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
+    from simrl.systems import RECIPES
+
+    if name not in RECIPES:
+        raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
+    system = describe(name)
+    if as_json:
+        print(json.dumps(system, indent=1, ensure_ascii=False))
+        return
+    print(f"{name}: {system['summary']}\n")
+    for heading, text in (("Modelled", system["modelled"]), ("Not modelled", system["not_modelled"])):
+        print(textwrap.fill(f"{heading}: {text}", 100), end="\n\n")
+    bound = system["off_policyness"]
+    print(f"pipeline        {system['pipeline']}")
+    print(f"dispatch        {system['dispatch']}")
+    print(f"speculation     {system['speculation']}")
+    print(f"off-policyness  {'not bounded by the rule' if bound is None else f'at most {bound} with the defaults'}")
+    print(f"paper           {system['paper']}\n")
+    print("parameter, default, what it takes:")
+    width = max(map(len, system["parameters"]))
+    for key, parameter in system["parameters"].items():
+        print(f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}")
+    example = next(iter(system["parameters"].items()))
+    print(f"\nIn a scenario:  systems: [{{name: {name}, {example[0]}: {json.dumps(example[1]['default'])}}}]")
+
+
+def describe(name: str) -> dict[str, Any]:
+    """A recipe with its defaults as plain data; its docstring is a line, the rule, and what is not modelled."""
+    from simrl.systems import RECIPES
+
+    recipe = RECIPES[name]
+    system = recipe()
+    summary, _, rest = inspect.cleandoc(recipe.__doc__ or "").partition("\n")
+    modelled, found, not_modelled = rest.partition("Not modelled:")
+    assert found, f"the docstring of {name} does not say what is not modelled"
+    schema = recipe_schema(name)
+    return {
+        "name": name,
+        "summary": summary,
+        "pipeline": system.schedule,
+        "dispatch": system.dispatch.name,
+        "speculation": system.speculation,
+        "paper": system.paper,
+        "off_policyness": system.off_policyness,
+        "modelled": " ".join(modelled.split()),
+        "not_modelled": " ".join(not_modelled.split()),
+        "parameters": {
+            key: {"default": parameter.default, "takes": _takes(schema["properties"][key])}
+            for key, parameter in inspect.signature(recipe).parameters.items()
+        },
+    }
+
+
+def recipe_schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a recipe's parameters."""
+    from pydantic import TypeAdapter
+
+    from simrl.systems import RECIPES
+
+    return TypeAdapter(inspect.unwrap(RECIPES[name])).json_schema()
+
+
+def _takes(schema: dict[str, Any]) -> str:
+    """The values that a parameter takes, in words."""
+    if "anyOf" in schema:
+        return " or ".join(_takes(one) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " | ".join(schema.get("enum", [schema.get("const")]))
+    kind = {"integer": "whole number", "number": "number", "boolean": "true | false", "null": "null"}.get(
+        schema.get("type", ""), schema.get("type", "value")
+    )
+    bounds = [("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")]
+    said = ", ".join(f"{sign} {schema[key]:g}" for key, sign in bounds if key in schema)
+    return f"{kind} {said}".strip()

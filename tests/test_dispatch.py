@@ -5,14 +5,15 @@ from collections import Counter
 import numpy as np
 import pytest
 import simpy
-from helpers import a_worker, recorder, rollout, sample
-from hypothesis import given
+from helpers import ROOMY, a_worker, recorder, rollout, sample
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simrl.dispatch import DISPATCHES, Dispatcher
+from simrl.dispatch import DISPATCHES, Dispatch, Dispatcher
 from simrl.dispatch.even_split import even_split
 from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.round_robin import round_robin
+from simrl.engine import Limits
 from simrl.events import gather
 from simrl.history import LengthHistory
 
@@ -122,3 +123,243 @@ def test_a_response_that_was_aborted_at_its_worker_is_handed_on_as_unfinished():
     stopped = env.run(end)
     assert (stopped.done, stopped.tokens) == (False, 3)
     assert stopped == rollout(0, {0: 3}, done=False)._replace(sample=stopped.sample, first_token_s=1.0)
+
+
+# Moves, withdrawals, losses.
+
+
+def dispatch(**parameters):
+    return Dispatch("a test", least_requests, **parameters)
+
+
+def test_what_was_withdrawn_does_not_move():
+    env = simpy.Environment()
+    dispatcher = Dispatcher(env, workers(env), dispatch(), recorder())
+    [end] = dispatcher.submit([sample(0, response_tokens=50)])
+    env.run(until=2.5)
+    dispatcher.withdraw([sample(0, response_tokens=50)])
+    dispatcher.move(sample(0, response_tokens=50), 1)
+    assert (env.run(end).done, env.now) == (False, 3.0)
+
+
+def test_a_sample_that_ends_at_the_instant_it_is_withdrawn_is_done():
+    env = simpy.Environment()
+    dispatcher = Dispatcher(env, workers(env), dispatch(), recorder())
+    pair = [sample(0, response_tokens=5), sample(1, response_tokens=5)]
+    first, _ = dispatcher.submit(pair)
+    taken = []
+    first.callbacks.append(lambda _: taken.append(dispatcher.withdraw(pair[1:])))
+    env.run()
+    assert [rollout.done for rollout in taken[0].value] == [True]
+
+
+def test_a_sample_that_waits_goes_where_it_is_moved_when_that_worker_has_room():
+    env = simpy.Environment()
+    dispatcher = Dispatcher(env, workers(env), dispatch(per_worker=1), recorder())
+    batch = [sample(0, response_tokens=9), sample(1, response_tokens=20), sample(2, response_tokens=5)]
+    ends = dispatcher.submit(batch)
+    dispatcher.move(batch[2], 1)
+    rollouts = env.run(gather(env, ends))
+    assert [(rollout.segments[0].worker, rollout.finished_s) for rollout in rollouts] == [(0, 9), (1, 20), (1, 25)]
+
+
+def test_only_who_lost_its_worker_waits_for_it():
+    env = simpy.Environment()
+    fleet = workers(env)
+    dispatcher = Dispatcher(env, fleet, dispatch(on_loss="wait"), recorder())
+    ends = dispatcher.submit([sample(0, response_tokens=10), sample(1, response_tokens=20)])
+    env.run(until=2.5)
+    dispatcher.retire(0)  # the first goes on at the other worker
+    assert [s.worker for s in env.run(ends[0]).segments] == [0, 1]
+    dispatcher.retire(1, lost=True)
+    fleet[1].fail()
+    env.run(until=50.5)
+    dispatcher.activate(0)
+    env.run(until=100.5)
+    assert [rollout.tokens for rollout in dispatcher.waiting()] == [12]  # it ended with the pass that ran
+    dispatcher.activate(1)
+    fleet[1].restore()
+    assert env.run(ends[1]).segments[-1].worker == 1
+
+
+def test_what_was_withdrawn_while_it_waited_for_its_worker_is_not_started_when_the_worker_is_back():
+    env = simpy.Environment()
+    [worker] = workers(env, 1)
+    dispatcher = Dispatcher(env, [worker], dispatch(on_loss="wait"), recorder())
+    dispatcher.submit([sample(0, response_tokens=10)])
+    env.run(until=2.5)
+    dispatcher.retire(0, lost=True)
+    worker.fail()
+    env.run(until=5.5)
+    dispatcher.withdraw([sample(0, response_tokens=10)])
+    worker.restore()
+    dispatcher.activate(0)
+    env.run(until=50.0)
+    assert dispatcher.held() == [[]]
+
+
+def test_who_needs_new_weights_waits_for_room_where_they_are():
+    env = simpy.Environment()
+    fleet = workers(env)
+    dispatcher = Dispatcher(env, fleet, dispatch(per_worker=1), recorder())
+    fleet[1].load_weights(1)
+    env.run(until=10.5)
+    dispatcher.submit([sample(0, response_tokens=5)], to=[1])
+    [end] = dispatcher.submit([sample(1, response_tokens=5)], min_version=1)
+    assert env.run(end).segments[0].worker == 1
+    assert env.now == 10.5 + 5 + 5
+
+
+def test_a_pooled_cache_is_fetched_unless_its_worker_was_lost_or_the_weights_are_others():
+    env, at = simpy.Environment(), {}
+    fleet = [Watched(worker, at, 10) for worker in workers(env)]
+    dispatcher = Dispatcher(env, fleet, dispatch(chunk_tokens=4, kv_pool=True), recorder())
+    env.run(gather(env, dispatcher.submit([sample(0, response_tokens=10)])))
+    assert fleet[0].cached == [False, True, True]
+    [end] = dispatcher.submit([sample(1, response_tokens=10)])
+    env.run(until=env.now + 1.5)
+    dispatcher.retire(0, lost=True)
+    fleet[0].fail()
+    env.run(end)
+    assert fleet[1].cached[:2] == [False, True]
+    [end] = dispatcher.submit([sample(2, response_tokens=6)])
+    env.run(until=env.now + 3.5)
+    dispatcher.retire(1)
+    env.run(until=env.now + 1.0)
+    env.run(fleet[1].load_weights(1))
+    dispatcher.activate(1)
+    assert [s.policy_version for s in env.run(end).segments] == [0, 1]
+    assert fleet[1].cached[-2:] == [False, False]
+
+
+def test_a_sample_is_not_submitted_twice_at_once():
+    env = simpy.Environment()
+    dispatcher = Dispatcher(env, workers(env), dispatch(), recorder())
+    dispatcher.submit([sample(0)])
+    with pytest.raises(ValueError, match="sample 0 is submitted although it has not come back"):
+        dispatcher.submit([sample(0)])
+
+
+# What holds whatever is asked of it.
+
+
+class Watched:
+    """A worker, and what the dispatcher has it do: nobody is at two workers, no worker has more than it may."""
+
+    def __init__(self, worker, at, most):
+        self.worker, self.at, self.most = worker, at, most
+        self.lost = False
+        self.cached = []
+
+    def __getattr__(self, name):
+        return getattr(self.worker, name)
+
+    def submit(self, sample, partial=None, max_tokens=None, cached=False):
+        assert not self.lost
+        assert sample.uid not in self.at
+        assert partial is None or not partial.done
+        self.at[sample.uid] = self
+        assert sum(worker is self for worker in self.at.values()) <= self.most
+        self.cached.append(cached)
+        stay = self.worker.submit(sample, partial, max_tokens, cached)
+        stay.callbacks.append(lambda _: self.at.pop(sample.uid))
+        return stay
+
+
+RULES = st.builds(
+    Dispatch,
+    st.just("a test"),
+    st.sampled_from([rule.place for rule in DISPATCHES.values()]),
+    st.sampled_from([rule.queue for rule in DISPATCHES.values()]),
+    st.sampled_from([None, 1, 2, 5]),
+    st.sampled_from([None, 3, 8]),
+    st.booleans(),
+    st.sampled_from(["elsewhere", "wait"]),
+)
+TIGHT = Limits(max_num_seqs=2, max_num_batched_tokens=16, block_size=4, kv_blocks=30)
+
+
+@settings(max_examples=300)
+@given(st.data(), RULES, st.integers(1, 3), st.sampled_from([ROOMY, TIGHT]))
+def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it_on_the_way(data, rule, count, limits):
+    env, at = simpy.Environment(), {}
+    record = recorder(*(f"rollout-{i:03d}" for i in range(count)))
+    fleet = [Watched(a_worker(env, i, limits, 2.0, record), at, rule.per_worker or 10**9) for i in range(count)]
+    dispatcher = Dispatcher(env, fleet, rule, record)
+    out, back, length = {}, {}, {}  # who was submitted and has not come back; who has, unfinished; the lengths
+
+    def submit(samples, **more):
+        for one, end in zip(samples, dispatcher.submit(samples, **more), strict=True):
+            assert one.uid not in out
+            out[one.uid] = one
+            end.callbacks.append(came_back)
+
+    def came_back(end):
+        uid = end.value.sample.uid
+        del out[uid]
+        assert end.value.done == (end.value.tokens == length[uid])
+        back[uid] = end.value
+
+    def new(n):
+        made = []
+        for _ in range(n):
+            uid = len(length)
+            length[uid] = data.draw(st.integers(1, 20))
+            one = sample(uid, response_tokens=length[uid])
+            made.append(one._replace(prompt_id=data.draw(st.integers(0, 3)), epoch=uid // 7))
+        return made
+
+    for _ in range(data.draw(st.integers(1, 12))):
+        what = data.draw(
+            st.sampled_from(["submit", "to", "cut", "again", "withdraw", "move", "retire", "lose", "activate", "load"])
+        )
+        worker = data.draw(st.integers(0, count - 1))
+        some = [one for one in out.values() if data.draw(st.booleans())] if what in ("withdraw", "move") else []
+        if what == "submit":
+            submit(new(data.draw(st.integers(1, 6))))
+        elif what == "to":
+            submit(new(2), to=[worker, worker])
+        elif what == "cut":
+            submit(new(2), max_tokens=data.draw(st.integers(1, 10)))
+        elif what == "again":
+            unfinished = [rollout for rollout in back.values() if not rollout.done]
+            for rollout in unfinished:
+                del back[rollout.sample.uid]
+            submit([rollout.sample for rollout in unfinished], partials=unfinished)
+        elif what == "withdraw":
+            dispatcher.withdraw(some)
+        elif what == "move":
+            for one in some:
+                dispatcher.move(one, data.draw(st.one_of(st.none(), st.integers(0, count - 1))))
+        elif what == "retire":
+            dispatcher.retire(worker)
+        elif what == "lose" and not fleet[worker].lost:
+            dispatcher.retire(worker, lost=True)
+            fleet[worker].lost = True
+            fleet[worker].fail()
+        elif what == "activate":
+            fleet[worker].lost = False
+            fleet[worker].restore()
+            dispatcher.activate(worker)
+        elif what == "load":
+            fleet[worker].load_weights(fleet[worker].policy_version + 1)
+        env.run(until=env.now + data.draw(st.sampled_from([0.25, 1.0, 1.5, 4.0])))
+        held = [one.uid for samples in dispatcher.held() for one in samples]
+        assert sorted(held) == sorted(at)
+        assert sorted(held + [rollout.sample.uid for rollout in dispatcher.waiting()]) == sorted(out)
+    for i, worker in enumerate(fleet):
+        worker.lost = False
+        worker.restore()
+        dispatcher.activate(i)
+    env.run(until=env.now + 10_000)
+    unfinished = [rollout for rollout in back.values() if not rollout.done]
+    submit([rollout.sample for rollout in unfinished], partials=unfinished)
+    env.run(until=env.now + 10_000)
+    assert not out
+    assert not at
+    assert {uid: rollout.tokens for uid, rollout in back.items()} == length
+    assert all(rollout.done for rollout in back.values())
+    assert not len(dispatcher._queue) and not dispatcher._taken_out and not dispatcher.waiting()
+    if rule.chunk_tokens is not None:
+        stays = [segment.tokens for rollout in back.values() for segment in rollout.segments]
+        assert max(stays, default=0) <= rule.chunk_tokens

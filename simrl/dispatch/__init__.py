@@ -27,6 +27,8 @@ from simrl.rollout import Rollout
 from simrl.trace import Sample
 from simrl.worker import RolloutWorker
 
+_NO_LIMIT = 1 << 40  # samples at a worker
+
 # (samples placed together, unfinished samples a worker, samples placed before, lengths) -> a worker for each sample
 Placement = Callable[[Sequence[Sample], NDArray[np.int64], int, LengthHistory], Sequence[int]]
 
@@ -37,6 +39,10 @@ class Queue(Protocol):
     def push(self, sample: Sample, partial: Rollout | None) -> None: ...
 
     def pop(self) -> Sample: ...
+
+    def observe(self, rollout: Rollout) -> None:
+        """A response is finished; `history` has it already."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -53,6 +59,9 @@ class Fifo:
     def pop(self) -> Sample:
         return self._samples.popleft()
 
+    def observe(self, rollout: Rollout) -> None:
+        pass
+
     def __len__(self) -> int:
         return len(self._samples)
 
@@ -61,9 +70,10 @@ class Fifo:
 class Dispatch:
     """A rule of dispatch. Without `per_worker`, nothing waits in the queue while a worker is there.
 
-    `per_worker` samples at most are at a worker at once. A stay ends after `chunk_tokens`, and the sample queues up anew; with
-    `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the transfer. A sample whose worker is
-    lost goes on "elsewhere", its tokens prefilled anew, or has to "wait" for its worker.
+    `per_worker` samples at most are at a worker at once, whoever sent them there. A stay ends after `chunk_tokens`, and the
+    sample queues up anew; with `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the transfer,
+    unless its worker was lost or the weights are others by then. A sample whose worker is lost goes on "elsewhere", its tokens
+    prefilled anew, or has to "wait" for its worker.
     """
 
     name: str
@@ -86,10 +96,14 @@ DISPATCHES: dict[str, Dispatch] = {
 
 
 class _Job:
-    """A sample that was submitted and has not come back: where it is, and what is to become of it when its stay ends."""
+    """A sample that was submitted and has not come back: where it is, and what is to become of it when its stay ends.
+
+    It is at a worker, in the queue, or on a shelf (`waits_in`); a move or a withdrawal takes effect when its stay has ended.
+    """
 
     __slots__ = (
-        "destination", "done", "fate", "max_tokens", "min_version", "partial", "sample", "stay_tokens", "worker",
+        "destination", "done", "fate", "max_tokens", "min_version", "partial", "pooled", "queued", "sample", "stay_tokens",
+        "waits_in", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -101,9 +115,12 @@ class _Job:
         self.max_tokens = max_tokens
         self.min_version = min_version
         self.worker: int | None = None
-        self.fate: Literal["run", "move", "withdraw"] = "run"
+        self.queued = False
+        self.waits_in: dict[int, _Job] | None = None
+        self.fate: Literal["run", "move", "lost", "withdraw"] = "run"
         self.destination: int | None = None
         self.stay_tokens: int | None = None
+        self.pooled = False  # the KV cache of `partial` is in the pool
 
 
 class Dispatcher:
@@ -121,15 +138,18 @@ class Dispatcher:
         self._env = env
         self._workers = list(workers)
         self._rule = rule
+        self._most = _NO_LIMIT if rule.per_worker is None else rule.per_worker
         self._recorder = recorder
         self._queue = rule.queue(self.history)
+        self._taken_out: dict[int, int] = {}  # entries of the queue that are void, by uid
         self._jobs: dict[int, _Job] = {}
         self._at: list[dict[int, _Job]] = [{} for _ in workers]
-        self._stranded: list[list[_Job]] = [[] for _ in workers]  # waiting for just this worker
+        self._for_worker: list[dict[int, _Job]] = [{} for _ in workers]  # waiting for just this worker
         self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
-        self._too_new: list[_Job] = []  # waiting for a worker with the weights they need
+        self._too_new: dict[int, _Job] = {}  # waiting for room at a worker with the weights they need
         self._unfinished = np.zeros(len(workers), dtype=np.int64)
         self._active = np.ones(len(workers), dtype=bool)
+        self._lost = np.zeros(len(workers), dtype=bool)
         self._placed = 0
 
     def submit(
@@ -144,17 +164,23 @@ class Dispatcher:
         `max_tokens` or was withdrawn.
 
         `partials` are what earlier stays left. `to` names the worker of each sample in place of the rule; who has to move
-        later, goes only to a worker with weights of `min_version` or newer.
+        later, goes only to a worker with weights of `min_version` or newer. A sample must have come back before it is
+        submitted again.
         """
         events = []
         for i, sample in enumerate(samples):
+            if sample.uid in self._jobs:
+                raise ValueError(f"sample {sample.uid} is submitted although it has not come back")
             job = _Job(sample, self._env.event(), partials[i] if partials else None, max_tokens, min_version)
             self._jobs[sample.uid] = job
+            on_fire(job.done, self._came_back)
             events.append(job.done)
-            if to is not None and self._active[to[i]]:
-                self._start(job, to[i])
+            if job.partial is not None and max_tokens is not None and job.partial.tokens >= max_tokens:
+                self._hand_back(job, job.partial)
+            elif to is not None and self._active[to[i]]:
+                self._send(job, to[i])
             else:
-                self._queue.push(sample, job.partial)
+                self._enqueue(job)
         self._feed()
         return events
 
@@ -162,20 +188,32 @@ class Dispatcher:
         """Takes unfinished samples back: their events fire with what there is. Fires with those rollouts, in order; a sample
         that had ended meanwhile is done."""
         jobs = [self._jobs[sample.uid] for sample in samples]
-        ends = [job.done for job in jobs]
         for job in jobs:
+            if job.done.triggered:
+                continue  # its event fires at this very instant
             job.fate = "withdraw"
             if job.worker is not None:
                 self._workers[job.worker].abort(job.sample)
             else:
+                self._take_out(job)
                 self._hand_back(job, job.partial or Rollout(job.sample, (), False))
-        return gather(self._env, ends)
+        return gather(self._env, [job.done for job in jobs])
 
     def move(self, sample: Sample, worker: int | None = None) -> None:
-        """Lets a sample go on at another worker (None: by the rule): its tokens come along, its KV cache does not."""
+        """Lets a sample go on at another worker (None: where the rule says): its tokens come along; its KV cache does not,
+        without a pool. What was withdrawn, or ends meanwhile, does not move."""
         job = self._jobs[sample.uid]
-        job.fate, job.destination = "move", worker
-        if job.worker is not None:
+        if job.done.triggered or job.fate == "withdraw":
+            return
+        if job.worker is None:
+            self._take_out(job)
+            job.destination = worker
+            self._go_on(job)
+            self._feed()
+        elif job.fate != "run":
+            job.destination = worker
+        elif job.worker != worker:
+            job.fate, job.destination = "move", worker
             self._workers[job.worker].abort(sample)
 
     def held(self) -> list[list[Sample]]:
@@ -194,67 +232,142 @@ class Dispatcher:
         """The workers that take samples."""
         return [int(i) for i in np.flatnonzero(self._active)]
 
+    @property
+    def lost(self) -> list[int]:
+        """The workers that are lost, and not back yet."""
+        return [int(i) for i in np.flatnonzero(self._lost)]
+
     def retire(self, worker: int, lost: bool = False) -> None:
         """The worker takes no more samples; those it has go on elsewhere (a lost worker ends their stays itself)."""
         self._active[worker] = False
+        self._lost[worker] |= lost
         for job in self._at[worker].values():
             if job.fate == "run":
-                job.fate = "move"
-            job.destination = None
+                job.fate = "lost" if lost else "move"
             if not lost:
                 self._workers[worker].abort(job.sample)
+        if not (lost and self._rule.on_loss == "wait"):
+            for job in list(self._for_worker[worker].values()):
+                self._take_out(job)
+                self._enqueue(job)
+        self._feed()
 
     def activate(self, worker: int) -> None:
         """The worker takes samples (again)."""
-        self._active[worker] = True
-        waited, self._stranded[worker] = self._stranded[worker], []
-        for job in waited:
-            self._start(job, worker)
+        self._active[worker], self._lost[worker] = True, False
+        self._fill(worker)
         self.weights_changed()
 
     def weights_changed(self) -> None:
         """Some worker has other weights now: who waited for them may start."""
-        waiting, self._too_new = self._too_new, []
-        for job in waiting:
-            self._queue.push(job.sample, job.partial)
+        for job in list(self._too_new.values()):
+            self._take_out(job)
+            self._enqueue(job)
         self._feed()
 
     def waiting(self) -> list[Rollout]:
         """What is at no worker, as it is."""
-        return [job.partial or Rollout(job.sample, (), False) for job in self._jobs.values() if job.worker is None]
+        return [
+            job.partial or Rollout(job.sample, (), False)
+            for job in self._jobs.values()
+            if job.worker is None and not job.done.triggered
+        ]
+
+    # Waiting: in the queue, for a worker, for weights.
+
+    def _enqueue(self, job: _Job) -> None:
+        job.queued = True
+        self._queue.push(job.sample, job.partial)
+
+    def _dequeue(self) -> _Job | None:
+        """The first of the queue; None if that entry is void."""
+        uid = self._queue.pop().uid
+        void = self._taken_out.pop(uid, 0)
+        if void:
+            if void > 1:
+                self._taken_out[uid] = void - 1
+            return None
+        job = self._jobs[uid]
+        job.queued = False
+        return job
+
+    def _shelve(self, job: _Job, shelf: dict[int, _Job]) -> None:
+        job.waits_in = shelf
+        shelf[job.sample.uid] = job
+
+    def _take_out(self, job: _Job) -> None:
+        """A job that waits does so no longer."""
+        if job.queued:
+            job.queued = False
+            self._taken_out[job.sample.uid] = self._taken_out.get(job.sample.uid, 0) + 1
+        elif job.waits_in is not None:
+            del job.waits_in[job.sample.uid]
+            job.waits_in = None
+
+    # From waiting to a worker.
+
+    def _has_room(self, worker: int) -> bool:
+        return bool(self._active[worker] and self._unfinished[worker] < self._most)
 
     def _feed(self) -> None:
-        """Starts what waits, while a worker has room for it."""
+        """Starts what waits in the queue, as much of it as the workers have room for."""
         while len(self._queue):
-            room = self._active
-            if self._rule.per_worker is not None:
-                room = room & (self._unfinished < self._rule.per_worker)
-            if not room.any():
+            room = int((self._most - self._unfinished[self._active]).clip(0).sum())
+            if room == 0:
                 return
-            uids = {self._queue.pop().uid: None}
-            while self._rule.per_worker is None and len(self._queue):
-                uids[self._queue.pop().uid] = None
-            # Some may have been withdrawn, or submitted anew and started, since they were pushed.
-            jobs = [self._jobs[uid] for uid in uids if uid in self._jobs and self._jobs[uid].worker is None]
-            self._place(jobs, room)
+            jobs: list[_Job] = []
+            while len(self._queue) and len(jobs) < room:
+                job = self._dequeue()
+                if job is not None:
+                    jobs.append(job)
+            self._place(jobs)
 
-    def _place(self, jobs: list[_Job], room: NDArray[np.bool_]) -> None:
-        """Places jobs among the workers that have room, those together that need the same version."""
+    def _fill(self, worker: int) -> None:
+        """Starts what waits for just this worker, or for weights as new as it has, while it has room."""
+        mine = self._for_worker[worker]
+        while mine and self._has_room(worker):
+            job = next(iter(mine.values()))
+            self._take_out(job)
+            self._start(job, worker)
+        if self._too_new and self._has_room(worker):
+            version = self._workers[worker].policy_version
+            able = next((job for job in self._too_new.values() if job.min_version <= version), None)
+            if able is not None:
+                self._take_out(able)
+                self._start(able, worker)
+
+    def _place(self, jobs: list[_Job]) -> None:
+        """Places jobs among the workers that have room, those together that need the same version. The rule does not know how
+        much room there is: whom it sends to a worker that is full by then, is placed again among the others."""
         for needed in sorted({job.min_version for job in jobs}):
-            able = room
-            if needed:
-                able = room & np.array([worker.policy_version >= needed for worker in self._workers])
             same = [job for job in jobs if job.min_version == needed]
-            if not able.any():
-                self._too_new.extend(same)
-                continue
-            workers = np.flatnonzero(able)
-            places = self._rule.place(
-                [job.sample for job in same], self._unfinished[workers], self._placed, self.history
-            )
-            self._placed += len(same)
-            for job, place in zip(same, places, strict=True):
-                self._start(job, int(workers[place]))
+            while same:
+                able = self._active & (self._unfinished < self._most)
+                if needed:
+                    able &= np.array([worker.policy_version >= needed for worker in self._workers])
+                workers = np.flatnonzero(able)
+                if not workers.size:
+                    for job in same:
+                        self._shelve(job, self._too_new)
+                    break
+                samples = [job.sample for job in same]
+                places = self._rule.place(samples, self._unfinished[workers], self._placed, self.history)
+                again = []
+                for job, place in zip(same, places, strict=True):
+                    worker = int(workers[place])
+                    if self._has_room(worker):
+                        self._start(job, worker)
+                        self._placed += 1
+                    else:
+                        again.append(job)
+                same = again
+
+    def _send(self, job: _Job, worker: int) -> None:
+        """To just this worker, once it has room."""
+        if self._has_room(worker):
+            self._start(job, worker)
+        else:
+            self._shelve(job, self._for_worker[worker])
 
     def _start(self, job: _Job, worker: int) -> None:
         job.worker, job.destination = worker, None
@@ -264,48 +377,68 @@ class Dispatcher:
         if self._rule.chunk_tokens is not None:
             chunk_end = (job.partial.tokens if job.partial else 0) + self._rule.chunk_tokens
             job.stay_tokens = chunk_end if job.max_tokens is None else min(job.max_tokens, chunk_end)
-        cached = self._rule.kv_pool and job.partial is not None
-        stay = self._workers[worker].submit(job.sample, job.partial, job.stay_tokens, cached)
+        at, segments = self._workers[worker], job.partial.segments if job.partial else ()
+        cached = job.pooled and bool(segments) and segments[-1].policy_version == at.policy_version
+        stay = at.submit(job.sample, job.partial, job.stay_tokens, cached)
         on_fire(stay, partial(self._stay_ended, job, worker))
+
+    # From a worker onwards.
 
     def _stay_ended(self, job: _Job, worker: int, stay: Any) -> None:
         job.worker = None
         self._unfinished[worker] -= 1
         del self._at[worker][job.sample.uid]
-        if not stay.ok:
+        if stay.ok:
+            self._go_on_or_back(job, worker, stay.value)
+        else:
             stay.defused = True
             del self._jobs[job.sample.uid]
             job.done.fail(stay.value)
-            return
-        rollout: Rollout = stay.value
-        finished = rollout.done or (job.max_tokens is not None and rollout.tokens >= job.max_tokens)
-        cut = job.stay_tokens is not None and rollout.tokens >= job.stay_tokens
-        if not finished and (job.fate == "move" or (job.fate == "run" and cut)):
-            job.partial, job.fate = rollout, "run"
-            self._go_on(job, worker)
-        else:
-            self._hand_back(job, rollout)
+        self._fill(worker)
         self._feed()
         self._tell_if_empty(worker)
+
+    def _go_on_or_back(self, job: _Job, left: int, rollout: Rollout) -> None:
+        """What becomes of a job whose stay has ended."""
+        tokens, fate = rollout.tokens, job.fate
+        finished = rollout.done or (job.max_tokens is not None and tokens >= job.max_tokens)
+        cut = job.stay_tokens is not None and tokens >= job.stay_tokens
+        if finished or fate == "withdraw" or (fate == "run" and not cut):
+            self._hand_back(job, rollout)
+            return
+        job.partial, job.fate = rollout, "run"
+        job.pooled = self._rule.kv_pool and fate != "lost" and not self._lost[left]
+        if fate == "lost" and self._lost[left] and job.destination is None and self._rule.on_loss == "wait":
+            self._shelve(job, self._for_worker[left])
+        else:
+            self._go_on(job)
+
+    def _go_on(self, job: _Job) -> None:
+        """To where it was sent, if that can be, or into the queue."""
+        destination, job.destination = job.destination, None
+        if (
+            destination is not None
+            and self._active[destination]
+            and self._workers[destination].policy_version >= job.min_version
+        ):
+            self._send(job, destination)
+        else:
+            self._enqueue(job)
+
+    def _hand_back(self, job: _Job, rollout: Rollout) -> None:
+        self._recorder.stay_ended(rollout)
+        if rollout.done:
+            self.history.observe(rollout)
+            self._queue.observe(rollout)
+        job.done.succeed(rollout)
+
+    def _came_back(self, done: Any) -> None:
+        """Who waits for a sample hears now; until then it can still be asked for."""
+        if done.ok:
+            del self._jobs[done.value.sample.uid]
 
     def _tell_if_empty(self, worker: int) -> None:
         if not self._at[worker]:
             told, self._until_empty[worker] = self._until_empty[worker], []
             for event in told:
                 event.succeed()
-
-    def _go_on(self, job: _Job, left: int) -> None:
-        """A job whose stay ended before its time: to where it was sent, back when its worker is, or in the queue."""
-        if job.destination is not None and self._active[job.destination]:
-            self._start(job, job.destination)
-        elif not self._active[left] and self._rule.on_loss == "wait":
-            self._stranded[left].append(job)
-        else:
-            self._queue.push(job.sample, job.partial)
-
-    def _hand_back(self, job: _Job, rollout: Rollout) -> None:
-        del self._jobs[job.sample.uid]
-        self._recorder.stay_ended(rollout)
-        if rollout.done:
-            self.history.observe(rollout)
-        job.done.succeed(rollout)

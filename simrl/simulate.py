@@ -101,7 +101,7 @@ def prepare(scenario: Scenario) -> Prepared:
     trace = _trace(scenario)
     profile = _profile(scenario, model, kind)
     limits = _limits(scenario, model, kind, trace)
-    longest = int(trace.column("prompt_tokens").max()) + trace.metadata.cap_tokens
+    longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
     profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest)
     costs = _costs(scenario, system, model, kind, train_gpus)
     needed = costs.memory_bytes(longest)
@@ -271,7 +271,8 @@ def _limits(scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace) -> L
                 f"{engine.reserve_bytes / 1e9:.0f} GB reserve): "
                 "nothing is left for the KV cache; use a larger tp or another GPU"
             )
-    longest = int((trace.column("prompt_tokens").astype(int) + trace.column("response_tokens")).max())
+    known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
+    longest = int((known + trace.column("response_tokens")).max())
     if longest > tokens // engine.block_size * engine.block_size:
         raise InputError(
             f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "

@@ -11,6 +11,10 @@ The model: the log length of a response is
 
 with standard normal effects; a prompt's effect follows an AR(1) process from epoch to epoch. Lengths are then cut to
 [1, cap_tokens] and rounded, and each step's location is solved so that the mean *after* the cut is the one asked for.
+
+Turns of an environment, if asked for: after each turn there is another with the same probability, so that their number is
+geometric, at most `cap_turns` and one a token; the response is divided among them equally, the first ones longer by a token.
+The environment's seconds are lognormal, pause by pause.
 """
 
 from __future__ import annotations
@@ -97,6 +101,21 @@ class LengthModel(BaseModel):
         "equally hard, at 1 every group is all right or all wrong; independent of length",
     )
 
+    turns: float = Field(
+        default=1.0,
+        ge=1,
+        le=1000,
+        description="mean turns of a response before cap_turns, geometric; 1: no environment",
+    )
+    cap_turns: int = Field(default=64, gt=0, le=1000, description="most turns of a response")
+    environment_s: float = Field(
+        default=0.0, ge=0, le=1e6, description="mean seconds that the environment takes after each turn but the last"
+    )
+    environment_sigma: float = Field(default=0.0, ge=0, le=3, description="standard deviation of their logarithm")
+    observation_tokens: int = Field(
+        default=0, ge=0, le=1_000_000, description="tokens that the environment adds to the context each time"
+    )
+
     @model_validator(mode="after")
     def _an_epoch_has_a_step(self) -> LengthModel:
         if self.prompts is not None and self.prompts < self.prompts_per_step:
@@ -167,6 +186,8 @@ class _Stream(IntEnum):
     EARLY_STOP = 4
     DIFFICULTY = 5
     REWARD = 6
+    TURNS = 7
+    ENVIRONMENT = 8
 
 
 def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
@@ -182,7 +203,7 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
     prompt_tokens = _tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
     difficulty = _normals(seed, _Stream.DIFFICULTY, model.dataset_prompts)
 
-    parts = []
+    parts: list[dict[str, Any]] = []
     effect = _normals(seed, _Stream.PROMPT_EFFECT, model.dataset_prompts)
     for epoch in range(-(-model.steps // model.steps_per_epoch)):
         if epoch:
@@ -191,6 +212,8 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
         parts.append(_epoch_columns(model, seed, epoch, location, effect, difficulty))
     columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     columns["prompt_tokens"] = prompt_tokens[columns["prompt_id"]]
+    if model.turns > 1:
+        columns.update(_turn_columns(model, columns["response_tokens"], columns.pop("turns"), columns.pop("pause_s")))
     columns["finish_reason"] = pa.DictionaryArray.from_arrays(
         pa.array(columns.pop("cut").astype(np.int8)), pa.array(["stop", "length"])
     )
@@ -216,11 +239,11 @@ def _epoch_columns(
         order = np.argsort(_bits(seed, _Stream.ORDER, model.dataset_prompts, epoch), kind="stable")
     used = np.sort(order[: steps * model.prompts_per_step].reshape(steps, -1), axis=1).ravel()
 
-    def normals(stream: _Stream) -> Floats:
-        """One standard normal for each used prompt and sample, (len(used), group)."""
+    def normals(stream: _Stream, *turn: int) -> Floats:
+        """One standard normal for each used prompt and sample (at a turn), (len(used), group)."""
         out = np.empty((len(used), model.group))
         for sample in range(model.group):
-            out[:, sample] = _normals(seed, stream, model.dataset_prompts, epoch, sample)[used]
+            out[:, sample] = _normals(seed, stream, model.dataset_prompts, epoch, sample, *turn)[used]
         return out
 
     step = np.repeat(np.arange(first_step, first_step + steps), model.prompts_per_step)
@@ -242,18 +265,57 @@ def _epoch_columns(
         prompt_part = math.sqrt(model.reward_prompt_share) * difficulty[used]
         latent = prompt_part[:, None] + math.sqrt(1 - model.reward_prompt_share) * normals(_Stream.REWARD)
         columns["reward"] = (latent < ndtri(model.reward_mean)).ravel().astype(np.float32)
+    if model.turns > 1:
+        # Geometric, by inversion: the share of responses with more than k turns is (1 - 1 / turns) ** k.
+        log_more = np.log(ndtr(normals(_Stream.TURNS))) / math.log1p(-1 / model.turns)
+        drawn = 1 + np.minimum(log_more, model.cap_turns - 1).astype(np.int64).ravel()
+        columns["turns"] = np.minimum(drawn, columns["response_tokens"])
+        most = int(columns["turns"].max()) - 1
+        pauses = [normals(_Stream.ENVIRONMENT, turn).ravel() for turn in range(most if model.environment_sigma else 0)]
+        columns["pause_s"] = _pause_s(model, columns["turns"] - 1, pauses)
     return columns
 
 
-def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0) -> NDArray[np.uint64]:
+def _pause_s(model: LengthModel, pauses: NDArray[np.int64], normals: list[Floats]) -> Floats:
+    """The environment's seconds, those of the first response, then the second …; `normals` has an array a turn."""
+    if not normals:
+        return np.full(int(pauses.sum()), model.environment_s)
+    drawn = model.environment_s * np.exp(
+        model.environment_sigma * np.stack(normals, axis=1) - model.environment_sigma**2 / 2
+    )
+    seconds: Floats = drawn[np.arange(len(normals)) < pauses[:, None]]
+    return seconds
+
+
+def _turn_columns(
+    model: LengthModel, response: NDArray[np.int32], turns: NDArray[np.int64], pause_s: Floats
+) -> dict[str, pa.ListArray]:
+    """The turns of all responses: equal parts, the first ones longer by a token."""
+    edges, inner = np.r_[0, np.cumsum(turns)], np.r_[0, np.cumsum(turns - 1)]
+    place = np.arange(edges[-1]) - np.repeat(edges[:-1], turns)
+    tokens = np.repeat(response // turns, turns) + (place < np.repeat(response % turns, turns))
+    observations = np.full(len(pause_s), model.observation_tokens, dtype=np.int32)
+
+    def lists(edges: NDArray[np.int64], values: NDArray[Any]) -> pa.ListArray:
+        return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values))
+
+    return {
+        "turn_tokens": lists(edges, tokens.astype(np.int32)),
+        "turn_environment_s": lists(inner, pause_s.astype(np.float32)),
+        "turn_observation_tokens": lists(inner, observations),
+    }
+
+
+def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> NDArray[np.uint64]:
     """The first `count` 64-bit words of the stream: word i belongs to prompt i."""
-    words: NDArray[np.uint64] = np.random.PCG64(np.random.SeedSequence([stream, epoch, sample, seed])).random_raw(count)
+    key = np.random.SeedSequence([stream, epoch, sample, *turn, seed])
+    words: NDArray[np.uint64] = np.random.PCG64(key).random_raw(count)
     return words
 
 
-def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0) -> Floats:
+def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> Floats:
     """Standard normals from `_bits`; the 53 high bits, moved by half a step, are never 0 or 1."""
-    uniform = ((_bits(seed, stream, count, epoch, sample) >> np.uint64(11)) + 0.5) * 2.0**-53
+    uniform = ((_bits(seed, stream, count, epoch, sample, *turn) >> np.uint64(11)) + 0.5) * 2.0**-53
     normals: Floats = ndtri(uniform)
     return normals
 

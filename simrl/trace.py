@@ -3,6 +3,12 @@
 Invariant: a `Trace` that exists is valid. Every way to one (`read_trace`, `Trace.from_columns`, the importers) goes
 through `_validate`, rows are sorted by (step, prompt_id, sample), and that triple is unique. Lengths are in tokens; the
 response ends at `response_tokens`, whatever its `finish_reason`. Error messages count rows from 0, in the order given.
+
+Turns of an environment (tools, users): `turn_tokens` are what the model generated in each turn, and sum to
+`response_tokens`; `turn_environment_s` and `turn_observation_tokens` have one value less: after each turn but the last, how
+long the environment took and how many tokens it added to the context (absent or empty: none). Those tokens are no part of
+`response_tokens`. Where only the total `environment_s` of a response is known, it is split equally among its pauses; without
+`turn_tokens`, it is one pause after the first half of the response (rounded down). One token, or one turn, has no pause.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +50,9 @@ OPTIONAL = {
     "policy_version": pa.int32(),
     "environment_s": pa.float32(),
     "response_ids": pa.list_(pa.field("element", pa.int32())),  # as Parquet names it
+    "turn_tokens": pa.list_(pa.field("element", pa.int32())),
+    "turn_environment_s": pa.list_(pa.field("element", pa.float32())),
+    "turn_observation_tokens": pa.list_(pa.field("element", pa.int32())),
 }
 FINISH_REASONS = ("stop", "length", "abort")
 
@@ -157,7 +167,63 @@ class Trace:
         tokens = rows.column("response_tokens").to_pylist()
         has_rewards = "reward" in rows.column_names
         rewards = rows.column("reward").fill_null(math.nan).to_pylist() if has_rewards else [math.nan] * len(tokens)
-        return list(map(Response, tokens, rewards))
+        if not {"turn_tokens", "environment_s"} & set(rows.column_names):
+            return list(map(Response, tokens, rewards))
+        return list(map(Response, tokens, rewards, _turns(rows)))
+
+    def observation_tokens(self) -> NDArray[np.int64]:
+        """Tokens that the environment adds to each row's context, over all its turns; shape (rows,)."""
+        if "turn_observation_tokens" not in self.table.column_names:
+            return np.zeros(len(self), dtype=np.int64)
+        return _list_sums(self.table.column("turn_observation_tokens").combine_chunks()).astype(np.int64)
+
+
+def _turns(rows: pa.Table) -> list[tuple[Turn, ...]]:
+    """The turns that the environment answers, for each row, by the rule at the top of the module."""
+    n = rows.num_rows
+    response = rows.column("response_tokens").to_numpy()
+    total_s = np.zeros(n)
+    if "environment_s" in rows.column_names:
+        total_s = rows.column("environment_s").fill_null(0).to_numpy().astype(np.float64)
+    split = np.zeros(n, dtype=bool)  # rows whose turns are known
+    turns: list[tuple[Turn, ...]] = [()] * n
+    if "turn_tokens" in rows.column_names:
+        lists = rows.column("turn_tokens").combine_chunks()
+        split = _valid(lists)
+        number = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
+        pauses = np.maximum(number - 1, 0)
+        generated = np.r_[0, np.cumsum(lists.flatten().to_numpy(), dtype=np.int64)]
+        first_turn = np.cumsum(number) - number
+        ends = generated[1:] - np.repeat(generated[first_turn], number)
+        is_last = np.zeros(len(ends), dtype=bool)
+        is_last[(first_turn + number - 1)[number > 0]] = True
+        seconds = np.repeat(total_s / np.maximum(pauses, 1), pauses)
+        observations = np.zeros(len(seconds), dtype=np.int64)
+        if "turn_environment_s" in rows.column_names:
+            given = rows.column("turn_environment_s").combine_chunks()
+            seconds[np.repeat(_valid(given), pauses)] = given.flatten().to_numpy()
+        if "turn_observation_tokens" in rows.column_names:
+            given = rows.column("turn_observation_tokens").combine_chunks()
+            observations[np.repeat(_valid(given), pauses)] = given.flatten().to_numpy()
+        every = list(map(Turn, ends[~is_last].tolist(), seconds.tolist(), observations.tolist()))
+        edges = np.r_[0, np.cumsum(pauses)].tolist()
+        turns = [tuple(every[a:b]) for a, b in pairwise(edges)]
+    for row in np.flatnonzero(~split & (total_s > 0) & (response > 1)).tolist():
+        turns[row] = (Turn(int(response[row]) // 2, float(total_s[row]), 0),)
+    return turns
+
+
+def _valid(array: pa.Array) -> NDArray[np.bool_]:
+    """Where the array has a value."""
+    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _list_sums(lists: pa.ListArray) -> NDArray[np.float64]:
+    """The sum of each row's list, exact for whole numbers; 0 for an empty row."""
+    parents, flat = pc.list_parent_indices(lists).to_numpy(), lists.flatten().to_numpy()
+    sums: NDArray[np.float64] = np.bincount(parents, weights=flat, minlength=len(lists))
+    return sums
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -294,6 +360,7 @@ def _validate(table: pa.Table, metadata: TraceMetadata, origin: str) -> None:
         seconds = table.column("environment_s").combine_chunks()
         bad = pc.or_(pc.less(seconds, 0), pc.invert(pc.is_finite(seconds)))
         _refuse(bad, seconds, "environment_s", origin, "zero or more seconds")
+    _validate_turns(table, origin)
     if "reward" in table.column_names:
         reward = table.column("reward").combine_chunks()
         _refuse(pc.invert(pc.is_finite(reward)), reward, "reward", origin, "a finite number, or empty")
@@ -307,6 +374,56 @@ def _validate(table: pa.Table, metadata: TraceMetadata, origin: str) -> None:
             "finish_reason",
             origin,
             f"one of {', '.join(FINISH_REASONS)}, or empty",
+        )
+
+
+def _validate_turns(table: pa.Table, origin: str) -> None:
+    names = [name for name in table.column_names if name.startswith("turn_")]
+    if not names:
+        return
+    if "turn_tokens" not in names:
+        raise InputError(
+            f"{origin}: column {names[0]!r} without 'turn_tokens'; give what was generated in each turn too"
+        )
+    turns = table.column("turn_tokens").combine_chunks()
+    right = {
+        "turn_tokens": (1, "hold at least one token a turn"),
+        "turn_environment_s": (0, "hold zero or more seconds for each turn but the last"),
+        "turn_observation_tokens": (0, "hold zero or more tokens for each turn but the last"),
+    }
+    for name in names:
+        low, what = right[name]
+        lists = table.column(name).combine_chunks()
+        flat = lists.flatten()
+        wrong = pc.or_kleene(pc.less(flat, low), pc.invert(pc.is_finite(flat))).fill_null(True)
+        bad = np.zeros(table.num_rows, dtype=bool)
+        bad[pc.list_parent_indices(lists).to_numpy()[wrong.to_numpy(zero_copy_only=False)]] = True
+        _refuse_lists(bad, lists, name, origin, what)
+        if name != "turn_tokens":
+            misfit = pc.not_equal(pc.list_value_length(lists), pc.subtract(pc.list_value_length(turns), 1))
+            bad = misfit.fill_null(False).to_numpy(zero_copy_only=False)
+            _refuse_lists(bad, lists, name, origin, "have one value less than turn_tokens has")
+            _refuse_lists(_valid(lists) & ~_valid(turns), lists, name, origin, "be empty where turn_tokens is")
+    response = table.column("response_tokens").to_numpy()
+    bad = _valid(turns) & (_list_sums(turns) != response)
+    _refuse_lists(bad, turns, "turn_tokens", origin, "sum to the row's response_tokens")
+    if {"environment_s", "turn_environment_s"} <= set(table.column_names):
+        parts = table.column("turn_environment_s").combine_chunks()
+        total_s = table.column("environment_s").combine_chunks()
+        sums, total = _list_sums(parts), total_s.fill_null(0).to_numpy()
+        bad = _valid(parts) & _valid(total_s) & ~np.isclose(sums, total, rtol=1e-3, atol=1e-3)
+        _refuse_lists(bad, parts, "turn_environment_s", origin, "sum to the row's environment_s")
+
+
+def _refuse_lists(bad: NDArray[np.bool_], lists: pa.ListArray, name: str, origin: str, right: str) -> None:
+    """Raises for the first row where `bad` holds."""
+    rows = np.flatnonzero(bad)
+    if len(rows):
+        text = str(lists[int(rows[0])].as_py())
+        more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
+        raise InputError(
+            f"{origin}: row {rows[0]}, column {name!r} is {text if len(text) <= 60 else text[:57] + '...'}{more}; "
+            f"it must {right}"
         )
 
 

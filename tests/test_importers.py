@@ -548,6 +548,23 @@ def test_jsonl_values_of_the_wrong_type_are_refused_by_line_and_field(tmp_path, 
     refused(lambda: import_jsonl(file), f"{file}: line 2", part)
 
 
+def test_turns_come_as_lists_in_jsonl_and_as_lists_in_the_cells_of_a_csv(tmp_path):
+    turns = {"turn_tokens": [3, 2], "turn_environment_s": [1.5], "turn_observation_tokens": [9]}
+    rows = [{"step": 0, "prompt_id": 1, "prompt_tokens": 1, "response_tokens": 5, **turns}]
+    rows += [{**rows[0], **dict.fromkeys(turns)}]
+    table = pd.DataFrame([{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows])
+    table.to_csv(tmp_path / "t.csv", index=False)
+    for trace in (import_jsonl(write_jsonl(tmp_path / "t.jsonl", *rows)), import_csv(tmp_path / "t.csv")):
+        assert {name: trace.table.column(name).to_pylist() for name in turns} == {
+            name: [values, None] for name, values in turns.items()
+        }
+    for wrong in ("[3, 2", 5, [3, "2"], [3, -2]):
+        file = write_jsonl(tmp_path / "w.jsonl", {**rows[0], "turn_tokens": wrong})
+        refused(
+            lambda file=file: import_jsonl(file), "line 1", "field 'turn_tokens' is", "a list of numbers, one a turn"
+        )
+
+
 def test_a_jsonl_field_that_a_later_line_lacks_is_named(tmp_path):
     file = write_jsonl(
         tmp_path / "t.jsonl", {"step": 0, "prompt_id": 1, "prompt_tokens": 1, "response_tokens": 2}, {"step": 0}
@@ -663,11 +680,21 @@ def test_areal_lengths_and_versions_are_its_own(tmp_path):
     assert len(import_areal(rollouts / "10" / "12.jsonl")) == 2
 
 
-def test_areal_context_between_turns_is_counted_in_the_notes(tmp_path):
-    parts = [("prompt", 10), ("gen", 5), ("context", 7), ("gen", 8)]
+def test_areal_segments_are_turns_and_context_is_what_the_environment_said(tmp_path):
+    parts = [("prompt", 10), ("context", 2), ("gen", 5), ("context", 4), ("context", 3), ("gen", 6), ("gen", 8)]
     segments = [{"role": role, "len": tokens, "text": ""} for role, tokens in parts]
-    file = write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 30, segments=segments))
-    assert "7 of 20 response tokens are context between turns" in import_areal(file).metadata.notes
+    file = write_jsonl(
+        tmp_path / "3" / "7.jsonl",
+        trajectory("p", 38, segments=segments),
+        trajectory("p", 40, segments=[*segments, {"role": "context", "len": 2}]),
+        trajectory("p", 30, segments=[{"role": "prompt", "len": 10}, {"role": "gen", "len": 20}]),
+    )
+    trace = import_areal(file)
+    assert trace.column("prompt_tokens").tolist() == [12, 12, 10]
+    assert trace.column("response_tokens").tolist() == [19, 19, 20]
+    assert trace.table.column("turn_tokens").to_pylist() == [[5, 14], [5, 14], None]
+    assert trace.table.column("turn_observation_tokens").to_pylist() == [[7], [7], None]
+    assert "2 of 3 responses have several turns, with 14 tokens of context" in trace.metadata.notes
 
 
 @pytest.mark.parametrize(
@@ -680,6 +707,7 @@ def test_areal_context_between_turns_is_counted_in_the_notes(tmp_path):
         ({"tail_version": 5}, "tail_version 5 in folder 3"),
         ({"reward": "high"}, "field 'reward' is 'high'"),
         ({"segments": [3]}, "field 'segments' is [3]"),
+        ({"segments": [{"role": "gen", "len": 19}]}, "have 19 tokens after the prompt, seqlen and prompt_len say 20"),
     ],
 )
 def test_areal_records_that_contradict_themselves_are_refused(tmp_path, change, part):

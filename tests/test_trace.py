@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
-from simrl.trace import METADATA_KEY, OPTIONAL, REQUIRED, Trace, TraceMetadata, read_trace, write_trace
+from simrl.trace import METADATA_KEY, OPTIONAL, REQUIRED, Trace, TraceMetadata, Turn, read_trace, write_trace
 
 METADATA = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="qwen3", cap_tokens=100)
 
@@ -37,6 +37,9 @@ def full_columns():
         policy_version=[0, 0, 1, None],
         environment_s=[0.0, 1.5, None, 2.0],
         response_ids=[[1] * 10, [2] * 20, None, list(range(40))],
+        turn_tokens=[[10], [5, 5, 10], None, [20, 20]],
+        turn_environment_s=[[], [1.25, 0.25], None, None],
+        turn_observation_tokens=[[], [7, 0], None, [3]],
     )
 
 
@@ -102,7 +105,7 @@ def test_samples_are_numbered_from_the_uid_asked_for_and_their_epochs_count_on()
 
 def test_responses_are_told_apart_from_samples_and_carry_a_missing_reward_as_nan():
     second, third = Trace.from_columns(full_columns(), METADATA).responses(1, 3)
-    assert second == (20, 0.0, ())
+    assert second == (20, 0.0, (Turn(5, 1.25, 7), Turn(10, 0.25, 0)))
     assert third.tokens == 30
     assert np.isnan(third.reward)
     assert all(np.isnan(r.reward) for r in Trace.from_columns(columns(), METADATA).responses(0, 4))

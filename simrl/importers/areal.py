@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,27 @@ def import_areal(
     finished with. `policy_version` is `head_version`, the one that it was begun with. Prompts are told apart by their
     text. `cap_tokens` is the run's `gconfig.max_new_tokens`; None takes the largest response for it.
 
+    Where a record has segments, those of role "context" are what an environment said: the response is what was generated
+    between them, as turns; context before the first turn belongs to the prompt, context after the last is left out. How long
+    the environment took is not recorded.
+
     Raises `InputError` for a folder without such files, and for fields that are missing, mistyped or contradictory.
     """
     path = existing(path)
-    context_tokens = 0
+    context_tokens, in_turns = 0, 0
     rows: list[Row] = []
     for file in _files(path):
         step = int(file.parent.name)
         for place, record in read_jsonl(file):
-            rows.append(_row(record, step, place))
-            context_tokens += _context_tokens(record, place)
+            row = _row(record, step, place)
+            rows.append(row)
+            context_tokens += sum(row.turn_observation_tokens or ())
+            in_turns += row.turn_tokens is not None
     notes = ["A step is a weight version: the newest that a task was generated with."]
-    if context_tokens:
-        total = sum(row.response_tokens for row in rows)
+    if in_turns:
         notes.append(
-            f"{context_tokens} of {total} response tokens are context between turns (tools, users), not generated."
+            f"{in_turns} of {len(rows)} responses have several turns, with {context_tokens} tokens of context (tools, users) "
+            "between them; the environment's time is not recorded."
         )
     return trace_from_rows(
         rows,
@@ -79,20 +86,41 @@ def _row(record: Mapping[str, Any], step: int, place: str) -> Row:
         raise InputError(
             f"{place}: head_version {head}, tail_version {tail} in folder {step}; they must not fall in this order"
         )
+    turns, observations, before = _turns(record, sequence_tokens, prompt_tokens, place)
     return Row(
         place,
         step,
         text(record, "prompt", place),
-        prompt_tokens,
-        sequence_tokens - prompt_tokens,
+        prompt_tokens + before,
+        sum(turns),
         reward=number(record, "reward", place),
         policy_version=head if head >= 0 else None,
+        turn_tokens=turns if len(turns) > 1 else None,
+        turn_observation_tokens=observations if len(turns) > 1 else None,
     )
 
 
-def _context_tokens(record: Mapping[str, Any], place: str) -> int:
-    """Tokens that the environment wrote between turns; only multi-turn records have segments."""
+def _turns(
+    record: Mapping[str, Any], sequence_tokens: int, prompt_tokens: int, place: str
+) -> tuple[list[int], list[int], int]:
+    """The tokens generated in each turn, the context after each but the last, and the context before the first. Without
+    segments, all that is no prompt is one turn."""
     segments = record.get("segments") or []
     if not isinstance(segments, list) or not all(isinstance(segment, dict) for segment in segments):
         raise InputError(f"{place}: field 'segments' is {shown(segments)}; it must be a list of objects")
-    return sum(integer(s, "len", place) for s in segments if field(s, "role", place) == "context")
+    parts = [(field(s, "role", place), integer(s, "len", place)) for s in segments]
+    parts = [(role, tokens) for role, tokens in parts if role != "prompt" and tokens]
+    if not any(role != "context" for role, _ in parts):
+        return [sequence_tokens - prompt_tokens], [], 0
+    total = sum(tokens for _, tokens in parts)
+    if total != sequence_tokens - prompt_tokens:
+        raise InputError(
+            f"{place}: its segments have {total} tokens after the prompt, seqlen and prompt_len say "
+            f"{sequence_tokens - prompt_tokens}; they must agree"
+        )
+    # Adjacent segments of a kind are one, so the kinds alternate.
+    merged = [(key, sum(t for _, t in group)) for key, group in groupby(parts, key=lambda part: part[0] == "context")]
+    before = merged.pop(0)[1] if merged[0][0] else 0
+    if merged[-1][0]:
+        merged.pop()
+    return [tokens for _, tokens in merged[::2]], [tokens for _, tokens in merged[1::2]], before

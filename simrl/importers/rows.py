@@ -30,6 +30,7 @@ from simrl.trace import Trace, TraceMetadata
 T = TypeVar("T")
 
 INT32_MAX = 2**31 - 1
+TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens")
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
 
 
@@ -48,6 +49,9 @@ class Row(NamedTuple):
     policy_version: int | None = None
     environment_s: float | None = None
     response_ids: NDArray[np.int32] | None = None
+    turn_tokens: Sequence[int] | None = None
+    turn_environment_s: Sequence[float] | None = None
+    turn_observation_tokens: Sequence[int] | None = None
 
 
 class TextRow(NamedTuple):
@@ -146,7 +150,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
         else [row.sample for row in rows]
     )
     columns["epoch"] = earlier_steps(group) if told.epoch is None else [row.epoch for row in rows]
-    for name in ("reward", "finish_reason", "policy_version", "environment_s"):
+    for name in ("reward", "finish_reason", "policy_version", "environment_s", *TURNS):
         values = [getattr(row, name) for row in rows]
         if any(value is not None for value in values):
             columns[name] = values

@@ -68,8 +68,8 @@ def import_slime(
 
     The step is the `rollout_id`; a prompt is its token ids, and response ids are kept. `reward_key` picks the number
     where rewards are dictionaries. `policy_version` is the first of `weight_versions` that is a number;
-    `environment_s` is `non_generation_time`. `cap_tokens` is the run's `--rollout-max-response-len`; None takes the
-    largest response for it.
+    `environment_s` is `non_generation_time`, a total: a simulation takes it for one pause halfway. `cap_tokens` is the run's
+    `--rollout-max-response-len`; None takes the largest response for it.
 
     Raises `InputError` if torch is not installed, for a dump that holds more than plain data (numpy arrays, objects,
     code), and for fields that are missing, mistyped or contradictory.

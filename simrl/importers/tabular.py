@@ -7,7 +7,9 @@ said: without a column for the step or the prompt, an argument has to tell what 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from simrl.errors import InputError, first_line
 from simrl.importers.rows import (
     BATCH,
     INT32_MAX,
+    TURNS,
     Row,
     batches,
     existing,
@@ -75,7 +78,8 @@ def import_csv(
     the lengths. Needed are the step (or `step`, one for all rows), the prompt (`prompt_id`, which may be text, or
     `prompt`; or `ungrouped`: each row is a prompt of its own), and both lengths or texts. Without a column `sample`,
     the samples of a prompt and step are numbered in order; without `epoch` (column or argument) it is the number of
-    earlier steps with the prompt. `tokenizer` says what counted the lengths that the file holds.
+    earlier steps with the prompt. `tokenizer` says what counted the lengths that the file holds. The turns' columns hold lists
+    as JSON writes them: [120, 40].
 
     Raises `InputError` for columns that are missing and values that are mistyped, by column and row (the header is
     row 1).
@@ -226,6 +230,7 @@ def _rows(placed: Iterator[PlacedRow], plan: Plan) -> Iterator[Row]:
                 policy_version=integer(row, columns["policy_version"], place) if "policy_version" in columns else None,
                 environment_s=_seconds(row, columns.get("environment_s"), place),
                 response_ids=ids,
+                **{name: _turn_values(row, columns[name], place) for name in TURNS if name in columns},
             )
             index += 1
 
@@ -260,6 +265,15 @@ def _seconds(row: Mapping[str, Any], column: str | None, place: str) -> float | 
     value = number(row, column, place) if column else None
     if value is not None and value < 0:
         raise InputError(f"{place}: field {column!r} is {value:g}; it must be zero or more seconds")
+    return value
+
+
+def _turn_values(row: Mapping[str, Any], column: str, place: str) -> Any:
+    value = field(row, column, place)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(v) in (int, float) and 0 <= v <= INT32_MAX for v in value):
+        raise InputError(f"{place}: field {column!r} is {shown(value)}; it must be a list of numbers, one a turn")
     return value
 
 
@@ -310,7 +324,7 @@ def _csv_rows(path: Path, header: Sequence[str], plan: Plan) -> Iterator[PlacedR
             yield f"{path}: row {row_number}", {theirs: _cell(kinds[theirs], raw) for theirs, raw in cells.items()}
 
 
-def _cell(ours: str, raw: str) -> int | float | str | None:
+def _cell(ours: str, raw: str) -> Any:
     """The value of a cell; what is not the number it should be stays text, for the error that will name it."""
     if ours in (*TEXTS, "finish_reason"):
         return raw
@@ -319,6 +333,10 @@ def _cell(ours: str, raw: str) -> int | float | str | None:
     bare = raw.strip()
     if not bare:
         return None
+    if ours in TURNS:
+        with suppress(ValueError, RecursionError):
+            return json.loads(bare)
+        return raw
     for kind in (int, float):
         try:
             return kind(bare) if "_" not in bare else raw

@@ -146,6 +146,8 @@ class Dispatcher:
         self._at: list[dict[int, _Job]] = [{} for _ in workers]
         self._for_worker: list[dict[int, _Job]] = [{} for _ in workers]  # waiting for just this worker
         self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
+        self._empty_since_s: list[float | None] = [env.now for _ in workers]
+        self._empty_s = [0.0 for _ in workers]
         self._too_new: dict[int, _Job] = {}  # waiting for room at a worker with the weights they need
         self._unfinished = np.zeros(len(workers), dtype=np.int64)
         self._active = np.ones(len(workers), dtype=bool)
@@ -226,6 +228,11 @@ class Dispatcher:
         self._until_empty[worker].append(event)
         self._tell_if_empty(worker)
         return event
+
+    def empty_s(self, worker: int) -> float:
+        """Seconds up to now in which no sample was at the worker."""
+        since_s = self._empty_since_s[worker]
+        return self._empty_s[worker] + (0.0 if since_s is None else self._env.now - since_s)
 
     @property
     def active(self) -> list[int]:
@@ -312,7 +319,7 @@ class Dispatcher:
     def _feed(self) -> None:
         """Starts what waits in the queue, as much of it as the workers have room for."""
         while len(self._queue):
-            room = int((self._most - self._unfinished[self._active]).clip(0).sum())
+            room = int(np.maximum(self._most - self._unfinished[self._active], 0).sum())
             if room == 0:
                 return
             jobs: list[_Job] = []
@@ -335,6 +342,18 @@ class Dispatcher:
             if able is not None:
                 self._take_out(able)
                 self._start(able, worker)
+
+    def _fill_from_queue(self, worker: int) -> None:
+        """What `_feed` does, where no other worker has room: nothing to place."""
+        while len(self._queue) and self._has_room(worker):
+            job = self._dequeue()
+            if job is None:
+                continue
+            if job.min_version > self._workers[worker].policy_version:
+                self._shelve(job, self._too_new)
+            else:
+                self._start(job, worker)
+                self._placed += 1
 
     def _place(self, jobs: list[_Job]) -> None:
         """Places jobs among the workers that have room, those together that need the same version. The rule does not know how
@@ -371,6 +390,7 @@ class Dispatcher:
 
     def _start(self, job: _Job, worker: int) -> None:
         job.worker, job.destination = worker, None
+        self._empty_s[worker], self._empty_since_s[worker] = self.empty_s(worker), None
         self._at[worker][job.sample.uid] = job
         self._unfinished[worker] += 1
         job.stay_tokens = job.max_tokens
@@ -385,6 +405,7 @@ class Dispatcher:
     # From a worker onwards.
 
     def _stay_ended(self, job: _Job, worker: int, stay: Any) -> None:
+        crowded = len(self._queue) > 0  # then nobody had room
         job.worker = None
         self._unfinished[worker] -= 1
         del self._at[worker][job.sample.uid]
@@ -395,7 +416,10 @@ class Dispatcher:
             del self._jobs[job.sample.uid]
             job.done.fail(stay.value)
         self._fill(worker)
-        self._feed()
+        if crowded:
+            self._fill_from_queue(worker)
+        else:
+            self._feed()
         self._tell_if_empty(worker)
 
     def _go_on_or_back(self, job: _Job, left: int, rollout: Rollout) -> None:
@@ -439,6 +463,8 @@ class Dispatcher:
 
     def _tell_if_empty(self, worker: int) -> None:
         if not self._at[worker]:
+            if self._empty_since_s[worker] is None:
+                self._empty_since_s[worker] = self._env.now
             told, self._until_empty[worker] = self._until_empty[worker], []
             for event in told:
                 event.succeed()

@@ -18,10 +18,12 @@ from simrl.dispatch import DISPATCHES, Dispatch
 from simrl.dispatch.least_requests import least_requests
 from simrl.errors import InputError
 from simrl.pipelines import Pipeline
+from simrl.pipelines.april import first_complete
 from simrl.pipelines.areal import Areal
 from simrl.pipelines.batchwise import Batchwise
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import HistoPipe
+from simrl.pipelines.partial_rollout import token_budget
 
 Plain = Literal["even_split", "least_requests", "round_robin"]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -289,9 +291,80 @@ def rhymerl(
     )
 
 
+@validate_call
+def partial_rollout(
+    budget_tokens: Count = 8192,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """A response gets a budget of tokens an update; a longer one goes on in the next, under newer weights.
+
+    As verl_colocated, but a response that has `budget_tokens` more than it came with is cut; it keeps them, and is submitted
+    with the next rollout, before the new groups, its prompt and tokens prefilled anew. Every update draws a batch of new groups
+    and trains all groups that are complete, so that a batch an update is trained on average; if none is complete, all get
+    another budget. How many groups to draw is left open by the report, and so is the budget: 8,192 is assumed.
+    A response of n budgets has tokens up to n - 1 versions old; nothing bounds n.
+    Not modelled: the detection of repetitions, which ends responses early; that tokens of earlier updates may be left out of
+    the loss.
+    """
+    return System(
+        name="partial_rollout",
+        pipeline=Batchwise(0, token_budget(budget_tokens)),
+        schedule="synchronous, responses in parts",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="Kimi k1.5, arXiv 2501.12599",
+        off_policyness=None,
+    )
+
+
+@validate_call
+def april(
+    over_sampling: Annotated[float, Field(ge=1, le=100)] = 2.0,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """More groups are at work than a batch needs; when it is complete, the others stop, and go on in the next step.
+
+    As verl_colocated, but a rollout begins with `over_sampling` times a batch's groups: first what the last one left, with the
+    tokens it has (prefilled anew, under the new weights), then new ones. It ends when a batch of them is complete. Groups that
+    are complete beyond that train in the next step; nothing is thrown away. Twice a batch is what the paper's examples take.
+    A long response may be put off again and again: nothing bounds the age of its first tokens.
+    Not modelled: the wait for an engine to confirm that it has stopped, beyond the pass that runs.
+    """
+    return System(
+        name="april",
+        pipeline=Batchwise(0, first_complete(over_sampling)),
+        schedule="synchronous, over-sampled",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="APRIL, arXiv 2509.18521",
+        off_policyness=None,
+    )
+
+
 RECIPES: dict[str, Callable[..., System]] = {
     recipe.__name__: recipe
-    for recipe in (verl_colocated, verl_2x, split, one_step_off, asyncflow, distflow, areal, rhymerl)
+    for recipe in (
+        verl_colocated,
+        verl_2x,
+        split,
+        one_step_off,
+        asyncflow,
+        distflow,
+        areal,
+        rhymerl,
+        partial_rollout,
+        april,
+    )
 }
 
 

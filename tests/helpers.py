@@ -193,3 +193,25 @@ def lanes(result: Result) -> dict[str, list[dict[str, Any]]]:
     for span in sorted(rows(result.spans), key=lambda s: s["started_s"]):
         by_lane.setdefault(span["lane"], []).append(span)
     return by_lane
+
+
+def versions(result: Result) -> dict[int, list[tuple[int, int]]]:
+    """(policy_version, tokens) of each sample's segments, by uid."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for segment in rows(result.segments):
+        found.setdefault(segment["uid"], []).append((segment["policy_version"], segment["tokens"]))
+    return found
+
+
+def trained(result: Result) -> list[list[int]]:
+    """The uids that each update trained."""
+    found: list[list[int]] = [[] for _ in rows(result.steps)]
+    for row in rows(result.samples):
+        if row["trained_step"] is not None:
+            found[row["trained_step"]].append(row["uid"])
+    return found
+
+
+def with_status(result: Result, status: str) -> list[int]:
+    """The uids with a status."""
+    return [row["uid"] for row in rows(result.samples) if row["status"] == status]

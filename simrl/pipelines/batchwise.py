@@ -22,10 +22,16 @@ from simrl.workload import Group
 
 
 class Batch:
-    """What one update trains, while it comes in: finished groups are scored, and put into parts of `part_groups` groups."""
+    """What one update trains, while it comes in: finished groups are scored, and put into parts of `part_groups` groups.
+
+    `target` is how many groups its collector is to hand over, where somebody asks for a number; else the collector's rule says.
+    A scored group that `accepts` does not want is dropped.
+    """
 
     def __init__(self, stage: Stage, part_groups: int | None = None) -> None:
         self.groups: list[list[Rollout]] = []
+        self.target: int | None = None
+        self.accepts: Callable[[list[Rollout]], bool] = lambda group: True
         self.complete = stage.env.event()
         self.parts: simpy.Store = simpy.Store(stage.env)
         self._stage = stage
@@ -38,6 +44,11 @@ class Batch:
     @property
     def rollouts(self) -> list[Rollout]:
         return [rollout for group in self.groups for rollout in group]
+
+    @property
+    def size(self) -> int:
+        """The groups of an update: the target, or as many as the first step of the trace has."""
+        return self._stage.workload.batch_groups if self.target is None else self.target
 
     def add(self, group: list[Rollout]) -> None:
         """A group whose responses are all finished: it is scored, and then belongs to the batch."""
@@ -58,11 +69,14 @@ class Batch:
 
     def _scored(self, scored: Any) -> None:
         self._being_scored -= 1
-        self.groups.append(scored.value)
-        if self._part_groups is not None:
-            self._part.append(scored.value)
-            if len(self._part) == self._part_groups:
-                self._put_part()
+        if self.accepts(scored.value):
+            self.groups.append(scored.value)
+            if self._part_groups is not None:
+                self._part.append(scored.value)
+                if len(self._part) == self._part_groups:
+                    self._put_part()
+        else:
+            self._stage.recorder.dropped(scored.value)
         self._look_whether_settled()
 
     def _look_whether_settled(self) -> None:

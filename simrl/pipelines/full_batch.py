@@ -13,7 +13,8 @@ def full_batch(stage: Stage) -> Collector:
     """A batch is over when its longest response is."""
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:
-        ends = submit_groups(stage, stage.workload.next_batch())
+        groups = stage.workload.next_batch() if batch.target is None else stage.workload.next_groups(batch.target)
+        ends = submit_groups(stage, groups)
         for end in ends:
             on_fire(end, lambda end: batch.add(end.value) if end.ok else None)
         yield gather(stage.env, ends)

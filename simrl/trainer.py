@@ -1,7 +1,8 @@
 """Trainer and Rewarder: what consumes rollouts, as schedules see them, and their simulated forms.
 
 Invariant: `Trainer.version` is the number of policy updates published so far; `train` and `train_parts` make exactly one.
-What a phase takes follows from the work in the batch (`simrl.training`), sequence by sequence.
+What a phase takes follows from the work in the batch (`simrl.training`), sequence by sequence. Colocated GPUs switch to
+training once an update: those that begin earlier, with log-probs, do not switch again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Trainer(Protocol):
         ...
 
     def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
-        """Log-probs of some rollouts on the GPUs of some colocated lanes, beside what the others do. Fires when done."""
+        """Log-probs of some rollouts on the GPUs of some colocated lanes, beside what the others do: these switch to training
+        now, and back after the update. Fires when done."""
         ...
 
     def published(self, version: int) -> simpy.Event:
@@ -74,6 +76,7 @@ class SimulatedTrainer:
         self._env = env
         self._recorder = recorder
         self._waiting: list[tuple[int, simpy.Event]] = []
+        self._switched: set[int] = set()  # lanes that train already, while others roll out
 
     def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = ()) -> simpy.Event:
         return self._env.process(self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}))
@@ -82,10 +85,7 @@ class SimulatedTrainer:
         return self._env.process(self._train_parts(parts))
 
     def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
-        gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
-        costs = replace(self.costs, gpus=gpus)
-        phases = [("switch", self.costs.switch_s), *costs.inference(_lengths(rollouts))]
-        return self._env.process(self._work(phases, lanes))
+        return self._env.process(self._infer(list(rollouts), lanes))
 
     def published(self, version: int) -> simpy.Event:
         event = self._env.event()
@@ -97,7 +97,7 @@ class SimulatedTrainer:
     def _train(self, rollouts: list[Rollout], prepared: set[int]) -> simpy.events.ProcessGenerator:
         started_s, costs = self._env.now, self.costs
         lengths = _lengths(rollouts)
-        yield from self._work(costs.before(lengths))
+        yield from self._begin(lengths)
         yield from self._work(costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
         yield from self._work(costs.update(lengths, costs.minibatches))
         return (yield from self._publish(rollouts, started_s))
@@ -108,14 +108,39 @@ class SimulatedTrainer:
         while (part := (yield parts.get())) is not None:
             started_s = self._env.now if started_s is None else started_s
             lengths = _lengths(part)
-            yield from self._work(self.costs.before(lengths) if not rollouts else [])
+            if not rollouts:
+                yield from self._begin(lengths)
             yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1))
             rollouts += part
         assert started_s is not None, "an update without a rollout"
         return (yield from self._publish(rollouts, started_s))
 
+    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """Where there are fewer GPUs than share a sequence otherwise, those there are share it."""
+        yield from self._switch(lanes)
+        gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
+        shared = {"sequence_parallel": min(self.costs.config.sequence_parallel, gpus)}
+        costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
+        yield from self._work(costs.inference(_lengths(rollouts)), lanes)
+
+    def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
+        """What precedes the work of an update."""
+        for kind, seconds in self.costs.before(lengths):
+            if kind == "switch":
+                yield from self._switch(self.lanes)
+            else:
+                yield from self._work([(kind, seconds)])
+
+    def _switch(self, lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """From rollout to training, those that have not done so yet."""
+        late = [lane for lane in lanes if lane not in self._switched]
+        if late:
+            self._switched.update(late)
+            yield from self._work([("switch", self.costs.switch_s)], late)
+
     def _publish(self, rollouts: list[Rollout], started_s: float) -> simpy.events.ProcessGenerator:
         yield from self._work(self.costs.after(self.version))
+        self._switched.clear()
         step = self._step(rollouts, started_s)
         self._recorder.trained(step, rollouts)
         self.version += 1

@@ -22,7 +22,7 @@ from simrl.events import call_at, call_last
 from simrl.profile import Tables
 from simrl.result import Recorder
 from simrl.rollout import Rollout, Segment, WeightLoad
-from simrl.trace import Response, Sample
+from simrl.trace import Response, Sample, Turn
 
 LoadMode = Literal["recompute", "keep", "drain"]
 
@@ -55,7 +55,8 @@ class RolloutWorker(Protocol):
         """Changes the weights; fires with a `WeightLoad`.
 
         Running requests are interrupted and recompute their KV cache under the new weights ("recompute"), are interrupted
-        and keep it ("keep"), or end first while nothing new is admitted ("drain").
+        and keep it ("keep"), or end first while nothing new is admitted ("drain"; what waits for an environment does not
+        run, and recomputes its cache).
         """
         ...
 
@@ -100,6 +101,16 @@ class _Stay:
         self.slot: int | None = None  # None: not in the engine, its cache or its environment is on the way
         self.watches: list[tuple[int, simpy.Event]] = []
 
+    def hear(self, turn: Turn, now_s: float) -> None:
+        """A turn has ended now: what the environment says to it is known when it has taken its time."""
+        self.observation_tokens += turn.observation_tokens
+        self.environment_until_s = now_s + turn.environment_s
+
+
+def _turn_at(response: Response, tokens: int) -> Turn | None:
+    """The turn that the environment answers when the response has so many tokens."""
+    return next((turn for turn in response.turns if turn.end_tokens == tokens), None)
+
 
 class SimulatedWorker:
     """A `RolloutWorker` on SimPy's clock around the exact engine. It looks up what its samples turn out to be.
@@ -135,6 +146,7 @@ class SimulatedWorker:
         self._busy_since_s: float | None = None
         self._tokens_before = 0
         self._lost_since_s: float | None = None
+        self._away: str | None = None  # the kind of span that says so
         self._asked_version = 0
 
     def submit(
@@ -167,12 +179,20 @@ class SimulatedWorker:
         self._command(lambda: setattr(self.engine, "slowdown", factor))
 
     def fail(self) -> None:
-        """The worker is lost: its stays end as they are, their KV cache is gone; until `restore`, it takes nothing."""
+        """The worker is lost: its stays end as they are, its KV cache and weights are gone; until `restore`, what is submitted
+        comes back at once, and weights count as loaded, so that who waits for all workers does not wait for this one."""
         self._command(self._lose)
 
-    def restore(self) -> None:
-        """The worker is back, and loads the weights that it was last asked to load."""
-        self._command(self._come_back)
+    def lend(self) -> None:
+        """The same, but it is no loss: the GPUs work for the trainer, whose spans say so."""
+        self._command(partial(self._lose, None))
+
+    def restore(self) -> simpy.Event:
+        """The worker is back, and loads the weights that it was last asked to load. Fires when it has them; with None if it was
+        not lost."""
+        event = self._env.event()
+        self._command(lambda: self._come_back(event))
+        return event
 
     def stop(self, time_s: float) -> None:
         """Ends the simulation now, at `time_s`: closes the worker's spans and records what is unfinished, as it is at the end
@@ -181,8 +201,7 @@ class SimulatedWorker:
             self._flush()
         self._stopped(self.engine.settle(time_s))
         self._close_rollout_span(self.engine.now_s)
-        if self._lost_since_s is not None:
-            self._recorder.span(self.index, "lost", self._lost_since_s, time_s, self.policy_version)
+        self._close_lost_span(time_s)
         for stay in self._stays.values():
             self._rollout(stay, self.engine.now_s, done=False)
 
@@ -209,7 +228,7 @@ class SimulatedWorker:
             return
         self._stays[stay.sample.uid] = stay
         stay.started_s = self.engine.now_s
-        fetch_s = self._costs.fetch_s_per_token * self._context_tokens(stay) if stay.cached else 0.0
+        fetch_s = self._costs.fetch_s_per_token * self._computed_tokens(stay)
         ready_s = max(self.engine.now_s + fetch_s, stay.environment_until_s)
         if ready_s > self.engine.now_s:
             call_at(self._env, ready_s, lambda: self._command(lambda: self._enter(stay)))
@@ -220,18 +239,22 @@ class SimulatedWorker:
         """A stay joins the engine's queue."""
         if self._stays.get(stay.sample.uid) is not stay:
             return  # aborted meanwhile
-        known = self._context_tokens(stay)
         prompt = stay.sample.prompt_tokens + stay.observation_tokens
-        cached = known - 1 if stay.cached and stay.closed_tokens else 0
-        slot = self.engine.submit(prompt, stay.length, stay.closed_tokens, cached)
+        slot = self.engine.submit(prompt, stay.length, stay.closed_tokens, self._computed_tokens(stay))
         stay.slot, stay.started_s = slot, self.engine.now_s
         self._in_slot[slot] = stay
         self._decoding.add(slot)
         self._open_rollout_span()
         self._set_stop(stay)
 
-    def _context_tokens(self, stay: _Stay) -> int:
-        return stay.sample.prompt_tokens + stay.observation_tokens + stay.closed_tokens
+    def _computed_tokens(self, stay: _Stay) -> int:
+        """Tokens of a stay that begins whose KV cache the pool has: all but the last one generated, and but what the
+        environment said after it."""
+        if not stay.cached or not stay.closed_tokens:
+            return 0
+        turn = _turn_at(stay.response, stay.closed_tokens)
+        unseen = 1 if turn is None else 1 + turn.observation_tokens
+        return stay.sample.prompt_tokens + stay.observation_tokens + stay.closed_tokens - unseen
 
     def _end_early(self, sample: Sample, event: simpy.Event) -> None:
         stay = self._stays.pop(sample.uid, None)
@@ -254,7 +277,10 @@ class SimulatedWorker:
         if not self._decoding:
             self._close_rollout_span(self.engine.now_s)
 
-    def _lose(self) -> None:
+    def _lose(self, kind: str | None = "lost") -> None:
+        if self._lost_since_s is not None:
+            return
+        self._away = kind
         now_s = self.engine.now_s
         for stay in list(self._stays.values()):
             rollout = self._rollout(stay, now_s, done=False)
@@ -264,13 +290,13 @@ class SimulatedWorker:
         self._lost_since_s = now_s
         self._load_what_may()
 
-    def _come_back(self) -> None:
+    def _come_back(self, event: simpy.Event) -> None:
         if self._lost_since_s is None:
+            call_at(self._env, self.engine.now_s, event.succeed)
             return
-        self._recorder.span(self.index, "lost", self._lost_since_s, self.engine.now_s, self.policy_version)
+        self._close_lost_span(self.engine.now_s)
         self._lost_since_s = None
-        if self._asked_version != self.policy_version:
-            self._queue_load("recompute", self._asked_version, self._env.event())
+        self._load("recompute", self._asked_version, event, evaluate=False)
 
     def _queue_load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
         self._asked_version = version
@@ -283,15 +309,14 @@ class SimulatedWorker:
             self._load(*self._loads.popleft())
         self.engine.admitting = not self._loads
 
-    def _load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
-        if self._lost_since_s is not None:  # nothing to load into; who waits for all workers does not wait for this one
-            call_at(
-                self._env, self.engine.now_s, partial(event.succeed, WeightLoad(version, self._env.now, self._env.now))
-            )
+    def _load(self, running: LoadMode, version: int, event: simpy.Event, evaluate: bool = True) -> None:
+        if self._lost_since_s is not None:
+            now_s = self.engine.now_s
+            call_at(self._env, now_s, partial(event.succeed, WeightLoad(version, now_s, now_s)))
             return
         for stay in self._in_slot.values():
             self._close_segment(stay, self.engine.now_s)
-        if running == "recompute":
+        if running != "keep":
             self.engine.recompute_running()
         started_s = self.engine.now_s
         self._close_rollout_span(started_s)
@@ -299,7 +324,7 @@ class SimulatedWorker:
         self.policy_version = version
         self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, version)
         load = WeightLoad(version, started_s, self.engine.now_s)
-        if self._costs.evaluate_every and version % self._costs.evaluate_every == 0:
+        if evaluate and self._costs.evaluate_every and version % self._costs.evaluate_every == 0:
             loaded_s = self.engine.now_s
             self.engine.now_s += self._costs.evaluate_s
             self._recorder.span(self.index, "evaluate", loaded_s, self.engine.now_s, version)
@@ -345,9 +370,9 @@ class SimulatedWorker:
         slot = stay.slot
         assert slot is not None
         self._close_segment(stay, now_s)
-        turn = next(turn for turn in stay.response.turns if turn.end_tokens == stay.closed_tokens)
-        stay.observation_tokens += turn.observation_tokens
-        stay.environment_until_s = now_s + turn.environment_s
+        turn = _turn_at(stay.response, stay.closed_tokens)
+        assert turn is not None
+        stay.hear(turn, now_s)
         self._decoding.discard(slot)
         if not self._decoding:
             self._close_rollout_span(now_s)
@@ -390,6 +415,9 @@ class SimulatedWorker:
                 del self._in_slot[slot], self._stays[stay.sample.uid]
                 self._decoding.discard(slot)
                 done = stay.length == stay.response.tokens
+                turn = None if done else _turn_at(stay.response, stay.length)
+                if turn is not None:  # cut just where a turn ends: the environment answers meanwhile
+                    stay.hear(turn, stopped_s)
                 fired.append((stopped_s, stay.event, self._rollout(stay, stopped_s, done)))
                 if not self._decoding:
                     self._close_rollout_span(stopped_s)
@@ -427,6 +455,10 @@ class SimulatedWorker:
             stay.segments.append(Segment(self.index, self.policy_version, new, stay.started_s, now_s))
             stay.closed_tokens = tokens
         stay.started_s = now_s
+
+    def _close_lost_span(self, now_s: float) -> None:
+        if self._lost_since_s is not None and self._away is not None:
+            self._recorder.span(self.index, self._away, self._lost_since_s, now_s, self.policy_version)
 
     def _open_rollout_span(self) -> None:
         if self._busy_since_s is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -85,14 +86,18 @@ def show(
 
 def describe(name: str) -> dict[str, Any]:
     """A recipe with its defaults as plain data; its docstring is a line, the rule, and what is not modelled."""
-    from simrl.systems import RECIPES
+    from simrl.systems import RECIPES, SPLIT_PARAMETERS, adapted_split
 
     recipe = RECIPES[name]
     system = recipe()
     summary, _, rest = inspect.cleandoc(recipe.__doc__ or "").partition("\n")
     modelled, found, not_modelled = rest.partition("Not modelled:")
     assert found, f"the docstring of {name} does not say what is not modelled"
-    schema = recipe_schema(name)
+    parameters = dict(inspect.signature(recipe).parameters)
+    schema = recipe_schema(recipe)
+    if "rollout_share" in parameters:
+        parameters |= SPLIT_PARAMETERS
+        schema["properties"] |= recipe_schema(adapted_split)["properties"]
     return {
         "name": name,
         "summary": summary,
@@ -105,18 +110,16 @@ def describe(name: str) -> dict[str, Any]:
         "not_modelled": " ".join(not_modelled.split()),
         "parameters": {
             key: {"default": parameter.default, "takes": _takes(schema["properties"][key])}
-            for key, parameter in inspect.signature(recipe).parameters.items()
+            for key, parameter in parameters.items()
         },
     }
 
 
-def recipe_schema(name: str) -> dict[str, Any]:
+def recipe_schema(recipe: Callable[..., Any]) -> dict[str, Any]:
     """The JSON schema of a recipe's parameters."""
     from pydantic import TypeAdapter
 
-    from simrl.systems import RECIPES
-
-    return TypeAdapter(inspect.unwrap(RECIPES[name])).json_schema()
+    return TypeAdapter(inspect.unwrap(recipe)).json_schema()
 
 
 def _takes(schema: dict[str, Any]) -> str:

@@ -17,13 +17,13 @@ def window(result: Result, warmup_steps: int) -> tuple[float, float]:
 
 
 def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool, str], float]:
-    """GPU-seconds within the window by (whether the lane rolls out, kind of span)."""
+    """GPU-seconds within the window by (whether the lane is for rollout then, kind of span)."""
     spans = result.spans
     started_s, ended_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s"))
     overlap_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
     gpu_s = overlap_s * spans.column("gpus").to_numpy()
-    lanes = spans.column("lane").combine_chunks()
-    rolls = np.array([name.startswith("rollout") for name in lanes.dictionary.to_pylist()])[lanes.indices.to_numpy()]
+    roles = spans.column("role").combine_chunks()
+    rolls = np.array([role == "rollout" for role in roles.dictionary.to_pylist()])[roles.indices.to_numpy()]
     kinds = spans.column("kind").combine_chunks()
     names, codes = kinds.dictionary.to_pylist(), kinds.indices.to_numpy()
     return {

@@ -4,8 +4,9 @@ Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly 
 "idle"), and every sample that was submitted has one row in `samples` with one status. The replayer writes the same tables,
 so predicted against measured is a join.
 
-spans      lane, gpus, kind, started_s, ended_s, policy_version, tokens — kinds: rollout, load_weights, evaluate, lost,
-           transfer, switch, log_prob, train, publish, checkpoint, idle
+spans      lane, gpus, role (what the GPUs are for then: rollout, also where they train in turn, or train), kind, started_s,
+           ended_s, policy_version, tokens — kinds: rollout, load_weights, evaluate, lost, transfer, switch, log_prob, train,
+           publish, checkpoint, idle
 steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
            response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
            an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -104,6 +106,9 @@ class Recorder:
         self.lanes = tuple(lanes)
         self._on_step = on_step
         self.spans: list[Span] = []
+        self._roles: list[list[tuple[float, str]]] = [
+            [(0.0, "rollout" if lane.name.startswith("rollout") else "train")] for lane in lanes
+        ]
         self.steps: list[Step] = []
         self._rollouts: dict[int, Rollout] = {}
         self._trained: dict[int, int] = {}
@@ -113,6 +118,10 @@ class Recorder:
         self, lane: int, kind: str, started_s: float, ended_s: float, policy_version: int, tokens: int = 0
     ) -> None:
         self.spans.append(Span(lane, kind, started_s, ended_s, policy_version, tokens))
+
+    def role(self, lane: int, role: str, from_s: float) -> None:
+        """From now on a lane's GPUs are for "rollout" or for "train"."""
+        self._roles[lane].append((from_s, role))
 
     def stay_ended(self, rollout: Rollout) -> None:
         """A stay on a worker is over: the rollout as it is now, done or not."""
@@ -153,20 +162,32 @@ class Recorder:
         rows: list[Span] = []
         for lane, spans in enumerate(by_lane):
             clock_s = 0.0
-            for span in sorted(spans, key=lambda s: s.started_s):
+            for span in sorted(_beneath(spans), key=lambda s: s.started_s):
                 if span.started_s < clock_s - 1e-9:
                     raise RuntimeError(f"lane {self.lanes[lane].name}: two things at {span.started_s} s ({span.kind})")
-                if span.started_s > clock_s:
-                    rows.append(Span(lane, "idle", clock_s, span.started_s, span.policy_version, 0))
+                rows += self._idle(lane, clock_s, span.started_s, span.policy_version)
                 rows.append(span._replace(started_s=max(span.started_s, clock_s)))
                 clock_s = span.ended_s
-            if clock_s < end_s:
-                rows.append(Span(lane, "idle", clock_s, end_s, -1, 0))
+            rows += self._idle(lane, clock_s, end_s, -1)
         table = _table(Span, rows)
         lanes = [self.lanes[row.lane] for row in rows]
-        return table.set_column(0, "lane", pa.array([x.name for x in lanes]).dictionary_encode()).add_column(
-            1, "gpus", pa.array([x.gpus for x in lanes], pa.int32())
-        )
+        columns = {
+            "lane": pa.array([x.name for x in lanes]).dictionary_encode(),
+            "gpus": pa.array([x.gpus for x in lanes], pa.int32()),
+            "role": pa.array([self._role_at(row) for row in rows], pa.string()).dictionary_encode(),
+        }
+        return pa.table({**columns, **{name: table.column(name) for name in table.column_names if name != "lane"}})
+
+    def _idle(self, lane: int, started_s: float, ended_s: float, policy_version: int) -> list[Span]:
+        """A gap, cut where the lane's role changes."""
+        if ended_s <= started_s:
+            return []
+        changes = [time_s for time_s, _ in self._roles[lane] if started_s < time_s < ended_s]
+        cuts = [started_s, *changes, ended_s]
+        return [Span(lane, "idle", a, b, policy_version, 0) for a, b in pairwise(cuts) if b > a]
+
+    def _role_at(self, span: Span) -> str:
+        return next(role for time_s, role in reversed(self._roles[span.lane]) if time_s <= span.started_s)
 
     def _samples_table(self) -> pa.Table:
         rows = []
@@ -203,6 +224,21 @@ class Recorder:
             for s in rollout.segments
         ]
         return _table(SegmentRow, rows)
+
+
+def _beneath(spans: list[Span]) -> list[Span]:
+    """The spans of a lane, those of kind "lost" only where there is nothing else: a colocated lane that has lost its rollout
+    worker still trains."""
+    others = sorted((span for span in spans if span.kind != "lost"), key=lambda s: s.started_s)
+    shown = []
+    for lost in (span for span in spans if span.kind == "lost"):
+        clock_s = lost.started_s
+        for span in others:
+            if span.ended_s > clock_s and span.started_s < lost.ended_s:
+                shown.append(lost._replace(started_s=clock_s, ended_s=span.started_s))
+                clock_s = span.ended_s
+        shown.append(lost._replace(started_s=clock_s))
+    return others + [span for span in shown if span.ended_s > span.started_s]
 
 
 class SampleRow(NamedTuple):

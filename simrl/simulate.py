@@ -18,12 +18,14 @@ import simrl
 from simrl.dispatch import Dispatcher
 from simrl.engine import Engine, Limits
 from simrl.errors import InputError
+from simrl.faults import check_faults, inject
 from simrl.hardware import Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Stage
 from simrl.profile import RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
 from simrl.scenario import Scenario
+from simrl.split import adapt
 from simrl.synthesis import synthesise
 from simrl.systems import System, make_system
 from simrl.trace import Trace, read_trace
@@ -57,6 +59,14 @@ class Prepared:
         """All that the system occupies."""
         rollout_gpus = self.workers * self.scenario.cluster.tp
         return max(rollout_gpus, self.train_gpus) if self.colocated else rollout_gpus + self.train_gpus
+
+    def may_train(self, gpus: int) -> bool:
+        """Whether the trainer can do with so many GPUs: whole sequences, enough memory."""
+        if gpus == 0 or gpus % self.scenario.training.sequence_parallel:
+            return False
+        longest = int(self.trace.column("prompt_tokens").max()) + self.trace.metadata.cap_tokens
+        costs = _costs(self.scenario, self.system, self.model, self.gpu, gpus)
+        return costs.memory_bytes(longest) <= self.gpu.memory_bytes
 
     def inputs(self) -> dict[str, Any]:
         """What the result rests on: where each number comes from."""
@@ -98,6 +108,7 @@ def prepare(scenario: Scenario) -> Prepared:
             f"training.sequence_parallel is {scenario.training.sequence_parallel}: it does not divide the {train_gpus} train "
             "GPUs; choose a divisor"
         )
+    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait")
     trace = _trace(scenario)
     profile = _profile(scenario, model, kind)
     limits = _limits(scenario, model, kind, trace)
@@ -140,9 +151,15 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
     """The same for a scenario that is prepared already."""
     scenario, system, tp = prepared.scenario, prepared.system, prepared.scenario.cluster.tp
     env = simpy.Environment()
-    lanes = [Lane(f"rollout-{i:03d}", tp) for i in range(prepared.workers)]
+    adapts = system.adapt_split_every > 0
+    units = (
+        scenario.cluster.gpus // tp if adapts else prepared.workers
+    )  # where the split changes, all that may roll out
+    lanes = [Lane(f"rollout-{i:03d}", tp) for i in range(units)]
     train_lanes = list(range(prepared.train_gpus // tp))
-    if not prepared.colocated:
+    if adapts:
+        train_lanes = list(range(prepared.workers, units))
+    elif not prepared.colocated:
         train_lanes = [len(lanes)]
         lanes.append(Lane("train", prepared.train_gpus))
     finished = env.event()
@@ -157,21 +174,29 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
     workload, tables = Workload(prepared.trace), prepared.profile.tables
     workers = [
         SimulatedWorker(env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder)
-        for i in range(prepared.workers)
+        for i in range(units)
     ]
     costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
     dispatcher = Dispatcher(env, workers, system.dispatch, recorder)
+    trainer = SimulatedTrainer(env, costs, train_lanes, recorder)
     stage = Stage(
         env=env,
         workers=list(workers),
         dispatcher=dispatcher,
-        trainer=SimulatedTrainer(env, costs, train_lanes, recorder),
+        trainer=trainer,
         rewarder=SimulatedRewarder(env, scenario.training.reward_s, workload.responses),
         recorder=recorder,
         workload=workload,
         times=_rollout_times(prepared),
         steps=scenario.steps,
     )
+    if adapts:
+        for unit in train_lanes:
+            dispatcher.retire(unit)
+            workers[unit].lend()
+            recorder.role(unit, "train", 0.0)
+        env.process(adapt(env, workers, dispatcher, trainer, recorder, system.adapt_split_every, prepared.may_train))
+    faults = inject(env, scenario.faults, scenario.seed, workers, dispatcher)
     with _garbage_kept():
         env.process(system.pipeline(stage))
         env.run(until=finished)  # what a pipeline does after its last update is no part of the result
@@ -179,7 +204,7 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
             worker.stop(env.now)
         for rollout in dispatcher.waiting():
             recorder.stay_ended(rollout)
-        return recorder.result(env.now, prepared.inputs())
+        return recorder.result(env.now, {**prepared.inputs(), "faults": faults})
 
 
 def _rollout_times(prepared: Prepared) -> RolloutTimes:

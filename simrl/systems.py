@@ -8,7 +8,7 @@ not modelled. (Speculation, the third choice of a system, is plain decoding in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,10 @@ from simrl.pipelines.areal import Areal
 from simrl.pipelines.batchwise import Batchwise
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import HistoPipe
+from simrl.pipelines.laminar import Laminar
 from simrl.pipelines.partial_rollout import token_budget
+from simrl.pipelines.rlhfuse import RLHFuse
+from simrl.pipelines.verl_fully_async import VerlFullyAsync, oldest_off_policyness
 
 Plain = Literal["even_split", "least_requests", "round_robin"]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -53,6 +56,7 @@ class System:
     host_buffer: bool = False
     extra_rollout_gpus: float = 0.0
     speculation: str = "none"
+    adapt_split_every: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -222,16 +226,20 @@ def areal(
     rollout_share: Share = 0.75,
     interruptible: bool = True,
     max_concurrent: Count | None = None,
-    on_stale: Literal["train", "drop"] = "train",
+    on_stale: Literal["train", "wait", "drop"] = "train",
     dispatch: Plain = "round_robin",
     minibatches: Count = 4,
     log_probs: NotNegative = 1,
 ) -> System:
     """Fully asynchronous, staleness bounded by η at admission, weights updated in flight.
 
-    `max_concurrent` groups run at once (None: one training batch, as in the code). `interruptible=False` lets running
-    responses end before an update (the paper's ablation, §7.5). `on_stale` says what happens to a group with a token
-    older than η. Four PPO mini-batches and the proximal log-probs are the paper's (§5.2, Table 3).
+    A group is submitted while the groups submitted so far make at most η + 1 batches more than were trained, and fewer than
+    `max_concurrent` run (None: one training batch, as in the code). The trainer takes a batch as soon as one is finished, those
+    submitted first before others; then all workers load the new weights and what runs goes on, its KV cache computed anew.
+    `interruptible=False` lets running responses end before an update (the paper's ablation, §7.5).
+    The bound is on counts: what the trainer has not waited for may be trained staler than η. `on_stale` says what becomes of
+    it: it trains, as in the code; it is dropped; or no update is made that would let it become too old ("wait"). Four PPO
+    mini-batches and the proximal log-probs are the paper's (§5.2, Table 3).
     Not modelled: the decoupled PPO objective's effect on learning.
     """
     return System(
@@ -243,7 +251,7 @@ def areal(
         minibatches=minibatches,
         log_probs=log_probs,
         paper="AReaL, arXiv 2505.24298",
-        off_policyness=eta if on_stale == "drop" or eta == 0 else None,
+        off_policyness=None if on_stale == "train" and eta > 0 else eta,
     )
 
 
@@ -351,6 +359,115 @@ def april(
     )
 
 
+@validate_call
+def verl_fully_async(
+    staleness: Annotated[float, Field(ge=0, le=100)] = 0.1,
+    sync_step: Count = 4,
+    require_batches: Count = 1,
+    partial_rollout: bool = True,
+    mini_batch: Count | None = None,
+    per_replica: Count = 16,
+    rollout_share: Share = 0.75,
+    dispatch: Plain = "least_requests",
+    log_probs: NotNegative = 0,
+) -> System:
+    """Several updates on groups as they stream in, then one synchronisation of weights, which interrupts what runs.
+
+    An update takes the `require_batches` · `mini_batch` groups that were finished first; every `sync_step`th is published, and
+    all workers load it. `mini_batch` is in groups (verl: prompts); None: so many that `sync_step` updates train a batch of the
+    trace, as verl's documentation asks for a fair comparison. From one synchronisation to the next, mini_batch ·
+    require_batches · (1 + `staleness`) · sync_step groups are submitted, rounded down, those counted that were running or
+    finished but not trained at the first; then generation pauses. `per_replica` groups a worker run at once. What runs at a
+    synchronisation goes on under the new weights, its KV cache computed anew; without `partial_rollout` it ends first, and
+    nothing is submitted meanwhile. A step is an update, so it trains less than a step of the trace. Old log-probs are the
+    rollout's own (`log_probs=0`).
+    Not modelled: that rollout stands still already while the weights are gathered (the phase `publish`).
+    """
+    return System(
+        name="verl_fully_async",
+        pipeline=VerlFullyAsync(mini_batch, require_batches, staleness, sync_step, per_replica, partial_rollout),
+        schedule="fully asynchronous, weights at every few updates",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=rollout_share,
+        minibatches=require_batches,
+        log_probs=log_probs,
+        paper="verl recipe fully_async_policy (Meituan)",
+        off_policyness=oldest_off_policyness(staleness, sync_step, partial_rollout),
+    )
+
+
+@validate_call
+def laminar(
+    sub_batch: Count | None = None,
+    repack: bool = True,
+    ramp_down: Share = 0.5,
+    rollout_share: Share = 0.75,
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """Each worker goes from sub-batch to sub-batch at its own pace, with the newest weights each time; long tails are repacked.
+
+    A worker that has nothing left pulls the newest published weights from the relay on its host, and generates the next
+    `sub_batch` groups (None: its even share of a batch) to their end under them: no response has two versions, no worker waits
+    for another, and the trainer, which takes the groups that were finished first, waits for none. `repack`: of the workers
+    with the same weights, those that have at most `ramp_down` of their sub-batch left give it away, fewest first, each to the
+    fullest of them that has room (for as many responses as its sub-batch had); prompts and tokens are prefilled anew there,
+    and who is empty goes on. It is looked at whenever a response ends and after every update. Nothing bounds the staleness.
+    The paper (Algorithm 1) tells a ramp-down by the KV cache, which falls once nothing waits, and looks every 5 s; here the
+    responses left tell it, which a dispatcher knows. What size a sub-batch has, and the share, are assumed.
+    Not modelled: the broadcast from relay to relay (0.6-1.6 s in the paper), beyond the phase `publish`; recovery from
+    failures by partial responses, beyond what dispatch does.
+    """
+    return System(
+        name="laminar",
+        pipeline=Laminar(sub_batch, ramp_down if repack else None),
+        schedule="fully asynchronous, each worker on its own",
+        dispatch=DISPATCHES["least_requests"],
+        rollout_share=rollout_share,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        host_buffer=True,
+        paper="Laminar, arXiv 2510.12633",
+        off_policyness=None,
+    )
+
+
+@validate_call
+def rlhfuse(
+    threshold: Share = 0.2,
+    destinations: Count | None = None,
+    migration: bool = True,
+    fusion: bool = True,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated, but log-probs begin on GPUs that the tail of the rollout is moved away from; on-policy.
+
+    When at most `threshold` of a step's samples are unfinished, they go on at `destinations` workers, those that hold most
+    of them, each to the one with the fewest; tokens are kept, KV caches prefilled anew. None means as few workers as leave
+    none with more samples than each had when the step began. The other GPUs switch to training at once and compute the
+    log-probs of what is finished, in rounds while the tail runs; then all GPUs do the rest and the update. The paper finds
+    the threshold by simulation (20 % is about what it takes); `simrl sweep` does that here. `migration=False` leaves the
+    tail where it is, and only workers that fall idle by themselves begin; `fusion=False` begins no log-probs early. Without
+    both it is verl_colocated.
+    Not modelled: intra-stage fusion (the actor's and the critic's micro-batches filling each other's pipeline bubbles), moving
+    a KV cache instead of prefilling it, rewards by a model on the freed GPUs.
+    """
+    return System(
+        name="rlhfuse",
+        pipeline=RLHFuse(threshold, destinations, migration, fusion),
+        schedule="synchronous, log-probs fused with the tail" if fusion else "synchronous",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="RLHFuse, arXiv 2409.13221",
+        off_policyness=0,
+    )
+
+
 RECIPES: dict[str, Callable[..., System]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -364,6 +481,9 @@ RECIPES: dict[str, Callable[..., System]] = {
         rhymerl,
         partial_rollout,
         april,
+        rlhfuse,
+        verl_fully_async,
+        laminar,
     )
 }
 
@@ -374,13 +494,30 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
         raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
     recipe = RECIPES[name]
     known = list(signature(recipe).parameters)
+    common = SPLIT_PARAMETERS if "rollout_share" in known else {}
     for key in parameters:
-        if key not in known:
-            raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join(known)}")
+        if key not in known and key not in common:
+            raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join([*known, *common])}")
     try:
-        system = recipe(**parameters)
+        system = recipe(**{key: value for key, value in parameters.items() if key not in common})
+        every = adapted_split(**{key: value for key, value in parameters.items() if key in common})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise InputError(f"system {name}: {place} is {first['input']!r}: {first['msg']}") from error
-    return System(**{**vars(system), "parameters": dict(parameters)})
+    if every and system.schedule == "synchronous":
+        raise InputError(
+            f"system {name}: adapt_split_every is {every}, but its rollout and training never overlap: one always waits, and "
+            "idle times tell nothing; choose rollout_share yourself"
+        )
+    return replace(system, adapt_split_every=every, parameters=dict(parameters))
+
+
+@validate_call
+def adapted_split(adapt_split_every: NotNegative = 0) -> int:
+    """What every recipe takes whose rollout and training have GPUs of their own (`simrl.split`): after so many updates, move
+    GPUs between them by what was idle; 0 keeps the split as it is."""
+    return adapt_split_every
+
+
+SPLIT_PARAMETERS = dict(signature(adapted_split).parameters)

@@ -1,6 +1,7 @@
 """Trainer and Rewarder: what consumes rollouts, as schedules see them, and their simulated forms.
 
-Invariant: `Trainer.version` is the number of policy updates published so far; `train` and `train_parts` make exactly one.
+Invariant: `Trainer.version` is the number of policy updates so far; `train` and `train_parts` make exactly one. Workers can
+load a version that was published; an update that is not goes to them with the next one that is.
 What a phase takes follows from the work in the batch (`simrl.training`), sequence by sequence. Colocated GPUs switch to
 training once an update: those that begin earlier, with log-probs, do not switch again.
 """
@@ -26,9 +27,9 @@ class Trainer(Protocol):
     @property
     def version(self) -> int: ...
 
-    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = ()) -> simpy.Event:
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
         """Log-probs (those of `prepared`, a part of the rollouts, are there), update and publication of the new weights.
-        Fires with the `Step` when they can be loaded."""
+        Fires with the `Step` when they can be loaded; without `publish`, when the update is made."""
         ...
 
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
@@ -75,11 +76,18 @@ class SimulatedTrainer:
         self.lanes = tuple(lanes)
         self._env = env
         self._recorder = recorder
+        self._published = 0
         self._waiting: list[tuple[int, simpy.Event]] = []
         self._switched: set[int] = set()  # lanes that train already, while others roll out
+        self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
 
-    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = ()) -> simpy.Event:
-        return self._env.process(self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}))
+    def resize(self, lanes: Sequence[int]) -> simpy.Event:
+        """From its next update on, the trainer has these lanes; its states are sharded anew. Fires when it has them."""
+        self._resizing = (tuple(lanes), self._env.event())
+        return self._resizing[1]
+
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
+        return self._env.process(self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}, publish))
 
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         return self._env.process(self._train_parts(parts))
@@ -89,31 +97,44 @@ class SimulatedTrainer:
 
     def published(self, version: int) -> simpy.Event:
         event = self._env.event()
-        if self.version >= version:
+        if self._published >= version:
             return event.succeed()
         self._waiting.append((version, event))
         return event
 
-    def _train(self, rollouts: list[Rollout], prepared: set[int]) -> simpy.events.ProcessGenerator:
-        started_s, costs = self._env.now, self.costs
-        lengths = _lengths(rollouts)
+    def _train(self, rollouts: list[Rollout], prepared: set[int], publish: bool) -> simpy.events.ProcessGenerator:
+        started_s = self._env.now
+        yield from self._resize()
+        lengths, costs = _lengths(rollouts), self.costs
         yield from self._begin(lengths)
         yield from self._work(costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
         yield from self._work(costs.update(lengths, costs.minibatches))
-        return (yield from self._publish(rollouts, started_s))
+        return (yield from self._finish(rollouts, started_s, publish))
 
     def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
         rollouts: list[Rollout] = []
         started_s = None
         while (part := (yield parts.get())) is not None:
-            started_s = self._env.now if started_s is None else started_s
+            if started_s is None:
+                started_s = self._env.now
+                yield from self._resize()
             lengths = _lengths(part)
             if not rollouts:
                 yield from self._begin(lengths)
             yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1))
             rollouts += part
         assert started_s is not None, "an update without a rollout"
-        return (yield from self._publish(rollouts, started_s))
+        return (yield from self._finish(rollouts, started_s, publish=True))
+
+    def _resize(self) -> simpy.events.ProcessGenerator:
+        """Lanes that it leaves are free at once; those it has now take part in moving the states."""
+        if self._resizing is None:
+            return
+        (lanes, resized), self._resizing = self._resizing, None
+        self.lanes = lanes
+        self.costs = replace(self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in lanes))
+        resized.succeed()
+        yield from self._work([("switch", self.costs.reshard_s)])
 
     def _infer(self, rollouts: list[Rollout], lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
         """Where there are fewer GPUs than share a sequence otherwise, those there are share it."""
@@ -138,14 +159,16 @@ class SimulatedTrainer:
             self._switched.update(late)
             yield from self._work([("switch", self.costs.switch_s)], late)
 
-    def _publish(self, rollouts: list[Rollout], started_s: float) -> simpy.events.ProcessGenerator:
-        yield from self._work(self.costs.after(self.version))
+    def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
+        yield from self._work(self.costs.after(self.version, publish))
         self._switched.clear()
         step = self._step(rollouts, started_s)
         self._recorder.trained(step, rollouts)
         self.version += 1
-        ready = [event for version, event in self._waiting if version <= self.version]
-        self._waiting = [(version, event) for version, event in self._waiting if version > self.version]
+        if publish:
+            self._published = self.version
+        ready = [event for version, event in self._waiting if version <= self._published]
+        self._waiting = [(version, event) for version, event in self._waiting if version > self._published]
         for event in ready:
             event.succeed()
         return step

@@ -114,13 +114,13 @@ class TrainingCosts:
     def ranks(self) -> int:
         return self.gpus // self.config.sequence_parallel
 
-    def phases(self, lengths: Ints, version: int = 0) -> list[Phase]:
+    def phases(self, lengths: Ints, version: int = 0, publish: bool = True) -> list[Phase]:
         """All of them in order, for a batch of sequences with so many tokens each; the update makes `version` + 1."""
         return (
             self.before(lengths)
             + self.inference(lengths)
             + self.update(lengths, self.minibatches)
-            + self.after(version)
+            + self.after(version, publish)
         )
 
     def before(self, lengths: Ints) -> list[Phase]:
@@ -142,10 +142,10 @@ class TrainingCosts:
         train_s = sum(self.pass_s(part, 3, self.config.mfu) for part in parts)
         return [("train", self.config.ppo_epochs * train_s)]
 
-    def after(self, version: int) -> list[Phase]:
-        """What follows the work: the weights go to the rollout workers, and at times to disk."""
+    def after(self, version: int, publish: bool = True) -> list[Phase]:
+        """What follows the work: the weights go to the rollout workers (unless nothing is published), and at times to disk."""
         publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
-        phases = [("switch", self.switch_s) if self.switch else ("publish", publish_s)]
+        phases = [("switch", self.switch_s)] if self.switch else [("publish", publish_s)] if publish else []
         if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
             phases.append(("checkpoint", self.config.checkpoint_s))
         return phases
@@ -154,6 +154,11 @@ class TrainingCosts:
     def switch_s(self) -> float:
         """Colocated, one way: weights, gradients and optimizer states to or from the host."""
         return self.config.switch_s + self.state_bytes / self.gpu.host_bytes_per_s
+
+    @property
+    def reshard_s(self) -> float:
+        """Of moving all states to where another number of GPUs needs them, over the network."""
+        return self.config.switch_s + self.state_bytes / self.gpu.network_bytes_per_s
 
     def pass_s(self, lengths: Ints, passes: int, mfu: float) -> float:
         """Seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward one.

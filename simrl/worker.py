@@ -183,9 +183,16 @@ class SimulatedWorker:
         comes back at once, and weights count as loaded, so that who waits for all workers does not wait for this one."""
         self._command(self._lose)
 
-    def lend(self) -> None:
-        """The same, but it is no loss: the GPUs work for the trainer, whose spans say so."""
-        self._command(partial(self._lose, None))
+    def lend(self) -> simpy.Event:
+        """The same, but it is no loss: the GPUs work for the trainer, whose spans say so. Fires when they are free for it."""
+        event = self._env.event()
+
+        def leave() -> None:
+            self._lose(None)
+            call_at(self._env, self.engine.now_s, event.succeed)
+
+        self._command(leave)
+        return event
 
     def restore(self) -> simpy.Event:
         """The worker is back, and loads the weights that it was last asked to load. Fires when it has them; with None if it was

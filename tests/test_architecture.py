@@ -13,11 +13,11 @@ LAYERS = (
     "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
     "files hardware overrides",
     "trace profile",
-    "rollout synthesis profilers importers engine training workload",
+    "rollout synthesis profilers importers engine training workload faults",
     "result scenario history",
     "worker trainer",  # write what happens through result's Recorder
     "dispatch",
-    "pipelines",
+    "pipelines split",
     "systems",
     "simulate",
     "metrics timeline trace_report allocation_report table",

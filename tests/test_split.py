@@ -1,0 +1,117 @@
+"""A rollout/train split that adapts: where GPUs go, and that nothing is lost on the way."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from helpers import Watched, lanes, prepared, rows, scenario, watch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simrl.errors import InputError
+from simrl.simulate import prepare, simulate
+from simrl.split import balanced_units
+from simrl.systems import RECIPES, make_system
+
+OVERLAPPING = [
+    name
+    for name in RECIPES
+    if make_system(name, {}).rollout_share is not None and make_system(name, {}).schedule != "synchronous"
+]
+
+
+def adapting(name: str, gpus: int = 8, share: float = 0.5, every: int = 1, steps: int = 8, **training) -> Watched:
+    workload = {
+        "steps": 4,
+        "prompts_per_step": 8,
+        "group": 2,
+        "cap_tokens": 300,
+        "mean_tokens": 80,
+        "sigma": 0.8,
+        "prompt_tokens": 20,
+    }
+    chosen = scenario(
+        {"name": name, "rollout_share": share, "adapt_split_every": every},
+        steps=steps,
+        cluster={"gpu": "h100", "gpus": gpus, "tp": 1},
+        workload={"synthetic": workload},
+        training={"reward_s": 0.01, "publish_s": 0.02, "load_overhead_s": 0.02, "switch_s": 0.05, **training},
+    )
+    return watch(prepared(chosen))
+
+
+def roles_at_end(watched: Watched) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for spans in lanes(watched.result).values():
+        found[spans[-1]["role"]] += spans[-1]["gpus"]
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("units", "rolling", "rollout_busy", "train_busy", "least", "wanted"),
+    [
+        (16, 8, 1.0, 1.0, 1, 8),  # both sides busy: nothing to gain
+        (16, 8, 1.0, 0.6, 1, 10),  # 8 and 4.8 units of work: 10 of 16
+        (16, 8, 0.6, 1.0, 1, 6),
+        (16, 8, 1.0, 0.0, 1, 12),  # no more than a quarter of all at a time
+        (16, 14, 1.0, 0.01, 2, 14),  # the trainer cannot do with less than two
+        (4, 1, 0.0, 1.0, 1, 1),  # somebody has to roll out
+    ],
+)
+def test_the_split_is_where_both_sides_would_have_been_equally_busy(
+    units, rolling, rollout_busy, train_busy, least, wanted
+):
+    assert balanced_units(units, rolling, rollout_busy, train_busy, least) == wanted
+
+
+def test_gpus_go_from_a_trainer_that_waits_to_rollout():
+    watched = adapting("areal", share=0.25)
+    assert roles_at_end(watched)["rollout"] > 2
+
+
+def test_gpus_go_from_rollout_to_a_trainer_that_is_late():
+    watched = adapting("one_step_off", share=0.75, mfu=0.001, log_prob_mfu=0.001)
+    assert roles_at_end(watched)["train"] > 2
+
+
+def test_a_trainer_keeps_as_many_gpus_as_a_sequence_needs():
+    watched = adapting("areal", share=0.5, sequence_parallel=2, steps=12)
+    trained_by = defaultdict(int)
+    for spans in lanes(watched.result).values():
+        for span in spans:
+            if span["kind"] == "train":
+                trained_by[span["policy_version"]] += span["gpus"]
+    assert {gpus % 2 for gpus in trained_by.values()} == {0}
+    assert min(trained_by.values()) >= 2
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+@settings(max_examples=10)
+@given(st.integers(1, 3), st.sampled_from([0.25, 0.5, 0.75]), st.sampled_from([0.35, 0.002]))
+def test_nothing_is_lost_and_no_gpu_does_two_things_while_the_split_changes(name, every, share, mfu):
+    watched = adapting(name, share=share, every=every, mfu=mfu, log_prob_mfu=mfu)
+    result = watched.result
+    samples = rows(result.samples)
+    submitted = {sample.uid for submission in watched.submissions for sample in submission.samples}
+    assert {row["uid"] for row in samples} == submitted
+    generated = sum(worker.engine.generated_total for worker in watched.workers)
+    assert generated == sum(row["generated_tokens"] for row in samples)
+    for spans in lanes(result).values():
+        assert (spans[0]["started_s"], spans[-1]["ended_s"]) == (0.0, result.metadata["end_s"])
+        assert all(a["ended_s"] == b["started_s"] for a, b in pairwise(spans))
+        for span in spans:
+            assert (span["kind"] == "rollout") <= (span["role"] == "rollout")
+            assert (span["kind"] in ("train", "log_prob", "publish")) <= (span["role"] == "train")
+    allowed = watched.prepared.system.off_policyness
+    assert allowed is None or max(u["off_policyness_max"] for u in rows(result.steps)) <= allowed
+
+
+def test_the_same_adapting_scenario_gives_the_same_tables():
+    chosen = scenario({"name": "areal", "rollout_share": 0.5, "adapt_split_every": 1}, steps=5)
+    assert simulate(chosen).spans.equals(simulate(chosen).spans)
+
+
+def test_a_system_of_which_one_side_always_waits_cannot_adapt():
+    for name, why in (("split", "never overlap"), ("verl_colocated", "unknown parameter 'adapt_split_every'")):
+        with pytest.raises(InputError, match=why):
+            prepare(scenario({"name": name, "adapt_split_every": 2}))

@@ -33,6 +33,14 @@ ABLATIONS = [
     ("areal", {"eta": 1, "max_concurrent": 3}),
     ("areal", {"eta": 2, "interruptible": False}),
     ("areal", {"eta": 1, "on_stale": "drop", "max_concurrent": 5}),
+    ("areal", {"eta": 1, "on_stale": "wait"}),
+    ("areal", {"eta": 2, "on_stale": "wait", "max_concurrent": 100, "interruptible": False}),
+    ("verl_fully_async", {"staleness": 0.0, "sync_step": 2}),
+    ("verl_fully_async", {"staleness": 1.0, "sync_step": 2, "partial_rollout": False}),
+    ("verl_fully_async", {"staleness": 2.5, "sync_step": 1, "mini_batch": 2, "require_batches": 2, "per_replica": 2}),
+    ("verl_fully_async", {"staleness": 0.5, "sync_step": 1, "partial_rollout": False, "dispatch": "round_robin"}),
+    ("laminar", {"repack": False}),
+    ("laminar", {"sub_batch": 3, "ramp_down": 0.9}),
 ]
 AREAL = [system for system in EVERY_RECIPE + ABLATIONS if system[0] == "areal"]
 
@@ -62,6 +70,12 @@ updates = st.integers(1, 5)
 def run(system, trace, workers=2, steps=4, limits=ROOMY, **more):
     name, parameters = system
     return watch(prepared(on_gpus(name, parameters, workers, steps=steps), trace, limits=limits, **more))
+
+
+def publishes(system, step):
+    """Whether an update goes to the rollout workers."""
+    name, parameters = system
+    return name != "verl_fully_async" or (step + 1) % parameters.get("sync_step", 4) == 0
 
 
 # What holds for every system.
@@ -163,8 +177,9 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
             took[span["kind"]] += span["ended_s"] - span["started_s"]
         if name == "train" or (ready.colocated and int(name.removeprefix("rollout-")) < ready.train_gpus):
             expected = Counter()
-            for sequences in batch.values():
-                for kind, seconds in costs.phases(np.array([sum(sequence) for sequence in sequences])):
+            for step, sequences in batch.items():
+                tokens = np.array([sum(sequence) for sequence in sequences])
+                for kind, seconds in costs.phases(tokens, publish=publishes(system, step)):
                     expected[kind] += seconds
             for kind, seconds in expected.items():
                 assert took[kind] == pytest.approx(seconds), kind
@@ -270,16 +285,23 @@ def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system,
         assert running <= concurrent
 
 
+@systems(AREAL)
 @settings(max_examples=40)
-@given(traces, workers, st.integers(0, 2))
-def test_areal_trains_the_oldest_finished_groups_first(trace, workers, eta):
-    watched = run(("areal", {"eta": eta, "max_concurrent": 4}), trace, workers)
+@given(traces, workers)
+def test_areal_trains_what_was_submitted_first_of_what_is_finished(system, trace, workers):
+    watched = run(system, trace, workers, steps=6)
     row = {row["uid"]: row for row in rows(watched.result.samples)}
+    reward_s = watched.prepared.scenario.training.reward_s
+    started_s = {u["step"]: u["started_s"] for u in rows(watched.result.steps)}
     groups = [[row[s.uid] for s in submission.samples] for submission in watched.submissions]
-    ends = [(max(r["finished_s"] or np.inf for r in group), group[0]["trained_step"]) for group in groups]
-    for (first_s, first_step), (second_s, second_step) in product(ends, ends):
-        if first_s < second_s - 1e-9 and second_step is not None:
-            assert first_step is not None and first_step <= second_step
+    there_s = [max(r["finished_s"] or np.inf for r in group) + reward_s for group in groups]
+    for n, group in enumerate(groups):
+        step = group[0]["trained_step"]
+        if step is not None:  # whoever came before was trained before, dropped, or not there yet
+            for first, first_s in zip(groups[:n], there_s, strict=False):
+                trained = first[0]["trained_step"]
+                late = first_s > started_s[step] - 1e-9 or first[0]["status"] == "dropped"
+                assert late or (trained is not None and trained <= step)
 
 
 @settings(max_examples=40)

@@ -1,21 +1,27 @@
 """AReaL (arXiv 2505.24298): generation never waits for training; staleness is bounded where groups are admitted.
 
 Admission (§5.1, and the code's capacity): with B groups a step, i the current version and N_r the groups submitted so far
-and not dropped, floor((N_r - 1) / B) ≤ i + η, and no more than `max_concurrent` groups at once. The oldest finished groups
-train first, each once. On an update, running requests are interrupted, load the weights, recompute their KV cache and go on,
-so a response may carry segments of several versions. The bound is on counts: a straggler can still be trained staler than η.
+and not dropped, floor((N_r - 1) / B) ≤ i + η, and no more than `max_concurrent` groups at once. Of the finished groups, those
+that were submitted first train first, each once (§5.1; the code sorts by the time of submission). On an update, running
+requests are interrupted, load the weights, recompute their KV cache and go on, so a response may carry segments of several
+versions (§4.1).
+
+Invariant: up to version i, no more than (i + η + 1) · B groups were submitted. So a trainer that takes them in the order of
+their submission never trains a token older than η; one that goes on without a straggler may train it staler. The paper leaves
+open what happens then: it is trained, dropped, or waited for: `on_stale="wait"` makes no version i + 1 while a group
+that was submitted under version i - η or before is unfinished. The batch then has room for all of these, by the inequality.
 """
 
-from collections import deque
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import simpy
 
-from simrl.events import gather, on_fire
+from simrl.events import gather
 from simrl.pipelines import Stage
-from simrl.pipelines.batchwise import submit_groups
-from simrl.rollout import Rollout
+from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.worker import LoadMode
 
 
@@ -31,77 +37,53 @@ class Areal:
     eta: int
     interruptible: bool
     max_concurrent: int | None
-    on_stale: Literal["train", "drop"]
+    on_stale: Literal["train", "wait", "drop"]
 
     def __call__(self, stage: Stage) -> simpy.events.ProcessGenerator:
-        return _Run(self, stage).trainer_loop()
+        return _Run(self, stage).train()
 
 
 class _Run:
-    """One run's bookkeeping: groups running, groups accepted (finished or trained, and not dropped), the buffer."""
+    """One run: the trainer's loop, and the rule that admits."""
 
     def __init__(self, rule: Areal, stage: Stage) -> None:
         self.rule = rule
         self.stage = stage
         self.batch = stage.workload.batch_groups
-        self.running = 0
-        self.accepted = 0
-        self.buffer: deque[list[Rollout]] = deque()
-        self.news = stage.env.event()
+        self.concurrent = self.batch if rule.max_concurrent is None else rule.max_concurrent
+        self.stream = GroupStream(stage, self.room)
 
-    def trainer_loop(self) -> simpy.events.ProcessGenerator:
+    def train(self) -> simpy.events.ProcessGenerator:
         """Trains whenever a batch of groups is there, then updates every worker in flight."""
         stage, trainer = self.stage, self.stage.trainer
-        self.admit()
+        mode: LoadMode = "recompute" if self.rule.interruptible else "drain"
+        self.stream.admit()
         for _ in range(stage.steps):
-            self.drop_stale()
-            while len(self.buffer) < self.batch:
-                yield self.news
-                self.drop_stale()
-            batch = [self.buffer.popleft() for _ in range(self.batch)]
-            yield trainer.train([rollout for group in batch for rollout in group])
-            mode: LoadMode = "recompute" if self.rule.interruptible else "drain"
+            while (batch := self.next_batch()) is None:
+                yield self.stream.news()
+            yield trainer.train(self.stream.take(batch))
             loads = [worker.load_weights(trainer.version, running=mode) for worker in stage.workers]
-            self.admit()
+            self.stream.admit()
             yield gather(stage.env, loads)
 
-    def admit(self) -> None:
-        """Submits groups while the rule allows."""
-        stage, rule = self.stage, self.rule
-        concurrent = self.batch if rule.max_concurrent is None else rule.max_concurrent
-        while capacity(rule.eta, stage.trainer.version, self.batch, concurrent, self.running, self.accepted) > 0:
-            self.running += 1
-            [end] = submit_groups(stage, stage.workload.next_groups(1))
-            on_fire(end, self.group_ended)
+    def room(self) -> int:
+        stream, rule, version = self.stream, self.rule, self.stage.trainer.version
+        running = len(stream.running)
+        return capacity(
+            rule.eta,
+            version,
+            self.batch,
+            self.concurrent,
+            running,
+            accepted=stream.submitted - stream.dropped - running,
+        )
 
-    def group_ended(self, ended: Any) -> None:
-        if not ended.ok:
-            raise ended.value  # a worker that died, or its engine's error
-        on_fire(self.stage.rewarder.score(ended.value), self.group_scored)
-
-    def group_scored(self, scored: Any) -> None:
-        self.running -= 1
-        self.accepted += 1
-        self.buffer.append(scored.value)
-        self.admit()
-        self.tell()
-
-    def drop_stale(self) -> None:
-        """With `on_stale="drop"`, groups with a token older than η leave the buffer and the count."""
-        if self.rule.on_stale == "train":
-            return
-        oldest = self.stage.trainer.version - self.rule.eta
-        kept: deque[list[Rollout]] = deque()
-        for group in self.buffer:
-            if min(s.policy_version for r in group for s in r.segments) < oldest:
-                self.stage.recorder.dropped(group)
-                self.accepted -= 1
-            else:
-                kept.append(group)
-        self.buffer = kept
-        self.admit()
-
-    def tell(self) -> None:
-        """Wakes the trainer loop if it waits."""
-        news, self.news = self.news, self.stage.env.event()
-        news.succeed()
+    def next_batch(self) -> list[Finished] | None:
+        """The finished groups that were submitted first, if they make a batch and none is missing that cannot wait."""
+        stream, oldest = self.stream, self.stage.trainer.version - self.rule.eta
+        if self.rule.on_stale == "drop":
+            stream.drop([g for g in stream.buffer if g.oldest_version < oldest])
+            stream.admit()
+        if self.rule.on_stale == "wait" and any(version <= oldest for version in stream.running.values()):
+            return None
+        return sorted(stream.buffer)[: self.batch] if len(stream.buffer) >= self.batch else None

@@ -33,6 +33,9 @@ ABLATIONS = [
     ("areal", {"eta": 1, "max_concurrent": 3}),
     ("areal", {"eta": 2, "interruptible": False}),
     ("areal", {"eta": 1, "on_stale": "drop", "max_concurrent": 5}),
+    ("rlhfuse", {"threshold": 0.7, "destinations": 2}),
+    ("rlhfuse", {"threshold": 0.6, "migration": False}),
+    ("rlhfuse", {"threshold": 0.6, "fusion": False}),
     ("areal", {"eta": 1, "on_stale": "wait"}),
     ("areal", {"eta": 2, "on_stale": "wait", "max_concurrent": 100, "interruptible": False}),
     ("verl_fully_async", {"staleness": 0.0, "sync_step": 2}),
@@ -181,6 +184,8 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
                 tokens = np.array([sum(sequence) for sequence in sequences])
                 for kind, seconds in costs.phases(tokens, publish=publishes(system, step)):
                     expected[kind] += seconds
+            if "fused" in ready.system.schedule:  # some log-probs on some GPUs
+                del expected["log_prob"]
             for kind, seconds in expected.items():
                 assert took[kind] == pytest.approx(seconds), kind
         if name != "train":

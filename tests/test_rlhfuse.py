@@ -1,0 +1,131 @@
+"""RLHFuse: when the tail moves and where to, what the freed GPUs do meanwhile, and that nothing switches twice."""
+
+import numpy as np
+import pytest
+from helpers import lanes, on_gpus, prepared, rows, trace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_pipelines import run, timed, traces, updates_at, workers
+
+from simrl.hardware import model_shape
+from simrl.pipelines.rlhfuse import RLHFuse
+from simrl.simulate import simulate_prepared
+from simrl.training import TrainingCosts
+
+SWITCH_S = 20 + 18 * model_shape("qwen3-0.6b").parameters / 2 / 64e9  # on two GPUs
+# Ten responses, five at each of two workers; one of each five is long.
+TAILS = trace([[[(4, n)] for n in (70, 60, 30, 30, 30, 30, 30, 30, 30, 30)]])
+
+
+def spans_of(result, lane):
+    return [(s["kind"], s["started_s"], s["ended_s"]) for s in lanes(result)[lane] if s["kind"] != "idle"]
+
+
+def segments_of(result, uid):
+    return [(s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in rows(result.segments) if s["uid"] == uid]
+
+
+def test_the_tail_goes_to_so_few_workers_that_none_has_more_than_it_began_with():
+    rule = RLHFuse(0.2, None, migration=True, fusion=True)
+    assert rule.number_of_destinations(2, 10, 2) == 1
+    assert rule.number_of_destinations(20, 100, 10) == 2
+    assert rule.number_of_destinations(21, 100, 10) == 3
+    assert rule.number_of_destinations(2, 10, 20) == 2  # one each
+    assert RLHFuse(0.2, 3, migration=True, fusion=True).number_of_destinations(2, 10, 2) == 2
+
+
+def test_a_fifth_of_the_samples_moves_to_one_worker_and_the_other_switches_and_infers():
+    result = timed("rlhfuse", 1, TAILS, workers=2)
+    assert segments_of(result, 0) == [(0, 70, 0, 70)]
+    # Two are left at 30. The other hears of it at its next boundary, and leaves with 31 tokens; the destination takes it in at
+    # its own next boundary and computes its 4 + 31 anew, in the pass that gives it a token.
+    assert segments_of(result, 1) == [(1, 31, 0, 31), (0, 29, 32, 61)]
+    assert spans_of(result, "rollout-001")[:2] == [("rollout", 0, 31), ("switch", 31, pytest.approx(31 + SWITCH_S))]
+    # The last ends at 70 and is scored at 75; only its worker has to switch then.
+    assert updates_at(result) == [70 + 5 + 2 * SWITCH_S]
+    kinds = [kind for kind, _, _ in spans_of(result, "rollout-000")]
+    assert kinds == ["rollout", "transfer", "switch", "log_prob", "train", "switch"]
+    kinds = [kind for kind, _, _ in spans_of(result, "rollout-001")]
+    # Its second round, of the one that ended at 61, needs no switch any more; nor does the update.
+    assert kinds == ["rollout", "switch", "log_prob", "log_prob", "transfer", "log_prob", "train", "switch"]
+
+
+def test_without_migration_a_worker_begins_when_it_has_nothing_left():
+    result = timed("rlhfuse", 1, TAILS, workers=2, migration=False)
+    assert segments_of(result, 1) == [(1, 60, 0, 60)]
+    assert spans_of(result, "rollout-001")[:2] == [("rollout", 0, 60), ("switch", 60, pytest.approx(60 + SWITCH_S))]
+    # It still switches when the last is scored at 75, and the update waits for what it has begun.
+    assert updates_at(result) == [60 + SWITCH_S + SWITCH_S + SWITCH_S]
+
+
+def test_without_fusion_the_freed_gpus_wait():
+    result = timed("rlhfuse", 1, TAILS, workers=2, fusion=False)
+    assert segments_of(result, 1) == [(1, 31, 0, 31), (0, 29, 32, 61)]
+    assert [kind for kind, _, _ in spans_of(result, "rollout-001")][:3] == ["rollout", "transfer", "switch"]
+    assert updates_at(result) == [70 + 5 + 2 * SWITCH_S]
+
+
+def test_the_next_step_uses_every_worker_again():
+    result = timed("rlhfuse", 2, TAILS, workers=2)
+    assert {s["worker"] for s in rows(result.segments) if s["policy_version"] == 1} == {0, 1}
+    first_s = 75 + 2 * SWITCH_S
+    assert updates_at(result) == [first_s, 2 * first_s + 10]
+
+
+def slow_log_probs(name, **parameters):
+    """A second of log-probs takes a GPU hundreds of tokens."""
+    training = {"log_prob_mfu": 0.001, "mfu": 1.0, "reward_s": 5.0, "switch_s": 0.0}
+    ready = prepared(on_gpus(name, parameters, 2, steps=1, training=training), LONG)
+    costs = TrainingCosts(ready.model, ready.gpu, 2, ready.scenario.training, 1, 1, switch=True, controller=True)
+    return simulate_prepared(ready), costs
+
+
+LONG = trace([[[(40, n)] for n in (4000, 3000, 300, 300, 300, 300, 300, 300, 300, 300)]])
+
+
+def test_log_probs_of_what_is_finished_are_hidden_behind_the_tail():
+    fused, costs = slow_log_probs("rlhfuse")
+    alone, _ = slow_log_probs("verl_colocated")
+    took = [
+        sum(s["ended_s"] - s["started_s"] for s in lanes(r)["rollout-000"] if s["kind"] == "log_prob")
+        for r in (alone, fused)
+    ]
+    [(_, everything_s)] = costs.inference(np.array([4040, 3040] + 8 * [340]))
+    [(_, rest_s)] = costs.inference(np.array([4040, 3040]))
+    assert took == [pytest.approx(everything_s), pytest.approx(rest_s)]
+    early = next(s for s in lanes(fused)["rollout-001"] if s["kind"] == "log_prob")
+    tail_s = max(s["ended_s"] for s in rows(fused.segments))
+    assert early["ended_s"] < tail_s
+
+
+def tables(result):
+    return [rows(table) for table in (result.steps, result.samples, result.segments, result.spans)]
+
+
+@settings(max_examples=30)
+@given(traces, workers)
+def test_without_migration_and_fusion_it_is_verl_colocated(trace, workers):
+    plain = run(("verl_colocated", {}), trace, workers).result
+    fused = run(("rlhfuse", {"migration": False, "fusion": False, "threshold": 0.6}), trace, workers).result
+    assert tables(fused) == tables(plain)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 60), st.integers(1, 5), workers)
+def test_where_all_responses_are_equally_long_there_is_no_tail(length, groups, workers):
+    equal = trace([[[(4, length)] * 2] * groups] * 2)
+    plain = run(("verl_colocated", {}), equal, workers).result
+    at_once = workers == 1 or 2 * groups % workers == 0  # else the workers' passes differ, and so do their ends
+    if at_once:
+        assert tables(run(("rlhfuse", {}), equal, workers).result) == tables(plain)
+
+
+@settings(max_examples=30)
+@given(traces, st.integers(2, 3), st.sampled_from([0.2, 0.5, 0.9]), st.sampled_from([None, 1, 2]))
+def test_lanes_switch_twice_an_update_and_never_roll_out_in_between(trace, workers, threshold, destinations):
+    result = run(("rlhfuse", {"threshold": threshold, "destinations": destinations}), trace, workers).result
+    for spans in lanes(result).values():
+        kinds = [s["kind"] for s in spans if s["kind"] in ("rollout", "switch")]
+        switches = [i for i, kind in enumerate(kinds) if kind == "switch"]
+        assert len(switches) == 2 * 4
+        assert all(back - there == 1 for there, back in zip(switches[::2], switches[1::2], strict=True))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from simrl.result import Result
 
@@ -43,6 +44,10 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
                               counted
     train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
     off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
+    carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
+                              off_policyness: carried_off_policyness_max is theirs
+    dropped_share             share of all generated tokens, from the start on, that a rule threw away
+    migrated_share            share of all samples, from the start on, that were at more than one worker
     settled                   whether off-policyness no longer grew: its mean in the second half of the window is within 10 %
                               (or 0.1) of the first half's. Where not, a buffer was still filling
     gpu_hours_per_1k_samples  all GPUs, whatever they do
@@ -77,7 +82,24 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
         "train_idle": gpu_s.get((False, "idle"), 0.0) / train_s if train_s else 0.0,
         "off_policyness_mean": float(np.average(ages, weights=tokens)),
         "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),
+        "carried_share": int(steps.column("carried_tokens").to_numpy().sum()) / response,
+        "carried_off_policyness_max": int(steps.column("carried_off_policyness_max").to_numpy().max()),
+        "dropped_share": _dropped_share(result),
+        "migrated_share": _migrated_share(result),
         "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1),
         "gpu_hours_per_1k_samples": gpu_hours,
         "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour if cost_per_gpu_hour else None,
     }
+
+
+def _dropped_share(result: Result) -> float:
+    tokens = result.samples.column("generated_tokens").to_numpy()
+    dropped = pc.equal(result.samples.column("status"), "dropped").to_numpy()
+    return float(tokens[dropped].sum() / max(tokens.sum(), 1))
+
+
+def _migrated_share(result: Result) -> float:
+    """Segments are in the order of their samples, and of time within them."""
+    uid, worker = (result.segments.column(name).to_numpy() for name in ("uid", "worker"))
+    moved = (uid[1:] == uid[:-1]) & (worker[1:] != worker[:-1])
+    return float(np.unique(uid[1:][moved]).size / max(result.samples.num_rows, 1))

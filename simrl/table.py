@@ -65,7 +65,7 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
             console.print(
                 f"{_name(row)}: off-policyness had not settled (a buffer fills, or lengths change): raise steps"
             )
-    for line in _unequal_work(rows):
+    for line in [*_tokens_apart(rows), *_unequal_work(rows)]:
         console.print(line)
     console.print()
     for line in _provenance(folder / row["folder"] for row in rows):
@@ -75,6 +75,25 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
         "with comparison.png and .json, and for each row a folder: timeline.png, perfetto.json (open it at "
         "https://ui.perfetto.dev), Parquet tables, result.json."
     )
+
+
+def _tokens_apart(rows: Sequence[Row]) -> list[str]:
+    """What the columns do not show of a system: tokens thrown away or carried over, samples that moved."""
+    lines = []
+    for row in rows:
+        said = []
+        if row["dropped_share"] > 0:
+            said.append(f"{row['dropped_share']:.1%} of the generated tokens were dropped")
+        if row["carried_share"] > 0:
+            age = row["carried_off_policyness_max"]
+            said.append(
+                f"{row['carried_share']:.1%} of the trained tokens came from a step before, up to {age} updates old"
+            )
+        if row["migrated_share"] > 0:
+            said.append(f"{row['migrated_share']:.1%} of the samples moved between workers")
+        if said:
+            lines.append(f"{_name(row)}: {', '.join(said)}")
+    return lines
 
 
 def _unequal_work(rows: Sequence[Row]) -> list[str]:

@@ -1,6 +1,7 @@
 """Metrics of a result made by hand: two rollout workers of two GPUs, a trainer of four."""
 
 import pytest
+from helpers import rollout
 
 from simrl.metrics import gpu_seconds, summary, window
 from simrl.result import Lane, Recorder, Result, Step
@@ -78,3 +79,17 @@ def test_a_run_is_settled_only_if_its_off_policyness_no_longer_grows():
 
     assert row_of([0.0, 1.0, 1.0, 1.0, 1.0])["settled"]
     assert not row_of([0.0, 1.0, 2.0, 3.0, 4.0])["settled"]
+
+
+def test_what_was_dropped_and_who_moved_is_counted_over_all_that_was_generated():
+    record = Recorder([Lane("rollout-000", 1), Lane("rollout-001", 1)])
+    moved = rollout(0, {0: 6})
+    moved = moved._replace(segments=(moved.segments[0], moved.segments[0]._replace(worker=1, tokens=4)))
+    for one in (moved, rollout(1, {0: 20}), rollout(2, {0: 30}, done=False), rollout(3, {0: 40})):
+        record.stay_ended(one)
+    record.trained(Step(0, 0, 0.0, 1.0, 2, 8, 50, 0.0, 0, carried_tokens=5, carried_off_policyness_max=2), [moved])
+    record.dropped([rollout(1, {0: 20}), rollout(2, {0: 30}, done=False)])
+    row = summary(record.result(10.0, {"label": "", "variant": "", "gpus": 2}), 0)
+    assert row["dropped_share"] == 50 / 100
+    assert row["migrated_share"] == 1 / 4
+    assert (row["carried_share"], row["carried_off_policyness_max"]) == (5 / 50, 2)

@@ -29,6 +29,10 @@ def compared(tmp_path):
             "train_idle": 0.0,
             "off_policyness_mean": 3.504,
             "off_policyness_max": 6,
+            "carried_share": 0.0,
+            "carried_off_policyness_max": 0,
+            "dropped_share": 0.0,
+            "migrated_share": 0.0,
             "settled": True,
             "gpu_hours_per_1k_samples": 3.08,
             "cost_per_1k_samples": 7.7,
@@ -133,3 +137,24 @@ def test_different_sources_are_all_named(compared, capsys, monkeypatch):
     text = "\n".join(shown(compared, capsys, monkeypatch))
     assert "assumed (roofline" in text
     assert "my own [sic] measurements" in text
+
+
+def test_tokens_that_were_dropped_or_carried_and_samples_that_moved_are_told_where_there_are_some(
+    compared, capsys, monkeypatch
+):
+    assert "dropped" not in " ".join(shown(compared, capsys, monkeypatch))
+    told = " ".join(
+        shown(
+            compared,
+            capsys,
+            monkeypatch,
+            dropped_share=0.125,
+            carried_share=0.02,
+            carried_off_policyness_max=2,
+            migrated_share=0.031,
+        )
+    )
+    assert (
+        "areal(eta=2) (cluster.gpus=64): 12.5% of the generated tokens were dropped, 2.0% of the trained tokens came from a "
+        "step before, up to 2 updates old, 3.1% of the samples moved between workers" in told
+    )

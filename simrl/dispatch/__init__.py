@@ -146,6 +146,7 @@ class Dispatcher:
         self._at: list[dict[int, _Job]] = [{} for _ in workers]
         self._for_worker: list[dict[int, _Job]] = [{} for _ in workers]  # waiting for just this worker
         self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
+        self._until_active: list[list[simpy.Event]] = [[] for _ in workers]
         self._empty_since_s: list[float | None] = [env.now for _ in workers]
         self._empty_s = [0.0 for _ in workers]
         self._too_new: dict[int, _Job] = {}  # waiting for room at a worker with the weights they need
@@ -234,6 +235,13 @@ class Dispatcher:
         since_s = self._empty_since_s[worker]
         return self._empty_s[worker] + (0.0 if since_s is None else self._env.now - since_s)
 
+    def activated(self, worker: int) -> simpy.Event:
+        """Fires when the worker takes samples; at once if it does."""
+        event = self._env.event()
+        self._until_active[worker].append(event)
+        self._tell_if_active(worker)
+        return event
+
     @property
     def active(self) -> list[int]:
         """The workers that take samples."""
@@ -262,6 +270,7 @@ class Dispatcher:
     def activate(self, worker: int) -> None:
         """The worker takes samples (again)."""
         self._active[worker], self._lost[worker] = True, False
+        self._tell_if_active(worker)
         self._fill(worker)
         self.weights_changed()
 
@@ -460,6 +469,12 @@ class Dispatcher:
         """Who waits for a sample hears now; until then it can still be asked for."""
         if done.ok:
             del self._jobs[done.value.sample.uid]
+
+    def _tell_if_active(self, worker: int) -> None:
+        if self._active[worker]:
+            told, self._until_active[worker] = self._until_active[worker], []
+            for event in told:
+                event.succeed()
 
     def _tell_if_empty(self, worker: int) -> None:
         if not self._at[worker]:

@@ -3,7 +3,8 @@
 Invariant: a worker changes its weights only when it has nothing left to generate, so a response has one version, from its
 first token to its last, also when it moves: it moves only to a worker with the same weights that has work of its own, and that
 worker then ends what came to it before it loads others. Nobody waits for anybody: workers pull what is published from the
-relay on their host, the trainer takes finished groups from a buffer, those that were finished first before others.
+relay on their host, the trainer takes finished groups from a buffer, those that were finished first before others. (Only what
+a lost worker had goes on elsewhere under the weights that are there.)
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ class _Run:
         """One worker's way through its sub-batches."""
         stage = self.stage
         while True:
+            yield stage.dispatcher.activated(worker)
             if stage.trainer.version > self.version[worker]:
                 self.version[worker] = stage.trainer.version
-                yield stage.workers[worker].load_weights(self.version[worker])
+                # Nothing runs, but for what came from a worker that was lost: that ends first.
+                yield stage.workers[worker].load_weights(self.version[worker], running="drain")
             self.done[worker] = stage.env.event()
             submitted = [pair for _ in range(self.groups) for pair in self.stream.submit(to=worker)]
             self.left[worker] = {sample.uid: sample for sample, _ in submitted}
@@ -115,9 +118,10 @@ class _Run:
         if self.rule.ramp_down is None:
             return
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
-        for worker, left in enumerate(self.left):
-            if 0 < len(left) <= self.rule.ramp_down * self.most[worker]:
-                ramping[self.version[worker]][worker] = len(left)
+        for worker in self.stage.dispatcher.active:
+            left = len(self.left[worker])
+            if 0 < left <= self.rule.ramp_down * self.most[worker]:
+                ramping[self.version[worker]][worker] = left
         for workers in ramping.values():
             for source, destination in consolidate(workers, dict(enumerate(self.most))):
                 for sample in self.left[source].values():

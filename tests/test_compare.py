@@ -92,7 +92,7 @@ def test_a_comparison_has_a_row_and_a_folder_for_each_scenario_in_order(compared
             "perfetto.json",
         }
     assert json.loads((folder / "comparison.json").read_text()) == rows
-    assert json.loads((folder / "scenario.json").read_text()) == [s.model_dump() for s in scenarios]
+    assert json.loads((folder / "scenario.json").read_text()) == [s.model_dump(mode="json") for s in scenarios]
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -14,8 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
-from simrl.dispatch import DISPATCHES, Dispatch
+from simrl.dispatch import DISPATCHES, Dispatch, Fifo
 from simrl.dispatch.least_requests import least_requests
+from simrl.dispatch.seer import ContextAware
+from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.errors import InputError
 from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
@@ -28,7 +30,7 @@ from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import RLHFuse
 from simrl.pipelines.verl_fully_async import VerlFullyAsync, oldest_off_policyness
 
-Plain = Literal["even_split", "least_requests", "round_robin"]
+Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer"]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -468,6 +470,80 @@ def rlhfuse(
     )
 
 
+@validate_call
+def streamrl(
+    eta: NotNegative = 1,
+    stream: bool = True,
+    skewness_aware: bool = True,
+    longest_first: bool = True,
+    long_share: Share = 0.2,
+    dedicated_share: Share | None = None,
+    doubling_batch: Count = 64,
+    rollout_share: Share = 0.75,
+    minibatches: Count = 4,
+    log_probs: NotNegative = 1,
+) -> System:
+    """Samples stream to the trainer; prompts expected to be long have rollout workers of their own; off-policyness at most η.
+
+    One step off with streaming, as asyncflow; `eta=0` is its synchronous form, in which training overlaps the rollout of
+    its own batch alone. The `long_share` of a batch's prompts with the longest responses in the last epoch go to dedicated
+    workers, the others to the rest, each to the worker with the fewest expected tokens, and to the engines in the order
+    of falling length (`longest_first`). The number of dedicated workers is the one with the shortest predicted makespan, if
+    `dedicated_share` of the workers is not given; a forward pass over `doubling_batch` + 1 sequences is thought to take
+    about twice as long as over one (an assumption; the paper profiles). `skewness_aware=False` shares out by counts. The first
+    epoch has no history, and is shared out by counts too.
+    Not modelled: the ranker model (the history stands for it), adjusting the number of rollout workers, other hardware for
+    rollout than for training.
+    """
+    place = SkewnessAware(long_share, dedicated_share, doubling_batch) if skewness_aware else least_requests
+    return System(
+        name="streamrl",
+        pipeline=Batchwise(eta, full_batch, stream=minibatches if stream else None),
+        schedule=f"{'synchronous' if eta == 0 else 'one step off'}{', mini-batches streamed' if stream else ''}",
+        dispatch=Dispatch("streamrl", place, LongestFirst if longest_first else Fifo),
+        rollout_share=rollout_share,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        paper="StreamRL, arXiv 2504.15930",
+        off_policyness=eta,
+    )
+
+
+@validate_call
+def seer(
+    chunk_tokens: Count | None = 8192,
+    context_aware: bool = True,
+    kv_pool: bool = True,
+    per_worker: Count | None = 64,
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated with rollouts in chunks: groups that turn out long go first, and any worker takes the next; on-policy.
+
+    After `chunk_tokens` a response leaves its worker and queues up anew; the worker with the fewest samples takes it next,
+    and has its KV cache from a shared pool, at the price of the transfer. A worker takes `per_worker` samples at most (the
+    paper asks whether its memory has room; None: any number, and then nothing waits). Of those that wait, one of each group
+    goes first, fewest tokens first; then the group of which the longest finished response is longest, where unknown is longer
+    than any. `context_aware=False` is first come first served, `chunk_tokens=None` leaves responses at their worker,
+    `kv_pool=False` prefills each chunk's start anew. Chunk and limit are assumptions.
+    Not modelled: grouped speculative decoding; what the pool can hold.
+    """
+    return System(
+        name="seer",
+        pipeline=Batchwise(0, full_batch),
+        schedule="synchronous",
+        dispatch=Dispatch(
+            "seer", least_requests, ContextAware if context_aware else Fifo, per_worker, chunk_tokens, kv_pool
+        ),
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="Seer, arXiv 2511.14617",
+        off_policyness=0,
+    )
+
+
 RECIPES: dict[str, Callable[..., System]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -482,6 +558,8 @@ RECIPES: dict[str, Callable[..., System]] = {
         partial_rollout,
         april,
         rlhfuse,
+        streamrl,
+        seer,
         verl_fully_async,
         laminar,
     )

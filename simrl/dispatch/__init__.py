@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from simrl.dispatch.even_split import even_split
 from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.round_robin import round_robin
+from simrl.dispatch.seer import ContextAware
+from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.events import gather, on_fire
 from simrl.history import LengthHistory
 from simrl.result import Recorder
@@ -91,6 +93,8 @@ DISPATCHES: dict[str, Dispatch] = {
         Dispatch("even_split", even_split),
         Dispatch("least_requests", least_requests),
         Dispatch("round_robin", round_robin),
+        Dispatch("streamrl", SkewnessAware(), LongestFirst),
+        Dispatch("seer", least_requests, ContextAware, per_worker=64, chunk_tokens=8192, kv_pool=True),
     )
 }
 

@@ -1,0 +1,83 @@
+"""Seer's order (arXiv 2511.14617): one sample of each group goes first, to tell how long the group is; then the longest groups.
+
+Invariant: a group's estimate is its longest finished sample, and no bound at all before there is one: who is unknown counts as
+long. A group's first sample is its probe. Probes go before all others, the one with the fewest tokens so far first, so that
+short groups are known soon; then comes the group with the largest estimate, its samples in the order in which they queue up.
+
+The rest of divided rollout is `Dispatch`'s: chunks of a response, a KV cache in a pool, so many samples at a worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+
+from simrl.history import LengthHistory
+from simrl.rollout import Rollout
+from simrl.trace import Sample
+
+GroupKey = tuple[int, int, int]
+
+
+class ContextAware:
+    """The queue. A group that waits has an entry in a heap; when its estimate changes, another, and the old one is void."""
+
+    def __init__(self, history: LengthHistory) -> None:
+        self._probes: dict[GroupKey, int] = {}  # uid of each group's first sample
+        self._number: dict[GroupKey, int] = {}
+        self._estimate: dict[GroupKey, float] = {}
+        self._first: list[tuple[int, int, Sample]] = []
+        self._waiting: dict[GroupKey, deque[Sample]] = {}
+        self._longest: list[tuple[float, int, GroupKey]] = []
+        self._pushed = 0
+        self._size = 0
+
+    def push(self, sample: Sample, partial: Rollout | None) -> None:
+        group = _group(sample)
+        self._size += 1
+        self._pushed += 1
+        if group not in self._probes:
+            self._number[group] = len(self._probes)
+            self._probes[group] = sample.uid
+        if self._probes[group] == sample.uid and group not in self._estimate:
+            heapq.heappush(self._first, (partial.tokens if partial else 0, self._pushed, sample))
+        elif group in self._waiting:
+            self._waiting[group].append(sample)
+        else:
+            self._waiting[group] = deque([sample])
+            self._enter(group)
+
+    def pop(self) -> Sample:
+        self._size -= 1
+        if self._first:
+            return heapq.heappop(self._first)[-1]
+        while True:
+            negative, _, group = self._longest[0]
+            samples = self._waiting.get(group)
+            if samples and -negative == self._estimate.get(group, math.inf):
+                sample = samples.popleft()
+                if not samples:
+                    del self._waiting[group]
+                    heapq.heappop(self._longest)
+                return sample
+            heapq.heappop(self._longest)
+
+    def observe(self, rollout: Rollout) -> None:
+        group = _group(rollout.sample)
+        before = self._estimate.get(group)
+        if before is None or rollout.tokens > before:
+            self._estimate[group] = rollout.tokens
+            if group in self._waiting:
+                self._enter(group)
+
+    def _enter(self, group: GroupKey) -> None:
+        entry = (-self._estimate.get(group, math.inf), self._number[group], group)
+        heapq.heappush(self._longest, entry)
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def _group(sample: Sample) -> GroupKey:
+    return sample.epoch, sample.step, sample.prompt_id

@@ -1,0 +1,124 @@
+"""StreamRL's dispatch (arXiv 2504.15930 §5): prompts expected to be long have workers of their own, which hold fewer samples.
+
+Invariant: lengths are expected from the history alone, the median of the prompt's last epoch (the paper asks a ranker that it
+trains on such lengths). Where there is no history yet, as in the first epoch, and for who comes while others are at work, the
+worker with the fewest samples is taken.
+
+The longest share of a batch's prompts is long. How many workers they have is found by trying all numbers, none included, for
+the shortest predicted makespan; the paper does so with a profiled latency per token, here a forward pass over b sequences takes
+1 + b / `doubling_batch` units, so that a worker takes the longest of its responses + all of their tokens / `doubling_batch`.
+Among the workers of either kind, longest processing time first: each sample to the worker with the fewest expected tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.dispatch.least_requests import least_requests
+from simrl.history import LengthHistory
+from simrl.rollout import Rollout
+from simrl.trace import Sample
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SkewnessAware:
+    """The placement. `dedicated_share` of the workers are for the long prompts (None: what is predicted to be best)."""
+
+    long_share: float = 0.2
+    dedicated_share: float | None = None
+    doubling_batch: int = 64
+
+    def __call__(
+        self, samples: Sequence[Sample], unfinished: NDArray[np.int64], placed: int, history: LengthHistory
+    ) -> list[int]:
+        tokens = expected_tokens(samples, history)
+        if tokens is None or unfinished.any():
+            return least_requests(samples, unfinished, placed, history)
+        is_long, workers = self.long_prompts(samples, tokens), unfinished.size
+        dedicated = self.dedicated_workers(tokens[is_long], tokens[~is_long], workers)
+        if dedicated == 0:
+            return list(map(int, share_out(tokens, workers)))
+        places = np.empty(len(samples), dtype=np.int64)
+        places[~is_long] = share_out(tokens[~is_long], workers - dedicated)
+        places[is_long] = workers - dedicated + share_out(tokens[is_long], dedicated)
+        return list(map(int, places))
+
+    def long_prompts(self, samples: Sequence[Sample], tokens: Floats) -> NDArray[np.bool_]:
+        """Whether each sample's prompt is one of the longest; equally long ones in the order of the samples."""
+        of_prompt = {sample.prompt_id: length for sample, length in zip(samples, tokens.tolist(), strict=True)}
+        ranked = sorted(of_prompt, key=lambda prompt: -of_prompt[prompt])
+        longest = set(ranked[: round(self.long_share * len(ranked))])
+        return np.array([sample.prompt_id in longest for sample in samples])
+
+    def dedicated_workers(self, long: Floats, short: Floats, workers: int) -> int:
+        """The number of workers for the long ones; of equally good numbers the smallest. 0: all share all workers."""
+        if not long.size or not short.size or workers == 1:
+            return 0
+        if self.dedicated_share is not None:
+            return min(max(round(self.dedicated_share * workers), 1), workers - 1)
+        mixed = self.makespan(np.concatenate([long, short]), np.array([workers]))
+        numbers = np.arange(1, workers)
+        apart = np.maximum(self.makespan(long, numbers), self.makespan(short, workers - numbers))
+        return int(np.concatenate([mixed, apart]).argmin())
+
+    def makespan(self, tokens: Floats, workers: NDArray[np.int64]) -> Floats:
+        """Predicted, in passes over one sequence, for each number of workers: all begin at once, evenly shared."""
+        return float(tokens.max()) + float(tokens.sum()) / (workers * self.doubling_batch)
+
+
+def expected_tokens(samples: Sequence[Sample], history: LengthHistory) -> Floats | None:
+    """The expected length of each; the mean of the others for prompts without history, None where no prompt has one."""
+    prompts = {(sample.prompt_id, sample.epoch): 0.0 for sample in samples}
+    for prompt_id, epoch in prompts:
+        prompts[prompt_id, epoch] = history.median(prompt_id, epoch)
+    tokens = np.array([prompts[sample.prompt_id, sample.epoch] for sample in samples])
+    if np.isnan(tokens).all():
+        return None
+    return np.where(np.isnan(tokens), np.nanmean(tokens), tokens)
+
+
+def share_out(tokens: Floats, workers: int) -> NDArray[np.int64]:
+    """A worker for each: in the order of falling length, to the one with the fewest tokens so far."""
+    places = np.empty(tokens.size, dtype=np.int64)
+    loads = [(0.0, worker) for worker in range(workers)]
+    for i in np.argsort(-tokens, kind="stable").tolist():
+        load, worker = loads[0]
+        places[i] = worker
+        heapq.heapreplace(loads, (load + float(tokens[i]), worker))
+    return places
+
+
+class LongestFirst:
+    """The queue: the longest expected first, in the order of arrival where that is equal. A prompt without history goes first:
+    it may be long."""
+
+    def __init__(self, history: LengthHistory) -> None:
+        self._history = history
+        self._heap: list[tuple[float, int, Sample]] = []
+        self._pushed = 0
+        self._expected: dict[tuple[int, int], float] = {}
+
+    def push(self, sample: Sample, partial: Rollout | None) -> None:
+        key = (sample.prompt_id, sample.epoch)
+        if key not in self._expected:
+            median = self._history.median(*key)
+            self._expected[key] = math.inf if math.isnan(median) else median
+        self._pushed += 1
+        heapq.heappush(self._heap, (-self._expected[key], self._pushed, sample))
+
+    def pop(self) -> Sample:
+        return heapq.heappop(self._heap)[-1]
+
+    def observe(self, rollout: Rollout) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return len(self._heap)

@@ -20,6 +20,8 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     if first["type"] == "missing":
         return key, f"key {key} is missing"
     found = f" is {_shortened(first['input'])}" if not isinstance(first["input"], dict | BaseModel) else ""
+    if first["type"] == "union_tag_not_found":
+        return key, f"{key} has no kind; give it one"
     if first["type"] == "model_type":
         return key, f"{key or name}{found}; it has the keys {', '.join(owner.model_fields)}"
     message = first["msg"].removeprefix("Value error, ")
@@ -31,15 +33,33 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
     """The keys down to the first one that is no model, and the model they lead to. What pydantic says beyond is which
     alternative of a type it tried."""
     keys: list[str] = []
+    by_kind: dict[str, type[BaseModel]] = {}
     for key in location:
+        if key in by_kind:  # pydantic's name for an alternative, no key
+            model, by_kind = by_kind[str(key)], {}
+            continue
         keys.append(str(key))
-        field = model.model_fields.get(str(key))
-        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if isinstance(key, int):
+            continue  # a place in a list of what the key before it holds
+        field = model.model_fields.get(key)
+        inner = [] if field is None else _models(field.annotation)
         if not inner:
             break
+        by_kind = {kind: each for each in inner if "kind" in each.model_fields for kind in _kinds(each)}
         model = inner[0]
     return keys, model
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a type names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
+    """The values of `kind` that tell a model from its alternatives."""
+    return get_args(model.model_fields["kind"].annotation)
 
 
 def _shortened(value: Any) -> str:

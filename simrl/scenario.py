@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from simrl.engine import EngineConfig
 from simrl.errors import InputError, first_line
 from simrl.explain import explain
+from simrl.faults import Fault
 from simrl.hardware import MODELS
 from simrl.overrides import parse_override
 from simrl.synthesis import LengthModel
@@ -111,6 +112,7 @@ class Scenario(_Model):
     profile: ProfileConfig
     engine: EngineConfig = EngineConfig()
     training: TrainingConfig = TrainingConfig()
+    faults: tuple[Fault, ...] = Field(default=(), description="workers that are slow, lost, or late with their weights")
     system: SystemConfig
     variant: str = Field(default="", description="what was varied to get here, as `key=value, …`")
     file: str = Field(default="scenario", exclude=True, description="where it was read, for messages")

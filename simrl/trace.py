@@ -222,8 +222,7 @@ def _valid(array: pa.Array) -> NDArray[np.bool_]:
 def _list_sums(lists: pa.ListArray) -> NDArray[np.float64]:
     """The sum of each row's list, exact for whole numbers; 0 for an empty row."""
     parents, flat = pc.list_parent_indices(lists).to_numpy(), lists.flatten().to_numpy()
-    sums: NDArray[np.float64] = np.bincount(parents, weights=flat, minlength=len(lists))
-    return sums
+    return np.bincount(parents, weights=flat, minlength=len(lists)).astype(np.float64)
 
 
 def read_trace(path: str | Path) -> Trace:

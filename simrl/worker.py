@@ -195,8 +195,8 @@ class SimulatedWorker:
         return event
 
     def restore(self) -> simpy.Event:
-        """The worker is back, and loads the weights that it was last asked to load. Fires when it has them; with None if it was
-        not lost."""
+        """The worker is back, and loads the weights that it was last asked to load; after a loss, that counts as lost too. Fires
+        when it has them, with a `WeightLoad`; with None if it was not away."""
         event = self._env.event()
         self._command(lambda: self._come_back(event))
         return event
@@ -301,9 +301,15 @@ class SimulatedWorker:
         if self._lost_since_s is None:
             call_at(self._env, self.engine.now_s, event.succeed)
             return
+        started_s = self.engine.now_s
+        self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
+        self.policy_version = self._asked_version
+        if self._away is None:
+            self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, self.policy_version)
         self._close_lost_span(self.engine.now_s)
         self._lost_since_s = None
-        self._load("recompute", self._asked_version, event, evaluate=False)
+        load = WeightLoad(self.policy_version, started_s, self.engine.now_s)
+        call_at(self._env, self.engine.now_s, partial(event.succeed, load))
 
     def _queue_load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
         self._asked_version = version
@@ -316,7 +322,7 @@ class SimulatedWorker:
             self._load(*self._loads.popleft())
         self.engine.admitting = not self._loads
 
-    def _load(self, running: LoadMode, version: int, event: simpy.Event, evaluate: bool = True) -> None:
+    def _load(self, running: LoadMode, version: int, event: simpy.Event) -> None:
         if self._lost_since_s is not None:
             now_s = self.engine.now_s
             call_at(self._env, now_s, partial(event.succeed, WeightLoad(version, now_s, now_s)))
@@ -331,7 +337,7 @@ class SimulatedWorker:
         self.policy_version = version
         self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, version)
         load = WeightLoad(version, started_s, self.engine.now_s)
-        if evaluate and self._costs.evaluate_every and version % self._costs.evaluate_every == 0:
+        if self._costs.evaluate_every and version % self._costs.evaluate_every == 0:
             loaded_s = self.engine.now_s
             self.engine.now_s += self._costs.evaluate_s
             self._recorder.span(self.index, "evaluate", loaded_s, self.engine.now_s, version)

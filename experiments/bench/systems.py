@@ -1,0 +1,114 @@
+"""How fast every system simulates, and in how much memory, each figure beside its bar. A process for each system.
+
+python experiments/bench/systems.py [NAME ...] [--long] [--json]
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from simrl.scenario import Scenario
+from simrl.simulate import compile_engine, compile_training, prepare, simulate_prepared
+from simrl.systems import RECIPES
+
+BAR_STEP_S, BAR_LONG_S, BAR_GB = 2.0, 60.0, 1.5
+
+
+def scenario(system: str, gpus: int, steps: int, prompts_per_step: int) -> Scenario:
+    """A 14B math model, responses of up to 16K tokens, sixteen a prompt, five steps an epoch."""
+    workload = {
+        "steps": max(steps, 5),
+        "prompts_per_step": prompts_per_step,
+        "group": 16,
+        "prompts": 5 * prompts_per_step,
+        "cap_tokens": 16384,
+        "mean_tokens": 4000,
+        "sigma": 0.9,
+        "prompt_share": 0.6,
+    }
+    return Scenario.model_validate(
+        {
+            "name": "bench",
+            "steps": steps,
+            "model": "qwen3-14b",
+            "cluster": {"gpu": "h100", "gpus": gpus, "tp": 2},
+            "workload": {"synthetic": workload},
+            "profile": {"roofline": {"between_passes_s": 0.001}},
+            "system": {"name": system},
+        }
+    )
+
+
+def simulate_s(case: Scenario) -> float:
+    prepared = prepare(case)
+    started = time.perf_counter()
+    simulate_prepared(prepared)
+    return time.perf_counter() - started
+
+
+def measure(system: str, long: bool) -> dict[str, object]:
+    """Of this process: seconds of the first step of 1,024 GPUs, of one more, of 100 steps of 256 GPUs; peak memory."""
+    compile_engine()
+    compile_training()
+    simulate_s(scenario(system, 64, 2, 8))
+    one = [simulate_s(scenario(system, 1024, 1, 1024)) for _ in range(3)]
+    three = simulate_s(scenario(system, 1024, 3, 1024))
+    return {
+        "system": system,
+        "first_step_s": median(one),
+        "further_step_s": (three - median(one)) / 2,
+        "hundred_steps_s": simulate_s(scenario(system, 256, 100, 128)) if long else None,
+        "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    }
+
+
+def main(
+    systems: Annotated[list[str] | None, typer.Argument(help="systems to measure (default: all)")] = None,
+    long: Annotated[bool, typer.Option("--long", help="100 steps of 256 GPUs as well: some minutes")] = False,
+    here: Annotated[bool, typer.Option("--here", hidden=True)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+) -> None:
+    if here:
+        print(json.dumps(measure((systems or [])[0], long)))
+        return
+    command = [sys.executable, __file__, "--here", *(["--long"] if long else [])]
+    rows = []
+    for system in track(systems or list(RECIPES), description="measuring", console=Console(stderr=True), transient=True):
+        found = subprocess.run([*command, system], check=True, capture_output=True, text=True)
+        rows.append(json.loads(found.stdout))
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(
+        "system",
+        f"first step of 1,024 GPUs,\n16,384 samples (bar {BAR_STEP_S:g} s)",
+        f"one more step\n(bar {BAR_STEP_S:g} s)",
+        f"100 steps of 256 GPUs,\n2,048 samples each (bar {BAR_LONG_S:g} s)",
+        f"peak RSS\n(bar {BAR_GB:g} GB)",
+    )
+    for row in rows:
+        cells = [
+            "-" if row[key] is None else f"{row[key]:.2f} {unit} ({row[key] / bar:.2f})"
+            for key, unit, bar in (
+                ("first_step_s", "s", BAR_STEP_S),
+                ("further_step_s", "s", BAR_STEP_S),
+                ("hundred_steps_s", "s", BAR_LONG_S),
+                ("peak_rss_gb", "GB", BAR_GB),
+            )
+        ]
+        table.add_row(str(row["system"]), *cells)
+    Console(width=140).print(table)
+    print("In brackets: measured over its bar.")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -195,8 +195,8 @@ class SimulatedWorker:
         return event
 
     def restore(self) -> simpy.Event:
-        """The worker is back, and loads the weights that it was last asked to load; after a loss, that counts as lost too. Fires
-        when it has them, with a `WeightLoad`; with None if it was not away."""
+        """The worker is back, and loads the weights that it was last asked to load; after a loss, that counts as lost too.
+        Fires when it has them, with a `WeightLoad`; with None if it was not away."""
         event = self._env.event()
         self._command(lambda: self._come_back(event))
         return event

@@ -159,9 +159,14 @@ class _Run:
             self.steps.append(step)
         return self.steps[k]
 
+    @property
+    def active(self) -> list[int]:
+        """The workers that a step is planned for; all of them while all are lost: the first that is back takes what waits."""
+        return self.stage.dispatcher.active or list(range(len(self.stage.workers)))
+
     def plain(self, k: int, batch: Batch, groups: list[Group]) -> _Step:
         """Equal contiguous parts, as there is nothing to rank by."""
-        active = self.stage.dispatcher.active
+        active = self.active
         samples = [sample for group in groups for sample in group]
         cuts = np.array_split(np.arange(len(samples)), len(active))
         parts = {worker: [samples[i] for i in cut] for worker, cut in zip(active, cuts, strict=True)}
@@ -179,7 +184,7 @@ class _Run:
         unseen = np.array([float(np.median(np.concatenate(known)))])
         lengths = {prompt: tokens if tokens.size else unseen for prompt, tokens in lengths.items()}
         prompts = np.repeat(list(lengths), [tokens.size for tokens in lengths.values()])
-        active = stage.dispatcher.active
+        active = self.active
         number = min(self.rule.ranking_groups or len(active), len(active), len(groups))
         ranking = allocation.ranking_groups(prompts, np.concatenate(list(lengths.values())), number)
         samples_of = {group[0].prompt_id: group for group in groups}

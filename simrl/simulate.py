@@ -110,6 +110,8 @@ def prepare(scenario: Scenario) -> Prepared:
         )
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait")
     trace = _trace(scenario)
+    if system.needs_rewards:
+        _require_unequal_rewards(trace, system.name)
     profile = _profile(scenario, model, kind)
     limits = _limits(scenario, model, kind, trace)
     longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
@@ -263,6 +265,26 @@ def _trace(scenario: Scenario) -> Trace:
         return read_trace(scenario.workload.trace)
     assert scenario.workload.synthetic is not None
     return synthesise(scenario.workload.synthetic, scenario.seed)
+
+
+def _require_unequal_rewards(trace: Trace, system: str) -> None:
+    """What a rule that looks at rewards can do with: one for each sample, and a group in which they are not all equal."""
+    name = trace.metadata.name
+    rewards = trace.column("reward") if "reward" in trace.table.column_names else np.full(len(trace), np.nan)
+    missing = int(np.isnan(rewards).sum())
+    if missing:
+        raise InputError(
+            f"{name}: {missing} of {len(trace)} samples have no reward, and {system} drops groups by their rewards; "
+            "give them in the column 'reward'"
+        )
+    groups = np.stack([trace.column("step"), trace.column("prompt_id")], axis=1)
+    first = np.flatnonzero(np.r_[True, (groups[1:] != groups[:-1]).any(axis=1)])
+    unequal = np.minimum.reduceat(rewards, first) < np.maximum.reduceat(rewards, first)
+    single = np.diff(np.r_[first, len(trace)]) == 1
+    if not (unequal | single).any():
+        raise InputError(
+            f"{name}: all rewards of every group are equal, and {system} drops such groups; nothing is left"
+        )
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:

@@ -23,11 +23,14 @@ from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
 from simrl.pipelines.areal import Areal
 from simrl.pipelines.batchwise import Batchwise
+from simrl.pipelines.dynamic_sampling import dynamic_sampling as sample_dynamically
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import HistoPipe
 from simrl.pipelines.laminar import Laminar
 from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import RLHFuse
+from simrl.pipelines.rollpacker import tail_batching
+from simrl.pipelines.sortedrl import shortest_first
 from simrl.pipelines.verl_fully_async import VerlFullyAsync, oldest_off_policyness
 
 Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer"]
@@ -42,7 +45,8 @@ assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 class System:
     """What a recipe yields. `rollout_share` is the share of GPUs that only roll out; None means colocated, and then
     `extra_rollout_gpus` as many GPUs again, times this, roll out besides. `schedule` names the pipeline in words;
-    `controller` says that batches go through one process, `host_buffer` that workers load weights from their own host;
+    `controller` says that batches go through one process, `host_buffer` that workers load weights from their own host,
+    `needs_rewards` that the rule looks at rewards;
     `off_policyness` is the most that a trained token may have (None: the rule does not bound it)."""
 
     name: str
@@ -58,6 +62,7 @@ class System:
     host_buffer: bool = False
     extra_rollout_gpus: float = 0.0
     speculation: str = "none"
+    needs_rewards: bool = False
     adapt_split_every: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
 
@@ -544,6 +549,106 @@ def seer(
     )
 
 
+@validate_call
+def rollpacker(
+    eta_prompts: Annotated[float, Field(ge=1, le=100)] = 1.25,
+    eta_responses: Annotated[float, Field(ge=1, le=100)] = 1.25,
+    long_rounds: bool = True,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """Prompts with long responses are put off and rolled out together, so that most steps are short; on-policy.
+
+    Tail batching on verl colocated. A short round begins `eta_prompts` times a batch's prompts, `eta_responses` times the
+    responses of each, and ends when a batch of prompts has as many finished responses as the trace has of them: those train,
+    and the surplus of a prompt stops as soon as the prompt has enough. The other prompts wait, and lose all they have, finished
+    responses too. Once a batch of them waits, the next round is a long one: those prompts anew, without surplus, to the end.
+    `long_rounds=False` never trains them, which is what long rounds are there to prevent.
+    Not modelled: the planner that adapts tensor parallelism, the scheduling of rewards, and the trainer that takes over GPUs as
+    a rollout runs out; so the paper's end-to-end ratios are not to be expected of tail batching alone.
+    """
+    return System(
+        name="rollpacker",
+        pipeline=Batchwise(0, tail_batching(eta_prompts, eta_responses, long_rounds)),
+        schedule="synchronous, short and long rounds",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="RollPacker, arXiv 2509.21009",
+        off_policyness=0,
+    )
+
+
+@validate_call
+def sortedrl(
+    batches: Count = 4,
+    unfinished: Literal["continue", "restart"] = "continue",
+    unit: Literal["response", "group"] = "response",
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """A rollout of several batches at once; each update trains the first to finish; off-policyness at most `batches` - 1.
+
+    As verl_colocated, but `batches` batches of prompts are drawn together, and new ones only when all of them are trained. An
+    update takes place whenever an equal part of the responses is finished, so short ones train first. The others stop; they go
+    on under the new weights with the tokens they have ("continue"), or begin anew ("restart"), which is strictly on-policy
+    and throws away what they had, and what had finished at the same moment. `unit="group"` trains whole groups only, as
+    group-relative advantages need them. Four batches are assumed.
+    Not modelled: that the update batch may be of another size than a step of the trace.
+    """
+    return System(
+        name="sortedrl",
+        pipeline=Batchwise(0, shortest_first(batches, unit, unfinished)),
+        schedule="synchronous, shortest first",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="SortedRL, arXiv 2603.23414",
+        off_policyness=batches - 1 if unfinished == "continue" else 0,
+    )
+
+
+@validate_call
+def dapo(
+    dynamic_sampling: bool = True,
+    over_sampling: Annotated[float, Field(ge=1, le=100)] = 3.0,
+    max_rounds: Count | None = 10,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 16,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated that drops groups whose rewards are all equal, and generates until the batch is full; on-policy.
+
+    A round generates `over_sampling` times a batch's groups to the last response; groups whose rewards are all equal are
+    dropped. Rounds follow each other until a batch is left (after `max_rounds`, the run ends with an error; None: without
+    limit); of surplus groups, those drawn first train, and the others are dropped too. Factor, limit and sixteen mini-batches
+    are verl's recipe and the paper's (§4.1), which has no reference model. `dynamic_sampling=False` is verl_colocated with
+    these phases. The trace needs rewards.
+    Not modelled: that soft punishment of overlong responses makes rewards differ, unless the trace's rewards have it.
+    """
+    return System(
+        name="dapo",
+        pipeline=Batchwise(
+            0, sample_dynamically(full_batch, over_sampling, max_rounds) if dynamic_sampling else full_batch
+        ),
+        schedule="synchronous, dynamic sampling" if dynamic_sampling else "synchronous",
+        dispatch=DISPATCHES[dispatch],
+        rollout_share=None,
+        minibatches=minibatches,
+        log_probs=log_probs,
+        controller=True,
+        paper="DAPO, arXiv 2503.14476; verl recipe dapo",
+        off_policyness=0,
+        needs_rewards=dynamic_sampling,
+    )
+
+
 RECIPES: dict[str, Callable[..., System]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -557,6 +662,9 @@ RECIPES: dict[str, Callable[..., System]] = {
         rhymerl,
         partial_rollout,
         april,
+        rollpacker,
+        sortedrl,
+        dapo,
         rlhfuse,
         streamrl,
         seer,

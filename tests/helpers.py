@@ -64,8 +64,11 @@ def recorder(*lanes: str) -> Recorder:
     return Recorder([Lane(name, 1) for name in lanes or ("rollout-000",)])
 
 
-def trace(steps: Sequence[Sequence[Sequence[Lengths]]]) -> Trace:
-    """A trace from (prompt, response) lengths, nested as steps, groups and samples. Lengths of a prompt may differ."""
+def trace(
+    steps: Sequence[Sequence[Sequence[Lengths]]], rewards: Sequence[Sequence[Sequence[float]]] | None = None
+) -> Trace:
+    """A trace from (prompt, response) lengths, nested as steps, groups and samples. Lengths of a prompt may differ. Rewards are
+    nested alike; where none are given, they are 0 and 1 in turn."""
     rows = [
         (step, prompt, i, *lengths)
         for step, groups in enumerate(steps)
@@ -81,6 +84,7 @@ def trace(steps: Sequence[Sequence[Sequence[Lengths]]]) -> Trace:
             "sample": index,
             "prompt_tokens": prompt_tokens,
             "response_tokens": response_tokens,
+            "reward": [float(rewards[s][p][i] if rewards else i % 2) for s, p, i, *_ in rows],
         },
         TraceMetadata(name="test", kind="synthetic", source="a test", tokenizer="none", cap_tokens=4096),
     )

@@ -6,14 +6,13 @@ next, under the weights that are there then; one that was complete too, but too 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import simpy
 
 from simrl.pipelines import Stage
 from simrl.pipelines.batchwise import Batch, Collector
-from simrl.pipelines.rounds import Progress, Round
+from simrl.pipelines.rounds import Progress, hand_over, times
 
 
 def first_complete(over_sampling: float) -> Callable[[Stage], Collector]:
@@ -25,18 +24,9 @@ def first_complete(over_sampling: float) -> Callable[[Stage], Collector]:
 
         def collect(batch: Batch) -> simpy.events.ProcessGenerator:
             nonlocal left
-            complete = [group for group in left if group.complete]
-            going = [group for group in left if not group.complete]
-            for group in complete[: batch.size]:
-                batch.add(group.finished)
-            left, missing = complete[batch.size :] + going, batch.size - len(complete)
-            if missing <= 0:
-                return
-            new = max(math.ceil(over_sampling * batch.size) - len(complete) - len(going), 0)
-            going += [Progress(group) for group in stage.workload.next_groups(new)]
-            a_round = Round(stage, going, enough=missing, on_complete=lambda group: batch.add(group.finished))
-            yield a_round.over
-            left = a_round.rest
+            new = max(times(over_sampling, batch.size) - len(left), 0)
+            left += [Progress(group) for group in stage.workload.next_groups(new)]
+            left = yield from hand_over(stage, batch, left, batch.size)
 
         return collect
 

@@ -55,6 +55,13 @@ class Batch:
         self._being_scored += 1
         on_fire(self._stage.rewarder.score(group), self._scored)
 
+    def keep_first(self, count: int) -> None:
+        """Of the scored groups, the first to have been drawn stay; the others are dropped. (For batches without parts.)"""
+        self.groups.sort(key=lambda group: min(rollout.sample.uid for rollout in group))
+        for group in self.groups[count:]:
+            self._stage.recorder.dropped(group)
+        del self.groups[count:]
+
     def close(self) -> None:
         """Nothing more will be added."""
         self._closed = True

@@ -7,21 +7,31 @@ begins anew, or is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
+import simpy
+
 from simrl.events import call_last, on_fire
 from simrl.pipelines import Stage
+from simrl.pipelines.batchwise import Batch
 from simrl.rollout import Rollout
 from simrl.trace import Sample
 from simrl.workload import Group
+
+
+def times(factor: float, number: int) -> int:
+    """So many times a number, rounded up; 1.1 · 10 is 11, though not to a float."""
+    return math.ceil(round(factor * number, 9))
 
 
 class Progress:
     """A group on its way. With `needed` finished responses (None: all) it is complete; `others` are the rest, as they are."""
 
     def __init__(self, samples: Group, needed: int | None = None) -> None:
+        self.samples = samples
         self.needed = len(samples) if needed is None else needed
         self.finished: list[Rollout] = []
         self._others = {sample.uid: Rollout(sample, (), False) for sample in samples}
@@ -129,3 +139,20 @@ class Round:
         mine = [uid for uid in uids if uid in self._out and uid not in self._withdrawn]
         self._withdrawn.update(mine)
         self._stage.dispatcher.withdraw([self._out[uid] for uid in mine])
+
+
+def hand_over(
+    stage: Stage, batch: Batch, groups: Sequence[Progress], enough: int
+) -> Generator[simpy.Event, Any, list[Progress]]:
+    """Adds `enough` groups to the batch: those that are complete already, then the first to be so in a round of the others.
+    Returns what is left, in its order."""
+    complete = [group for group in groups if group.complete][:enough]
+    for group in complete:
+        batch.add(group.trainable)
+    chosen = set(map(id, complete))
+    left = [group for group in groups if id(group) not in chosen]
+    if len(complete) == enough:
+        return left
+    a_round = Round(stage, left, enough - len(complete), on_complete=lambda group: batch.add(group.trainable))
+    yield a_round.over
+    return a_round.rest

@@ -1,0 +1,96 @@
+"""Dynamic sampling (DAPO): which groups make a batch, how many rounds it takes, and what a trace has to have for it."""
+
+import pytest
+from helpers import lanes, rows, scenario, trace, trained, with_status
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_pipelines import run, timed, workers
+
+from simrl.errors import InputError
+from simrl.simulate import prepare
+from simrl.trace import write_trace
+
+# Two groups a step, of two responses of ten tokens; of the first, both have the same reward.
+HALF = trace([[[(4, 10)] * 2] * 2], [[[1, 1], [0, 1]]])
+
+
+def rollouts(result):
+    return [(s["started_s"], s["ended_s"]) for s in lanes(result)["rollout-000"] if s["kind"] == "rollout"]
+
+
+def test_groups_with_equal_rewards_are_dropped_and_further_rounds_fill_the_batch():
+    result = timed("dapo", 1, HALF, over_sampling=1.0)
+    # A reward comes five seconds after the response; the second round begins then.
+    assert rollouts(result) == [(0, 10), (15, 25)]
+    assert trained(result) == [[2, 3, 6, 7]]
+    assert with_status(result, "dropped") == [0, 1, 4, 5]
+    assert rows(result.steps)[0]["started_s"] == 30
+
+
+def test_a_larger_round_needs_no_second_and_drops_what_is_too_much():
+    twice = timed("dapo", 1, HALF, over_sampling=2.0)
+    assert rollouts(twice) == [(0, 10)]
+    assert trained(twice) == [[2, 3, 6, 7]]
+    thrice = timed("dapo", 1, HALF, over_sampling=3.0)
+    assert trained(thrice) == [[2, 3, 6, 7]]  # those drawn first
+    assert with_status(thrice, "dropped") == [0, 1, 4, 5, 8, 9, 10, 11]
+
+
+def test_surplus_goes_by_the_order_of_drawing_not_of_finishing():
+    late = trace([[[(4, 30)] * 2, [(4, 5)] * 2]])
+    result = timed("dapo", 1, late, over_sampling=2.0)
+    assert trained(result) == [[0, 1, 2, 3]]
+    assert rollouts(result) == [(0, 30)]  # and a round is over with its last response
+
+
+def test_without_dynamic_sampling_every_group_trains():
+    assert trained(timed("dapo", 2, HALF, dynamic_sampling=False)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_single_response_has_nothing_to_be_equal_to():
+    assert trained(timed("dapo", 1, trace([[[(4, 3)]]], [[[0]]]), over_sampling=1.0)) == [[0]]
+
+
+def test_too_many_rounds_end_the_run_with_one_line():
+    rare = trace([[[(4, 10)] * 2]] * 3, [[[1, 1]], [[0, 0]], [[0, 1]]])
+    assert trained(timed("dapo", 1, rare, over_sampling=1.0, max_rounds=3)) == [[4, 5]]
+    with pytest.raises(
+        InputError, match=r"^dynamic sampling: 0 of 2 groups have unequal rewards after 2 rounds, an update needs 1"
+    ):
+        timed("dapo", 1, rare, over_sampling=1.0, max_rounds=2)
+
+
+def test_a_trace_without_rewards_or_without_unequal_ones_is_refused(tmp_path):
+    def with_workload(system, workload):
+        return prepare(scenario(system, workload=workload))
+
+    synthetic = scenario().workload.synthetic.model_dump() | {"reward_mean": None}
+    with pytest.raises(InputError, match="24 of 24 samples have no reward, and dapo drops groups by their rewards"):
+        with_workload("dapo", {"synthetic": synthetic})
+    with_workload({"name": "dapo", "dynamic_sampling": False}, {"synthetic": synthetic})
+    equal = tmp_path / "equal.parquet"
+    write_trace(trace([[[(4, 3)] * 2]], [[[1, 1]]]), equal)
+    with pytest.raises(InputError, match="all rewards of every group are equal, and dapo drops such groups"):
+        with_workload("dapo", {"trace": str(equal)})
+
+
+reward = st.sampled_from([0.0, 1.0])
+scored = st.lists(st.lists(st.lists(reward, min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@settings(max_examples=40)
+@given(scored, st.floats(1, 3), workers, st.randoms(use_true_random=False))
+def test_a_batch_is_full_of_groups_with_unequal_rewards(rewards, over_sampling, workers, random):
+    differ = [[len(group) == 1 or len(set(group)) > 1 for group in step] for step in rewards]
+    assume(any(map(any, differ)))
+    lengths = [[[(4, random.randint(1, 40)) for _ in group] for group in step] for step in rewards]
+    parameters = {"over_sampling": over_sampling, "max_rounds": None}
+    result = run(("dapo", parameters), trace(lengths, rewards), workers, steps=3).result
+    for step in range(3):
+        batch = [r for r in rows(result.samples) if r["trained_step"] == step]
+        groups = {(r["epoch"], r["trace_step"], r["prompt_id"]) for r in batch}
+        assert len(groups) == len(rewards[0])
+        assert all(differ[step][prompt] for _, step, prompt in groups)
+        assert len(batch) == sum(len(rewards[step][prompt]) for _, step, prompt in groups)
+    # Synchronous: nothing is left over from a round.
+    assert not with_status(result, "buffered")

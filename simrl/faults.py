@@ -134,7 +134,7 @@ class HearsOfLosses(Protocol):
 
     def retire(self, worker: int, lost: bool = False) -> None: ...
 
-    def activate(self, worker: int) -> None: ...
+    def found(self, worker: int) -> None: ...
 
 
 def inject(
@@ -205,7 +205,7 @@ class _State:
         """With its weights, a worker takes samples again, unless it was lost anew meanwhile."""
         yield self.worker.restore()
         if not self.lost:
-            self.dispatcher.activate(self.index)
+            self.dispatcher.found(self.index)
 
 
 def _happen(

@@ -177,7 +177,7 @@ def test_only_who_lost_its_worker_waits_for_it():
     dispatcher.activate(0)
     env.run(until=100.5)
     assert [rollout.tokens for rollout in dispatcher.waiting()] == [12]  # it ended with the pass that ran
-    dispatcher.activate(1)
+    dispatcher.found(1)
     fleet[1].restore()
     assert env.run(ends[1]).segments[-1].worker == 1
 
@@ -193,7 +193,7 @@ def test_what_was_withdrawn_while_it_waited_for_its_worker_is_not_started_when_t
     env.run(until=5.5)
     dispatcher.withdraw([sample(0, response_tokens=10)])
     worker.restore()
-    dispatcher.activate(0)
+    dispatcher.found(0)
     env.run(until=50.0)
     assert dispatcher.held() == [[]]
 
@@ -340,6 +340,7 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
         elif what == "activate":
             fleet[worker].lost = False
             fleet[worker].restore()
+            dispatcher.found(worker)
             dispatcher.activate(worker)
         elif what == "load":
             fleet[worker].load_weights(fleet[worker].policy_version + 1)
@@ -350,6 +351,7 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
     for i, worker in enumerate(fleet):
         worker.lost = False
         worker.restore()
+        dispatcher.found(i)
         dispatcher.activate(i)
     env.run(until=env.now + 10_000)
     unfinished = [rollout for rollout in back.values() if not rollout.done]

@@ -157,6 +157,8 @@ class Dispatcher:
         self._unfinished = np.zeros(len(workers), dtype=np.int64)
         self._active = np.ones(len(workers), dtype=bool)
         self._lost = np.zeros(len(workers), dtype=bool)
+        self._retired = np.zeros(len(workers), dtype=bool)
+        self._loss = env.event()
         self._placed = 0
 
     def submit(
@@ -258,8 +260,8 @@ class Dispatcher:
 
     def retire(self, worker: int, lost: bool = False) -> None:
         """The worker takes no more samples; those it has go on elsewhere (a lost worker ends their stays itself)."""
+        (self._lost if lost else self._retired)[worker] = True
         self._active[worker] = False
-        self._lost[worker] |= lost
         for job in self._at[worker].values():
             if job.fate == "run":
                 job.fate = "lost" if lost else "move"
@@ -270,10 +272,28 @@ class Dispatcher:
                 self._take_out(job)
                 self._enqueue(job)
         self._feed()
+        if lost:
+            told, self._loss = self._loss, self._env.event()
+            told.succeed()
 
     def activate(self, worker: int) -> None:
-        """The worker takes samples (again)."""
-        self._active[worker], self._lost[worker] = True, False
+        """A worker that was retired takes samples again, unless it is lost."""
+        self._retired[worker] = False
+        self._take_samples(worker)
+
+    def found(self, worker: int) -> None:
+        """A worker that was lost is back, and takes samples again, unless it was retired besides."""
+        self._lost[worker] = False
+        self._take_samples(worker)
+
+    def loss(self) -> simpy.Event:
+        """Fires when the next worker is lost."""
+        return self._loss
+
+    def _take_samples(self, worker: int) -> None:
+        if self._lost[worker] or self._retired[worker]:
+            return
+        self._active[worker] = True
         self._tell_if_active(worker)
         self._fill(worker)
         self.weights_changed()

@@ -3,7 +3,8 @@
 Invariant: on-policy; every sample of a step is generated with one version and trained in that step. Once no more than a share
 of a step's samples is unfinished, those go on at the few workers that hold most of them, their tokens kept, their KV cache
 prefilled anew (§4.2). GPUs that hold no sample from then on switch to training and compute the log-probs of what is finished,
-round after round; when the tail is done, all GPUs compute the rest and update.
+round after round; when the tail is done, all GPUs compute the rest and update. Where the tail's workers are all lost, the GPUs
+that were freed go on with it, after the round that runs. (The paper has no losses.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import simpy
 from simrl.events import call_last, gather, on_fire
 from simrl.pipelines import Stage
 from simrl.pipelines.batchwise import Batch
+from simrl.profile import RolloutTimes
 from simrl.rollout import Rollout
+
+
+_LONGEST = 1 << 40  # tokens: more than any response has
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class RLHFuse:
 
     threshold: float
     destinations: int | None
+    slowdown: float
+    round_samples: int
     migration: bool
     fusion: bool
 
@@ -38,11 +45,17 @@ class RLHFuse:
             yield stage.trainer.train(step.batch.rollouts, prepared=step.inferred)
             step.give_back()
 
-    def number_of_destinations(self, unfinished: int, started: int, workers: int) -> int:
-        """So few workers that none gets more of the tail than each had of the whole step, if they are not given."""
+    def number_of_destinations(self, unfinished: int, started: int, workers: int, times: RolloutTimes) -> int:
+        """If they are not given, so few workers that none gets more of the tail than each had of the whole step, which it could
+        hold, and that the longest response takes at most `slowdown` longer than with the tail spread over all workers."""
         if self.destinations is not None:
             return min(self.destinations, workers)
-        return math.ceil(unfinished / math.ceil(started / workers))
+        most_s = (1 + self.slowdown) * times.batch_s(_LONGEST, math.ceil(unfinished / workers))
+        fewest = math.ceil(unfinished / math.ceil(started / workers))
+        for count in range(fewest, workers):
+            if times.batch_s(_LONGEST, math.ceil(unfinished / count)) <= most_s:
+                return count
+        return workers
 
 
 class _Step:
@@ -57,6 +70,8 @@ class _Step:
         self.inferred: list[Rollout] = []
         self.freed: list[int] = []
         self.in_tail = False
+        self.inferring = False
+        self.recalled = False
         self.news = stage.env.event()
         self.told = False
 
@@ -76,6 +91,7 @@ class _Step:
         of_groups = [gather(stage.env, [next(each) for _ in group]) for group in groups]
         for of_group in of_groups:
             on_fire(of_group, lambda end: self.batch.add(end.value) if end.ok else None)
+        on_fire(stage.dispatcher.loss(), self.somebody_lost)
         inference = stage.env.process(self.infer_in_rounds())
         yield gather(stage.env, of_groups)
         self.batch.close()
@@ -94,11 +110,19 @@ class _Step:
             self.told = True
             call_last(self.stage.env, self.look)
 
+    def somebody_lost(self, loss: Any) -> None:
+        if self.unfinished:
+            on_fire(self.stage.dispatcher.loss(), self.somebody_lost)
+            self.tell()
+
     def look(self) -> None:
         self.told = False
+        if self.freed and self.unfinished and not self.inferring and not self.stage.dispatcher.active:
+            self.recalled = True
+            self.give_back()
         if not self.in_tail and self.unfinished <= self.rule.threshold * self.started:
             self.in_tail = True
-            if self.rule.migration and self.unfinished:
+            if self.rule.migration and self.unfinished and self.stage.dispatcher.active:
                 self.migrate()
         news, self.news = self.news, self.stage.env.event()
         news.succeed()
@@ -107,7 +131,7 @@ class _Step:
         """The tail goes on at the workers that hold most of it, shared evenly; the others are free when they have let it go."""
         dispatcher = self.stage.dispatcher
         active, held = dispatcher.active, dispatcher.held()
-        count = self.rule.number_of_destinations(self.unfinished, self.started, len(active))
+        count = self.rule.number_of_destinations(self.unfinished, self.started, len(active), self.stage.times)
         by_held = sorted(active, key=lambda worker: -len(held[worker]))
         load = {worker: len(held[worker]) for worker in by_held[:count]}
         for worker in sorted(by_held[count:]):
@@ -123,16 +147,20 @@ class _Step:
         on_fire(self.stage.dispatcher.empty(worker), lambda _: self.tell())
 
     def infer_in_rounds(self) -> simpy.events.ProcessGenerator:
-        """Rounds while the tail runs, each of as many samples at least as workers are free: fewer would leave GPUs idle."""
+        """Rounds while the tail runs, of at least one sample a free worker, for fewer would leave GPUs idle, and at most
+        `round_samples`: the update waits for the last round."""
         while self.rule.fusion and self.unfinished:
             ready = self.finished[len(self.inferred) :]
-            free = self.free_workers() if self.in_tail else []
+            free = self.free_workers() if self.in_tail and not self.recalled else []
             if free and len(ready) >= len(free):
                 for worker in free:
                     if worker not in self.freed:
                         self.free(worker)
                 self.inferred += ready
+                self.inferring = True
                 yield self.stage.trainer.infer(ready, free)
+                self.inferring = False
+                self.tell()
             else:
                 yield self.news
 
@@ -143,8 +171,7 @@ class _Step:
         return [worker for worker, samples in enumerate(dispatcher.held()) if not samples and worker not in lost]
 
     def give_back(self) -> None:
-        """The workers that were freed take samples again, but those that were lost meanwhile."""
-        lost = self.stage.dispatcher.lost
-        for worker in self.freed:
-            if worker not in lost:
-                self.stage.dispatcher.activate(worker)
+        """The workers that were freed take samples again."""
+        freed, self.freed = self.freed, []
+        for worker in freed:
+            self.stage.dispatcher.activate(worker)

@@ -443,6 +443,8 @@ def laminar(
 def rlhfuse(
     threshold: Share = 0.2,
     destinations: Count | None = None,
+    slowdown: Annotated[float, Field(ge=0)] = 0.1,
+    round_samples: Count = 8,
     migration: bool = True,
     fusion: bool = True,
     dispatch: Plain = "least_requests",
@@ -453,17 +455,18 @@ def rlhfuse(
 
     When at most `threshold` of a step's samples are unfinished, they go on at `destinations` workers, those that hold most
     of them, each to the one with the fewest; tokens are kept, KV caches prefilled anew. None means as few workers as leave
-    none with more samples than each had when the step began. The other GPUs switch to training at once and compute the
-    log-probs of what is finished, in rounds while the tail runs; then all GPUs do the rest and the update. The paper finds
-    the threshold by simulation (20 % is about what it takes); `simrl sweep` does that here. `migration=False` leaves the
-    tail where it is, and only workers that fall idle by themselves begin; `fusion=False` begins no log-probs early. Without
-    both it is verl_colocated.
+    none with more samples than each had when the step began, and the longest response at most `slowdown` slower, by the
+    profile. The other GPUs switch to training at once and compute the log-probs of what is finished, in rounds of
+    `round_samples` a worker at most, while the tail runs; then all GPUs do the rest and the update. The paper finds the
+    threshold by simulating, which `simrl sweep` does here; 20 %, 10 % slower and 8 are assumptions. `migration=False` leaves
+    the tail where it is, and only workers that fall idle by themselves begin; `fusion=False` begins no log-probs early.
+    Without both it is verl_colocated.
     Not modelled: intra-stage fusion (the actor's and the critic's micro-batches filling each other's pipeline bubbles), moving
     a KV cache instead of prefilling it, rewards by a model on the freed GPUs.
     """
     return System(
         name="rlhfuse",
-        pipeline=RLHFuse(threshold, destinations, migration, fusion),
+        pipeline=RLHFuse(threshold, destinations, slowdown, round_samples, migration, fusion),
         schedule="synchronous, log-probs fused with the tail" if fusion else "synchronous",
         dispatch=DISPATCHES[dispatch],
         rollout_share=None,

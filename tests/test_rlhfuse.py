@@ -25,13 +25,34 @@ def segments_of(result, uid):
     return [(s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in rows(result.segments) if s["uid"] == uid]
 
 
+class Times:
+    """A worker takes a second more for each response beyond so many."""
+
+    def __init__(self, at_once):
+        self.at_once = at_once
+
+    def batch_s(self, length_tokens, batch):
+        return 100 + max(batch - self.at_once, 0)
+
+
+def number(unfinished, started, workers, at_once=1000, destinations=None):
+    rule = RLHFuse(0.2, destinations, 0.1, 8, migration=True, fusion=True)
+    return rule.number_of_destinations(unfinished, started, workers, Times(at_once))
+
+
 def test_the_tail_goes_to_so_few_workers_that_none_has_more_than_it_began_with():
-    rule = RLHFuse(0.2, None, migration=True, fusion=True)
-    assert rule.number_of_destinations(2, 10, 2) == 1
-    assert rule.number_of_destinations(20, 100, 10) == 2
-    assert rule.number_of_destinations(21, 100, 10) == 3
-    assert rule.number_of_destinations(2, 10, 20) == 2  # one each
-    assert RLHFuse(0.2, 3, migration=True, fusion=True).number_of_destinations(2, 10, 2) == 2
+    assert number(2, 10, 2) == 1
+    assert number(20, 100, 10) == 2
+    assert number(21, 100, 10) == 3
+    assert number(2, 10, 20) == 2  # one each
+    assert number(2, 10, 2, destinations=3) == 2
+
+
+def test_the_tail_goes_to_so_many_workers_that_its_longest_is_not_much_slower():
+    assert number(200, 1000, 10) == 2  # 100 each, as when the step began
+    assert number(200, 1000, 10, at_once=56) == 4  # 66 each would take 110 s, and so would 50; 67 take 111
+    assert number(200, 1000, 10, at_once=57) == 3
+    assert number(200, 1000, 10, at_once=0) == 7  # 20 each take 120 s, 29 take 129, 34 would take 134
 
 
 def test_a_fifth_of_the_samples_moves_to_one_worker_and_the_other_switches_and_infers():

@@ -21,7 +21,6 @@ from simrl.pipelines.batchwise import Batch
 from simrl.profile import RolloutTimes
 from simrl.rollout import Rollout
 
-
 _LONGEST = 1 << 40  # tokens: more than any response has
 
 
@@ -150,8 +149,8 @@ class _Step:
         """Rounds while the tail runs, of at least one sample a free worker, for fewer would leave GPUs idle, and at most
         `round_samples`: the update waits for the last round."""
         while self.rule.fusion and self.unfinished:
-            ready = self.finished[len(self.inferred) :]
             free = self.free_workers() if self.in_tail and not self.recalled else []
+            ready = self.finished[len(self.inferred) :][: self.rule.round_samples * len(free)]
             if free and len(ready) >= len(free):
                 for worker in free:
                     if worker not in self.freed:
@@ -165,10 +164,11 @@ class _Step:
                 yield self.news
 
     def free_workers(self) -> list[int]:
-        """Those that hold no sample, and are there."""
-        dispatcher = self.stage.dispatcher
-        lost = dispatcher.lost
-        return [worker for worker, samples in enumerate(dispatcher.held()) if not samples and worker not in lost]
+        """Those that hold no sample, and are there; none while one that was freed still has to let go of some."""
+        lost, held = self.stage.dispatcher.lost, self.stage.dispatcher.held()
+        if any(held[worker] for worker in self.freed):
+            return []
+        return [worker for worker, samples in enumerate(held) if not samples and worker not in lost]
 
     def give_back(self) -> None:
         """The workers that were freed take samples again."""

@@ -92,12 +92,20 @@ class WeightSyncDelayed(_Fault):
 Fault = Annotated[Slow | Lost | WeightSyncDelayed, Field(discriminator="kind")]
 
 
-def check_faults(faults: Sequence[Slow | Lost | WeightSyncDelayed], workers: int, waits_for_lost: bool) -> None:
+def check_faults(
+    faults: Sequence[Slow | Lost | WeightSyncDelayed], workers: int, waits_for_lost: bool, adapts_split: bool
+) -> None:
     """Raises `InputError` for a worker that the system has not, and for losses after which nothing could go on.
 
-    `waits_for_lost`: the system lets samples of a lost worker wait for just that worker.
+    `waits_for_lost`: the system lets samples of a lost worker wait for just that worker. `adapts_split`: it moves GPUs between
+    workers and trainer, and what the trainer does with lost ones is not modelled.
     """
     for i, fault in enumerate(faults):
+        if fault.kind == "lost" and adapts_split:
+            raise InputError(
+                f"faults.{i} is lost: with adapt_split_every the GPUs may be the trainer's then, whose losses are not "
+                "modelled; leave one of the two out"
+            )
         if fault.worker is not None and fault.worker >= workers:
             raise InputError(
                 f"faults.{i}.worker is {fault.worker}: the system has {workers} rollout workers, 0 to {workers - 1}; "

@@ -64,9 +64,8 @@ class Prepared:
         """Whether the trainer can do with so many GPUs: whole sequences, enough memory."""
         if gpus == 0 or gpus % self.scenario.training.sequence_parallel:
             return False
-        longest = int(self.trace.column("prompt_tokens").max()) + self.trace.metadata.cap_tokens
         costs = _costs(self.scenario, self.system, self.model, self.gpu, gpus)
-        return costs.memory_bytes(longest) <= self.gpu.memory_bytes
+        return costs.memory_bytes(_longest_allowed(self.trace)) <= self.gpu.memory_bytes
 
     def inputs(self) -> dict[str, Any]:
         """What the result rests on: where each number comes from."""
@@ -108,13 +107,13 @@ def prepare(scenario: Scenario) -> Prepared:
             f"training.sequence_parallel is {scenario.training.sequence_parallel}: it does not divide the {train_gpus} train "
             "GPUs; choose a divisor"
         )
-    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait")
+    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     trace = _trace(scenario)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
     profile = _profile(scenario, model, kind)
     limits = _limits(scenario, model, kind, trace)
-    longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
+    longest = _longest_allowed(trace)
     profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest)
     costs = _costs(scenario, system, model, kind, train_gpus)
     needed = costs.memory_bytes(longest)
@@ -244,6 +243,11 @@ def _garbage_kept() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _longest_allowed(trace: Trace) -> int:
+    """Tokens of a sequence at most: the longest context that was given, and a response up to the cap."""
+    return int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
 
 
 def _split(gpus: int, tp: int, system: System) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import simpy
 
 from simrl.dispatch import Dispatcher
 from simrl.engine import Limits
-from simrl.profile import Tables
+from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result import Lane, Recorder, Result
 from simrl.rollout import Rollout, Segment
 from simrl.scenario import Scenario
@@ -185,6 +185,26 @@ def watch(prepared: Prepared) -> Watched:
         watched.result = simulate_prepared(prepared)
         watched.responses = workloads[0].responses
     return watched
+
+
+def counted(
+    name: str,
+    parameters: dict[str, Any],
+    trace: Trace,
+    steps: int,
+    workers: int = 1,
+    limits: Limits = ROOMY,
+    load_s: float = 10.0,
+    publish_s: float = 0.0,
+    reward_s: float = 0.0,
+) -> Watched:
+    """A simulation whose times can be counted by hand: a pass takes a second, loads, publishing and rewards what is asked for,
+    the arithmetic of training hardly anything."""
+    training = {"mfu": 1.0, "log_prob_mfu": 1.0, "publish_s": publish_s, "reward_s": reward_s, "switch_s": 0.0}
+    config = on_gpus(name, parameters, workers, steps=steps, training=training)
+    metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
+    profile = TableProfile(one_second_a_pass(), metadata)
+    return watch(prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=profile))
 
 
 def rows(table: Any) -> list[dict[str, Any]]:

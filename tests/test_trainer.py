@@ -35,6 +35,17 @@ def test_new_weights_have_their_version_only_when_they_are_published():
     assert trainer.version == 1
 
 
+def test_an_update_that_is_not_published_is_a_version_that_goes_to_the_workers_with_the_next():
+    env, trainer, record = a_trainer(publish_s=7.0, checkpoint_every=1, checkpoint_s=3.0)
+    told = trainer.published(1)
+    env.run(trainer.train([rollout(0, {0: 16})], publish=False))
+    assert (trainer.version, told.triggered, trainer.published(1).triggered) == (1, False, False)
+    assert [s.kind for s in record.spans] == ["log_prob", "train", "checkpoint"]
+    env.run(trainer.train([rollout(1, {0: 16})]))
+    assert (trainer.version, told.triggered, trainer.published(2).triggered) == (2, True, True)
+    assert [s.kind for s in record.spans].count("publish") == 1
+
+
 def test_a_colocated_trainer_occupies_every_lane_in_every_phase():
     env, trainer, record = a_trainer(lanes=(0, 1), gpus=2, switch=True)
     env.run(trainer.train([rollout(0, {0: 16})]))

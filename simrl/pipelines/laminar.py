@@ -17,7 +17,7 @@ from typing import Any
 
 import simpy
 
-from simrl.events import on_fire
+from simrl.events import call_last, on_fire
 from simrl.pipelines import Stage
 from simrl.pipelines.streaming import GroupStream
 from simrl.trace import Sample
@@ -66,12 +66,12 @@ class _Run:
         self.stage = stage
         self.stream = GroupStream(stage, room=lambda: 0)  # workers submit, each for itself
         workers = len(stage.workers)
-        self.groups = rule.sub_batch or -(-stage.workload.batch_groups // workers)
         self.left: list[dict[int, Sample]] = [{} for _ in range(workers)]  # by uid
         self.worker_of: dict[int, int] = {}
         self.most = [0] * workers  # responses of the sub-batch, as it began
         self.version = [0] * workers
         self.done = [stage.env.event() for _ in range(workers)]
+        self.looking = False
 
     def train(self) -> simpy.events.ProcessGenerator:
         """Trains whenever a batch of groups is there; waits for no worker."""
@@ -80,7 +80,7 @@ class _Run:
             while len(self.stream.buffer) < batch:
                 yield self.stream.news()
             yield self.stage.trainer.train(self.stream.take(self.stream.buffer[:batch]))
-            self.repack()
+            self.look_whether_to_repack()
 
     def work(self, worker: int) -> simpy.events.ProcessGenerator:
         """One worker's way through its sub-batches."""
@@ -92,7 +92,8 @@ class _Run:
                 # Nothing runs, but for what came from a worker that was lost: that ends first.
                 yield stage.workers[worker].load_weights(self.version[worker], running="drain")
             self.done[worker] = stage.env.event()
-            submitted = [pair for _ in range(self.groups) for pair in self.stream.submit(to=worker)]
+            groups = self.rule.sub_batch or -(-stage.workload.batch_groups // max(len(stage.dispatcher.active), 1))
+            submitted = [pair for _ in range(groups) for pair in self.stream.submit(to=worker)]
             self.left[worker] = {sample.uid: sample for sample, _ in submitted}
             self.most[worker] = len(submitted)
             for sample, end in submitted:
@@ -107,20 +108,25 @@ class _Run:
         if not end.ok:
             return  # the stream tells
         self.look_whether_done(worker)
-        self.repack()
+        self.look_whether_to_repack()
 
     def look_whether_done(self, worker: int) -> None:
         if not self.left[worker] and not self.done[worker].triggered:
             self.done[worker].succeed()
 
-    def repack(self) -> None:
+    def look_whether_to_repack(self) -> None:
+        """Once an instant, when all that happens in it has happened."""
+        if self.rule.ramp_down is not None and not self.looking:
+            self.looking = True
+            call_last(self.stage.env, partial(self.repack, self.rule.ramp_down))
+
+    def repack(self, ramp_down: float) -> None:
         """Among workers with the same weights, those that are ramping down empty themselves into few of them."""
-        if self.rule.ramp_down is None:
-            return
+        self.looking = False
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
         for worker in self.stage.dispatcher.active:
             left = len(self.left[worker])
-            if 0 < left <= self.rule.ramp_down * self.most[worker]:
+            if 0 < left <= ramp_down * self.most[worker]:
                 ramping[self.version[worker]][worker] = left
         for workers in ramping.values():
             for source, destination in consolidate(workers, dict(enumerate(self.most))):

@@ -74,7 +74,6 @@ class _Run:
         mini_batch = rule.mini_batch or max(1, stage.workload.batch_groups // updates)
         self.update_groups = mini_batch * rule.require_batches
         self.required = max_required(mini_batch, rule.require_batches, rule.staleness, rule.sync_step)
-        self.concurrent = max_concurrent(len(stage.workers), rule.per_replica, self.required)
         self.left_over = 0
         self.submitted_at_sync = 0
         self.paused = False
@@ -109,4 +108,5 @@ class _Run:
         if self.paused:
             return 0
         counted = self.left_over + self.stream.submitted - self.submitted_at_sync
-        return room(counted, self.required, len(self.stream.running), self.concurrent)
+        concurrent = max_concurrent(max(len(self.stage.dispatcher.active), 1), self.rule.per_replica, self.required)
+        return room(counted, self.required, len(self.stream.running), concurrent)

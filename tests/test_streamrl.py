@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_pipelines import run, timed, updates_at, workers
 
 from simrl.dispatch.least_requests import least_requests
-from simrl.dispatch.streamrl import LongestFirst, SkewnessAware, expected_tokens, share_out
+from simrl.dispatch.streamrl import Expected, LongestFirst, SkewnessAware, share_out
 from simrl.history import LengthHistory
 
 IDLE = np.zeros(3, dtype=np.int64)
@@ -33,10 +33,18 @@ def to_come(prompts, group=1):
     return [of_epoch(sample(uid), 1, prompt) for uid, prompt in enumerate(p for p in prompts for _ in range(group))]
 
 
-def test_a_length_is_expected_to_be_the_last_epochs_median_and_the_others_mean_for_a_new_prompt():
+def test_lengths_are_expected_to_be_the_last_epochs_and_the_others_mean_for_a_new_prompt():
     history = history_of({0: [10, 20, 90], 1: [40]})
-    assert expected_tokens(to_come([0, 1, 7]), history).tolist() == [20, 40, 30]
-    assert expected_tokens(to_come([7, 8]), history) is None
+    expected = Expected.of(to_come([0, 1, 7]), history)
+    assert [column.tolist() for column in expected] == [[20, 40, 30], [40, 40, 40], [90, 40, 65]]
+    assert Expected.of(to_come([7, 8]), history) is None
+
+
+def dedicated(place, long, short, count):
+    """With so long long ones and short ones, each a prompt."""
+    tokens = np.array([*long, *short], dtype=float)
+    is_long = np.arange(tokens.size) < len(long)
+    return place.dedicated_workers(Expected(tokens, tokens, tokens), is_long, count)
 
 
 def test_the_longest_prompts_have_workers_of_their_own_and_so_many_that_the_batch_is_done_soonest():
@@ -45,20 +53,26 @@ def test_the_longest_prompts_have_workers_of_their_own_and_so_many_that_the_batc
     # Two workers. Mixed: 40 + 120/(2 · 64). One for the long one: the longer of 40 + 40/64 and 20 + 80/64.
     assert place(to_come(range(5)), IDLE[:2], 0, history) == [1, 0, 0, 0, 0]
     # Where passes over two take much longer than over one, many short ones would be held up.
-    crowded, long = SkewnessAware(doubling_batch=1), np.array([40.0])
-    assert crowded.dedicated_workers(long, np.full(3, 20.0), 2) == 1  # 40 + 40 and 20 + 60, against 40 + 50
-    assert crowded.dedicated_workers(long, np.full(9, 20.0), 2) == 0  # 20 + 180 against 40 + 110
+    crowded = SkewnessAware(doubling_batch=1)
+    assert dedicated(crowded, [40], [20] * 3, 2) == 1  # 40 + 40 and 20 + 60, against 40 + 50
+    assert dedicated(crowded, [40], [20] * 9, 2) == 0  # 20 + 180 against 40 + 110
     assert Counter(crowded(to_come([0, *[1] * 9]), IDLE[:2], 0, history)) == {0: 5, 1: 5}  # 40 + 4 · 20 and 5 · 20
 
 
 def test_a_share_of_the_workers_can_be_dedicated_whatever_is_predicted():
-    long, short = np.array([40.0, 40.0]), np.full(8, 20.0)
-    assert [SkewnessAware(dedicated_share=share).dedicated_workers(long, short, 10) for share in (0.01, 0.3, 0.99)] == [
-        1,
-        3,
-        9,
-    ]
-    assert SkewnessAware(dedicated_share=0.5).dedicated_workers(long, short, 1) == 0
+    shares = (0.01, 0.3, 0.99)
+    assert [dedicated(SkewnessAware(dedicated_share=x), [40] * 2, [20] * 8, 10) for x in shares] == [1, 3, 9]
+    assert dedicated(SkewnessAware(dedicated_share=0.5), [40], [20], 1) == 0
+
+
+def test_what_counts_as_the_longest_is_the_longest_of_the_last_epoch():
+    """A prompt that is short at its median may have a long response, which is not hurried by workers for the others."""
+    long, short = {0: [100, 100, 100]}, {p: [20, 20, 20] for p in range(1, 5)}
+    batch = to_come(range(5), group=3)
+    assert set(SkewnessAware(doubling_batch=8)(batch, IDLE, 0, history_of(long | short))[3:]) == {0}
+    assert set(SkewnessAware(doubling_batch=8)(batch, IDLE, 0, history_of(long | short | {4: [20, 20, 200]}))[3:]) != {
+        0
+    }
 
 
 def test_siblings_are_all_long_or_all_short():
@@ -89,8 +103,7 @@ def test_without_history_and_while_others_are_at_work_samples_are_shared_out_by_
 )
 def test_no_number_of_dedicated_workers_is_predicted_to_be_done_sooner(lengths, count, share, doubling):
     place, tokens = SkewnessAware(share, doubling_batch=doubling), np.array(lengths, dtype=float)
-    batch = to_come(range(len(lengths)))
-    is_long = place.long_prompts(batch, tokens)
+    is_long = place.long_prompts(to_come(range(len(lengths))), tokens)
     assert is_long.sum() == round(share * len(lengths))
     assert not is_long.any() or tokens[is_long].min() >= tokens[~is_long].max(initial=0)
 
@@ -100,7 +113,7 @@ def test_no_number_of_dedicated_workers_is_predicted_to_be_done_sooner(lengths, 
         kinds = (tokens[is_long], dedicated), (tokens[~is_long], count - dedicated)
         return max(kind.max() + kind.sum() / (n * doubling) for kind, n in kinds)
 
-    chosen = place.dedicated_workers(tokens[is_long], tokens[~is_long], count)
+    chosen = place.dedicated_workers(Expected(tokens, tokens, tokens), is_long, count)
     numbers = range(count) if is_long.any() and not is_long.all() else [0]
     assert predicted(chosen) == pytest.approx(min(map(predicted, numbers)))
 

@@ -1,13 +1,14 @@
 """StreamRL's dispatch (arXiv 2504.15930 §5): prompts expected to be long have workers of their own, which hold fewer samples.
 
-Invariant: lengths are expected from the history alone, the median of the prompt's last epoch (the paper asks a ranker that it
-trains on such lengths). Where there is no history yet, as in the first epoch, and for who comes while others are at work, the
-worker with the fewest samples is taken.
+Invariant: lengths are expected from the history alone; prompts are ranked by the median of their last epoch (the paper asks a
+ranker that it trains on such lengths). Where there is no history yet, as in the first epoch, and for who comes while others
+are at work, the worker with the fewest samples is taken.
 
 The longest share of a batch's prompts is long. How many workers they have is found by trying all numbers, none included, for
 the shortest predicted makespan; the paper does so with a profiled latency per token, here a forward pass over b sequences takes
-1 + b / `doubling_batch` units, so that a worker takes the longest of its responses + all of their tokens / `doubling_batch`.
-Among the workers of either kind, longest processing time first: each sample to the worker with the fewest expected tokens.
+1 + b / `doubling_batch` units, so that a worker takes the longest of its responses + all of their tokens / `doubling_batch`;
+the longest is the last epoch's longest, the others count with their prompt's mean. Among the workers of either kind, longest
+processing time first: each sample to the worker with the fewest expected tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +41,16 @@ class SkewnessAware:
     def __call__(
         self, samples: Sequence[Sample], unfinished: NDArray[np.int64], placed: int, history: LengthHistory
     ) -> list[int]:
-        tokens = expected_tokens(samples, history)
-        if tokens is None or unfinished.any():
+        expected = Expected.of(samples, history)
+        if expected is None or unfinished.any():
             return least_requests(samples, unfinished, placed, history)
-        is_long, workers = self.long_prompts(samples, tokens), unfinished.size
-        dedicated = self.dedicated_workers(tokens[is_long], tokens[~is_long], workers)
+        is_long, workers = self.long_prompts(samples, expected.median), unfinished.size
+        dedicated = self.dedicated_workers(expected, is_long, workers)
         if dedicated == 0:
-            return list(map(int, share_out(tokens, workers)))
+            return list(map(int, share_out(expected.mean, workers)))
         places = np.empty(len(samples), dtype=np.int64)
-        places[~is_long] = share_out(tokens[~is_long], workers - dedicated)
-        places[is_long] = workers - dedicated + share_out(tokens[is_long], dedicated)
+        places[~is_long] = share_out(expected.mean[~is_long], workers - dedicated)
+        places[is_long] = workers - dedicated + share_out(expected.mean[is_long], dedicated)
         return list(map(int, places))
 
     def long_prompts(self, samples: Sequence[Sample], tokens: Floats) -> NDArray[np.bool_]:
@@ -58,31 +60,44 @@ class SkewnessAware:
         longest = set(ranked[: round(self.long_share * len(ranked))])
         return np.array([sample.prompt_id in longest for sample in samples])
 
-    def dedicated_workers(self, long: Floats, short: Floats, workers: int) -> int:
+    def dedicated_workers(self, expected: Expected, is_long: NDArray[np.bool_], workers: int) -> int:
         """The number of workers for the long ones; of equally good numbers the smallest. 0: all share all workers."""
-        if not long.size or not short.size or workers == 1:
+        if workers == 1 or not is_long.any() or is_long.all():
             return 0
         if self.dedicated_share is not None:
             return min(max(round(self.dedicated_share * workers), 1), workers - 1)
-        mixed = self.makespan(np.concatenate([long, short]), np.array([workers]))
+        mixed = self.makespan(expected, np.array([workers]))
         numbers = np.arange(1, workers)
+        long, short = expected.only(is_long), expected.only(~is_long)
         apart = np.maximum(self.makespan(long, numbers), self.makespan(short, workers - numbers))
         return int(np.concatenate([mixed, apart]).argmin())
 
-    def makespan(self, tokens: Floats, workers: NDArray[np.int64]) -> Floats:
+    def makespan(self, expected: Expected, workers: NDArray[np.int64]) -> Floats:
         """Predicted, in passes over one sequence, for each number of workers: all begin at once, evenly shared."""
-        return float(tokens.max()) + float(tokens.sum()) / (workers * self.doubling_batch)
+        return float(expected.longest.max()) + float(expected.mean.sum()) / (workers * self.doubling_batch)
 
 
-def expected_tokens(samples: Sequence[Sample], history: LengthHistory) -> Floats | None:
-    """The expected length of each; the mean of the others for prompts without history, None where no prompt has one."""
-    prompts = {(sample.prompt_id, sample.epoch): 0.0 for sample in samples}
-    for prompt_id, epoch in prompts:
-        prompts[prompt_id, epoch] = history.median(prompt_id, epoch)
-    tokens = np.array([prompts[sample.prompt_id, sample.epoch] for sample in samples])
-    if np.isnan(tokens).all():
-        return None
-    return np.where(np.isnan(tokens), np.nanmean(tokens), tokens)
+class Expected(NamedTuple):
+    """Tokens of the last epoch's responses to the prompt of each sample; the mean over the others where it had none."""
+
+    median: Floats
+    mean: Floats
+    longest: Floats
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], history: LengthHistory) -> Expected | None:
+        """None where no prompt had any."""
+        prompts = dict.fromkeys((sample.prompt_id, sample.epoch) for sample in samples)
+        known = {prompt: lengths for prompt in prompts if (lengths := history.lengths(*prompt)).size}
+        if not known:
+            return None
+        told = {prompt: (np.median(n), n.mean(), n.max()) for prompt, n in known.items()}
+        unknown = tuple(np.mean(list(told.values()), axis=0))
+        table = np.array([told.get((sample.prompt_id, sample.epoch), unknown) for sample in samples], dtype=np.float64)
+        return cls(*table.T)
+
+    def only(self, which: NDArray[np.bool_]) -> Expected:
+        return Expected(*(column[which] for column in self))
 
 
 def share_out(tokens: Floats, workers: int) -> NDArray[np.int64]:

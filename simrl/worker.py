@@ -231,7 +231,8 @@ class SimulatedWorker:
 
     def _begin(self, stay: _Stay) -> None:
         if self._lost_since_s is not None:
-            stay.event.succeed(stay.partial or Rollout(stay.sample, (), False))
+            nothing = stay.partial or Rollout(stay.sample, (), False)
+            call_at(self._env, self.engine.now_s, partial(stay.event.succeed, nothing))
             return
         self._stays[stay.sample.uid] = stay
         stay.started_s = self.engine.now_s

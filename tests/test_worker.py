@@ -14,10 +14,10 @@ from reference_engine import ReferenceEngine, Request
 from test_engine import TABLES
 from test_engine import limits as any_limits
 
-from simrl.engine import Limits
+from simrl.engine import PAUSE, Limits
 from simrl.events import gather, on_fire
 from simrl.rollout import Rollout, Segment, WeightLoad
-from simrl.trace import Sample
+from simrl.trace import Sample, Turn
 from simrl.worker import SimulatedWorker, WorkerCosts
 
 TICKS = one_second_a_pass()
@@ -50,6 +50,9 @@ class ReferenceStay:
     started_s: float
     segments: list[Segment]
     first_token_s: float = math.nan
+    until_s: float = 0.0  # when the environment has answered ...
+    said: int = 0  # ... with so many tokens
+    absent: bool = False  # not in the engine: its environment takes its time
 
 
 @dataclass
@@ -57,7 +60,8 @@ class ReferenceWorker:
     """Commands (time, what, argument) take effect at the first boundary strictly after their time, at once if idle.
 
     ("submit", requests), ("abort", uid), ("bounce", uid): abort and, when that has fired, submit what there is again;
-    ("load", mode). `after_end` maps a uid to the commands that are asked the moment its response has ended.
+    ("load", mode), ("fail", None), ("restore", None). `after_end` maps a uid to the commands that are asked the moment its
+    response has ended.
     """
 
     engine: ReferenceEngine
@@ -70,6 +74,8 @@ class ReferenceWorker:
     aborts: list[tuple] = field(default_factory=list)
     loads: dict[int, WeightLoad] = field(default_factory=dict)
     asked_loads: int = 0
+    lost: bool = False
+    asked_version: int = 0
 
     def run(self, commands: list[tuple]) -> None:
         self.queue = [(time_s, i, what, argument) for i, (time_s, what, argument) in enumerate(commands)]
@@ -79,6 +85,7 @@ class ReferenceWorker:
             instant_s = self.queue[0][0] if self.queue else math.inf
             if engine.busy and engine.now_s <= instant_s:
                 engine.iterate()
+                self.take_pauses()
                 self.take_ends()
                 self.load_if_drained()
             else:
@@ -98,15 +105,74 @@ class ReferenceWorker:
 
     def submit(self, requests) -> None:
         for uid, prompt, response in requests:
-            self.stays.append(ReferenceStay(uid, self.engine.submit(prompt, response), 0, self.engine.now_s, []))
+            stay = ReferenceStay(uid, Request(prompt, response), 0, self.engine.now_s, [])
+            self.begin(stay)
 
-    def resubmit(self, stay: ReferenceStay) -> None:
-        old = stay.request
-        request = self.engine.submit(old.prompt, old.response, old.generated)
-        first_s = stay.first_token_s
-        self.stays.append(
-            ReferenceStay(stay.uid, request, old.generated, self.engine.now_s, list(stay.segments), first_s)
+    def resubmit(self, old: ReferenceStay) -> None:
+        request = Request(old.request.prompt, old.request.response, old.request.generated)
+        stay = ReferenceStay(
+            old.uid, request, request.generated, self.engine.now_s, list(old.segments), old.first_token_s
         )
+        stay.until_s = old.until_s
+        self.begin(stay)
+
+    def begin(self, stay: ReferenceStay) -> None:
+        self.stays.append(stay)
+        if self.lost:
+            self.leave(stay, done=False)
+        elif stay.until_s > self.engine.now_s:
+            stay.absent = True
+            self.later(stay.until_s, "enter", stay)
+        else:
+            self.enter(stay)
+
+    def enter(self, stay: ReferenceStay) -> None:
+        if stay in self.stays:
+            stay.absent = False
+            stay.started_s = self.engine.now_s
+            self.engine.waiting.append(stay.request)
+            self.set_stop(stay)
+
+    def set_stop(self, stay: ReferenceStay) -> None:
+        ends = [turn.end_tokens for turn in RESPONSES[stay.uid].turns if turn.end_tokens > stay.request.generated]
+        if ends:
+            self.engine.stop_at(stay.request, ends[0], PAUSE)
+
+    def later(self, time_s: float, what: str, argument) -> None:
+        heapq.heappush(self.queue, (time_s, 10**6 + next(self.reactions), what, argument))
+
+    def take_pauses(self) -> None:
+        """Requests that paused in this pass: their caches stay, what the environment said comes with the resumption."""
+        for request, _, kind in self.engine.stops:
+            stay = next((s for s in self.stays if s.request is request), None)
+            if kind == PAUSE and stay is not None:
+                self.close_segment(stay)
+                turn = next(t for t in RESPONSES[stay.uid].turns if t.end_tokens == request.generated)
+                stay.until_s = self.engine.now_s + turn.environment_s
+                stay.said = turn.observation_tokens
+                self.later(stay.until_s, "resume", stay)
+        self.engine.stops.clear()
+
+    def resume(self, stay: ReferenceStay) -> None:
+        if stay in self.stays:
+            self.engine.resume(stay.request, stay.said)
+            stay.said = 0
+            stay.started_s = self.engine.now_s
+            self.set_stop(stay)
+
+    def fail(self, _) -> None:
+        if not self.lost:
+            self.lost = True
+            for stay in list(self.stays):
+                self.leave(stay, done=False)
+                self.engine.abort(stay.request)
+            self.load_if_drained()
+
+    def restore(self, _) -> None:
+        if self.lost:
+            self.lost = False
+            self.engine.now_s += self.load_s
+            self.version = self.asked_version
 
     def abort(self, uid: int) -> ReferenceStay | None:
         stay = next((s for s in self.stays if s.uid == uid), None)
@@ -126,6 +192,7 @@ class ReferenceWorker:
     def load(self, mode: str) -> None:
         number = self.asked_loads
         self.asked_loads += 1
+        self.asked_version = self.asked_loads
         if mode == "drain" or self.drains:
             self.drains.append((mode, number))
             self.engine.admitting = False
@@ -140,9 +207,12 @@ class ReferenceWorker:
         self.engine.admitting = not self.drains
 
     def change_weights(self, mode: str, number: int) -> None:
+        if self.lost:
+            self.loads[number] = WeightLoad(number + 1, self.engine.now_s, self.engine.now_s)
+            return
         for stay in self.stays:
             self.close_segment(stay)
-        if mode == "recompute":
+        if mode != "keep":
             self.engine.recompute_running()
         started_s = self.engine.now_s
         self.engine.now_s += self.load_s
@@ -160,6 +230,8 @@ class ReferenceWorker:
     def leave(self, stay: ReferenceStay, done: bool) -> None:
         self.stays.remove(stay)
         self.close_segment(stay)
+        stay.request.prompt += stay.said
+        stay.said = 0
         if math.isnan(stay.first_token_s):
             stay.first_token_s = stay.request.first_token_s
         leaving = (done, self.engine.now_s, stay.request.generated, tuple(stay.segments), stay.first_token_s)
@@ -217,6 +289,12 @@ class Observed:
     def bounce(self, uid: int) -> None:
         on_fire(self.abort(uid), lambda event: event.value and self.stay(uid, event.value))
 
+    def fail(self, _) -> None:
+        self.worker.fail()
+
+    def restore(self, _) -> None:
+        self.worker.restore()
+
     def load(self, mode: str) -> None:
         number = len(self.loads)
         event = self.worker.load_weights(number + 1, running=mode)
@@ -230,6 +308,7 @@ asked = st.one_of(
     st.integers(0, 12).map(lambda uid: ("abort", uid)),
     st.integers(0, 12).map(lambda uid: ("bounce", uid)),
     st.sampled_from(["recompute", "keep", "drain"]).map(lambda mode: ("load", mode)),
+    st.sampled_from([("fail", None), ("restore", None)]),
 )
 
 
@@ -239,7 +318,13 @@ def timelines(waits):
     return st.tuples(planned, reactions)
 
 
-def number_requests(planned, reactions):
+def turns_of(uid, response):
+    """Turns for every other request; the seconds are so odd that no answer falls on a boundary of whole seconds."""
+    ends = [end for end in (response // 3, response // 2) if end] if uid % 2 else []
+    return [Turn(end, (1 + uid + i) * 0.7071, 5 * i) for i, end in enumerate(sorted(set(ends)))]
+
+
+def number_requests(planned, reactions, turns):
     """Gives every request a uid; returns the commands at their times, the reactions by uid, the samples by uid."""
     samples: dict[int, Sample] = {}
 
@@ -247,7 +332,7 @@ def number_requests(planned, reactions):
         if what != "submit":
             return what, argument
         requests = [(len(samples) + i, *r) for i, r in enumerate(argument)]
-        samples.update({uid: sample(uid, prompt, response) for uid, prompt, response in requests})
+        samples.update({uid: sample(uid, prompt, response, turns(uid, response)) for uid, prompt, response in requests})
         return what, requests
 
     commands, clock_s = [], 0.0
@@ -265,8 +350,8 @@ def number_requests(planned, reactions):
     return commands, {uid: [c for c in asked if possible(*c)] for uid, asked in after_end.items()}, samples
 
 
-def compare_with_reference(tables, limits, load_s, timeline):
-    commands, after_end, samples = number_requests(*timeline)
+def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, response: ()):
+    commands, after_end, samples = number_requests(*timeline, turns)
     reference = ReferenceWorker(ReferenceEngine(tables, limits), load_s, after_end)
     reference.run(commands)
     env = simpy.Environment()
@@ -316,6 +401,23 @@ def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, time
     record = compare_with_reference(TICKS, limits, load_s, timeline)
     busy = sorted((s.started_s, s.ended_s) for s in record.spans if s.ended_s > s.started_s)
     assert all(first[1] <= second[0] for first, second in pairwise(busy))
+
+
+@settings(max_examples=50)
+@given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
+def test_what_waits_for_environments_follows_the_written_rule_too(limits, timeline, load_s):
+    compare_with_reference(TABLES, roomier(limits), load_s, timeline, turns_of)
+
+
+@settings(max_examples=50)
+@given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
+def test_what_waits_for_environments_between_passes_of_a_second_follows_it_too(limits, timeline, load_s):
+    compare_with_reference(TICKS, roomier(limits), load_s, timeline, turns_of)
+
+
+def roomier(limits):
+    """With space for what environments say to the longest request."""
+    return limits._replace(kv_blocks=limits.kv_blocks + -(-5 // limits.block_size))
 
 
 # The same rules one by one, counted by hand: every pass takes a second, every load ten.

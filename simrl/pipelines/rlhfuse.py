@@ -150,7 +150,8 @@ class _Step:
         `round_samples`: the update waits for the last round."""
         while self.rule.fusion and self.unfinished:
             free = self.free_workers() if self.in_tail and not self.recalled else []
-            ready = self.finished[len(self.inferred) :][: self.rule.round_samples * len(free)]
+            done = len(self.inferred)
+            ready = self.finished[done : done + self.rule.round_samples * len(free)]
             if free and len(ready) >= len(free):
                 for worker in free:
                     if worker not in self.freed:

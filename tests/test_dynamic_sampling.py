@@ -1,13 +1,21 @@
 """Dynamic sampling (DAPO): which groups make a batch, how many rounds it takes, and what a trace has to have for it."""
 
+from dataclasses import replace
+
 import pytest
-from helpers import lanes, rows, scenario, trace, trained, with_status
+from helpers import lanes, on_gpus, prepared, rows, scenario, trace, trained, with_status
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, workers
 
 from simrl.errors import InputError
-from simrl.simulate import prepare
+from simrl.pipelines.april import first_complete
+from simrl.pipelines.batchwise import Batchwise
+from simrl.pipelines.dynamic_sampling import dynamic_sampling
+from simrl.pipelines.full_batch import full_batch
+from simrl.pipelines.partial_rollout import token_budget
+from simrl.pipelines.rollpacker import tail_batching
+from simrl.simulate import prepare, simulate_prepared
 from simrl.trace import write_trace
 
 # Two groups a step, of two responses of ten tokens; of the first, both have the same reward.
@@ -94,3 +102,28 @@ def test_a_batch_is_full_of_groups_with_unequal_rewards(rewards, over_sampling, 
         assert len(batch) == sum(len(rewards[step][prompt]) for _, step, prompt in groups)
     # Synchronous: nothing is left over from a round.
     assert not with_status(result, "buffered")
+
+
+@pytest.mark.parametrize("eta", [0, 1])
+@pytest.mark.parametrize(
+    "collector",
+    [full_batch, first_complete(2.0), token_budget(7), tail_batching(1.25, 1.0, True)],
+    ids=["full_batch", "first_complete", "token_budget", "tail_batching"],
+)
+@settings(max_examples=15)
+@given(scored, st.randoms(use_true_random=False))
+def test_it_wraps_every_collector_that_works_in_groups(collector, eta, rewards, random):
+    differ = [[len(group) == 1 or len(set(group)) > 1 for group in step] for step in rewards]
+    assume(any(map(any, differ)))
+    lengths = [[[(4, random.randint(1, 40)) for _ in group] for group in step] for step in rewards]
+    ready = prepared(on_gpus("split" if eta else "dapo", {}, 2, steps=3), trace(lengths, rewards))
+    pipeline = Batchwise(eta, dynamic_sampling(collector, 1.5, None))
+    result = simulate_prepared(replace(ready, system=replace(ready.system, pipeline=pipeline)))
+    for step in range(3):
+        found = {}
+        for r in rows(result.samples):
+            if r["trained_step"] == step:
+                found.setdefault((r["epoch"], r["trace_step"], r["prompt_id"]), []).append(r["sample"])
+        assert len(found) == len(rewards[0])
+        assert [len(samples) for samples in found.values()] == [len(rewards[s][p]) for _, s, p in found]
+        assert all(differ[s][p] for _, s, p in found)

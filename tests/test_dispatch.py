@@ -14,7 +14,7 @@ from simrl.dispatch.even_split import even_split
 from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.round_robin import round_robin
 from simrl.engine import Limits
-from simrl.events import gather
+from simrl.events import gather, on_fire
 from simrl.history import LengthHistory
 
 NO_HISTORY = LengthHistory()
@@ -286,7 +286,7 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
     record = recorder(*(f"rollout-{i:03d}" for i in range(count)))
     fleet = [Watched(a_worker(env, i, limits, 2.0, record), at, rule.per_worker or 10**9) for i in range(count)]
     dispatcher = Dispatcher(env, fleet, rule, record)
-    out, back, length = {}, {}, {}  # who was submitted and has not come back; who has, unfinished; the lengths
+    out, back, length = {}, {}, {}  # who was submitted and has not come back; who has; the lengths
 
     def submit(samples, **more):
         for one, end in zip(samples, dispatcher.submit(samples, **more), strict=True):
@@ -316,7 +316,7 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
         worker = data.draw(st.integers(0, count - 1))
         some = [one for one in out.values() if data.draw(st.booleans())] if what in ("withdraw", "move") else []
         if what == "submit":
-            submit(new(data.draw(st.integers(1, 6))))
+            submit(new(data.draw(st.integers(1, 6))), min_version=data.draw(st.sampled_from([0, 0, 1, 2])))
         elif what == "to":
             submit(new(2), to=[worker, worker])
         elif what == "cut":
@@ -343,7 +343,9 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
             dispatcher.found(worker)
             dispatcher.activate(worker)
         elif what == "load":
-            fleet[worker].load_weights(fleet[worker].policy_version + 1)
+            on_fire(
+                fleet[worker].load_weights(fleet[worker].policy_version + 1), lambda _: dispatcher.weights_changed()
+            )
         env.run(until=env.now + data.draw(st.sampled_from([0.25, 1.0, 1.5, 4.0])))
         held = [one.uid for samples in dispatcher.held() for one in samples]
         assert sorted(held) == sorted(at)
@@ -353,6 +355,9 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
         worker.restore()
         dispatcher.found(i)
         dispatcher.activate(i)
+        worker.load_weights(100)  # what anybody needs
+    env.run(until=env.now + 10_000)
+    dispatcher.weights_changed()
     env.run(until=env.now + 10_000)
     unfinished = [rollout for rollout in back.values() if not rollout.done]
     submit([rollout.sample for rollout in unfinished], partials=unfinished)

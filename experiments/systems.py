@@ -1,0 +1,193 @@
+"""Every system on three workloads and three cluster sizes: writes systems.md and its pictures beside this file.
+
+python experiments/systems.py ../shared/data      (the folder with verl_run/; without it, the two synthetic workloads)
+
+Takes some minutes on two cores. Sentences are made from the figures of the tables above them.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from simrl.errors import InputError
+from simrl.importers.verl import read_verl_metrics, trace_from_verl_metrics
+from simrl.metrics import summary
+from simrl.plots import plot_comparison
+from simrl.scenario import Scenario, load_scenarios
+from simrl.simulate import compile_engine, compile_training, prepare, simulate
+from simrl.trace import write_trace
+
+HERE = Path(__file__).resolve().parent
+PICTURES = HERE / "systems"
+TRACE = HERE.parent / "results" / "verl_run.parquet"
+GPUS = (64, 256, 1024)
+WORKLOADS = {
+    "systems_math": "Synthetic math, 16K",
+    "systems_code": "Synthetic code, 16K",
+    "systems_verl": "A real verl run",
+}
+Row = Mapping[str, Any]
+
+INTRODUCTION = """\
+# Every system on three workloads
+
+Made by `python experiments/systems.py ../shared/data`; the numbers are simulated, the sentences are made from them. Each system
+has its recipe's defaults (`simrl systems show NAME`), so none is tuned to the workload or to the cluster; no speculative
+decoding anywhere. Averages leave the first {warmup} updates out. *On-policy* means that no token was older than the weights that
+trained on it.
+
+What goes in: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured kernels
+(profiles/README.md) with 1 ms of host time between passes; lengths with the spread and the stability of rank that the RhymeRL
+paper reports. For the real run, its logged lengths (experiments/verl_run.md), a 3B model, and step times from data sheets, which are
+too fast for that run's agent loop: only the relations between systems mean something there. Training times rest on assumed
+efficiencies (MFU 0.35). All are inputs of the scenarios `systems_*.yaml` beside this page.
+"""
+
+
+def main(
+    data: Annotated[Path | None, typer.Argument(help="the folder with verl_run/")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="simulations at the same time")] = os.cpu_count() or 1,
+) -> None:
+    try:
+        names = list(WORKLOADS)
+        if data is None:
+            names.remove("systems_verl")
+        else:
+            log = data / "verl_run" / "do7bl4gg" / "output.log"
+            TRACE.parent.mkdir(exist_ok=True)
+            write_trace(
+                trace_from_verl_metrics(read_verl_metrics(log), 16, 0, name="verl_run", licence="Apache-2.0"), TRACE
+            )
+        scenarios = {
+            (name, gpus): load_scenarios(HERE / f"{name}.yaml", [f"cluster.gpus={gpus}"])
+            for name in names
+            for gpus in GPUS
+        }
+    except InputError as error:
+        print(f"systems: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    compile_engine()
+    compile_training()
+    work = [scenario for group in scenarios.values() for scenario in group]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        console = Console(stderr=True)
+        done = list(track(pool.map(simulate_one, work), total=len(work), console=console, transient=True))
+    rows = iter(done)
+    page = "\n".join(write_page({key: [next(rows) for _ in group] for key, group in scenarios.items()}, work[0]))
+    (HERE / "systems.md").write_text(page, encoding="utf-8")
+    print(f"Written: {HERE / 'systems.md'} and {len(scenarios)} pictures in {PICTURES}")
+
+
+def simulate_one(scenario: Scenario) -> dict[str, Any]:
+    """A row of a table, or why the system cannot be on this workload and cluster."""
+    try:
+        prepare(scenario)
+    except InputError as error:
+        return {"system": scenario.system.name, "refused": str(error)}
+    return summary(simulate(scenario), scenario.warmup_steps)
+
+
+def write_page(tables: Mapping[tuple[str, int], Sequence[Row]], example: Scenario) -> Iterator[str]:
+    """The lines of the page; the pictures on the way."""
+    PICTURES.mkdir(exist_ok=True)
+    yield INTRODUCTION.format(warmup=example.warmup_steps)
+    yield "## The fastest, in one table\n"
+    yield "| workload | GPUs | fastest | × verl_colocated | off-policyness mean / max | fastest on-policy | × |"
+    yield "|---|---|---|---|---|---|---|"
+    for (name, gpus), all_rows in tables.items():
+        rows = [row for row in all_rows if "refused" not in row]
+        first, best, strict = rows[0], fastest(rows), fastest([r for r in rows if on_policy(r)])
+        yield (
+            f"| {WORKLOADS[name]} | {gpus:,} | {best['system']} | {times(best, first)} | {ages(best)} | {strict['system']} "
+            f"| {times(strict, first)} |"
+        )
+    for (name, gpus), all_rows in tables.items():
+        rows = [row for row in all_rows if "refused" not in row]
+        picture = PICTURES / f"{name.removeprefix('systems_')}_{gpus}.png"
+        plot_comparison([with_speedups(row, rows[0]) for row in rows], picture)
+        yield f"\n## {WORKLOADS[name]}, {gpus:,} GPUs\n"
+        yield from table(rows)
+        for row in all_rows:
+            if "refused" in row:
+                yield f"\nLeft out: {row['system']}. {row['refused'].capitalize()}."
+        yield f"\n![Samples a second of every system]({PICTURES.name}/{picture.name})\n"
+        yield reading(rows)
+    yield ""
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| system | samples/s | × | GPUs | step [s] | rollout bubble | train idle | off-policyness mean / max | dropped | moved |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        rate = f"{row['samples_per_s']:.3g}"
+        yield (
+            f"| {row['system']} | {f'**{rate}**' if row is fastest(rows) else rate} | {times(row, rows[0])} | {row['gpus']:,} "
+            f"| {row['step_s']:.1f} | {row['rollout_bubble']:.0%} | {row['train_idle']:.0%} | {ages(row)} "
+            f"| {row['dropped_share']:.1%} | {row['migrated_share']:.1%} |"
+        )
+
+
+def reading(rows: Sequence[Row]) -> str:
+    """Two sentences on a table: who is fastest and at what price, and where the others lose their time."""
+    first, best, strict, last = rows[0], fastest(rows), fastest([r for r in rows if on_policy(r)]), rows_slowest(rows)
+    if best is strict:
+        lead = f"{best['system']} trains most, {times(best, first)} {first['system']}, and stays on-policy."
+    else:
+        lead = (
+            f"{best['system']} trains most, {times(best, first)} {first['system']}, on tokens that are {ages(best)} updates old in "
+            f"the mean / at most; of those on-policy, {strict['system']} does, with {times(strict, first)}."
+        )
+    waits = f"{first['system']}'s GPUs wait {first['rollout_bubble']:.0%} of their rollout time, {best['system']}'s "
+    waits += f"{best['rollout_bubble']:.0%}" + (
+        f" (its trainer {best['train_idle']:.0%})" if best["train_idle"] else ""
+    )
+    return f"{lead} {waits}; {last['system']} is last with {times(last, first)}, {loss(last)}."
+
+
+def loss(row: Row) -> str:
+    """Where most of a row's time goes."""
+    causes = {
+        f"rollout GPUs waiting {row['rollout_bubble']:.0%} of their time": row["rollout_bubble"],
+        f"its trainer's GPUs waiting {row['train_idle']:.0%} of theirs": row["train_idle"]
+        * 0.25,  # a quarter of all GPUs
+        f"{row['dropped_share']:.0%} of its tokens dropped": row["dropped_share"],
+    }
+    return max(causes, key=lambda cause: causes[cause])
+
+
+def fastest(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: row["samples_per_s"] / row["gpus"])
+
+
+def rows_slowest(rows: Sequence[Row]) -> Row:
+    return min(rows, key=lambda row: row["samples_per_s"] / row["gpus"])
+
+
+def on_policy(row: Row) -> bool:
+    return bool(row["off_policyness_max"] == 0 and row["carried_share"] == 0)
+
+
+def times(row: Row, first: Row) -> str:
+    """Samples a second and GPU: a system that takes more GPUs has to make more of them."""
+    return f"{row['samples_per_s'] / row['gpus'] / (first['samples_per_s'] / first['gpus']):.2f}×"
+
+
+def ages(row: Row) -> str:
+    return f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}"
+
+
+def with_speedups(row: Row, first: Row) -> dict[str, Any]:
+    ratio = row["samples_per_s"] / first["samples_per_s"]
+    return {**row, "speedup": ratio, "speedup_in_variant": ratio}
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -10,11 +10,11 @@ from math import ceil
 import numpy as np
 import pytest
 from helpers import ROOMY, counted, on_gpus, prepared, rows, trace, watch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simrl.pipelines import verl_fully_async as verl
-from simrl.pipelines.areal import capacity
+from simrl.pipelines.areal import capacity, in_time
 from simrl.systems import RECIPES
 
 length = st.integers(1, 40)
@@ -140,8 +140,26 @@ def test_areal_goes_on_without_a_straggler_or_waits_for_it(on_stale, updates, ag
     assert [row["trained_step"] for row in rows(run.result.samples)][:3] == trained_steps
 
 
+@pytest.mark.parametrize(
+    ("left", "version", "eta", "batch", "possible"),
+    [
+        ([], 0, 0, 2, True),
+        ([0], 0, 0, 2, False),  # due now, and left
+        ([0], 0, 1, 2, True),  # due at update 1, which has room for two
+        ([0, 0, 0], 0, 1, 2, False),  # three due at update 1
+        ([0, 0, 0, 0], 0, 2, 2, True),  # four due at update 2: 1 and 2 have room for them
+        ([0, 0, 0], 1, 2, 2, False),  # ... but if update 1 leaves all three, update 2 has room for two
+        ([0, 0, 1, 1, 1], 1, 2, 2, False),  # five due by update 3
+        ([0, 0, 1, 1], 1, 2, 2, True),
+    ],
+)
+def test_an_update_leaves_no_more_than_later_ones_have_room_for_in_time(left, version, eta, batch, possible):
+    assert in_time(left, version, eta, batch) == possible
+
+
 @settings(max_examples=40)
 @given(traces, st.integers(1, 3), st.integers(0, 3), st.sampled_from([1, 2, 5, 100]), st.booleans())
+@example(trace([[[(1, 1)], [(1, 6)]]]), 2, 2, 5, True)
 def test_areal_that_waits_never_trains_a_token_older_than_eta(trace, workers, eta, concurrent, interruptible):
     parameters = {"eta": eta, "on_stale": "wait", "max_concurrent": concurrent, "interruptible": interruptible}
     run = watch(prepared(on_gpus("areal", parameters, workers, steps=6), trace, limits=ROOMY))

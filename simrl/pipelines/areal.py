@@ -8,12 +8,13 @@ versions (§4.1).
 
 Invariant: up to version i, no more than (i + η + 1) · B groups were submitted. So a trainer that takes them in the order of
 their submission never trains a token older than η; one that goes on without a straggler may train it staler. The paper leaves
-open what happens then: it is trained, dropped, or waited for: `on_stale="wait"` makes no version i + 1 while a group
-that was submitted under version i - η or before is unfinished. The batch then has room for all of these, by the inequality.
+open what happens then: it is trained, dropped, or waited for: with `on_stale="wait"`, an update waits until the groups that it
+would leave can all be trained in time, if each later update trains a batch (`in_time`). By the inequality it can wait for that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,13 @@ from simrl.worker import LoadMode
 def capacity(eta: int, version: int, batch: int, max_concurrent: int, running: int, accepted: int) -> int:
     """How many more groups may be submitted now (AReaL's `StalenessManager`); not positive means none."""
     return min(max(1, max_concurrent) - running, (eta + version + 1) * batch - (accepted + running))
+
+
+def in_time(left: Iterable[int], version: int, eta: int, batch: int) -> bool:
+    """Whether the groups that the update of `version` leaves untrained, told by the version each was submitted under, can be
+    trained at most η updates later than that, a batch an update: for each deadline, no more are due than updates have room for."""
+    due = sorted(submitted + eta for submitted in left)
+    return all(number <= (deadline - version) * batch for number, deadline in enumerate(due, start=1))
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,14 @@ class _Run:
 
     def next_batch(self) -> list[Finished] | None:
         """The finished groups that were submitted first, if they make a batch and none is missing that cannot wait."""
-        stream, oldest = self.stream, self.stage.trainer.version - self.rule.eta
-        if self.rule.on_stale == "drop":
-            stream.drop([g for g in stream.buffer if g.oldest_version < oldest])
+        stream, rule, version = self.stream, self.rule, self.stage.trainer.version
+        if rule.on_stale == "drop":
+            stream.drop([g for g in stream.buffer if g.oldest_version < version - rule.eta])
             stream.admit()
-        if self.rule.on_stale == "wait" and any(version <= oldest for version in stream.running.values()):
+        if len(stream.buffer) < self.batch:
             return None
-        return sorted(stream.buffer)[: self.batch] if len(stream.buffer) >= self.batch else None
+        finished = sorted(stream.buffer)
+        left = [*stream.running.values(), *(group.version for group in finished[self.batch :])]
+        if rule.on_stale == "wait" and not in_time(left, version, rule.eta, self.batch):
+            return None
+        return finished[: self.batch]

@@ -41,13 +41,14 @@ INTRODUCTION = """\
 
 Made by `python experiments/systems.py ../shared/data`; the numbers are simulated, the sentences are made from them. Each system
 has its recipe's defaults (`simrl systems show NAME`), so none is tuned to the workload or to the cluster; no speculative
-decoding anywhere. Averages leave the first {warmup} updates out. *On-policy* means that no token was older than the weights that
-trained on it.
+decoding anywhere. Averages leave the first half of the updates out (of the real run, the first third). *On-policy* means
+that no token was older than the weights that trained on it. × compares samples a second and GPU with verl_colocated's.
 
 What goes in: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured kernels
 (profiles/README.md) with 1 ms of host time between passes; lengths with the spread and the stability of rank that the RhymeRL
-paper reports. For the real run, its logged lengths (experiments/verl_run.md), a 3B model, and step times from data sheets, which are
-too fast for that run's agent loop: only the relations between systems mean something there. Training times rest on assumed
+paper reports. For the real run, its logged lengths (experiments/verl_run.md), a 3B model, and step times from data sheets,
+which are too fast for that run's agent loop: only the relations between systems mean something there; a step of it has 512
+responses, fewer than 1,024 GPUs have use for, and one epoch, so no length history. Training times rest on assumed
 efficiencies (MFU 0.35). All are inputs of the scenarios `systems_*.yaml` beside this page.
 """
 
@@ -81,7 +82,7 @@ def main(
         console = Console(stderr=True)
         done = list(track(pool.map(simulate_one, work), total=len(work), console=console, transient=True))
     rows = iter(done)
-    page = "\n".join(write_page({key: [next(rows) for _ in group] for key, group in scenarios.items()}, work[0]))
+    page = "\n".join(write_page({key: [next(rows) for _ in group] for key, group in scenarios.items()}))
     (HERE / "systems.md").write_text(page, encoding="utf-8")
     print(f"Written: {HERE / 'systems.md'} and {len(scenarios)} pictures in {PICTURES}")
 
@@ -95,10 +96,10 @@ def simulate_one(scenario: Scenario) -> dict[str, Any]:
     return summary(simulate(scenario), scenario.warmup_steps)
 
 
-def write_page(tables: Mapping[tuple[str, int], Sequence[Row]], example: Scenario) -> Iterator[str]:
+def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]:
     """The lines of the page; the pictures on the way."""
     PICTURES.mkdir(exist_ok=True)
-    yield INTRODUCTION.format(warmup=example.warmup_steps)
+    yield INTRODUCTION
     yield "## The fastest, in one table\n"
     yield "| workload | GPUs | fastest | × verl_colocated | off-policyness mean / max | fastest on-policy | × |"
     yield "|---|---|---|---|---|---|---|"
@@ -124,8 +125,9 @@ def write_page(tables: Mapping[tuple[str, int], Sequence[Row]], example: Scenari
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| system | samples/s | × | GPUs | step [s] | rollout bubble | train idle | off-policyness mean / max | dropped | moved |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    heads = "system samples/s × GPUs step_[s] rollout_bubble train_idle off-policyness_mean_/_max dropped moved".split()
+    yield f"| {' | '.join(heads)} |".replace("_", " ")
+    yield "|---" * len(heads) + "|"
     for row in rows:
         rate = f"{row['samples_per_s']:.3g}"
         yield (
@@ -141,9 +143,10 @@ def reading(rows: Sequence[Row]) -> str:
     if best is strict:
         lead = f"{best['system']} trains most, {times(best, first)} {first['system']}, and stays on-policy."
     else:
+        aged = f"on tokens that are {ages(best)} updates old in the mean / at most"
         lead = (
-            f"{best['system']} trains most, {times(best, first)} {first['system']}, on tokens that are {ages(best)} updates old in "
-            f"the mean / at most; of those on-policy, {strict['system']} does, with {times(strict, first)}."
+            f"{best['system']} trains most, {times(best, first)} {first['system']}, {aged}; of those on-policy, "
+            f"{strict['system']} does, with {times(strict, first)}."
         )
     waits = f"{first['system']}'s GPUs wait {first['rollout_bubble']:.0%} of their rollout time, {best['system']}'s "
     waits += f"{best['rollout_bubble']:.0%}" + (

@@ -86,7 +86,9 @@ def show(
 
 def describe(name: str) -> dict[str, Any]:
     """A recipe with its defaults as plain data; its docstring is a line, the rule, and what is not modelled."""
-    from simrl.systems import RECIPES, SPLIT_PARAMETERS, adapted_split
+    from pydantic import TypeAdapter
+
+    from simrl.systems import RECIPES, common_parameters
 
     recipe = RECIPES[name]
     system = recipe()
@@ -95,9 +97,9 @@ def describe(name: str) -> dict[str, Any]:
     assert found, f"the docstring of {name} does not say what is not modelled"
     parameters = dict(inspect.signature(recipe).parameters)
     schema = recipe_schema(recipe)
-    if "rollout_share" in parameters:
-        parameters |= SPLIT_PARAMETERS
-        schema["properties"] |= recipe_schema(adapted_split)["properties"]
+    for key, parameter in common_parameters(recipe).items():
+        parameters[key] = parameter
+        schema["properties"][key] = TypeAdapter(parameter.annotation).json_schema()
     return {
         "name": name,
         "summary": summary,

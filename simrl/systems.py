@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, validate_call
+from pydantic import ConfigDict, Field, ValidationError, validate_call
 
 from simrl.dispatch import DISPATCHES, Dispatch, Fifo
 from simrl.dispatch.least_requests import least_requests
@@ -37,6 +37,8 @@ Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
+
+MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 
 assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 
@@ -234,6 +236,7 @@ def areal(
     interruptible: bool = True,
     max_concurrent: Count | None = None,
     on_stale: Literal["train", "wait", "drop"] = "train",
+    dynamic_sampling: bool = False,
     dispatch: Plain = "round_robin",
     minibatches: Count = 4,
     log_probs: NotNegative = 1,
@@ -247,16 +250,18 @@ def areal(
     The bound is on counts: what the trainer has not waited for may be trained staler than η. `on_stale` says what becomes of
     it: it trains, as in the code; it is dropped; or no update is made that would let it become too old ("wait"). Four PPO
     mini-batches and the proximal log-probs are the paper's (§5.2, Table 3).
+    `dynamic_sampling` drops groups whose rewards are all equal when they are scored; they leave the count.
     Not modelled: the decoupled PPO objective's effect on learning.
     """
     return System(
         name="areal",
-        pipeline=Areal(eta, interruptible, max_concurrent, on_stale),
+        pipeline=Areal(eta, interruptible, max_concurrent, on_stale, dynamic_sampling),
         schedule="fully asynchronous",
         dispatch=DISPATCHES[dispatch],
         rollout_share=rollout_share,
         minibatches=minibatches,
         log_probs=log_probs,
+        needs_rewards=dynamic_sampling,
         paper="AReaL, arXiv 2505.24298",
         off_policyness=None if on_stale == "train" and eta > 0 else eta,
     )
@@ -621,7 +626,7 @@ def sortedrl(
 def dapo(
     dynamic_sampling: bool = True,
     over_sampling: Annotated[float, Field(ge=1, le=100)] = 3.0,
-    max_rounds: Count | None = 10,
+    max_rounds: Count | None = MOST_ROUNDS,
     dispatch: Plain = "least_requests",
     minibatches: Count = 16,
     log_probs: NotNegative = 1,
@@ -682,31 +687,51 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
     if name not in RECIPES:
         raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
     recipe = RECIPES[name]
-    known = list(signature(recipe).parameters)
-    common = SPLIT_PARAMETERS if "rollout_share" in known else {}
+    common = common_parameters(recipe)
+    known = [*signature(recipe).parameters, *common]
     for key in parameters:
-        if key not in known and key not in common:
-            raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join([*known, *common])}")
+        if key not in known:
+            raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join(known)}")
     try:
         system = recipe(**{key: value for key, value in parameters.items() if key not in common})
-        every = adapted_split(**{key: value for key, value in parameters.items() if key in common})
+        system = with_common(system, **{key: value for key, value in parameters.items() if key in common})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise InputError(f"system {name}: {place} is {first['input']!r}: {first['msg']}") from error
-    if every and system.schedule == "synchronous":
-        raise InputError(
-            f"system {name}: adapt_split_every is {every}, but its rollout and training never overlap: one always waits, and "
-            "idle times tell nothing; choose rollout_share yourself"
-        )
-    return replace(system, adapt_split_every=every, parameters=dict(parameters))
+    return replace(system, parameters=dict(parameters))
 
 
-@validate_call
-def adapted_split(adapt_split_every: NotNegative = 0) -> int:
-    """What every recipe takes whose rollout and training have GPUs of their own (`simrl.split`): after so many updates, move
-    GPUs between them by what was idle; 0 keeps the split as it is."""
-    return adapt_split_every
+@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+def with_common(
+    system: System,
+    adapt_split_every: NotNegative = 0,
+    dynamic_sampling: Annotated[float, Field(ge=1, le=100)] | None = None,
+) -> System:
+    """What every recipe takes for which it makes sense (`common_parameters`).
+
+    `adapt_split_every`: after so many updates, move GPUs between rollout and training by what was idle (`simrl.split`); 0 keeps
+    the split. `dynamic_sampling`: drop groups whose rewards are all equal, and refill the batch in rounds of so many times its
+    groups (`simrl.pipelines.dynamic_sampling`).
+    """
+    system = replace(system, adapt_split_every=adapt_split_every)
+    if dynamic_sampling is not None:
+        pipeline = system.pipeline
+        assert isinstance(pipeline, Batchwise)
+        collector = sample_dynamically(pipeline.collector, dynamic_sampling, MOST_ROUNDS)
+        schedule = f"{system.schedule}, dynamic sampling"
+        system = replace(system, pipeline=replace(pipeline, collector=collector), schedule=schedule, needs_rewards=True)
+    return system
 
 
-SPLIT_PARAMETERS = dict(signature(adapted_split).parameters)
+def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:
+    """Those of `with_common` that a recipe takes: the split where rollout and training have GPUs of their own and overlap;
+    dynamic sampling where whole batches train."""
+    system, found = recipe(), dict(list(signature(with_common, eval_str=True).parameters.items())[1:])
+    pipeline = system.pipeline
+    whole_batches = isinstance(pipeline, Batchwise) and pipeline.stream is None
+    if system.rollout_share is None or (whole_batches and system.off_policyness == 0):
+        del found["adapt_split_every"]
+    if not whole_batches or "dynamic_sampling" in signature(recipe).parameters:
+        del found["dynamic_sampling"]
+    return found

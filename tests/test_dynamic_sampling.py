@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from helpers import lanes, on_gpus, prepared, rows, scenario, trace, trained, with_status
+from helpers import lanes, on_gpus, prepared, rows, scenario, trace, trained, watch, with_status
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, workers
@@ -16,6 +16,7 @@ from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rollpacker import tail_batching
 from simrl.simulate import prepare, simulate_prepared
+from simrl.systems import make_system
 from simrl.trace import write_trace
 
 # Two groups a step, of two responses of ten tokens; of the first, both have the same reward.
@@ -127,3 +128,27 @@ def test_it_wraps_every_collector_that_works_in_groups(collector, eta, rewards, 
         assert len(found) == len(rewards[0])
         assert [len(samples) for samples in found.values()] == [len(rewards[s][p]) for _, s, p in found]
         assert all(differ[s][p] for _, s, p in found)
+
+
+# As a parameter of other systems.
+
+
+def test_whole_batches_of_any_system_can_be_refilled_and_areal_drops_as_groups_are_scored():
+    lengths, rewards = [[[(4, 10), (4, 20)]] * 2] * 3, [[[1, 1], [0, 1]]] * 3
+    for name, parameters in (
+        ("one_step_off", {"dynamic_sampling": 2.0}),
+        ("april", {"dynamic_sampling": 1.0}),
+        ("areal", {"dynamic_sampling": True, "eta": 1}),
+    ):
+        ready = prepared(on_gpus(name, parameters, 2, steps=3), trace(lengths, rewards))
+        samples = rows(watch(ready).result.samples)
+        assert {row["prompt_id"] for row in samples if row["status"] == "trained"} == {1}, name
+        assert {row["prompt_id"] for row in samples if row["status"] == "dropped"} == {0}, name
+
+
+def test_a_system_that_trains_parts_of_a_batch_before_all_of_it_is_scored_does_not_take_dynamic_sampling():
+    with pytest.raises(InputError, match="unknown parameter 'dynamic_sampling'"):
+        make_system("asyncflow", {"dynamic_sampling": 2.0})
+    assert make_system("one_step_off", {"dynamic_sampling": 2.0}).needs_rewards
+    with pytest.raises(InputError, match="dynamic_sampling is 0.5"):
+        make_system("one_step_off", {"dynamic_sampling": 0.5})

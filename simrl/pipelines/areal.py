@@ -22,6 +22,7 @@ import simpy
 
 from simrl.events import gather
 from simrl.pipelines import Stage
+from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.worker import LoadMode
 
@@ -33,7 +34,7 @@ def capacity(eta: int, version: int, batch: int, max_concurrent: int, running: i
 
 def in_time(left: Iterable[int], version: int, eta: int, batch: int) -> bool:
     """Whether the groups that the update of `version` leaves untrained, told by the version each was submitted under, can be
-    trained at most η updates later than that, a batch an update: for each deadline, no more are due than updates have room for."""
+    trained at most η updates later than that: for each deadline, no more are due than the updates until then have room for."""
     due = sorted(submitted + eta for submitted in left)
     return all(number <= (deadline - version) * batch for number, deadline in enumerate(due, start=1))
 
@@ -46,6 +47,7 @@ class Areal:
     interruptible: bool
     max_concurrent: int | None
     on_stale: Literal["train", "wait", "drop"]
+    dynamic_sampling: bool = False
 
     def __call__(self, stage: Stage) -> simpy.events.ProcessGenerator:
         return _Run(self, stage).train()
@@ -59,7 +61,7 @@ class _Run:
         self.stage = stage
         self.batch = stage.workload.batch_groups
         self.concurrent = self.batch if rule.max_concurrent is None else rule.max_concurrent
-        self.stream = GroupStream(stage, self.room)
+        self.stream = GroupStream(stage, self.room, rewards_differ if rule.dynamic_sampling else lambda group: True)
 
     def train(self) -> simpy.events.ProcessGenerator:
         """Trains whenever a batch of groups is there, then updates every worker in flight."""

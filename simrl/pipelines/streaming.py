@@ -33,9 +33,12 @@ class Finished(NamedTuple):
 
 
 class GroupStream:
-    """The groups of one run. `room` says how many more may be submitted now; it is asked whenever a group is finished."""
+    """The groups of one run. `room` says how many more may be submitted now; it is asked whenever a group is finished. What
+    `accepts` refuses, when it is scored, is dropped."""
 
-    def __init__(self, stage: Stage, room: Callable[[], int]) -> None:
+    def __init__(
+        self, stage: Stage, room: Callable[[], int], accepts: Callable[[list[Rollout]], bool] = lambda group: True
+    ) -> None:
         self.running: dict[int, int] = {}  # by number: the trainer's version when the group was submitted
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
@@ -43,6 +46,7 @@ class GroupStream:
         self.dropped = 0
         self._stage = stage
         self._room = room
+        self._accepts = accepts
         self._news = stage.env.event()
 
     def admit(self) -> None:
@@ -87,7 +91,10 @@ class GroupStream:
         on_fire(self._stage.rewarder.score(ended.value), partial(self._scored, number))
 
     def _scored(self, number: int, scored: Any) -> None:
-        self.buffer.append(Finished(number, self.running.pop(number), scored.value))
+        group = Finished(number, self.running.pop(number), scored.value)
+        self.buffer.append(group)
+        if not self._accepts(group.rollouts):
+            self.drop([group])
         self.admit()
         news, self._news = self._news, self._stage.env.event()
         news.succeed()

@@ -5,6 +5,7 @@ python experiments/systems.py ../shared/data      (the folder with verl_run/; wi
 Takes some minutes on two cores. Sentences are made from the figures of the tables above them.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,10 @@ WORKLOADS = {
     "systems_code": "Synthetic code, 16K",
     "systems_verl": "A real verl run",
 }
+HEADINGS = (
+    *("system", "tokens/s", "×", "GPUs", "step [s]", "rollout bubble", "train idle"),
+    *("off-policyness mean / max", "dropped", "moved"),
+)
 Row = Mapping[str, Any]
 
 INTRODUCTION = """\
@@ -42,7 +47,9 @@ INTRODUCTION = """\
 Made by `python experiments/systems.py ../shared/data`; the numbers are simulated, the sentences are made from them. Each system
 has its recipe's defaults (`simrl systems show NAME`), so none is tuned to the workload or to the cluster; no speculative
 decoding anywhere. Averages leave the first half of the updates out (of the real run, the first third). *On-policy* means
-that no token was older than the weights that trained on it. × compares samples a second and GPU with verl_colocated's.
+that no token was older than the weights that trained on it. × compares trained tokens a second and GPU with verl_colocated's:
+in so few updates, systems that put long responses off train on shorter ones. † marks off-policyness that had not settled.
+*dropped* is the share of generated tokens that were thrown away, *moved* of samples that were at more than one worker.
 
 What goes in: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured kernels
 (profiles/README.md) with 1 ms of host time between passes; lengths with the spread and the stability of rank that the RhymeRL
@@ -75,12 +82,14 @@ def main(
     except InputError as error:
         print(f"systems: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
+    PICTURES.mkdir(exist_ok=True)
     compile_engine()
     compile_training()
     work = [scenario for group in scenarios.values() for scenario in group]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         console = Console(stderr=True)
         done = list(track(pool.map(simulate_one, work), total=len(work), console=console, transient=True))
+    (PICTURES / "rows.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     rows = iter(done)
     page = "\n".join(write_page({key: [next(rows) for _ in group] for key, group in scenarios.items()}))
     (HERE / "systems.md").write_text(page, encoding="utf-8")
@@ -98,7 +107,6 @@ def simulate_one(scenario: Scenario) -> dict[str, Any]:
 
 def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]:
     """The lines of the page; the pictures on the way."""
-    PICTURES.mkdir(exist_ok=True)
     yield INTRODUCTION
     yield "## The fastest, in one table\n"
     yield "| workload | GPUs | fastest | × verl_colocated | off-policyness mean / max | fastest on-policy | × |"
@@ -119,17 +127,16 @@ def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]
         for row in all_rows:
             if "refused" in row:
                 yield f"\nLeft out: {row['system']}. {row['refused'].capitalize()}."
-        yield f"\n![Samples a second of every system]({PICTURES.name}/{picture.name})\n"
+        yield f"\n![Trained samples a second of every system]({PICTURES.name}/{picture.name})\n"
         yield reading(rows)
     yield ""
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    heads = "system samples/s × GPUs step_[s] rollout_bubble train_idle off-policyness_mean_/_max dropped moved".split()
-    yield f"| {' | '.join(heads)} |".replace("_", " ")
-    yield "|---" * len(heads) + "|"
+    yield "| " + " | ".join(HEADINGS) + " |"
+    yield "|---" * len(HEADINGS) + "|"
     for row in rows:
-        rate = f"{row['samples_per_s']:.3g}"
+        rate = f"{row['tokens_per_s']:,.0f}"
         yield (
             f"| {row['system']} | {f'**{rate}**' if row is fastest(rows) else rate} | {times(row, rows[0])} | {row['gpus']:,} "
             f"| {row['step_s']:.1f} | {row['rollout_bubble']:.0%} | {row['train_idle']:.0%} | {ages(row)} "
@@ -167,11 +174,16 @@ def loss(row: Row) -> str:
 
 
 def fastest(rows: Sequence[Row]) -> Row:
-    return max(rows, key=lambda row: row["samples_per_s"] / row["gpus"])
+    return max(rows, key=per_gpu)
 
 
 def rows_slowest(rows: Sequence[Row]) -> Row:
-    return min(rows, key=lambda row: row["samples_per_s"] / row["gpus"])
+    return min(rows, key=per_gpu)
+
+
+def per_gpu(row: Row) -> float:
+    """Trained tokens a second and GPU: a system that takes more GPUs has to make more of them."""
+    return float(row["tokens_per_s"] / row["gpus"])
 
 
 def on_policy(row: Row) -> bool:
@@ -179,12 +191,11 @@ def on_policy(row: Row) -> bool:
 
 
 def times(row: Row, first: Row) -> str:
-    """Samples a second and GPU: a system that takes more GPUs has to make more of them."""
-    return f"{row['samples_per_s'] / row['gpus'] / (first['samples_per_s'] / first['gpus']):.2f}×"
+    return f"{per_gpu(row) / per_gpu(first):.2f}×"
 
 
 def ages(row: Row) -> str:
-    return f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}"
+    return f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}" + ("" if row["settled"] else " †")
 
 
 def with_speedups(row: Row, first: Row) -> dict[str, Any]:

@@ -353,7 +353,7 @@ def april(
 
     As verl_colocated, but a rollout begins with `over_sampling` times a batch's groups: first what the last one left, with the
     tokens it has (prefilled anew, under the new weights), then new ones. It ends when a batch of them is complete. Groups that
-    are complete beyond that train in the next step; nothing is thrown away. Twice a batch is what the paper's examples take.
+    are complete beyond that train in the next step; nothing is thrown away. That twice a batch is at work is assumed.
     A long response may be put off again and again: nothing bounds the age of its first tokens.
     Not modelled: the wait for an engine to confirm that it has stopped, beyond the pass that runs.
     """

@@ -7,13 +7,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # Whatever stands in a line may import from the lines above it, wherever in a file the import is written (also inside a
-# function, where it is only later). A package (profilers, importers, dispatch, pipelines) is one thing: its files may import
+# function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
 # each other. A new module gets its place here.
 LAYERS = (
     "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
     "files hardware overrides",
     "trace profile",
-    "rollout synthesis profilers importers engine training workload faults",
+    "rollout synthesis profilers importers engine training workload faults speculation",
     "result scenario history",
     "worker trainer",  # write what happens through result's Recorder
     "dispatch",
@@ -110,3 +110,17 @@ def test_the_check_itself_sees_imports_wherever_they_stand():
     eager = {n for s in at_import_time(tree) if isinstance(s, ast.Import | ast.ImportFrom) for n, _ in imports(s, "")}
     assert eager == {"torch", "ray.util", "vllm", "transformers", "simrl.cli", "simrl"}
     assert {name for name, _ in imports(tree, "")} == eager | {"aiconfigurator", "tokenizers"}
+
+
+def test_no_rule_of_a_schedule_looks_up_what_a_sample_will_turn_out_to_be():
+    """Samples do not carry their lengths (`Sample._fields`); the look-up that workers and rewarders have is not for rules."""
+    rules = [*(ROOT / "simrl" / "pipelines").glob("*.py"), *(ROOT / "simrl" / "dispatch").glob("*.py")]
+    rules += [ROOT / "simrl" / name for name in ("history.py", "split.py", "faults.py")]
+    assert len(rules) > 20
+    for path in rules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            looked_up = isinstance(node, ast.Attribute) and node.attr in ("responses", "_responses", "_trace")
+            named = isinstance(node, ast.ImportFrom) and any(
+                alias.name in ("Response", "Turn", "Trace") for alias in node.names
+            )
+            assert not looked_up and not named, f"{path.name}, line {node.lineno}"

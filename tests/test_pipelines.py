@@ -16,7 +16,7 @@ from simrl.hardware import model_shape
 from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile
-from simrl.simulate import simulate_prepared
+from simrl.simulate import prepare, simulate_prepared
 from simrl.systems import RECIPES
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.training import TrainingCosts
@@ -347,9 +347,12 @@ def timed(
         steps=steps,
         training={"mfu": 1.0, "publish_s": publish_s, "reward_s": reward_s, "switch_s": switch_s},
     )
+    return simulate_prepared(prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=one_second()))
+
+
+def one_second():
     metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
-    profile = TableProfile(one_second_a_pass(), metadata)
-    return simulate_prepared(prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=profile))
+    return TableProfile(one_second_a_pass(), metadata)
 
 
 def updates_at(result):
@@ -477,3 +480,55 @@ def test_a_worker_that_dies_ends_the_run_with_its_cause(system):
     )
     with pytest.raises(ConnectionError, match="engine 3 died"):
         env.run(until=env.process(ready.system.pipeline(stage)))
+
+
+# Phases that a scenario adds.
+
+
+def test_an_evaluation_follows_the_load_of_its_versions_on_every_worker_and_rollout_waits_for_it():
+    plain = timed("split", 4, EQUAL, workers=2)
+    config = on_gpus(
+        "split",
+        {},
+        2,
+        steps=4,
+        training={"mfu": 1.0, "publish_s": 100.0, "reward_s": 5.0, "evaluate_every": 2, "evaluate_s": 40.0},
+    )
+    costs = prepare(config).costs._replace(load_s=10.0)
+    evaluated = simulate_prepared(prepared(config, EQUAL, limits=ROOMY, costs=costs, profile=one_second()))
+    for worker in ("rollout-000", "rollout-001"):
+        spans = [s for s in lanes(evaluated)[worker] if s["kind"] in ("load_weights", "evaluate")]
+        assert [(s["kind"], s["policy_version"]) for s in spans] == [
+            ("load_weights", 1),
+            ("load_weights", 2),
+            ("evaluate", 2),
+            ("load_weights", 3),
+        ]
+    later = [0, 0, 40, 40]
+    assert updates_at(evaluated) == [u["finished_s"] + s for u, s in zip(rows(plain.steps), later, strict=True)]
+
+
+def test_checkpoints_and_ppo_epochs_take_the_trainer_longer():
+    def run(**training):
+        config = on_gpus("split", {}, 1, steps=4, training={"publish_s": 1.0, **training})
+        return lanes(simulate_prepared(prepared(config, EQUAL)))["train"]
+
+    def seconds(spans, kind):
+        return [s["ended_s"] - s["started_s"] for s in spans if s["kind"] == kind]
+
+    assert seconds(run(checkpoint_every=2, checkpoint_s=30.0), "checkpoint") == [pytest.approx(30.0)] * 2
+    once, thrice = run(mfu=0.001), run(mfu=0.001, ppo_epochs=3)
+    assert seconds(thrice, "train") == pytest.approx([3 * s for s in seconds(once, "train")])
+    assert seconds(thrice, "log_prob") == pytest.approx(seconds(once, "log_prob"))
+
+
+def test_a_batch_goes_through_the_controller_padded_to_its_longest_and_distflow_spares_that():
+    uneven = trace([[[(10, 90), (10, 40)]]])
+
+    def transfers(name):
+        training = {"controller_bytes_per_token": 100.0, "controller_bytes_per_s": 1000.0}
+        spans = lanes(simulate_prepared(prepared(on_gpus(name, {}, 1, steps=1, training=training), uneven)))
+        return [s["ended_s"] - s["started_s"] for s in spans["rollout-000"] if s["kind"] == "transfer"]
+
+    assert transfers("verl_colocated") == [pytest.approx(2 * 100 * 100 / 1000)]
+    assert transfers("distflow") == []

@@ -193,22 +193,27 @@ def test_the_same_scenario_gives_the_same_bytes(tmp_path, name):
     assert files(tmp_path / "first") == files(tmp_path / "second")
 
 
-def test_another_process_gives_the_same_bytes_and_another_seed_others(tmp_path):
-    chosen = scenario({"name": "areal", "eta": 2}, seed=3)
+def test_another_process_gives_the_same_bytes_for_every_system_and_another_seed_others(tmp_path):
+    chosen = [scenario(name, seed=3) for name in RECIPES]
     program = (
         "import sys, pathlib\n"
         "from simrl.scenario import Scenario\n"
         "from simrl.simulate import simulate\n"
-        "simulate(Scenario.model_validate_json(sys.argv[1])).write(pathlib.Path(sys.argv[2]))\n"
+        "for line in sys.stdin:\n"
+        "    scenario = Scenario.model_validate_json(line)\n"
+        "    folder = pathlib.Path(sys.argv[1]) / scenario.system.name\n"
+        "    folder.mkdir(parents=True)\n"
+        "    simulate(scenario).write(folder)\n"
     )
-    for folder in ("here", "there", "other"):
-        (tmp_path / folder).mkdir()
-    simulate(chosen).write(tmp_path / "here")
-    subprocess.run([sys.executable, "-c", program, chosen.model_dump_json(), str(tmp_path / "there")], check=True)
-    simulate(chosen.model_copy(update={"seed": 4})).write(tmp_path / "other")
-    here, there, other = (files(tmp_path / folder) for folder in ("here", "there", "other"))
-    assert here == there
-    assert all(here[name] != other[name] for name in here)
+    lines = "\n".join(one.model_dump_json() for one in reversed(chosen))  # in another order, too
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "there")], input=lines, text=True, check=True)
+    for one in chosen:
+        here, other = tmp_path / "here" / one.system.name, tmp_path / "other" / one.system.name
+        for folder, seed in ((here, 3), (other, 4)):
+            folder.mkdir(parents=True)
+            simulate(one.model_copy(update={"seed": seed})).write(folder)
+        assert files(here) == files(tmp_path / "there" / one.system.name), one.system.name
+        assert all(files(here)[name] != files(other)[name] for name in files(here)), one.system.name
 
 
 def test_two_systems_see_the_same_lengths():

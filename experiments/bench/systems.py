@@ -82,7 +82,9 @@ def main(
         return
     command = [sys.executable, __file__, "--here", *(["--long"] if long else [])]
     rows = []
-    for system in track(systems or list(RECIPES), description="measuring", console=Console(stderr=True), transient=True):
+    for system in track(
+        systems or list(RECIPES), description="measuring", console=Console(stderr=True), transient=True
+    ):
         found = subprocess.run([*command, system], check=True, capture_output=True, text=True)
         rows.append(json.loads(found.stdout))
     if as_json:

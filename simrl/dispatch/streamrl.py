@@ -1,4 +1,4 @@
-"""StreamRL's dispatch (arXiv 2504.15930 §5): prompts expected to be long have workers of their own, which hold fewer samples.
+"""StreamRL's dispatch (arXiv 2504.15930): prompts expected to be long have workers of their own, which hold fewer samples.
 
 Invariant: lengths are expected from the history alone; prompts are ranked by the median of their last epoch (the paper asks a
 ranker that it trains on such lengths). Where there is no history yet, as in the first epoch, and for who comes while others

@@ -2,7 +2,7 @@
 
 Invariant: on-policy; every sample of a step is generated with one version and trained in that step. Once no more than a share
 of a step's samples is unfinished, those go on at the few workers that hold most of them, their tokens kept, their KV cache
-prefilled anew (§4.2). GPUs that hold no sample from then on switch to training and compute the log-probs of what is finished,
+prefilled anew. GPUs that hold no sample from then on switch to training and compute the log-probs of what is finished,
 round after round; when the tail is done, all GPUs compute the rest and update. Where the tail's workers are all lost, the GPUs
 that were freed go on with it, after the round that runs. (The paper has no losses.)
 """

@@ -150,5 +150,5 @@ def test_a_system_that_trains_parts_of_a_batch_before_all_of_it_is_scored_does_n
     with pytest.raises(InputError, match="unknown parameter 'dynamic_sampling'"):
         make_system("asyncflow", {"dynamic_sampling": 2.0})
     assert make_system("one_step_off", {"dynamic_sampling": 2.0}).needs_rewards
-    with pytest.raises(InputError, match="dynamic_sampling is 0.5"):
+    with pytest.raises(InputError, match=r"dynamic_sampling is 0\.5"):
         make_system("one_step_off", {"dynamic_sampling": 0.5})

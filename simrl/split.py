@@ -5,12 +5,15 @@ takes no more samples, those it has go on elsewhere with their tokens, and only 
 from an update's beginning on; a worker that comes loads the newest weights before it gets samples.
 
 AReaL's limitations section (arXiv 2505.24298) asks for such an adaptation; verl's fully asynchronous recipe schedules
-dynamically between the two. The rule here: after every `every` updates, the split at which both sides would have been
-equally busy with the work they did, no further than `MOST_MOVED` of all units at a time.
+dynamically between the two. The rule here looks at the trainer's idle time alone: after every `every` updates, it gets as many
+GPUs as would have kept it busy for `TARGET` of the time with the work it had. A trainer that waits has GPUs to spare; one
+that never does may be what holds the rollout up. (Rollout GPUs that wait, wait for a step's last responses as well, and ones
+that do not may be ahead of a trainer they only make staler: neither tells which side is short.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import simpy
@@ -20,18 +23,22 @@ from simrl.result import Recorder
 from simrl.trainer import SimulatedTrainer
 from simrl.worker import SimulatedWorker
 
-MOST_MOVED = 0.25  # of all units, at a time: one window's idle times are no forecast
+TARGET = 0.85  # of its time that the trainer should be busy
+BUSY_ENOUGH = (0.75, 0.95)  # nothing moves in between
+MOST_MOVED = 0.125  # of all units, at a time: one window's idle time is no forecast
 
 
-def balanced_units(units: int, rollout_units: int, rollout_busy: float, train_busy: float, least_train: int) -> int:
-    """How many of the units should roll out, if the work of both sides stays as it is: `rollout_busy` and `train_busy` are the
-    shares of their time in which they worked. Neither side gets nothing."""
-    rollout_work = rollout_units * rollout_busy
-    train_work = (units - rollout_units) * train_busy
-    wanted = round(units * rollout_work / max(rollout_work + train_work, 1e-9))
+def wanted_train_units(units: int, train_units: int, train_busy: float, least: int) -> int:
+    """How many units the trainer should have, of so many it has now and was busy with for a share of its time. Rollout keeps
+    one at least."""
+    low, high = BUSY_ENOUGH
+    if low <= train_busy <= high:
+        return train_units
+    wanted = math.ceil(train_units * train_busy / TARGET)
     most = max(int(units * MOST_MOVED), 1)
-    wanted = min(max(wanted, rollout_units - most), rollout_units + most)
-    return min(max(wanted, 1), units - least_train)
+    wanted = max(wanted, train_units + 1) if train_busy > high else min(wanted, train_units - 1)
+    wanted = min(max(wanted, train_units - most), train_units + most)
+    return min(max(wanted, least), units - 1)
 
 
 def adapt(
@@ -49,21 +56,21 @@ def adapt(
     own = [lane for lane in trainer.lanes if lane >= len(workers)]  # GPUs that make no unit
     own_gpus = sum(recorder.lanes[lane].gpus for lane in own)
     least = next(n for n in range(len(workers) + 1) if may_train(own_gpus + n * gpus))
-    since_s, since_update = env.now, trainer.version
-    empty_s = [dispatcher.empty_s(worker.index) for worker in workers]
     while True:
+        # From the end of an update to the end of another; the wait for the very first batch is like no other, and what was
+        # under way when units moved is neither.
+        yield trainer.published(trainer.version + 1)
+        since_s, since_update = env.now, trainer.version
         yield trainer.published(since_update + every)
-        rolling = dispatcher.active
-        seconds = env.now - since_s
-        idle_s = sum(dispatcher.empty_s(w) - empty_s[w] for w in rolling)
-        trained_s = sum(s.finished_s - s.started_s for s in recorder.steps[since_update:])
-        wanted = balanced_units(
-            len(workers), len(rolling), 1 - idle_s / (len(rolling) * seconds), trained_s / seconds, least
-        )
-        while not may_train(own_gpus + (len(workers) - wanted) * gpus):
-            wanted -= 1  # of the counts that the trainer can do with, the next with more for it
-        if wanted < len(rolling):
-            leaving = rolling[wanted:]
+        trained_s = sum(step.finished_s - step.started_s for step in recorder.steps[since_update:])
+        lent = [lane for lane in trainer.lanes if lane not in own]
+        wanted = wanted_train_units(len(workers), len(lent), trained_s / (env.now - since_s), least)
+        while wanted < len(workers) - 1 and not may_train(own_gpus + wanted * gpus):
+            wanted += 1  # of the counts that the trainer can do with, the next
+        if not may_train(own_gpus + wanted * gpus):
+            continue
+        if wanted > len(lent):
+            leaving = dispatcher.active[-(wanted - len(lent)) :]
             for w in leaving:
                 dispatcher.retire(w)
             for w in leaving:
@@ -71,13 +78,11 @@ def adapt(
                 yield workers[w].lend()
                 recorder.role(w, "train", env.now)
             yield trainer.resize([*trainer.lanes, *leaving])
-        elif wanted > len(rolling):
-            coming = [lane for lane in trainer.lanes if lane not in own][: wanted - len(rolling)]
+        elif wanted < len(lent):
+            coming = lent[: len(lent) - wanted]
             yield trainer.resize([lane for lane in trainer.lanes if lane not in coming])
             for w in coming:
                 recorder.role(w, "rollout", env.now)
             for w, loaded in [(w, workers[w].restore()) for w in coming]:
                 yield loaded
                 dispatcher.activate(w)
-        since_s, since_update = env.now, trainer.version
-        empty_s = [dispatcher.empty_s(worker.index) for worker in workers]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simrl.errors import InputError
 from simrl.simulate import prepare, simulate
-from simrl.split import balanced_units
+from simrl.split import wanted_train_units
 from simrl.systems import RECIPES, make_system
 
 OVERLAPPING = [
@@ -48,20 +48,21 @@ def roles_at_end(watched: Watched) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("units", "rolling", "rollout_busy", "train_busy", "least", "wanted"),
+    ("units", "training", "busy", "least", "wanted"),
     [
-        (16, 8, 1.0, 1.0, 1, 8),  # both sides busy: nothing to gain
-        (16, 8, 1.0, 0.6, 1, 10),  # 8 and 4.8 units of work: 10 of 16
-        (16, 8, 0.6, 1.0, 1, 6),
-        (16, 8, 1.0, 0.0, 1, 12),  # no more than a quarter of all at a time
-        (16, 14, 1.0, 0.01, 2, 14),  # the trainer cannot do with less than two
-        (4, 1, 0.0, 1.0, 1, 1),  # somebody has to roll out
+        (32, 8, 0.85, 1, 8),  # busy enough
+        (32, 8, 0.75, 1, 8),
+        (32, 8, 0.53, 1, 5),  # 4.24 units' worth of work: 5 would be 85 % busy
+        (32, 8, 0.10, 1, 4),  # one would do, but no more than an eighth of all moves at a time
+        (32, 8, 1.00, 1, 10),  # it never waits: 9.4
+        (16, 2, 0.99, 1, 3),  # one more at least
+        (16, 2, 0.70, 1, 1),  # one less at least
+        (16, 2, 0.70, 2, 2),  # the trainer cannot do with less
+        (4, 3, 1.00, 1, 3),  # somebody has to roll out
     ],
 )
-def test_the_split_is_where_both_sides_would_have_been_equally_busy(
-    units, rolling, rollout_busy, train_busy, least, wanted
-):
-    assert balanced_units(units, rolling, rollout_busy, train_busy, least) == wanted
+def test_the_trainer_gets_what_would_have_kept_it_busy(units, training, busy, least, wanted):
+    assert wanted_train_units(units, training, busy, least) == wanted
 
 
 def test_gpus_go_from_a_trainer_that_waits_to_rollout():

@@ -135,7 +135,7 @@ def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]
         yield from table(rows)
         for row in all_rows:
             if "refused" in row:
-                yield f"\nLeft out: {row['system']} {row['refused']}."
+                yield f"\nLeft out: {row['system']} ({row['refused']})."
         yield f"\n![Trained samples a second of every system]({PICTURES.name}/{picture.name})\n"
         yield reading(rows)
     yield ""

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simrl.errors import InputError
 
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
 Worker = Annotated[int, Field(ge=0, description="index of a rollout worker, from 0")]
 # More than one a minute and a worker might never finish what it recomputes.
 Rate = Annotated[float, Field(gt=0, le=60, description="of every worker, an hour of its healthy time")]
-Duration = Annotated[float, Field(gt=0, le=1e9)]
+Duration = Annotated[float, Field(gt=0, le=1e7)]
 
 
 class _Fault(BaseModel):

@@ -1,7 +1,8 @@
 """LengthHistory: how long the responses of each prompt were in earlier epochs.
 
 Invariant: it holds what was observed, the lengths of finished rollouts, and nothing else; so a rule that reads it cannot know
-a response before it is generated. An epoch's lengths are asked for by the epoch of the samples to come.
+a response before it is generated. An epoch counts for a prompt once all its responses of that epoch are finished: the first to
+finish are the short ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.rollout import Rollout
+from simrl.trace import Sample
 
 
 class LengthHistory:
@@ -19,15 +21,22 @@ class LengthHistory:
 
     def __init__(self) -> None:
         self._lengths: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self._unfinished: dict[tuple[int, int], int] = defaultdict(int)  # by prompt and epoch
+
+    def expect(self, sample: Sample) -> None:
+        """A response will come."""
+        self._unfinished[sample.prompt_id, sample.epoch] += 1
 
     def observe(self, rollout: Rollout) -> None:
         """A response is finished."""
-        self._lengths[rollout.sample.prompt_id][rollout.sample.epoch].append(rollout.tokens)
+        sample = rollout.sample
+        self._lengths[sample.prompt_id][sample.epoch].append(rollout.tokens)
+        self._unfinished[sample.prompt_id, sample.epoch] -= 1
 
     def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
-        """Tokens of the prompt's responses in its latest epoch before this one; empty where there is none."""
+        """Tokens of the prompt's responses in its latest complete epoch before this one; empty where there is none."""
         epochs = self._lengths.get(prompt_id, {})
-        earlier = [epoch for epoch in epochs if epoch < before_epoch]
+        earlier = [epoch for epoch in epochs if epoch < before_epoch and self._unfinished[prompt_id, epoch] <= 0]
         return np.array(epochs[max(earlier)] if earlier else [], dtype=np.int64)
 
     def median(self, prompt_id: int, before_epoch: int) -> float:
@@ -36,9 +45,11 @@ class LengthHistory:
         return float(np.median(lengths)) if lengths.size else float("nan")
 
     def medians(self, epoch: int) -> dict[int, float]:
-        """The median response of each prompt that has some in this epoch."""
+        """The median response of each prompt for which this epoch is complete."""
         return {
-            prompt: float(np.median(epochs[epoch])) for prompt, epochs in self._lengths.items() if epochs.get(epoch)
+            prompt: float(np.median(epochs[epoch]))
+            for prompt, epochs in self._lengths.items()
+            if epochs.get(epoch) and self._unfinished[prompt, epoch] <= 0
         }
 
     def current(self, prompt_id: int, epoch: int) -> list[int]:

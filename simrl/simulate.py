@@ -178,7 +178,8 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         for i in range(units)
     ]
     costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
-    dispatcher = Dispatcher(env, workers, system.dispatch, recorder)
+    kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
+    dispatcher = Dispatcher(env, workers, system.dispatch, recorder, kv_cache_tokens=kv_cache_tokens)
     trainer = SimulatedTrainer(env, costs, train_lanes, recorder)
     stage = Stage(
         env=env,
@@ -211,8 +212,9 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
 def _rollout_times(prepared: Prepared) -> RolloutTimes:
     """What a profiling run before the training would know."""
     prompt_tokens = round(float(prepared.trace.column("prompt_tokens").mean()))
-    longest = min(prepared.trace.metadata.cap_tokens, int(prepared.trace.column("response_tokens").max()))
-    return RolloutTimes(prepared.profile, longest, prepared.limits.max_num_seqs, prompt_tokens)
+    return RolloutTimes(
+        prepared.profile, prepared.trace.metadata.cap_tokens, prepared.limits.max_num_seqs, prompt_tokens
+    )
 
 
 def compile_engine() -> None:
@@ -253,7 +255,13 @@ def _longest_allowed(trace: Trace) -> int:
 def _split(gpus: int, tp: int, system: System) -> tuple[int, int]:
     """Rollout workers and train GPUs; what does not make a whole worker goes to training."""
     if system.rollout_share is None:
-        return gpus // tp + int(gpus * system.extra_rollout_gpus + 1e-9) // tp, gpus
+        extra = int(gpus * system.extra_rollout_gpus + 1e-9) // tp
+        if system.extra_rollout_gpus and not extra:
+            raise InputError(
+                f"system {system.name}: extra_rollout_gpus {system.extra_rollout_gpus} of {gpus} GPUs makes no worker of {tp}; "
+                "use more"
+            )
+        return gpus // tp + extra, gpus
     workers = int(gpus * system.rollout_share + 1e-9) // tp
     train_gpus = gpus - workers * tp
     if workers == 0 or train_gpus == 0:

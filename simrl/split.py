@@ -60,11 +60,10 @@ def adapt(
         # From the end of an update to the end of another; the wait for the very first batch is like no other, and what was
         # under way when units moved is neither.
         yield trainer.published(trainer.version + 1)
-        since_s, since_update = env.now, trainer.version
-        yield trainer.published(since_update + every)
-        trained_s = sum(step.finished_s - step.started_s for step in recorder.steps[since_update:])
+        since_s, busy_s = env.now, trainer.busy_s
+        yield trainer.published(trainer.version + every)
         lent = [lane for lane in trainer.lanes if lane not in own]
-        wanted = wanted_train_units(len(workers), len(lent), trained_s / (env.now - since_s), least)
+        wanted = wanted_train_units(len(workers), len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least)
         while wanted < len(workers) - 1 and not may_train(own_gpus + wanted * gpus):
             wanted += 1  # of the counts that the trainer can do with, the next
         if not may_train(own_gpus + wanted * gpus):

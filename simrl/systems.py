@@ -35,8 +35,8 @@ from simrl.pipelines.verl_fully_async import VerlFullyAsync, oldest_off_policyne
 
 Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer"]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+NotNegative = Annotated[int, Field(ge=0, le=10_000)]
 
 MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 
@@ -276,7 +276,7 @@ def rhymerl(
     max_workers: Count | None = None,
     alternation: Literal["reversed", "pairing"] = "reversed",
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
-    least_beta: Annotated[float, Field(ge=1)] = 1.1,
+    least_beta: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.1,
     rollout_share: Share = 0.75,
     minibatches: Count = 1,
     log_probs: NotNegative = 1,
@@ -287,10 +287,10 @@ def rhymerl(
     version k - 1 has to be there before step k. From the second epoch on, prompts are ranked by the median length of
     their last responses, cut into `ranking_groups` (None: one a worker), and given out ascending in even and descending
     in odd steps (`alternation`; or as `pairing` to whoever is thought to be free first). `two_tier` gives long groups
-    more workers by the search of Fig. 12, where it finds a plan, `max_workers` for one group at most (None: the number
-    with the shortest steps); else all get equally many. `migration`: within the last `alpha` of a ranking group, a
-    response longer than β times the group's longest history moves to the worker of a longer group, or from the longest
-    into the next step; β is the 75th percentile of the growth over the last epoch, at least `least_beta`.
+    more workers by the search of Fig. 12 (by the exact solution where it finds no plan), `max_workers` for one group at
+    most (None: the number with the shortest steps). `migration`: within the last `alpha` of a ranking group, a response
+    longer than β times the group's longest history moves to a worker that is busy with a longer group, or, where there
+    is none, into the next step; β is the 75th percentile of the growth over the last epoch, at least `least_beta`.
     `histopipe=False` leaves the workers' own weight loads, with equal contiguous parts.
     Tokens carried into the next step are up to 2 versions old, counted apart and not in the bound.
     Not modelled: history workers' CPU time; the time in which weights travel to the host buffers beyond the phase `publish`.
@@ -527,18 +527,20 @@ def seer(
     chunk_tokens: Count | None = 8192,
     context_aware: bool = True,
     kv_pool: bool = True,
-    per_worker: Count | None = 64,
+    kv_room: bool = True,
+    per_worker: Count | None = None,
     minibatches: Count = 1,
     log_probs: NotNegative = 1,
 ) -> System:
     """verl colocated with rollouts in chunks: groups that turn out long go first, and any worker takes the next; on-policy.
 
-    After `chunk_tokens` a response leaves its worker and queues up anew; the worker with the fewest samples takes it next,
-    and has its KV cache from a shared pool, at the price of the transfer. A worker takes `per_worker` samples at most (the
-    paper asks whether its memory has room; None: any number, and then nothing waits). Of those that wait, one of each group
-    goes first, fewest tokens first; then the group of which the longest finished response is longest, where unknown is longer
-    than any. `context_aware=False` is first come first served, `chunk_tokens=None` leaves responses at their worker,
-    `kv_pool=False` prefills each chunk's start anew. Chunk and limit are assumptions.
+    After `chunk_tokens` a response leaves its worker and queues up anew; the worker with the fewest samples takes it
+    next, and has its KV cache from a shared pool, at the price of the transfer. `kv_room`: a worker takes samples while
+    its KV cache has room for what they have and a chunk each; and `per_worker` at most (None: any number). Of those
+    that wait, one of each group goes first, fewest tokens first; then the group of which the longest finished response
+    is longest, where unknown is longer than any. `context_aware=False` is first come first served, `chunk_tokens=None`
+    leaves responses at their worker, `kv_pool=False` prefills each chunk's start anew. The length of a chunk is
+    assumed.
     Not modelled: grouped speculative decoding; what the pool can hold.
     """
     return System(
@@ -546,7 +548,7 @@ def seer(
         pipeline=Batchwise(0, full_batch),
         schedule="synchronous",
         dispatch=Dispatch(
-            "seer", least_requests, ContextAware if context_aware else Fifo, per_worker, chunk_tokens, kv_pool
+            "seer", least_requests, ContextAware if context_aware else Fifo, per_worker, chunk_tokens, kv_pool, kv_room
         ),
         rollout_share=None,
         minibatches=minibatches,
@@ -705,16 +707,19 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
 @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
 def with_common(
     system: System,
+    on_loss: Literal["elsewhere", "wait"] = "elsewhere",
     adapt_split_every: NotNegative = 0,
     dynamic_sampling: Annotated[float, Field(ge=1, le=100)] | None = None,
 ) -> System:
     """What every recipe takes for which it makes sense (`common_parameters`).
 
+    `on_loss`: samples whose worker is lost go on elsewhere, their tokens prefilled anew, or wait until it is back.
     `adapt_split_every`: after so many updates, move GPUs between rollout and training by what was idle (`simrl.split`); 0 keeps
     the split. `dynamic_sampling`: drop groups whose rewards are all equal, and refill the batch in rounds of so many times its
     groups (`simrl.pipelines.dynamic_sampling`).
     """
-    system = replace(system, adapt_split_every=adapt_split_every)
+    dispatch = replace(system.dispatch, on_loss=on_loss)
+    system = replace(system, dispatch=dispatch, adapt_split_every=adapt_split_every)
     if dynamic_sampling is not None:
         pipeline = system.pipeline
         assert isinstance(pipeline, Batchwise)
@@ -732,6 +737,9 @@ def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:
     whole_batches = isinstance(pipeline, Batchwise) and pipeline.stream is None
     if system.rollout_share is None or (whole_batches and system.off_policyness == 0):
         del found["adapt_split_every"]
-    if not whole_batches or "dynamic_sampling" in signature(recipe).parameters:
+    taken = signature(recipe).parameters
+    if (
+        not whole_batches or "dynamic_sampling" in taken or "unit" in taken
+    ):  # where single responses train, no group is compared
         del found["dynamic_sampling"]
     return found

@@ -130,9 +130,19 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
         among = f" with the same {varied}"
     if rows[0]["cost_per_1k_samples"] is not None:
         cost = [_Column("cost/1k\nsamples", lambda row: _number(row["cost_per_1k_samples"]), turn=6)]
+    gpus = []
+    if len({(row["variant"], row["gpus"]) for row in rows}) > len(
+        variants
+    ):  # a system that takes more than the cluster's
+        gpus = [
+            _Column(
+                "GPUs", lambda row: f"{row['gpus']:,}", "all that the system takes; speed-ups do not divide by them"
+            )
+        ]
     return [
         *leading,
         _Column("system", lambda row: row["system"]),
+        *gpus,
         _Column(
             "samples/s", lambda row: _number(row["samples_per_s"]), f"trained samples a second; bold: the most{among}"
         ),

@@ -72,6 +72,7 @@ class SimulatedTrainer:
 
     def __init__(self, env: simpy.Environment, costs: TrainingCosts, lanes: Sequence[int], recorder: Recorder) -> None:
         self.version = 0
+        self.busy_s = 0.0  # so far, at updates
         self.costs = costs
         self.lanes = tuple(lanes)
         self._env = env
@@ -178,6 +179,7 @@ class SimulatedTrainer:
         for kind, seconds in phases:
             phase_started_s = self._env.now
             yield self._env.timeout(seconds)
+            self.busy_s += seconds if lanes is None else 0.0
             for lane in self.lanes if lanes is None else lanes:
                 self._recorder.span(lane, kind, phase_started_s, self._env.now, self.version)
 

@@ -67,7 +67,8 @@ class RolloutWorker(Protocol):
 
 class WorkerCosts(NamedTuple):
     """What a worker's commands take besides forward passes. `fetch_s_per_token` is that of KV cache from a shared pool; an
-    evaluation of `evaluate_s` follows the load of every `evaluate_every`th version (0: none)."""
+    evaluation of `evaluate_s` follows the load of every `evaluate_every`th version, or of the first after it that is loaded
+    (0: none)."""
 
     load_s: float
     fetch_s_per_token: float = 0.0
@@ -148,6 +149,7 @@ class SimulatedWorker:
         self._lost_since_s: float | None = None
         self._away: str | None = None  # the kind of span that says so
         self._asked_version = 0
+        self._evaluations = 0
 
     def submit(
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
@@ -338,7 +340,8 @@ class SimulatedWorker:
         self.policy_version = version
         self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, version)
         load = WeightLoad(version, started_s, self.engine.now_s)
-        if self._costs.evaluate_every and version % self._costs.evaluate_every == 0:
+        if self._costs.evaluate_every and version // self._costs.evaluate_every > self._evaluations:
+            self._evaluations = version // self._costs.evaluate_every  # one is due, if not at this very version
             loaded_s = self.engine.now_s
             self.engine.now_s += self._costs.evaluate_s
             self._recorder.span(self.index, "evaluate", loaded_s, self.engine.now_s, version)

@@ -84,6 +84,7 @@ class Dispatch:
     per_worker: int | None = None
     chunk_tokens: int | None = None
     kv_pool: bool = False
+    kv_room: bool = False
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"
 
 
@@ -94,7 +95,7 @@ DISPATCHES: dict[str, Dispatch] = {
         Dispatch("least_requests", least_requests),
         Dispatch("round_robin", round_robin),
         Dispatch("streamrl", SkewnessAware(), LongestFirst),
-        Dispatch("seer", least_requests, ContextAware, per_worker=64, chunk_tokens=8192, kv_pool=True),
+        Dispatch("seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True),
     )
 }
 
@@ -106,8 +107,8 @@ class _Job:
     """
 
     __slots__ = (
-        "destination", "done", "fate", "max_tokens", "min_version", "partial", "pooled", "queued", "sample", "stay_tokens",
-        "waits_in", "worker",
+        "destination", "done", "fate", "max_tokens", "min_version", "partial", "pooled", "queued", "reserved", "sample",
+        "stay_tokens", "waits_in", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -124,6 +125,7 @@ class _Job:
         self.fate: Literal["run", "move", "lost", "withdraw"] = "run"
         self.destination: int | None = None
         self.stay_tokens: int | None = None
+        self.reserved = 0
         self.pooled = False  # the KV cache of `partial` is in the pool
 
 
@@ -137,6 +139,7 @@ class Dispatcher:
         rule: Dispatch,
         recorder: Recorder,
         history: LengthHistory | None = None,
+        kv_cache_tokens: int | None = None,
     ) -> None:
         self.history = history or LengthHistory()
         self._env = env
@@ -147,6 +150,7 @@ class Dispatcher:
         self._queue = rule.queue(self.history)
         self._taken_out: dict[int, int] = {}  # entries of the queue that are void, by uid
         self._jobs: dict[int, _Job] = {}
+        self._expected: set[int] = set()  # samples that the history waits for
         self._at: list[dict[int, _Job]] = [{} for _ in workers]
         self._for_worker: list[dict[int, _Job]] = [{} for _ in workers]  # waiting for just this worker
         self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
@@ -155,6 +159,8 @@ class Dispatcher:
         self._empty_s = [0.0 for _ in workers]
         self._too_new: dict[int, _Job] = {}  # waiting for room at a worker with the weights they need
         self._unfinished = np.zeros(len(workers), dtype=np.int64)
+        self._kv_tokens = kv_cache_tokens if rule.kv_room else None
+        self._reserved = np.zeros(len(workers), dtype=np.int64)  # tokens of KV cache, each stay to the end of its chunk
         self._active = np.ones(len(workers), dtype=bool)
         self._lost = np.zeros(len(workers), dtype=bool)
         self._retired = np.zeros(len(workers), dtype=bool)
@@ -181,6 +187,9 @@ class Dispatcher:
             if sample.uid in self._jobs:
                 raise ValueError(f"sample {sample.uid} is submitted although it has not come back")
             job = _Job(sample, self._env.event(), partials[i] if partials else None, max_tokens, min_version)
+            if sample.uid not in self._expected:
+                self._expected.add(sample.uid)
+                self.history.expect(sample)
             self._jobs[sample.uid] = job
             on_fire(job.done, self._came_back)
             events.append(job.done)
@@ -347,12 +356,30 @@ class Dispatcher:
     # From waiting to a worker.
 
     def _has_room(self, worker: int) -> bool:
-        return bool(self._active[worker] and self._unfinished[worker] < self._most)
+        return (
+            bool(self._with_room()[worker])
+            if self._kv_tokens is not None
+            else bool(self._active[worker] and self._unfinished[worker] < self._most)
+        )
+
+    def _with_room(self) -> NDArray[np.bool_]:
+        """Which workers take another sample. One that holds none does, however small its cache."""
+        room: NDArray[np.bool_] = self._active & (self._unfinished < self._most)
+        if self._kv_tokens is not None:
+            chunk = self._rule.chunk_tokens or 0
+            room &= (self._unfinished == 0) | (self._reserved + chunk <= self._kv_tokens)
+        return room
+
+    def _room(self) -> int:
+        """How many samples may be placed at once; one after the other where it depends on their lengths."""
+        if self._kv_tokens is not None:
+            return int(self._with_room().any())
+        return int(np.maximum(self._most - self._unfinished[self._active], 0).sum())
 
     def _feed(self) -> None:
         """Starts what waits in the queue, as much of it as the workers have room for."""
         while len(self._queue):
-            room = int(np.maximum(self._most - self._unfinished[self._active], 0).sum())
+            room = self._room()
             if room == 0:
                 return
             jobs: list[_Job] = []
@@ -394,7 +421,7 @@ class Dispatcher:
         for needed in sorted({job.min_version for job in jobs}):
             same = [job for job in jobs if job.min_version == needed]
             while same:
-                able = self._active & (self._unfinished < self._most)
+                able = self._with_room()
                 if needed:
                     able &= np.array([worker.policy_version >= needed for worker in self._workers])
                 workers = np.flatnonzero(able)
@@ -430,10 +457,18 @@ class Dispatcher:
         if self._rule.chunk_tokens is not None:
             chunk_end = (job.partial.tokens if job.partial else 0) + self._rule.chunk_tokens
             job.stay_tokens = chunk_end if job.max_tokens is None else min(job.max_tokens, chunk_end)
+        job.reserved = self._context_tokens(job)
+        self._reserved[worker] += job.reserved
         at, segments = self._workers[worker], job.partial.segments if job.partial else ()
         cached = job.pooled and bool(segments) and segments[-1].policy_version == at.policy_version
         stay = at.submit(job.sample, job.partial, job.stay_tokens, cached)
         on_fire(stay, partial(self._stay_ended, job, worker))
+
+    def _context_tokens(self, job: _Job) -> int:
+        """What a stay will hold when its chunk ends, if its response does not end before."""
+        partial = job.partial
+        known = job.sample.prompt_tokens + (partial.tokens + partial.observation_tokens if partial else 0)
+        return known + (self._rule.chunk_tokens or 0)
 
     # From a worker onwards.
 
@@ -441,6 +476,7 @@ class Dispatcher:
         crowded = len(self._queue) > 0  # then nobody had room
         job.worker = None
         self._unfinished[worker] -= 1
+        self._reserved[worker] -= job.reserved
         del self._at[worker][job.sample.uid]
         if stay.ok:
             self._go_on_or_back(job, worker, stay.value)

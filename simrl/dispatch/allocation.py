@@ -27,6 +27,7 @@ Ints = NDArray[np.int64]
 PRECISION_S = 1.0  # Fig. 12's p
 LEAST_GROWTH = 1.1  # §6.3's lower bound of β
 LONG_RUN_STEPS = 12
+MOST_TRIED = 100  # numbers of workers
 INFEASIBLE = 2  # a status of scipy.optimize.milp
 
 
@@ -147,12 +148,14 @@ def best_max_workers(
 
     The paper leaves MAX_WKS to its user. It cuts both ways: it bounds what the longest group gets, and where `train_s` is
     short, it is also what the *shortest* group gets, since t0 is what MAX_WKS workers make of it. Steps alternate between
-    ascending and reversed; of equally good MAX_WKS the smallest. Raises `InputError` as `two_tier` does where none will do.
+    ascending and reversed; of equally good MAX_WKS the smallest. Of more than `MOST_TRIED`, as many are tried, closer together
+    where they are small. Raises `InputError` as `two_tier` does where none will do.
     """
     table = _checked(seconds, workers, min_workers)
     found: list[tuple[float, int]] = []
     refusal = None
-    for most in range(max(-(-workers // len(table)), min_workers), table.shape[1] + 1):
+    fewest = max(-(-workers // len(table)), min_workers)
+    for most in np.unique(np.geomspace(fewest, table.shape[1], MOST_TRIED).round().astype(int)).tolist():
         try:
             plan = two_tier(table[:, :most], workers, train_s, min_workers, precision_s)
         except InputError as error:

@@ -15,6 +15,7 @@ more time left, or into the next step.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -71,6 +72,9 @@ class _Step:
     batch: Batch
     parts: dict[int, list[Sample]]
     predicted_s: dict[int, float]
+    rank_of: dict[int, int] = field(
+        default_factory=dict
+    )  # the ranking group of each worker; empty where nothing is ranked
     group_of: dict[int, _RankingGroup] = field(default_factory=dict)  # by uid; empty where nothing is ranked
     siblings: dict[int, list[Rollout | None]] = field(default_factory=dict)  # by uid: what has come of its group so far
     left: int = 0
@@ -205,7 +209,7 @@ class _Run:
             mine = [worker for worker, place in zip(active, places, strict=True) if place == g]
             for i, worker in enumerate(mine):
                 step.parts[worker] = samples[i :: len(mine)]
-                step.predicted_s[worker] = group_s[g]
+                step.predicted_s[worker], step.rank_of[worker] = group_s[g], g
             longest = max(int(lengths[prompt].max()) for prompt in ranking[g].prompts)
             outlier_tokens = math.floor(self.beta(epoch) * longest) + 1
             group = _RankingGroup(samples, outlier_tokens, int(self.rule.alpha * len(samples)))
@@ -214,14 +218,18 @@ class _Run:
         return step
 
     def workers_per_group(self, table: allocation.Floats) -> tuple[int, ...]:
-        """Equal numbers, or the two-tier plan where there is one: the paper's search may find none that it can do with."""
+        """The two-tier plan; the exact one where the search finds none; equal numbers if `max_workers` allows neither."""
         groups, workers = table.shape
         equal = allocation.equal_workers(groups, workers)
         if not self.rule.two_tier:
             return equal
         try:
             most = self.rule.max_workers or allocation.best_max_workers(table, workers, self.train_s)
-            return allocation.two_tier(table[:, :most], workers, self.train_s).workers
+            table = table[:, :most]
+            try:
+                return allocation.two_tier(table, workers, self.train_s).workers
+            except InputError:
+                return allocation.exact(table, workers, self.train_s).workers
         except InputError:
             return equal
 
@@ -269,21 +277,16 @@ class _Run:
                 on_fire(told, partial(self.migrate, step, sample))
 
     def migrate(self, step: _Step, sample: Sample, told: Any) -> None:
-        """An outlier goes to a worker that is thought to be busy with the same step for longest, and longer than its own; where
-        there is none, as in the longest group, it goes on in the next step."""
+        """An outlier goes to a worker that is busy with a longer group of the same step, the longest and of its workers the one
+        with the fewest samples left; where there is none, as for the longest group itself, it goes on in the next step."""
         if sample.uid not in step.siblings:
             return  # it has ended at this very boundary
         self.migrated.add(sample.uid)
         own = step.worker_of[sample.uid]
-        held = self.stage.dispatcher.held()
-        still = [
-            worker
-            for worker, end_s in step.ends_s.items()
-            if end_s > max(step.ends_s[own], self.stage.env.now)
-            and any(other.uid in step.siblings for other in held[worker])
-        ]
-        if still:
-            target = max(still, key=lambda worker: (step.ends_s[worker], -len(held[worker]), -worker))
+        left = Counter(worker for uid, worker in step.worker_of.items() if uid in step.siblings)
+        longer = [worker for worker in left if step.rank_of.get(worker, -1) > step.rank_of.get(own, -1)]
+        if longer:
+            target = max(longer, key=lambda worker: (step.rank_of[worker], -left[worker], -worker))
             step.worker_of[sample.uid] = target
             self.stage.dispatcher.move(sample, target)
         elif step.kept > 1:  # a step is not left without any sample

@@ -52,13 +52,13 @@ that no token was older than the weights that trained on it. × compares trained
 in so few updates, systems that put long responses off train on shorter ones. † marks off-policyness that had not settled.
 *dropped* is the share of generated tokens that were thrown away, *moved* of samples that were at more than one worker.
 
-What goes in: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured kernels
-(profiles/README.md) with 1 ms of host time between passes; lengths with the stability of rank that the RhymeRL paper
-reports, which leaves responses of a prompt so alike that hardly one is an outlier: HistoPipe migrates less here than the
-1.5-3.5 % of the paper. For the real run, its logged lengths (experiments/verl_run.md), a 3B model, and step times from data sheets,
-which are too fast for that run's agent loop: only the relations between systems mean something there; a step of it has 512
-responses, fewer than 1,024 GPUs have use for, and one epoch, so no length history. Training times rest on assumed
-efficiencies (MFU 0.35). All are inputs of the scenarios `systems_*.yaml` beside this page.
+What goes in: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured
+kernels (profiles/README.md) with 1 ms of host time between passes; lengths with the stability of rank that the RhymeRL
+paper reports, which leaves responses of a prompt so alike that hardly one is an outlier: HistoPipe migrates less here
+than the 1.5-3.5 % of the paper. For the real run, its logged lengths (experiments/verl_run.md), a 3B model, and step
+times from data sheets, which are too fast for that run's agent loop: only the relations between systems mean something
+there; a step of it has 512 responses, fewer than 1,024 GPUs have use for, and one epoch, so no length history. Training
+times rest on assumed efficiencies (MFU 0.35). All are inputs of the scenarios `systems_*.yaml` beside this page.
 """
 
 

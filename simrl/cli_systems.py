@@ -134,5 +134,5 @@ def _takes(schema: dict[str, Any]) -> str:
         schema.get("type", ""), schema.get("type", "value")
     )
     bounds = [("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")]
-    said = ", ".join(f"{sign} {schema[key]:g}" for key, sign in bounds if key in schema)
+    said = ", ".join(f"{sign} {schema[key]:,}" for key, sign in bounds if key in schema)
     return f"{kind} {said}".strip()

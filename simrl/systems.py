@@ -36,7 +36,7 @@ from simrl.pipelines.verl_fully_async import VerlFullyAsync, oldest_off_policyne
 Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer"]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
-NotNegative = Annotated[int, Field(ge=0, le=10_000)]
+NotNegative = Annotated[int, Field(ge=0, le=1_000_000)]
 
 MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 

@@ -30,9 +30,9 @@ def test_the_list_and_the_page_as_json_have_the_same_stable_keys(simrl: CommandL
 
 def test_parameters_are_told_with_their_defaults_and_what_they_take(simrl: CommandLine) -> None:
     areal = json.loads(simrl("systems", "show", "areal", "--json").out)["parameters"]
-    assert areal["eta"] == {"default": 8, "takes": "whole number ≥ 0, ≤ 10000"}
+    assert areal["eta"] == {"default": 8, "takes": "whole number ≥ 0, ≤ 1,000,000"}
     assert areal["rollout_share"]["takes"] == "number > 0, < 1"
-    assert areal["max_concurrent"] == {"default": None, "takes": "whole number ≥ 1, ≤ 100000 or null"}
+    assert areal["max_concurrent"] == {"default": None, "takes": "whole number ≥ 1, ≤ 100,000 or null"}
     assert areal["on_stale"]["takes"].startswith("train | ")
 
 

@@ -66,7 +66,7 @@ def refusal(scenario: Scenario) -> str:
             "system split: rollout_share 0.1 of 4 GPUs at tp 1 leaves 0 rollout and 4 train GPUs",
             "use more GPUs, or another share",
         ),
-        ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, verl_2x, split"),
+        ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, distflow, split"),
         (
             {"system": {"name": "areal", "staleness": 8}},
             "system areal: unknown parameter 'staleness'",

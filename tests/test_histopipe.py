@@ -120,6 +120,19 @@ def test_an_outlier_moves_to_the_worker_of_a_longer_group_with_its_tokens():
     assert max(u["carried_tokens"] for u in rows(watched.result.steps)) == 0
 
 
+def test_an_outlier_moves_to_a_longer_group_also_when_that_should_have_ended_long_ago():
+    # In the third step, prompt 1 is thought to be longer than prompt 0, 100 against 10 tokens, and prompt 0 turns out to be an
+    # outlier; in the second run only when prompt 1 should have ended already, but has not.
+    watched = timed(epochs([[10, 100], [150, 150]], [[200, 105], [150, 150]]), 3, alpha=1.0, least_beta=5.0)
+    segments = stays(watched)[4]
+    assert (segments[0][0], segments[0][2]) == (0, 52)  # beyond 5 × 10 at its 51st token
+    assert segments[1][0] == 1
+    later = timed(epochs([[10, 100], [150, 150]], [[200, 900], [150, 150]]), 3, alpha=1.0, least_beta=15.0)
+    segments = stays(later)[4]
+    assert (segments[0][0], segments[0][2]) == (0, 152)  # at 151 tokens, 51 s after prompt 1 was thought to end
+    assert segments[1][0] == 1
+
+
 def test_an_outlier_of_the_longest_group_goes_on_in_the_next_step_and_its_tokens_are_counted_apart():
     watched = timed(epochs([[10, 100], [10, 100]], [[10, 300], [10, 100]]), 4, alpha=1.0)
     samples = {(r["trace_step"], r["prompt_id"]): r for r in rows(watched.result.samples)}

@@ -6,18 +6,20 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import simpy
-from helpers import ROOMY, lanes, on_gpus, one_second_a_pass, prepared, recorder, rows, trace, watch
+from helpers import ROOMY, lanes, on_gpus, one_second_a_pass, prepared, recorder, rollout, rows, trace, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simrl.dispatch import Dispatcher
 from simrl.engine import Limits
+from simrl.errors import InputError
+from simrl.events import on_fire
 from simrl.hardware import model_shape
 from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile
 from simrl.simulate import prepare, simulate_prepared
-from simrl.systems import RECIPES
+from simrl.systems import RECIPES, make_system
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.training import TrainingCosts
 from simrl.worker import WorkerCosts
@@ -532,3 +534,55 @@ def test_a_batch_goes_through_the_controller_padded_to_its_longest_and_distflow_
 
     assert transfers("verl_colocated") == [pytest.approx(2 * 100 * 100 / 1000)]
     assert transfers("distflow") == []
+
+
+def test_an_evaluation_that_falls_on_a_version_nobody_loads_comes_with_the_next_that_is_loaded():
+    training = {"mfu": 1.0, "publish_s": 1.0, "evaluate_every": 3, "evaluate_s": 10.0}
+    config = on_gpus("verl_fully_async", {"sync_step": 2}, 1, steps=8, training=training)
+    spans = lanes(simulate_prepared(prepared(config, EQUAL)))["rollout-000"]
+    assert [s["policy_version"] for s in spans if s["kind"] == "evaluate"] == [4, 6]  # 3 and 6 were due
+
+
+def test_a_streaming_trainer_is_busy_only_while_it_works():
+    env, record = simpy.Environment(), recorder("train")
+    ready = prepared(on_gpus("asyncflow", {}, 1), EQUAL)
+    costs = TrainingCosts(ready.model, ready.gpu, 1, ready.scenario.training, 1, 1, False)
+    trainer, parts = SimulatedTrainer(env, costs, [0], record), simpy.Store(env)
+    done = trainer.train_parts(parts)
+    for at_s, part in ((0.0, [rollout(0, {0: 30})]), (1000.0, [rollout(1, {0: 30})]), (2000.0, None)):
+        on_fire(env.timeout(at_s), lambda _, part=part: parts.put(part))
+    env.run(done)
+    assert env.now >= 2000
+    assert trainer.busy_s == pytest.approx(sum(s.ended_s - s.started_s for s in record.spans))
+    assert trainer.busy_s < 100
+
+
+# Parameters that any system takes.
+
+
+def test_who_waits_for_a_lost_worker_goes_on_there_when_it_is_back():
+    faults = [{"kind": "lost", "worker": 0, "at_s": 0.05, "back_s": 3.0}]
+    at = {}
+    for on_loss in ("elsewhere", "wait"):
+        config = on_gpus("split", {"on_loss": on_loss, "dispatch": "even_split"}, 2, steps=1, faults=faults)
+        segments = rows(simulate_prepared(prepared(config, EQUAL)).segments)
+        at[on_loss] = {s["worker"] for s in segments if s["uid"] in (0, 1)}
+    assert at == {"elsewhere": {0, 1}, "wait": {0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("rhymerl", {"least_beta": float("inf")}),
+        ("seer", {"per_worker": 10**21}),
+        ("verl_colocated", {"log_probs": 10**400}),
+        ("laminar", {"sub_batch": 10**6}),
+        ("sortedrl", {"dynamic_sampling": 2.0}),
+    ],
+)
+def test_absurd_parameters_are_refused_in_a_line(name, parameters):
+    with pytest.raises(InputError) as refused:
+        make_system(name, parameters)
+    assert "\n" not in str(refused.value)
+    assert name in str(refused.value)
+    assert next(iter(parameters)) in str(refused.value)

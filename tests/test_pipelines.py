@@ -239,9 +239,9 @@ def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, wo
     result = run(system, trace, workers).result
     assert [u["off_policyness_max"] for u in rows(result.steps)] == [0] * 4
     working = [s for s in rows(result.spans) if s["kind"] in ("log_prob", "train", "publish", "switch")]
-    for rollout in (s for s in rows(result.spans) if s["kind"] == "rollout"):
+    for span in (s for s in rows(result.spans) if s["kind"] == "rollout"):
         for work in working:
-            assert rollout["ended_s"] <= work["started_s"] or work["ended_s"] <= rollout["started_s"]
+            assert span["ended_s"] <= work["started_s"] or work["ended_s"] <= span["started_s"]
 
 
 @settings(max_examples=25)

@@ -67,11 +67,14 @@ def compare(
 
     scenarios = load_scenarios(scenario, overrides or [])
     folder = output or Path("results") / scenarios[0].name
+    replaced = (folder / "comparison.json").exists()
     rows = compare_scenarios(scenarios, folder, jobs)
     if as_json:
         _print_json(rows)
     else:
         print_comparison(rows, scenarios, folder)
+        if replaced:
+            print("It replaced the results of an earlier run there; --output names another folder.")
 
 
 @app.command(epilog="Example:  simrl run experiments/quickstart.yaml --system areal eta=8 cluster.gpus=64")

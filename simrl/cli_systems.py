@@ -18,6 +18,15 @@ app = typer.Typer(
     help="The systems that can be compared: a line each; `show NAME` for one.",
     epilog="Examples:  simrl systems   |   simrl systems show areal   |   simrl systems show rhymerl --json",
 )
+MEANINGS = {
+    "rollout_share": "share of the GPUs that only roll out; the others train",
+    "dispatch": "which worker gets which sample; `streamrl` and `seer` are those systems' rules",
+    "minibatches": "PPO mini-batches of an update",
+    "log_probs": "forward passes before an update: old policy, reference",
+    "on_loss": "samples whose worker is lost go on elsewhere, or wait for it",
+    "adapt_split_every": "move GPUs by what was idle, after so many updates; 0: never; not with lost workers",
+    "dynamic_sampling": "drop groups with equal rewards, refill in rounds of so many times a batch",
+}
 AsJson = Annotated[
     bool,
     typer.Option(
@@ -79,7 +88,9 @@ def show(
     print("parameter, default, what it takes:")
     width = max(map(len, system["parameters"]))
     for key, parameter in system["parameters"].items():
-        print(f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}")
+        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(key, "")
+        line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
+        print(f"{line}: {meaning}" if meaning else line)
     example = next(iter(system["parameters"].items()))
     print(f"\nIn a scenario:  systems: [{{name: {name}, {example[0]}: {json.dumps(example[1]['default'])}}}]")
 

@@ -295,17 +295,19 @@ def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> None:
         patches.append(Patch(label=f"{name}\n{found}", **_look(kind)))
     height = figure.get_figheight()
     waits = "idle" in parts["rollout GPUs"]
+    many = len(patches) > 7  # more than a line has room for
     figure.legend(
         handles=patches,
         loc="lower center",
         bbox_to_anchor=(0.5, (0.3 if waits else 0.08) / height),
         ncols=len(patches),
         frameon=False,
-        fontsize="small",
+        fontsize="xx-small" if many else "small",
+        columnspacing=1.0 if many else 2.0,
         labelcolor=INK,
         borderaxespad=0,
         borderpad=0,
-        handlelength=1.8,
+        handlelength=1.2 if many else 1.8,
         handleheight=1.8,
     )
     if waits:

@@ -694,6 +694,9 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
     for key in parameters:
         if key not in known:
             raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join(known)}")
+        yes_or_no = {**signature(recipe, eval_str=True).parameters, **common}[key].annotation is bool
+        if isinstance(parameters[key], bool) and not yes_or_no:
+            raise InputError(f"system {name}: {key} is {str(parameters[key]).lower()}; it is no switch, give a value")
     try:
         system = recipe(**{key: value for key, value in parameters.items() if key not in common})
         system = with_common(system, **{key: value for key, value in parameters.items() if key in common})

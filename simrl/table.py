@@ -241,4 +241,9 @@ def _provenance(folders: Iterable[Path]) -> list[str]:
             else f"Rollouts: {trace['kind']}",
             f"Training: mfu {training['mfu']}, {efficiency}",
         ]
+        for phase in ("evaluate", "checkpoint"):
+            if training[f"{phase}_every"]:
+                lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
+        if metadata["scenario"]["faults"]:
+            lines.append("Faults: as the scenario has them; result.json lists those that happened")
     return sorted(dict.fromkeys(lines), key=lambda line: line.partition(":")[0] != "Step times")

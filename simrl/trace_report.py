@@ -57,8 +57,20 @@ def describe(trace: Trace) -> dict[str, Any]:
         "within_group_variance_share": _within_group_variance_share(trace, starts, sizes),
         "reward_mean": _reward_mean(trace),
         "has_token_ids": "response_ids" in trace.table.column_names,
+        **_turns(trace),
         "rank_stability": _ranks(trace),
         "metadata": trace_metadata_json(trace),
+    }
+
+
+def _turns(trace: Trace) -> dict[str, float]:
+    """Of an environment: pauses, seconds and tokens of observations a response, in the mean."""
+    has_turns = {"turn_tokens", "environment_s"} & set(trace.table.column_names)
+    turns = [turn for r in trace.responses(0, len(trace)) for turn in r.turns] if has_turns else []
+    return {
+        "pauses_mean": len(turns) / len(trace),
+        "environment_s_mean": sum(turn.environment_s for turn in turns) / len(trace),
+        "observation_tokens_mean": sum(turn.observation_tokens for turn in turns) / len(trace),
     }
 
 
@@ -125,6 +137,13 @@ def print_description(description: dict[str, Any], console: Console) -> None:
         ("tokens", f"{d['prompt_tokens_total']:,} of prompts, {d['response_tokens_total']:,} of responses"),
         ("at the cap", f"{d['share_at_cap']:.1%} of responses, cap {d['cap_tokens']:,} tokens"),
         ("reward", "not recorded" if d["reward_mean"] is None else f"mean {d['reward_mean']:.3f}"),
+        (
+            "environment",
+            f"{d['pauses_mean']:.1f} pauses a response, {d['environment_s_mean']:.1f} s and "
+            f"{d['observation_tokens_mean']:,.0f} tokens of observations in all"
+            if d["pauses_mean"]
+            else "no turns",
+        ),
         ("token ids", "recorded" if d["has_token_ids"] else "not recorded; acceptance of drafts must be assumed"),
     ):
         size.add_row(f"[bold]{label}[/bold]", value)

@@ -307,6 +307,8 @@ class SimulatedWorker:
         started_s = self.engine.now_s
         self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
         self.policy_version = self._asked_version
+        if self._costs.evaluate_every:  # what was due meanwhile, the other workers have evaluated
+            self._evaluations = self.policy_version // self._costs.evaluate_every
         if self._away is None:
             self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, self.policy_version)
         self._close_lost_span(self.engine.now_s)

@@ -557,6 +557,17 @@ def test_a_streaming_trainer_is_busy_only_while_it_works():
     assert trainer.busy_s < 100
 
 
+def test_a_worker_that_was_lost_at_an_evaluation_does_not_make_up_for_it():
+    training = {"mfu": 1.0, "publish_s": 10.0, "evaluate_every": 2, "evaluate_s": 10.0}
+    faults = [{"kind": "lost", "worker": 1, "at_s": 15.0, "back_s": 30.0}]
+    config = on_gpus("split", {}, 2, steps=5, training=training, faults=faults)
+    spans = lanes(simulate_prepared(prepared(config, EQUAL)))
+    kept, lost = (
+        [s["policy_version"] for s in spans[name] if s["kind"] == "evaluate"] for name in ("rollout-000", "rollout-001")
+    )
+    assert (kept, lost) == ([2, 4], [4])
+
+
 # Parameters that any system takes.
 
 
@@ -578,6 +589,8 @@ def test_who_waits_for_a_lost_worker_goes_on_there_when_it_is_back():
         ("verl_colocated", {"log_probs": 10**400}),
         ("laminar", {"sub_batch": 10**6}),
         ("sortedrl", {"dynamic_sampling": 2.0}),
+        ("rollpacker", {"dynamic_sampling": True}),
+        ("areal", {"eta": True}),
     ],
 )
 def test_absurd_parameters_are_refused_in_a_line(name, parameters):

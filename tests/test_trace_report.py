@@ -33,6 +33,9 @@ KEYS = [
     "within_group_variance_share",
     "reward_mean",
     "has_token_ids",
+    "pauses_mean",
+    "environment_s_mean",
+    "observation_tokens_mean",
     "rank_stability",
     "metadata",
 ]
@@ -154,3 +157,22 @@ def test_a_picture_of_an_unknown_format_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"lengths\.docx: a picture cannot be written as '\.docx'; use \.png"):
         plot_lengths(by_hand(), tmp_path / "lengths.docx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_turns_of_an_environment_are_told_in_the_mean_over_all_responses():
+    turns = {
+        "turn_tokens": [[3, 4, 5], [6]],
+        "turn_environment_s": [[1.5, 2.5], []],
+        "turn_observation_tokens": [[10, 20], []],
+    }
+    columns = {
+        "step": [0, 0],
+        "epoch": [0, 0],
+        "prompt_id": [0, 0],
+        "sample": [0, 1],
+        "prompt_tokens": [4, 4],
+        "response_tokens": [12, 6],
+    }
+    metadata = TraceMetadata(name="t", kind="synthetic", source="a test", tokenizer="none", cap_tokens=20)
+    d = describe(Trace.from_columns({**columns, **turns}, metadata))
+    assert (d["pauses_mean"], d["environment_s_mean"], d["observation_tokens_mean"]) == (1.0, 2.0, 15.0)

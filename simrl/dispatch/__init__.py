@@ -262,6 +262,9 @@ class Dispatcher:
         """The workers that take samples."""
         return [int(i) for i in np.flatnonzero(self._active)]
 
+    def takes_samples(self, worker: int) -> bool:
+        return bool(self._active[worker])
+
     @property
     def lost(self) -> list[int]:
         """The workers that are lost, and not back yet."""

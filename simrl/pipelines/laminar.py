@@ -71,6 +71,7 @@ class _Run:
         self.most = [0] * workers  # responses of the sub-batch, as it began
         self.version = [0] * workers
         self.done = [stage.env.event() for _ in range(workers)]
+        self.ramping: set[int] = set()  # workers that have little left
         self.looking = False
 
     def train(self) -> simpy.events.ProcessGenerator:
@@ -96,6 +97,7 @@ class _Run:
             submitted = [pair for _ in range(groups) for pair in self.stream.submit(to=worker)]
             self.left[worker] = {sample.uid: sample for sample, _ in submitted}
             self.most[worker] = len(submitted)
+            self.look_whether_ramping(worker)
             for sample, end in submitted:
                 self.worker_of[sample.uid] = worker
                 on_fire(end, partial(self.ended, sample))
@@ -107,8 +109,15 @@ class _Run:
         del self.left[worker][sample.uid]
         if not end.ok:
             return  # the stream tells
+        self.look_whether_ramping(worker)
         self.look_whether_done(worker)
         self.look_whether_to_repack()
+
+    def look_whether_ramping(self, worker: int) -> None:
+        if 0 < len(self.left[worker]) <= (self.rule.ramp_down or 0.0) * self.most[worker]:
+            self.ramping.add(worker)
+        else:
+            self.ramping.discard(worker)
 
     def look_whether_done(self, worker: int) -> None:
         if not self.left[worker] and not self.done[worker].triggered:
@@ -118,16 +127,15 @@ class _Run:
         """Once an instant, when all that happens in it has happened."""
         if self.rule.ramp_down is not None and not self.looking:
             self.looking = True
-            call_last(self.stage.env, partial(self.repack, self.rule.ramp_down))
+            call_last(self.stage.env, self.repack)
 
-    def repack(self, ramp_down: float) -> None:
+    def repack(self) -> None:
         """Among workers with the same weights, those that are ramping down empty themselves into few of them."""
         self.looking = False
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
-        for worker in self.stage.dispatcher.active:
-            left = len(self.left[worker])
-            if 0 < left <= ramp_down * self.most[worker]:
-                ramping[self.version[worker]][worker] = left
+        for worker in sorted(self.ramping):
+            if self.stage.dispatcher.takes_samples(worker):
+                ramping[self.version[worker]][worker] = len(self.left[worker])
         for workers in ramping.values():
             for source, destination in consolidate(workers, dict(enumerate(self.most))):
                 for sample in self.left[source].values():
@@ -135,4 +143,6 @@ class _Run:
                     self.stage.dispatcher.move(sample, destination)
                 self.left[destination].update(self.left[source])
                 self.left[source] = {}
+                self.look_whether_ramping(source)
+                self.look_whether_ramping(destination)
                 self.look_whether_done(source)

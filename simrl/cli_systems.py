@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import textwrap
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -51,14 +52,13 @@ def systems(context: typer.Context, as_json: AsJson = False) -> None:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200
     table = Table("system", "what it does", "off-policyness", "paper", box=None, pad_edge=False, header_style="bold")
     for system in found:
         bound = system["off_policyness"]
-        table.add_row(
-            system["name"], system["summary"], "not bounded" if bound is None else f"≤ {bound}", system["paper"]
-        )
+        age = "not bounded" if bound is None else f"at most {bound}" if bound else "0"
+        table.add_row(system["name"], system["summary"], age, system["paper"])
     console.print(table)
     console.print("\nsimrl systems show NAME prints the rule, the parameters, and what is not modelled.", markup=False)
 

@@ -30,8 +30,8 @@ from simrl.hardware import gpu, model_shape
 from simrl.profilers.collectives import read_link
 from simrl.profilers.kernel_tables import compose_kernel_tables
 from simrl.result import Lane, Recorder
-from simrl.trace import Sample
-from simrl.worker import SimulatedWorker
+from simrl.trace import Response, Sample
+from simrl.worker import SimulatedWorker, WorkerCosts
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 CALIBRATED, PREDICTED = "Llama-3.1-8B", "Qwen3-32B"
@@ -94,13 +94,14 @@ def simulate_run(
     memory = run.tp * 0.9 * gpu("rtxpro6000").memory_bytes - shape.weight_bytes - run.tp * 4e9
     limits = Limits(run.max_num_seqs, run.max_num_batched_tokens, 16, int(memory / shape.kv_bytes_per_token) // 16)
     env = simpy.Environment()
-    worker = SimulatedWorker(env, 0, profile.tables, limits, 0.0, Recorder([Lane("rollout-000", run.tp)]))
+    responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}
+    record = Recorder([Lane("rollout-000", run.tp)])
+    worker = SimulatedWorker(env, 0, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record)
     first_s, last_s = np.full(run.arrival_s.size, np.nan), np.full(run.arrival_s.size, np.nan)
 
     def request(i: int) -> simpy.events.ProcessGenerator:
         yield env.timeout(run.arrival_s[i])
-        sample = Sample(i, 0, i, 0, int(run.prompt_tokens[i]), int(run.response_tokens[i]), 0.0)
-        rollout = yield worker.submit(sample)
+        rollout = yield worker.submit(Sample(i, 0, 0, i, 0, int(run.prompt_tokens[i])))
         first_s[i], last_s[i] = rollout.first_token_s, rollout.finished_s
 
     for i in range(run.arrival_s.size):

@@ -238,6 +238,11 @@ class Dispatcher:
         """The unfinished samples at each worker, in the order they came there."""
         return [[job.sample for job in jobs.values()] for jobs in self._at]
 
+    def number_held(self) -> list[int]:
+        """How many unfinished samples each worker has."""
+        counts: list[int] = self._unfinished.tolist()
+        return counts
+
     def empty(self, worker: int) -> simpy.Event:
         """Fires when no sample is at the worker; at once if there is none."""
         event = self._env.event()
@@ -359,11 +364,11 @@ class Dispatcher:
     # From waiting to a worker.
 
     def _has_room(self, worker: int) -> bool:
-        return (
-            bool(self._with_room()[worker])
-            if self._kv_tokens is not None
-            else bool(self._active[worker] and self._unfinished[worker] < self._most)
-        )
+        unfinished = self._unfinished.item(worker)
+        if not self._active.item(worker) or unfinished >= self._most:
+            return False
+        chunk = self._rule.chunk_tokens or 0
+        return self._kv_tokens is None or unfinished == 0 or self._reserved.item(worker) + chunk <= self._kv_tokens
 
     def _with_room(self) -> NDArray[np.bool_]:
         """Which workers take another sample. One that holds none does, however small its cache."""

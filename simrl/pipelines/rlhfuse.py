@@ -166,10 +166,10 @@ class _Step:
 
     def free_workers(self) -> list[int]:
         """Those that hold no sample, and are there; none while one that was freed still has to let go of some."""
-        lost, held = self.stage.dispatcher.lost, self.stage.dispatcher.held()
+        lost, held = self.stage.dispatcher.lost, self.stage.dispatcher.number_held()
         if any(held[worker] for worker in self.freed):
             return []
-        return [worker for worker, samples in enumerate(held) if not samples and worker not in lost]
+        return [worker for worker, number in enumerate(held) if not number and worker not in lost]
 
     def give_back(self) -> None:
         """The workers that were freed take samples again."""

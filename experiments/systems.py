@@ -57,6 +57,9 @@ How to read it: where a system's trainer never waits (train idle 0 %) and its ro
 roll out) is what holds it up, not its rule; `adapt_split_every` or another `rollout_share` would tell. "Fastest" is no
 advice: tokens many updates old are a price in learning that is not simulated. A step of verl_fully_async is a quarter
 of the others'. Where no response exceeds partial_rollout's budget of 8,192 tokens (the real run), it is verl_colocated.
+How much is in flight differs, too: AReaL runs one batch at once by default (`max_concurrent`), Laminar at least a group
+on every worker (`sub_batch`, assumed): on large clusters that alone is many batches, and most of its lead and of its
+staleness.
 
 What goes in: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured
 kernels (profiles/README.md) with 1 ms of host time between passes; lengths with the stability of rank that the RhymeRL

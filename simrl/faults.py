@@ -8,6 +8,7 @@ is back when it has its weights; what becomes of the samples then is the system'
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
@@ -35,9 +36,9 @@ class _Fault(BaseModel):
     duration_s: Duration | None = None
 
     @property
+    @abstractmethod
     def ends_s(self) -> float | None:
         """When a fault of a stated time is over; None: never."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _stated_or_drawn(self) -> _Fault:

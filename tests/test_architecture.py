@@ -13,7 +13,8 @@ LAYERS = (
     "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
     "files hardware overrides",
     "trace profile",
-    "rollout synthesis profilers importers engine training workload faults speculation",
+    "rollout synthesis profilers importers training workload faults speculation",
+    "engine",
     "result scenario history",
     "worker trainer",  # write what happens through result's Recorder
     "dispatch",

@@ -1,0 +1,29 @@
+"""Random numbers that belong to what they are drawn for, not to when: the same in every system that is compared.
+
+Invariant: a draw is a pure function of its key and its place. Compiled, so that an engine draws one a pass and request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+
+
+@njit(cache=True)
+def mixed(key: int, place: int) -> int:
+    """64 bits for a key and a place (splitmix64: Steele, Lea, Flood 2014), as int64; a key for further draws."""
+    z = np.uint64(key) + (np.uint64(place) + np.uint64(1)) * _GOLDEN
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    return int(np.int64(z ^ (z >> _S31)))
+
+
+@njit(cache=True)
+def uniform(key: int, place: int) -> float:
+    """A number in the open interval (0, 1) for a key and a place."""
+    return (float(np.uint64(mixed(key, place)) >> _S11) + 0.5) * 2.0**-53

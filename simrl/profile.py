@@ -3,7 +3,8 @@
     pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s
 
 `dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included; `attention` reads
-the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler.
+the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler, at one
+position a sequence, or at all positions of a draft that is verified.
 The three are grids with linear interpolation. Invariant of a `Profile` that exists: its grids are complete, finite,
 positive, and no time falls where the work grows. Beyond a grid nothing is read: `require_covers` refuses a simulation
 whose limits leave it.
@@ -119,7 +120,9 @@ class Profile(Protocol):
     def metadata(self) -> ProfileMetadata: ...
     @property
     def tables(self) -> Tables: ...
-    def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int) -> None: ...
+    def require_covers(
+        self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0
+    ) -> None: ...
 
 
 class TableProfile:
@@ -154,6 +157,16 @@ class TableProfile:
         """Seconds in which each of `sequences`, `kv_tokens` long, gains one token."""
         return self.pass_s(sequences, sequences, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens)
 
+    def verify_s(self, sequences: int, draft_tokens: float, kv_tokens: float) -> float:
+        """Seconds in which `draft_tokens` of each of `sequences`, `kv_tokens` long, are verified; 0 is a decode step.
+
+        The dense part runs at sequences × (draft_tokens + 1) tokens (the last token of each is computed, too), and so does the
+        output head, as every verified position needs its logits. Attention reads the cache of a sequence once, whatever is
+        verified there. Drafts of different lengths count with their mean: hence a float.
+        """
+        positions = sequences * (draft_tokens + 1)
+        return self.pass_s(positions, positions, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens)
+
     def prefill_s(self, tokens: int, kv_tokens: float = 0) -> float:
         """Seconds of one pass over a chunk of `tokens` after `kv_tokens` of cached context, one sequence alone."""
         return self.pass_s(tokens, 1, prefill_tokens=tokens, prefill_kv_tokens=kv_tokens)
@@ -172,13 +185,15 @@ class TableProfile:
         said += [f"{pause * 1e3:g} ms between passes (set by the scenario)"] if between_passes_s is not None else []
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *said))
 
-    def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int) -> None:
-        """Refuses limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence."""
+    def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:
+        """Refuses limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence, and where drafts
+        are verified, positions of a pass that need logits (sequences × (draft tokens + 1), at most the tokens of a pass)."""
         t = self.tables
         for asked, grid, what in (
             (query_tokens, t.dense_tokens, "tokens in a pass (max_num_batched_tokens)"),
             (query_tokens, t.prefill_tokens, "prefill tokens in a pass (max_num_batched_tokens)"),
             (sequences, t.sampled_sequences, "sampled sequences (max_num_seqs)"),
+            (verified_positions, t.sampled_sequences, "sampled positions (of drafts that are verified)"),
             (sequences, t.decode_sequences, "decoding sequences (max_num_seqs)"),
             (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence (prompt + response cap)"),
             (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk (prompt + response cap)"),

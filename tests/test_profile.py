@@ -161,16 +161,31 @@ def _written(folder):
     return path
 
 
+def test_verifying_costs_tokens_and_logits_at_every_position_and_reads_the_cache_once():
+    profile = toy_profile()
+    assert profile.verify_s(16, 0, 1000) == profile.decode_s(16, 1000)
+    by_hand = (2e-3 + 16 * 5 * 1e-4) + (1e-3 + 16 * 5 * 5e-5) + 1e-8 * 16 * 1000 + 5e-4
+    assert profile.verify_s(16, 4, 1000) == pytest.approx(by_hand)
+    extra_tokens = profile.verify_s(16, 4, 1000) - profile.decode_s(16, 1000)
+    assert extra_tokens == pytest.approx(profile.verify_s(16, 4, 8000) - profile.decode_s(16, 8000))
+
+
+def test_drafts_of_different_lengths_cost_what_their_mean_does():
+    profile = toy_profile()
+    assert profile.verify_s(16, 2.5, 1000) == pytest.approx(profile.pass_s(56, 56, 0, 0, 16, 16 * 1000))
+
+
 @pytest.mark.parametrize(
     ("limits", "what"),
     [
         ((4097, 1, 1), "tokens in a pass"),
         ((1, 257, 1), "sampled sequences"),
+        ((4096, 32, 1, 257), "sampled positions"),
         ((1, 1, 8193), "tokens of a decoding sequence"),
     ],
 )
-def test_limits_beyond_a_grid_are_refused(limits: tuple[int, int, int], what: str):
-    toy_profile().require_covers(4096, 256, 8192)
+def test_limits_beyond_a_grid_are_refused(limits: tuple[int, ...], what: str):
+    toy_profile().require_covers(4096, 256, 8192, 256)
     with pytest.raises(InputError, match=f"toy: profiled up to .* {what}"):
         toy_profile().require_covers(*limits)
 

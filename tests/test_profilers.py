@@ -289,7 +289,7 @@ def test_more_gpus_are_faster_but_not_by_their_number():
 
 def test_the_roofline_covers_long_contexts_and_says_what_it_assumes():
     profile = roofline_profile(model_shape("qwen3-8b"), GPUS["h200"], compute_efficiency=0.55)
-    profile.require_covers(65536, 2048, 262144)
+    profile.require_covers(65536, 2048, 262144, verified_positions=65536)
     assert profile.metadata.kind == "assumed"
     assert "compute 0.55" in profile.metadata.notes and "H200" in profile.metadata.source
 
@@ -317,7 +317,7 @@ def test_a_shipped_profile_is_whole_and_small(path: Path):
     metadata = profile.metadata
     assert (metadata.model, metadata.gpu, metadata.tp) == (model, gpu_name, int(tp))
     assert metadata.kind == "derived" and "aiconfigurator 0.12" in metadata.source and metadata.created == ""
-    profile.require_covers(query_tokens=16384, sequences=1024, kv_tokens=2048 + 32768)
+    profile.require_covers(query_tokens=16384, sequences=1024, kv_tokens=2048 + 32768, verified_positions=16384)
     assert path.stat().st_size < 150_000
 
 

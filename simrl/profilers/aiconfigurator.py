@@ -2,7 +2,7 @@
 
     dense(T)            every operation of a step that is neither attention nor the output head, at T tokens
     attention(…)        its context attention of one chunk + its generation attention of the decoding sequences
-    sampled(S)          its output head at S sequences
+    sampled(S)          its output head at S positions: one a sequence, or all of those where drafts are verified
 
 Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a pure decode step,
 but for falling times, which are evened out. aiconfigurator has no measured mixed batches: it adds the two attentions,
@@ -37,7 +37,7 @@ ACCURACY = (
 
 # Dense and sampled times are cheap to store: eight points an octave. The attention grid is a product of four axes:
 # doubling, closer where the times bend (decode: from latency to bandwidth; prefill: quadratic in long chunks).
-MOST_TOKENS, MOST_SEQUENCES = 16384, 1024
+MOST_TOKENS = 16384  # of a pass, and of its sampled positions: where drafts are verified, all may be
 PREFILL_TOKENS = (0, 1, 256, 512, 1024, 2048, 2896, 4096, 5792, 8192, 11585, 16384)
 PREFILL_KV_TOKENS = (0, 512, 2048, 8192, 16384, 40960)
 DECODE_SEQUENCES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -71,12 +71,12 @@ def derive(
         rows = engine.evaluate_context_ops(attention, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
         return 1e-3 * float(sum(milliseconds for _, milliseconds, *_ in rows))
 
-    tokens, sequences = _ticks(MOST_TOKENS), _ticks(MOST_SEQUENCES)
+    tokens = _ticks(MOST_TOKENS)
     chunks, cached = np.array(PREFILL_TOKENS, float), np.array(PREFILL_KV_TOKENS, float)
     decodes, kv = np.array(DECODE_SEQUENCES, float), np.array(DECODE_KV_TOKENS, float)
     # Its operations outside attention cost the same in a context step and a generation step of as many tokens.
     dense = np.array([decode_s(others, t, 1) for t in tokens])
-    sampled = np.array([decode_s(head, s, 1) for s in sequences])
+    sampled = np.array([decode_s(head, s, 1) for s in tokens])
     decode = np.array([[decode_s(attention, n, k) if n else 0.0 for k in kv] for n in decodes])
     prefill = np.array([[prefill_s(c, k) if c else 0.0 for k in cached] for c in chunks])
     # The formula that scales the measured, context-free prefill makes short chunks faster after some context: those
@@ -89,7 +89,7 @@ def derive(
     tables = Tables(
         dense_tokens=tokens,
         dense_s=even_dense,
-        sampled_sequences=sequences,
+        sampled_sequences=tokens,
         sampled_s=even_sampled,
         prefill_tokens=chunks,
         prefill_kv_tokens=cached,

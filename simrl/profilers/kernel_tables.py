@@ -2,7 +2,8 @@
 
     dense(tokens)        = embedding + layers × (2 layernorm + qkv_proj … down_proj) + final_layernorm + all-reduces
     attention(…)         = layers × the joint time of one prefill chunk beside decoding sequences
-    sampled(sequences)   = lm_head + sampler (+ gathering the logits)
+    sampled(sequences)   = lm_head + sampler (+ gathering the logits); up to the largest batch that was measured, which for
+                           verifying drafts (a row a verified position) may be too few: `require_covers` says so
 
 Invariant: times are sums of the table's rows, times counts that the model's shape gives; nothing is fitted. What one
 folder holds is what one rank of a tensor-parallel group does, without communication: that comes from the `Link`.

@@ -61,7 +61,7 @@ def roofline_profile(
     # Below the kink, reading the weights takes all the time; above it, multiplying does. Between ticks all is linear.
     kink = flops_per_s * WEIGHT_BYTES / (2.0 * bytes_per_s)
     tokens = _rising(1, kink, MOST_TOKENS)
-    sequences = _rising(1, kink, MOST_SEQUENCES)
+    sampled = tokens  # where drafts are verified, every token of a pass needs its logits
     chunks = _rising(0, *np.round(2 ** np.arange(0, 16.25, 0.5)))
     cached = _rising(0, *2 ** np.arange(7, 19))
     decode_kv = np.array([0.0, MOST_KV_TOKENS])
@@ -73,8 +73,8 @@ def roofline_profile(
     tables = Tables(
         dense_tokens=tokens,
         dense_s=matrix_product_s(layer_weights, tokens) + pass_all_reduces_s(shape, tokens, tp, link),
-        sampled_sequences=sequences,
-        sampled_s=matrix_product_s(head_weights, sequences) + logits_gather_s(shape, sequences, tp, link),
+        sampled_sequences=sampled,
+        sampled_s=matrix_product_s(head_weights, sampled) + logits_gather_s(shape, sampled, tp, link),
         prefill_tokens=chunks,
         prefill_kv_tokens=cached,
         decode_sequences=decodes,

@@ -5,6 +5,7 @@ It shares no code with `simrl.engine` or `simrl.interpolation`; hypothesis holds
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from simrl.engine import END, PAUSE, WATCH, Limits
 from simrl.profile import Tables
+from simrl.speculation.acceptance import accepted_tokens
 
 
 @dataclass(eq=False)
@@ -22,11 +24,36 @@ class Request:
     computed: int = 0
     first_token_s: float = float("nan")
     stop_at: int | None = None
-    stop_kind: int = WATCH
+    watch_at: int | None = None
+    blocks: int = 0
+    # Drafts: (drafted, accepted) at every position, or the key and hardness of a model's acceptance.
+    runs: list[tuple[int, int]] | None = None
+    key: int | None = None
+    hardness: float = 1.0
+    window: int = 0
+    proposal: tuple[int, int] | None = None  # of the present pass
+    old_tokens: int = 0
+    old_accepted: int = 0
+    drafted_total: int = 0
+    accepted_total: int = 0
+    verifications: int = 0
 
     @property
     def known(self) -> int:
-        return self.prompt + self.generated
+        return self.prompt + self.generated + self.old_tokens
+
+
+@dataclass
+class Rules:
+    """How the reference drafts. `window` is a function (window, drafted, accepted) -> window."""
+
+    start: int
+    window: Callable[[int, int, int], int]
+    log_acceptances: list[float]
+    round_s: float = 0.0
+    step_s: float = 0.0
+    gate: Callable[[float, int], bool] | None = None  # (acceptance rate of late, batch) -> open
+    elastic: tuple[int, int] | None = None  # threshold, patience
 
 
 @dataclass
@@ -44,6 +71,12 @@ class ReferenceEngine:
     generated_tokens: int = 0
     prefill_tokens: int = 0
     stops: list[tuple[Request, float, int]] = field(default_factory=list)
+    rules: Rules | None = None
+    late_drafted: float = 0.0
+    late_accepted: float = 0.0
+    drift: float = 1.0
+    calm: int = 0
+    speculates: bool = False
 
     def __post_init__(self) -> None:
         t = self.tables
@@ -54,7 +87,12 @@ class ReferenceEngine:
 
     @property
     def free_blocks(self) -> int:
-        return self.limits.kv_blocks - sum(self.blocks(r.computed) for r in self.running + self.held)
+        return self.limits.kv_blocks - sum(r.blocks for r in self.running + self.held)
+
+    @staticmethod
+    def lose(request: Request) -> int:
+        blocks, request.blocks, request.computed = request.blocks, 0, 0
+        return blocks
 
     @property
     def totals(self) -> dict[str, int]:
@@ -75,16 +113,17 @@ class ReferenceEngine:
         return request
 
     def stop_at(self, request: Request, tokens: int, kind: int) -> None:
-        request.stop_at, request.stop_kind = tokens, kind
+        if kind == WATCH:
+            request.watch_at = tokens
+        else:
+            request.stop_at = tokens
 
     def resume(self, request: Request, observation_tokens: int) -> None:
         request.prompt += observation_tokens
         self.waiting.append(request)
 
     def evict_oldest(self) -> int:
-        request = self.held.pop(0)
-        blocks, request.computed = self.blocks(request.computed), 0
-        return blocks
+        return self.lose(self.held.pop(0))
 
     def abort(self, request: Request) -> None:
         self.held = [r for r in self.held if r is not request]
@@ -93,7 +132,7 @@ class ReferenceEngine:
 
     def recompute_running(self) -> None:
         for request in reversed(self.running):
-            request.computed = 0
+            self.lose(request)
             self.waiting.insert(0, request)
         self.running = []
         while self.held:
@@ -107,21 +146,52 @@ class ReferenceEngine:
         if not self.busy:
             self.now_s = max(self.now_s, time_s)
 
+    def opened(self) -> bool:
+        """Whether the pass to come verifies drafts."""
+        if self.rules is None:
+            return False
+        if self.rules.elastic is not None:
+            return self.speculates
+        rate = self.late_accepted / self.late_drafted if self.late_drafted else 1.0
+        return self.rules.gate is None or self.rules.gate(rate, len(self.running))
+
+    def propose(self, request: Request) -> tuple[int, int] | None:
+        if (request.runs is None and request.key is None) or not request.generated:
+            return None
+        if request.known - request.computed != 1:
+            return None
+        window = min(request.window, self.limits.kv_blocks * self.limits.block_size - request.computed - 1)
+        if request.runs is not None:
+            drafted, accepted = request.runs[request.generated]
+            return min(drafted, window), min(accepted, drafted, window)
+        assert request.key is not None and self.rules is not None
+        hardness = request.hardness * self.drift
+        table = np.array(self.rules.log_acceptances)
+        return window, accepted_tokens(request.key, request.generated, hardness, table, window)
+
     def iterate(self) -> None:
         budget = self.limits.max_num_batched_tokens
         plan: list[tuple[Request, int]] = []
         free = self.free_blocks
         preempted = False
+        batch = len(self.running)
+        opened = self.opened()
+        for request in self.running:
+            request.proposal = self.propose(request) if opened else None
+        draft_s = 0.0
+        proposals = [r.proposal for r in self.running if r.proposal is not None]
+        if proposals and self.rules is not None:
+            draft_s = self.rules.round_s + max(drafted for drafted, _ in proposals) * self.rules.step_s
         while len(plan) < len(self.running) and budget > 0:
             request = self.running[len(plan)]
-            new = min(request.known - request.computed, budget)
-            need = self.blocks(request.computed + new) - self.blocks(request.computed)
+            drafted = request.proposal[0] if request.proposal else 0
+            new = min(request.known - request.computed + drafted, budget)
+            need = max(self.blocks(request.computed + new) - request.blocks, 0)
             while need > free and self.held:
                 free += self.evict_oldest()
             while need > free:
                 victim = self.running.pop()
-                free += self.blocks(victim.computed)
-                victim.computed = 0
+                free += self.lose(victim)
                 self.waiting.insert(0, victim)
                 self.preemptions += 1
                 preempted = True
@@ -130,7 +200,10 @@ class ReferenceEngine:
             if preempted and request not in self.running:
                 break
             free -= need
+            request.blocks += need
             budget -= new
+            if request.proposal:
+                request.proposal = (min(request.proposal[0], new - 1), min(request.proposal[1], new - 1))
             plan.append((request, new))
         while (
             not preempted
@@ -141,42 +214,75 @@ class ReferenceEngine:
         ):
             request = self.waiting[0]
             new = min(request.known - request.computed, budget)
-            if self.blocks(request.known) > free + sum(self.blocks(r.computed) for r in self.held):
+            if self.blocks(request.known) > free + sum(r.blocks for r in self.held):
                 break
             self.running.append(self.waiting.pop(0))
-            need = self.blocks(request.computed + new)
-            if request in self.held:
-                self.held.remove(request)
-                need -= self.blocks(request.computed)
+            self.held = [r for r in self.held if r is not request]
+            request.proposal = None
+            need = max(self.blocks(request.computed + new) - request.blocks, 0)
             while need > free:
                 free += self.evict_oldest()
             free -= need
+            request.blocks += need
             budget -= new
             plan.append((request, new))
-        self.now_s += self.slowdown * self.pass_s(plan)
+        self.now_s += self.slowdown * (draft_s + self.pass_s(plan))
         self.passes += 1
         for request, new in plan:
             request.computed += new
-            if request.computed == request.known:
-                request.generated += 1
-                self.generated_tokens += 1
-                if request.generated == 1:
+            drafted, accepted = request.proposal or (0, 0)
+            if request.computed == request.known + drafted:
+                ahead = (request.stop_at or request.response) - request.generated
+                gain = min(1 + (accepted if drafted else request.old_accepted), ahead)
+                if request.generated == 0:
                     request.first_token_s = self.now_s
+                request.generated += gain
+                self.generated_tokens += gain
+                request.old_tokens = request.old_accepted = 0
+                request.computed = request.known - 1
+        scheduled = [request for request, _ in plan]
+        for request in self.running:
+            if request.proposal is not None and any(request is r for r in scheduled):
+                drafted, accepted = request.proposal
+                request.drafted_total += drafted
+                request.accepted_total += accepted
+                request.verifications += drafted > 0
+                self.late_drafted += drafted
+                self.late_accepted += accepted
+                assert self.rules is not None
+                request.window = self.rules.window(request.window, drafted, accepted)
+        if any(r.proposal is not None and any(r is s for s in scheduled) for r in self.running):
+            self.late_drafted *= 63 / 64
+            self.late_accepted *= 63 / 64
         for request in list(self.running):
+            watched = request.watch_at is not None and request.generated >= request.watch_at
+            if watched:
+                request.watch_at = None
             if request.generated == request.response:
                 self.running.remove(request)
                 self.stops.append((request, self.now_s, END))
             elif request.generated == request.stop_at:
                 request.stop_at = None
-                self.stops.append((request, self.now_s, request.stop_kind))
-                if request.stop_kind == PAUSE:
-                    self.running.remove(request)
-                    self.held.append(request)
+                self.stops.append((request, self.now_s, PAUSE))
+                self.running.remove(request)
+                self.held.append(request)
+            elif watched:
+                self.stops.append((request, self.now_s, WATCH))
+        if self.rules is not None and self.rules.elastic is not None:
+            threshold, patience = self.rules.elastic
+            self.calm = self.calm + 1 if batch <= threshold else 0
+            if batch > threshold:
+                self.speculates = False
+            elif not self.speculates and self.calm >= patience:
+                self.speculates = True
+                self.recompute_running()
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables
-        decode = [r.computed + 1 for r, new in plan if new == 1 and r.computed > 0]
-        prefill = [(new, r.computed) for r, new in plan if not (new == 1 and r.computed > 0)]
+        verifies = [(r, new) for r, new in plan if r.computed > 0 and new == 1 + (r.proposal or (0, 0))[0]]
+        decode = [r.computed + new for r, new in verifies]
+        prefills = [(r, new) for r, new in plan if not any(r is v for v, _ in verifies)]
+        prefill = [(new, r.computed) for r, new in prefills]
         tokens = sum(new for new, _ in prefill)
         self.prefill_tokens += tokens
         work = sum(new * (cached + new / 2) for new, cached in prefill)
@@ -188,6 +294,8 @@ class ReferenceEngine:
         point = [chunk, context, len(decode), np.mean(decode) if decode else 0.0]
         edges = [(g[0], g[-1]) for g in t[4:8]]
         attention = self._attention([np.clip(x, low, high) for x, (low, high) in zip(point, edges, strict=True)])[0]
+        old = sum(max(r.computed + new - max(r.computed, r.prompt), 0) for r, new in prefills if r.old_tokens)
+        logits = len(plan) + sum(new - 1 for _, new in verifies) + old
         dense = np.interp(sum(new for _, new in plan), t.dense_tokens, t.dense_s)
-        sampled = np.interp(len(plan), t.sampled_sequences, t.sampled_s)
+        sampled = np.interp(logits, t.sampled_sequences, t.sampled_s)
         return float(dense + attention + sampled + t.between_passes_s)

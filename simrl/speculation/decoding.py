@@ -1,0 +1,148 @@
+"""How an engine decodes with drafts: what each request may draft from, and what becomes of it in a pass.
+
+Invariant: what a pass drafts and accepts depends on the request, the tokens it has, and the state that is copied with the
+engine's (windows, gauges); never on the time. So an engine can look ahead on a copy, and two systems meet the same luck.
+
+A request has a *source*: nothing, recorded runs (`AcceptRuns`), or a model's acceptance. The window, the gate and the strategy
+are the engine's. All of it is compiled; the engine calls `propose` before a pass and `learn` after it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from simrl.speculation.acceptance import accepted_tokens
+from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.windows import Fixed, WindowRule, next_window
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# Rows of `drafts`, one column a request: where its drafts come from (with the offset of its runs, or the key of its draws), its
+# window; whether it drafts for the present pass, how many tokens, and how many of them are accepted; the old response that is
+# verified as a whole and how much of it stands ...
+SOURCE, AT, WINDOW, PROPOSED, DRAFTED, ACCEPTED, OLD_TOKENS, OLD_ACCEPTED = range(8)
+# ... and totals: tokens drafted, tokens accepted, passes that verified a draft.
+DRAFTED_TOTAL, ACCEPTED_TOTAL, VERIFICATIONS = range(8, 11)
+ROWS = 11
+
+# Kinds of sources.
+NONE, RUNS, MODEL = range(3)
+
+# Kinds of gates.
+OPEN, BATCH, ELASTIC = range(3)
+
+# Entries of `gauges`: drafted and accepted tokens of late, the drift of the model's hardness.
+LATE_DRAFTED, LATE_ACCEPTED, DRIFT = range(3)
+GAUGES = 3
+# Entries of `flags`: whether it speculates (an elastic gate), passes for which its batch has been small enough.
+SPECULATES, CALM_PASSES = range(2)
+FLAGS = 2
+
+# Of the tokens drafted of late a pass forgets one in so many.
+MEMORY_PASSES = 64.0
+
+
+class Decoding(NamedTuple):
+    """What compiled code knows of a speculation. `plain()` is none.
+
+    `rule` is (gate, its threshold, its patience, window code, start, step, most). `runs` holds accepted × 256 + drafted for
+    every position of every response that has runs. `log_acceptances` is `ModelAcceptance.log_acceptances`. A round of drafting
+    for b sequences takes `round_s` + levels × `step_s`, both given at `draft_sequences`. `gate_batch` is the largest batch that
+    speculates at an acceptance rate of 0, 1, … 100 %.
+    """
+
+    rule: Ints
+    runs: NDArray[np.uint16]
+    log_acceptances: Floats
+    draft_sequences: Floats
+    round_s: Floats
+    step_s: Floats
+    gate_batch: Ints
+
+
+GATE, THRESHOLD, PATIENCE, WINDOW_CODE, WINDOW_START, WINDOW_STEP, WINDOW_MOST = range(7)
+
+
+def plain() -> Decoding:
+    """No drafts at all."""
+    nothing = np.zeros(1)
+    return Decoding(
+        rule=np.array([OPEN, 0, 0, *Fixed(tokens=1).rule], dtype=np.int64),
+        runs=np.zeros(1, dtype=np.uint16),
+        log_acceptances=nothing,
+        draft_sequences=nothing,
+        round_s=nothing,
+        step_s=nothing,
+        gate_batch=np.zeros(101, dtype=np.int64),
+    )
+
+
+def packed(runs: AcceptRuns) -> NDArray[np.uint16]:
+    """Runs as one array, so that a pass reads one place."""
+    return (runs.accepted.astype(np.uint16) << 8 | runs.drafted).astype(np.uint16)
+
+
+@njit(cache=True)
+def window_rule(rule: Ints) -> WindowRule:
+    """The rule of windows among the entries of `Decoding.rule`."""
+    return WindowRule(rule[WINDOW_CODE], rule[WINDOW_START], rule[WINDOW_STEP], rule[WINDOW_MOST])
+
+
+@njit(cache=True)
+def draft(
+    source: int,
+    at: int,
+    generated: int,
+    window: int,
+    hardness: float,
+    runs: NDArray[np.uint16],
+    log_acceptances: Floats,
+) -> tuple[int, int]:
+    """Tokens that a request drafts, and how many of them are accepted, when it has `generated` tokens."""
+    if source == RUNS:
+        run = int(runs[at + generated])
+        drafted = min(run & 255, window)
+        return drafted, min(run >> 8, drafted)
+    if source == MODEL:
+        return window, accepted_tokens(at, generated, hardness, log_acceptances, window)
+    return 0, 0
+
+
+@njit(cache=True)
+def count(drafts: Ints, gauges: Floats, slot: int, drafted: int, accepted: int) -> None:
+    """A request has verified a draft."""
+    drafts[DRAFTED_TOTAL, slot] += drafted
+    drafts[ACCEPTED_TOTAL, slot] += accepted
+    drafts[VERIFICATIONS, slot] += 1
+    gauges[LATE_DRAFTED] += drafted
+    gauges[LATE_ACCEPTED] += accepted
+
+
+@njit(cache=True)
+def forget(gauges: Floats) -> None:
+    """A pass is over: what came of late fades."""
+    gauges[LATE_DRAFTED] *= 1.0 - 1.0 / MEMORY_PASSES
+    gauges[LATE_ACCEPTED] *= 1.0 - 1.0 / MEMORY_PASSES
+
+
+@njit(cache=True)
+def gate_opens(rule: Ints, gate_batch: Ints, flags: Ints, gauges: Floats, batch: int) -> bool:
+    """Whether a pass over `batch` running requests verifies drafts. Before anything was drafted, acceptance counts as perfect;
+    while nothing is drafted, it stays what it was last."""
+    if rule[GATE] == BATCH:
+        rate = gauges[LATE_ACCEPTED] / gauges[LATE_DRAFTED] if gauges[LATE_DRAFTED] > 0.0 else 1.0
+        return batch <= gate_batch[int(rate * 100.0 + 0.5)]
+    if rule[GATE] == ELASTIC:
+        return flags[SPECULATES] == 1
+    return True
+
+
+@njit(cache=True)
+def next_windows_of(rule: WindowRule, drafts: Ints, slot: int, drafted: int, accepted: int) -> None:
+    """The window that a request has after a pass."""
+    drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)

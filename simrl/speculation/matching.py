@@ -46,7 +46,7 @@ def hashed(ids: Ints32, end: int, count: int) -> int:
 @njit(cache=True)
 def same(ids: Ints32, a: int, b: int, count: int) -> bool:
     """Whether the `count` tokens before a and before b are equal."""
-    for i in range(1, count + 1):  # noqa: SIM110: compiled, a generator is slower
+    for i in range(1, count + 1):  # noqa: SIM110 (compiled: a generator is slower)
         if ids[a - i] != ids[b - i]:
             return False
     return True

@@ -1,0 +1,512 @@
+"""SpecActor's formulas, planner, reconfiguration, ladder and assignment against its paper (arXiv 2511.16193, §4), and what it
+plans against what two loops do (reference_decoupled.py)."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from helpers import one_second_a_pass
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_decoupled import DecoupledWorker, Request
+
+from simrl.errors import InputError
+from simrl.profile import ProfileMetadata, TableProfile, Tables
+from simrl.speculation.best_of_n import (
+    assign_by_drafter,
+    assign_by_request,
+    best_drafter,
+    draft_ladder,
+    ladder_order,
+)
+from simrl.speculation.specactor import (
+    COUPLED,
+    DECOUPLED,
+    Affine,
+    best_window,
+    coupled_tgs,
+    decoupled_tgs,
+    fit_affine,
+    fit_draft,
+    fit_verify,
+    plan_decoupled,
+    reconfiguration_table,
+    reconfigure,
+    reconfigured,
+    renewal_rate,
+    token_acceptance,
+    verification_s,
+)
+
+METADATA = ProfileMetadata(model="m", gpu="g", tp=1, kind="assumed", source="by hand")
+probabilities = st.floats(0, 1)
+windows = st.integers(1, 16)
+seconds = st.floats(1e-4, 1.0)
+
+
+def geometric(p, most=64):
+    """-ln P(the first j are accepted) where each is with probability p if those before it are."""
+    return np.cumsum(np.full(most, -np.log(p)))
+
+
+# --- Times.
+
+
+def test_a_fit_of_affine_times_is_exact():
+    fit = fit_draft(lambda b: 0.002 + 0.0001 * b, [1, 7, 64])
+    assert fit == pytest.approx((0.0001, 0.002))
+    assert fit(10) == pytest.approx(0.003)
+
+
+def test_a_fit_never_has_negative_parts():
+    convex = fit_affine([1, 10, 100], [1.0, 1.0, 200.0])
+    falling = fit_affine([1, 10, 100], [3.0, 2.0, 1.0])
+    assert min(*convex, *falling) >= 0 and falling.slope_s == 0
+
+
+def test_verification_is_dense_by_tokens_and_attention_by_sequences():
+    tables = Tables(
+        dense_tokens=np.array([0.0, 100.0]),
+        dense_s=np.array([0.0, 1.0]),
+        sampled_sequences=np.array([0.0, 100.0]),
+        sampled_s=np.array([0.0, 0.1]),
+        prefill_tokens=np.array([0.0]),
+        prefill_kv_tokens=np.array([0.0]),
+        decode_sequences=np.array([0.0, 100.0]),
+        decode_kv_tokens=np.array([0.0, 1000.0]),
+        attention_s=np.array([[[[0.0, 0.0], [0.0, 10.0]]]]),
+        between_passes_s=0.5,
+    )
+    profile = TableProfile(tables, METADATA)
+    assert verification_s(profile, 10, 40, 10 * 500) == pytest.approx(0.4 + 0.04 + 0.5 + 0.5)
+    fits = fit_verify(profile, 4, [1, 5, 10, 25], 500)
+    for tokens, fit in enumerate(fits, start=1):
+        assert fit == pytest.approx((0.011 * tokens + 0.05, 0.5))
+    beyond = fit_verify(profile, 20, [1, 5, 10, 25], 500)
+    assert beyond[19] == pytest.approx((0.011 * 20 + 0.05, 0.5)), "25 requests of 20 tokens are not in the profile"
+
+
+def test_fits_refuse_what_they_cannot_use():
+    with pytest.raises(InputError, match=r"draft pass: 1 batch sizes"):
+        fit_draft(lambda b: 1.0, [4, 4])
+    with pytest.raises(InputError, match=r"pass: 0.0 s at batch 2"):
+        fit_affine([1, 2], [1.0, 0.0])
+    with pytest.raises(InputError, match="verification of 1 tokens a request: 1 batch sizes"):
+        fit_verify(TableProfile(one_second_a_pass(), METADATA), 4096, [1, 512], 100)
+
+
+# --- Rates.
+
+
+def test_rates_by_hand():
+    # w = 2, p = 1/2: a = 0 with 1/2, a = 1 with 1/4, both with 1/4. D = 1, V = 3: IL = 3, a miss takes 5.
+    assert decoupled_tgs(0.5, 2, 1.0, 3.0) == pytest.approx((0.5 * 0.5 + 0.25 * 1.0 + 2 * 0.25) / 3)
+    assert renewal_rate(0.5, 2, 1.0, 3.0) == pytest.approx((0.5 * 1 + 0.25 * 2 + 2 * 0.25) / (0.25 * 3 + 0.75 * 5))
+    assert coupled_tgs(0.5, 2, 1.0, 3.0) == pytest.approx((0.5 * 1 + 0.25 * 2 + 3 * 0.25) / 5)
+
+
+@given(windows, seconds, seconds)
+def test_a_perfect_drafter_is_as_fast_as_the_slower_loop_and_a_hopeless_one_yields_a_token_a_round(
+    w, draft_s, verify_s
+):
+    assert decoupled_tgs(1.0, w, draft_s, verify_s) == pytest.approx(w / max(w * draft_s, verify_s))
+    assert renewal_rate(1.0, w, draft_s, verify_s) == pytest.approx(w / max(w * draft_s, verify_s))
+    assert coupled_tgs(1.0, w, draft_s, verify_s) == pytest.approx((w + 1) / (w * draft_s + verify_s))
+    assert renewal_rate(0.0, w, draft_s, verify_s) == pytest.approx(1 / (w * draft_s + verify_s))
+    assert coupled_tgs(0.0, w, draft_s, verify_s) == pytest.approx(1 / (w * draft_s + verify_s))
+
+
+@given(probabilities, probabilities, windows, seconds, seconds)
+def test_what_is_executed_gains_from_acceptance_and_never_exceeds_the_slower_loop(p, q, w, draft_s, verify_s):
+    low, high = sorted((p, q))
+    for rate in (renewal_rate, coupled_tgs):
+        assert rate(low, w, draft_s, verify_s) <= rate(high, w, draft_s, verify_s) * (1 + 1e-9)
+    assert renewal_rate(p, w, draft_s, verify_s) <= w / max(w * draft_s, verify_s) * (1 + 1e-9)
+
+
+def test_tgs_exceeds_what_is_executed_by_1_to_26_percent_where_draft_and_verification_balance():
+    excess = [
+        decoupled_tgs(p, w, 1.0, w) / renewal_rate(p, w, 1.0, w) - 1
+        for p, w in product(np.linspace(0.5, 0.95, 10), range(3, 9))
+    ]
+    assert min(excess) == pytest.approx(0.014, abs=0.002) and max(excess) == pytest.approx(0.26, abs=0.005)
+
+
+@pytest.mark.parametrize("rate", [decoupled_tgs, renewal_rate, coupled_tgs])
+@pytest.mark.parametrize("bad", [(-0.1, 1, 1, 1), (1.1, 1, 1, 1), (0.5, 0, 1, 1), (0.5, 1, -1, 1), (0.5, 1, 1, 0)])
+def test_rates_refuse_what_cannot_be(rate, bad):
+    with pytest.raises(InputError, match="rate of drafting: "):
+        rate(*bad)
+
+
+# --- Two loops.
+
+
+def run(requests, p, draft_s, verify_s, **kwargs):
+    return DecoupledWorker(requests, geometric(p), draft_s, verify_s, **kwargs).run()
+
+
+def constant(seconds):
+    return lambda *_: seconds
+
+
+def test_a_perfect_drafter_by_hand():
+    # w = 2, D = 1, V = 3: windows are full at 2, verified 2-5, 5-8, 8-11; the next is always there; 6 tokens at 11.
+    worker = run([Request(key=1, response=6, window=2)], 1 - 1e-12, constant(1.0), constant(3.0))
+    assert worker.requests[0].ended_s == worker.now_s == 11.0
+    assert (worker.verify_passes, worker.requests[0].accepted, worker.requests[0].misses) == (3, 6, 0)
+    # Drafted: 0-2, 2-4, 5-7, 8-10; what was drafted beyond the end is wasted.
+    assert (worker.draft_passes, worker.drafted, worker.requests[0].wasted) == (8, 8, 2)
+
+
+def test_a_hopeless_drafter_by_hand():
+    # w = 2, D = 1, V = 3: 0-2 draft, 2-5 verify (2-4 drafted ahead), one token at 5, again: 5, 10, 15.
+    worker = run([Request(key=1, response=3, window=2)], 1e-12, constant(1.0), constant(3.0))
+    assert worker.now_s == 15.0
+    assert (worker.verify_passes, worker.drafted, worker.requests[0].accepted) == (3, 12, 0)
+    assert worker.requests[0].misses == 3 and worker.requests[0].wasted == 9 and worker.requests[0].most_wasted == 3
+
+
+def test_a_pass_that_drafts_for_nobody_any_more_is_abandoned():
+    # w = 2, D = 2, V = 3: verified 4-7; at 7 the pass 6-8 is in the air, for nobody: drafts 7-9, 9-11, verified 11-14.
+    worker = run([Request(key=1, response=2, window=2)], 1e-12, constant(2.0), constant(3.0))
+    assert worker.now_s == 14.0
+    assert (worker.abandoned_passes, worker.draft_passes, worker.drafted) == (2, 6, 6)
+
+
+def test_a_pass_that_still_drafts_for_somebody_goes_on():
+    # The second needs a window of 9, so the pass 6-8 goes on; the first drafts again from 8 on.
+    requests = [Request(key=1, response=2, window=2), Request(key=2, response=2, window=9)]
+    worker = run(requests, 1e-12, constant(2.0), constant(3.0))
+    assert requests[0].ended_s == 15.0  # drafts 8-10, 10-12, verified 12-15
+    assert worker.drafted == sum(r.accepted + r.wasted + r.misses for r in requests)
+
+
+def test_coupled_takes_turns_and_gains_a_bonus():
+    worker = run([Request(key=1, response=6, window=2, coupled=True)], 1 - 1e-12, constant(1.0), constant(3.0))
+    assert worker.now_s == 10.0  # 2 + 3 twice, 3 tokens each
+    assert (worker.requests[0].bonuses, worker.requests[0].accepted, worker.drafted) == (2, 4, 4)
+
+
+def test_a_verification_has_a_window_of_query_tokens_and_one_more_if_coupled():
+    seen = []
+
+    def verify_s(requests, query_tokens, context_tokens):
+        seen.append((requests, query_tokens, context_tokens))
+        return 1.0
+
+    requests = [
+        Request(key=1, response=3, window=3, prompt=10),
+        Request(key=2, response=4, window=3, coupled=True, prompt=20),
+    ]
+    run(requests, 1 - 1e-12, constant(1.0), verify_s)
+    assert seen == [(2, 7, 30)]
+
+
+def test_a_switch_to_coupled_throws_away_what_is_beyond_the_window():
+    asked = []
+
+    def to_coupled(request):
+        asked.append(request.generated)
+        return 2, True
+
+    request = Request(key=1, response=11, window=4)
+    worker = run([request], 1 - 1e-12, constant(1.0), constant(4.0), reconfigure=to_coupled, reconfigure_every=4)
+    # 4 tokens at 8, when 4 are ahead: 2 of them verified 8-12 (7 tokens), then 2 + 4 s for 3 tokens, and 1 more.
+    assert asked == [4, 10] and worker.now_s == 24.0 and request.wasted == 3
+    assert worker.drafted == request.accepted + request.misses + request.wasted
+
+
+@st.composite
+def batches(draw):
+    count = draw(st.integers(1, 6))
+    return [
+        Request(
+            key=draw(st.integers(0, 10**9)),
+            response=draw(st.integers(1, 80)),
+            window=draw(st.integers(1, 8)),
+            coupled=draw(st.booleans()),
+            hardness=draw(st.floats(0.2, 5)),
+        )
+        for _ in range(count)
+    ]
+
+
+@settings(max_examples=150)
+@given(batches(), st.floats(0.05, 0.99), st.sampled_from([0.0, 0.5, 1.0, 1.7]), st.sampled_from([0.3, 1.0, 4.0]))
+def test_every_token_is_counted_once_and_a_miss_wastes_less_than_two_windows(requests, p, draft_s, verify_s):
+    def other(request):
+        return 1 + request.generated % 7, request.generated % 2 == 0
+
+    worker = run(
+        requests,
+        p,
+        lambda n: draft_s * (1 + n / 4),
+        lambda n, tokens, _: verify_s + n / 10 + tokens / 100,
+        reconfigure=other,
+        reconfigure_every=20,
+    )
+    for r in requests:
+        assert r.generated == r.response == r.accepted + r.misses + r.bonuses
+    assert worker.drafted == sum(r.accepted + r.misses + r.wasted for r in requests)
+    assert worker.now_s == max(r.ended_s for r in requests)
+    assert max(worker.draft_busy_s, worker.verify_busy_s) <= worker.now_s * (1 + 1e-9)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10**9), st.integers(1, 8), st.floats(0.05, 0.99), st.sampled_from([0.3, 1.0, 1.7, 8.0]))
+def test_a_miss_wastes_at_most_2w_minus_1(key, window, p, verify_s):
+    request = Request(key=key, response=60, window=window)
+    run([request, Request(key=key + 1, response=60, window=window)], p, constant(1.0), constant(verify_s))
+    assert request.most_wasted <= 2 * window - 1
+
+
+def executed_rate(requests, p, w, draft_s, verify_s, tokens):
+    batch = [Request(key=7_000 + i, response=tokens, window=w) for i in range(requests)]
+    worker = run(batch, p, constant(draft_s), constant(verify_s))
+    return tokens / np.mean([r.ended_s for r in batch]), worker
+
+
+@pytest.mark.parametrize("p", [0.5, 0.7, 0.9, 0.95])
+@pytest.mark.parametrize("w", [3, 5, 8])
+@pytest.mark.parametrize("balance", [0.4, 1.0, 2.3])
+def test_a_batch_of_one_yields_the_renewal_rate(p, w, balance):
+    draft_s, verify_s = 1.0, balance * w
+    rate, worker = executed_rate(1, p, w, draft_s, verify_s, 15_000)
+    assert rate == pytest.approx(renewal_rate(p, w, draft_s, verify_s), rel=0.02)
+    # Beyond luck: each verification costs what the formula says, but for the first window drafted and the last not awaited.
+    request = worker.requests[0]
+    hits = request.verifications - request.misses
+    formula_s = hits * max(w * draft_s, verify_s) + request.misses * (w * draft_s + verify_s)
+    assert request.ended_s == pytest.approx(formula_s, abs=w * draft_s + verify_s)
+
+
+def test_a_coupled_batch_of_one_yields_its_formula():
+    request = Request(key=9, response=30_000, window=4, coupled=True)
+    run([request], 0.8, constant(1.0), constant(3.0))
+    assert request.response / request.ended_s == pytest.approx(coupled_tgs(0.8, 4, 1.0, 3.0), rel=0.02)
+
+
+def test_in_a_batch_the_missed_wait_for_the_next_verification():
+    rate = {n: executed_rate(n, 0.7, 4, 1.0, 8.0, 1500)[0] / renewal_rate(0.7, 4, 1.0, 8.0) for n in (1, 16)}
+    assert rate[1] == pytest.approx(1.0, abs=0.05)
+    assert rate[16] < 0.93
+
+
+# --- Algorithm 1.
+
+DRAFT = Affine(0.00002, 0.002)
+VERIFIERS = {
+    gpus: [Affine((0.00004 + 0.00006 * w) * 4 / gpus, 0.008 * 4 / gpus) for w in range(1, 17)] for gpus in (2, 4)
+}
+
+
+def brute_force(acceptance, rate):
+    best = (-1.0, 0, 0, 0)
+    for g_v in (2, 4):
+        for g_d in range(1, g_v + 1):
+            b = math.ceil((g_d + g_v) * 8192 / 256)
+            for w in range(1, 17):
+                v = VERIFIERS[g_v][w - 1]
+                bound = max(
+                    math.ceil(v.slope_s / (DRAFT.slope_s / g_d)),
+                    math.ceil(v.fixed_s / DRAFT.fixed_s),
+                )
+                if w <= bound:
+                    value = rate(acceptance, w, b / g_d * DRAFT.slope_s + DRAFT.fixed_s, b * v.slope_s + v.fixed_s)
+                    best = max(best, (value, -g_v, -g_d, -w))
+    return (-best[2], -best[1], -best[3]), best[0]
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("objective", ["tgs", "renewal"])
+def test_the_planner_finds_the_best_of_all(acceptance, objective):
+    plan = plan_decoupled(DRAFT, VERIFIERS, 256, 8192, acceptance, objective)
+    chosen, value = brute_force(acceptance, decoupled_tgs if objective == "tgs" else renewal_rate)
+    assert (plan.draft_gpus, plan.verify_gpus, plan.window) == chosen
+    assert (plan.tgs if objective == "tgs" else plan.renewal) == pytest.approx(value)
+    assert plan.requests == math.ceil((plan.draft_gpus + plan.verify_gpus) * 32)
+    assert plan.tgs == pytest.approx(
+        decoupled_tgs(acceptance, plan.window, plan.draft_s(plan.requests), plan.verify[plan.window - 1](plan.requests))
+    )
+
+
+@given(probabilities)
+def test_each_objective_is_largest_in_its_own_plan(acceptance):
+    by_tgs = plan_decoupled(DRAFT, VERIFIERS, 256, 8192, acceptance, "tgs")
+    by_renewal = plan_decoupled(DRAFT, VERIFIERS, 256, 8192, acceptance, "renewal")
+    assert by_tgs.tgs >= by_renewal.tgs and by_renewal.renewal >= by_tgs.renewal
+
+
+def test_a_drafter_that_costs_nothing_gets_the_longest_window_there_is_for_a_perfect_acceptance():
+    plan = plan_decoupled(Affine(0.0, 0.0), {4: [Affine(0.0, 0.01)] * 12}, 8, 10, 1.0)
+    assert plan.window == 12 and plan.draft_gpus == 1
+
+
+def test_windows_end_where_drafting_is_slower_than_verifying_at_any_batch():
+    plan = plan_decoupled(Affine(0.001, 0.002), {1: [Affine(0.0029, 0.0061)] * 30}, 2, 10, 1.0)
+    assert plan.window <= 4  # ceil(2.9) and ceil(3.05)
+
+
+def test_the_planner_refuses_what_leaves_no_choice():
+    with pytest.raises(InputError, match=r"no verifier of \[4\] GPUs leaves a drafter one of 4"):
+        plan_decoupled(DRAFT, {4: VERIFIERS[4]}, 4, 10, 0.5)
+    with pytest.raises(InputError, match="0 requests on 8 GPUs"):
+        plan_decoupled(DRAFT, VERIFIERS, 8, 0, 0.5)
+    with pytest.raises(InputError, match="verifier of 2 GPUs has 0 fits"):
+        plan_decoupled(DRAFT, {2: []}, 8, 8, 0.5)
+    with pytest.raises(InputError, match="objective is 'speed'"):
+        plan_decoupled(DRAFT, VERIFIERS, 8, 8, 0.5, "speed")
+    with pytest.raises(InputError, match=r"acceptance is 1\.5"):
+        plan_decoupled(DRAFT, VERIFIERS, 8, 8, 1.5)
+
+
+# --- Algorithm 2.
+
+
+@given(st.floats(0, 1), st.floats(1e-4, 1e-2), st.sampled_from(["tgs", "renewal"]))
+def test_a_reconfigured_request_has_the_fastest_window_and_mode(p, draft_s, objective):
+    verify_s = [0.008 + 0.0002 * q for q in range(1, 13)]
+    window, mode = best_window(p, draft_s, verify_s, objective)
+    rate = decoupled_tgs if objective == "tgs" else renewal_rate
+    every = [rate(p, w, draft_s, verify_s[w - 1]) for w in range(1, 13)]
+    every += [coupled_tgs(p, w, draft_s, verify_s[w]) for w in range(1, 12)]
+    chosen = (
+        coupled_tgs(p, window, draft_s, verify_s[window])
+        if mode == COUPLED
+        else rate(p, window, draft_s, verify_s[window - 1])
+    )
+    assert chosen == max(every)
+
+
+def test_requests_below_the_mean_are_planned_anew_and_the_others_keep_the_plan():
+    plan = plan_decoupled(DRAFT, VERIFIERS, 256, 8192, 0.8)
+    chosen = reconfigure(plan, [0.9, 0.1, 0.8, math.nan, 0.9])
+    assert [c for i, c in enumerate(chosen) if i != 1] == [(plan.window, DECOUPLED)] * 4
+    verify_s = [v(1) for v in plan.verify]
+    assert chosen[1] == best_window(0.1, plan.draft_s(1), verify_s)
+    assert reconfigure(plan, [0.9, 0.1], mean=0.05) == [(plan.window, DECOUPLED)] * 2
+    with pytest.raises(InputError, match="acceptance is -1"):
+        reconfigure(plan, [0.5, -1])
+
+
+def test_the_less_is_accepted_the_shorter_the_window():
+    plan = plan_decoupled(DRAFT, VERIFIERS, 256, 8192, 0.8)
+    table_windows, table_coupled = reconfiguration_table(plan, "renewal")
+    coupled = table_windows[table_coupled == 1]
+    assert (np.diff(coupled) >= 0).all() and table_windows[0] == 1
+    assert table_windows.dtype == table_coupled.dtype == np.int64 and table_windows.shape == (101,)
+
+
+def test_the_table_is_looked_up_at_the_nearest_step():
+    table = np.arange(101), np.arange(101) % 2
+    assert reconfigured(0.0, 0.5, 4, *table) == (0, 0)
+    assert reconfigured(0.434, 0.5, 4, *table) == (43, 1)
+    assert reconfigured(0.436, 0.5, 4, *table) == (44, 0)
+    assert reconfigured(0.5, 0.5, 4, *table) == reconfigured(math.nan, 0.5, 4, *table) == (4, 0)
+    assert reconfigured(0.999, 1.0, 4, *table) == (100, 0)
+
+
+def test_the_acceptance_of_tokens_is_recovered_from_verifications():
+    request = Request(key=3, response=20_000, window=6)
+    run([request], 0.75, constant(1.0), constant(3.0))
+    assert token_acceptance(request.accepted, request.misses) == pytest.approx(0.75, abs=0.01)
+    assert math.isnan(token_acceptance(0, 0))
+
+
+# --- Draft ladder.
+
+VERIFY = [lambda b, q=q: 0.010 + 0.00004 * b * q for q in range(1, 9)]
+
+
+@pytest.mark.parametrize("execution", ["coupled", "decoupled"])
+def test_the_ladder_is_the_speedup_over_plain_decoding(execution):
+    ladder = draft_ladder({"0.5b": lambda b: 0.002, "1.5b": lambda b: 0.003}, VERIFY, 16, execution)
+    assert ladder.speedups.shape == (2, 101) and (np.diff(ladder.speedups, axis=1) >= -1e-12).all()
+    rate = {"coupled": coupled_tgs, "decoupled": renewal_rate}[execution]
+    verify_s = [v(16) for v in VERIFY]
+    shift = {"coupled": 0, "decoupled": -1}[execution]
+    by_hand = max(rate(0.8, w, 0.003, verify_s[w + shift]) for w in range(1, 8)) * verify_s[0]
+    assert ladder.speedup("1.5b", 0.8) == pytest.approx(by_hand)
+    assert (ladder.speedups[0] >= ladder.speedups[1]).all(), "at one acceptance, the faster drafter is better"
+
+
+def test_the_best_drafter_weighs_acceptance_against_draft_time():
+    ladder = draft_ladder({"ngram": lambda b: 0.0001, "0.5b": lambda b: 0.002, "1.5b": lambda b: 0.003}, VERIFY, 16)
+    assert best_drafter(ladder, {"ngram": 0.2, "0.5b": 0.7, "1.5b": 0.75}) == "0.5b"
+    assert best_drafter(ladder, {"ngram": 0.2, "0.5b": 0.5, "1.5b": 0.8}) == "1.5b"
+    assert ladder_order(ladder, {"ngram": 0.9, "0.5b": 0.1, "1.5b": 0.5}) == ("ngram", "1.5b", "0.5b")
+    with pytest.raises(InputError, match=r"no acceptance rate of '1\.5b'"):
+        best_drafter(ladder, {"ngram": 0.2, "0.5b": 0.7})
+    with pytest.raises(InputError, match="no drafter '7b'"):
+        ladder.speedup("7b", 0.5)
+
+
+def test_an_empty_ladder_is_refused():
+    with pytest.raises(InputError, match="0 drafters"):
+        draft_ladder({}, VERIFY, 16)
+
+
+# --- Algorithm 3.
+
+
+def test_best_of_n_by_drafter_as_worked_out_by_hand():
+    # Freed 7, 8, 9: b has none, so 7; then a, b have 1 each: 8 to a; 9 to b. Worker 1 has room for one more.
+    assignment = assign_by_drafter(
+        {10: 0.9, 11: 0.2, 12: 0.5}, {"a": [1], "b": []}, [7, 8, 9], {1: 3}, 4, already={(11, "a")}
+    )
+    assert assignment.workers == {"a": (1, 8), "b": (7, 9)}
+    assert assignment.added == {(12, "a"): 1, (10, "a"): 8, (11, "b"): 7, (12, "b"): 7, (10, "b"): 7}
+    assert list(assignment.added)[:2] == [(12, "a"), (10, "a")]
+
+
+def test_fastest_of_n_gives_the_slowest_request_all_drafters_first():
+    # One place each: by drafter the slowest gets both, too; with the order of the ladder and the least loaded worker.
+    assignment = assign_by_request(
+        {10: 0.9, 11: 0.2}, {"a": [1, 2], "b": [3], "c": []}, [], {1: 1, 2: 0, 3: 0}, 1, ["c", "b", "a"]
+    )
+    assert assignment.added == {(11, "b"): 3, (11, "a"): 2}
+    with pytest.raises(InputError, match="no drafter 'd'"):
+        assign_by_request({}, {"a": []}, [], {}, 1, ["d"])
+
+
+def test_the_two_forms_differ_in_how_they_fill_workers():
+    everyone = {"acceptances": {1: 0.1, 2: 0.2}, "workers": {"a": [5, 6]}, "freed": [], "load": {}, "most_load": 2}
+    assert assign_by_drafter(**everyone).added == {(1, "a"): 5, (2, "a"): 5}
+    assert assign_by_request(**everyone, order=["a"]).added == {(1, "a"): 5, (2, "a"): 6}
+
+
+@given(
+    st.dictionaries(st.integers(0, 20), probabilities, max_size=8),
+    st.lists(st.integers(0, 2), max_size=5),
+    st.integers(0, 4),
+    st.dictionaries(st.integers(0, 8), st.integers(0, 5), max_size=5),
+    st.integers(1, 5),
+    st.sets(st.tuples(st.integers(0, 20), st.sampled_from("abc")), max_size=6),
+    st.booleans(),
+)
+def test_no_worker_takes_more_than_it_may_and_no_pair_is_made_twice(
+    acceptances, owners, freed, load, most, already, by_request
+):
+    workers = {d: [w for w, o in enumerate(owners) if "abc"[o] == d] for d in "abc"}
+    new = list(range(len(owners), len(owners) + freed))
+    order = {"order": ["b", "c", "a"]} if by_request else {}
+    form = assign_by_request if by_request else assign_by_drafter
+    assignment = form(acceptances, workers, new, load, most, already=already, **order)
+    assert sorted(w for own in assignment.workers.values() for w in own) == list(range(len(owners) + freed))
+    sizes = {w: load.get(w, 0) for w in range(len(owners) + freed)}
+    for (request, drafter), worker in assignment.added.items():
+        assert request in acceptances and worker in assignment.workers[drafter] and (request, drafter) not in already
+        sizes[worker] += 1
+    assert all(size <= max(most, load.get(w, 0)) for w, size in sizes.items())
+    for drafter, own in assignment.workers.items():  # nobody is left out while there is room
+        left = [r for r in acceptances if (r, drafter) not in {*already, *assignment.added}]
+        assert not left or all(sizes[w] >= most for w in own)
+
+
+def test_best_of_n_refuses_a_worker_that_is_there_twice():
+    with pytest.raises(InputError, match="worker 3 is there twice"):
+        assign_by_drafter({}, {"a": [3]}, [3], {}, 1)
+    with pytest.raises(InputError, match="no drafters"):
+        assign_by_drafter({}, {}, [3], {}, 1)

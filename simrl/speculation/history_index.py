@@ -1,0 +1,480 @@
+"""One prompt's old responses, arranged so that what followed a few tokens then is found at once now (HistoSpec, RhymeRL §5.3).
+
+Invariant: an index is one array of int32, and holds all it needs: it can be saved, mapped from disk or sent as it is.
+
+    sizes | text | order | weights | directory
+
+`text` is the responses, a -1 after each, so that no match and no draft crosses from one into another. `order` is its suffix
+array: the places of the text, sorted by the `SORTED_TOKENS` tokens that begin there. Whatever shares a prefix lies side by
+side, so a node of the paper's suffix tree is an interval of `order`; how often its branch was taken is its length, and the sum
+of the rewards is a difference of two `weights` (cumulative, modulo 2³²). `directory` is a hash table that finds where a run of
+three tokens begins in `order`. 12 bytes a token (8 where rewards are equal), and 5⅓ for each distinct run of three.
+
+Sorting is by prefix doubling (Manber and Myers; groups of one are left alone, as in Larsson and Sadakane), from as many tokens
+as fit into 63 bits: three for a vocabulary of up to 2 M.
+
+A draft is the tokens after the longest match of the response's last tokens that anything follows. It goes down the tree
+greedily, so its first w tokens do not depend on how many are asked for; and it is always some piece of the text, so a draft is
+told by where it begins and how long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from simrl.errors import InputError
+from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+
+SORTED_TOKENS = 48
+LONGEST_MATCH_TOKENS = SORTED_TOKENS - MOST_DRAFT_TOKENS
+LARGEST_TOKEN_ID = (1 << 21) - 2
+
+_RUN = 3  # tokens that the directory looks up
+_SIZES = 4  # text tokens (ends counted), slots of the directory, 1 if there are weights, version
+_VERSION = 1
+_ENDS = -1
+_MODULO = 0xFFFFFFFF
+
+
+class HistoryRule(BaseModel):
+    """How HistoSpec finds a draft. The defaults are the paper's (RhymeRL §5.3-5.4)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    longest_match_tokens: int = Field(default=7, ge=_RUN, le=LONGEST_MATCH_TOKENS, description="tried first")
+    shortest_match_tokens: int = Field(default=3, ge=_RUN, le=LONGEST_MATCH_TOKENS, description="tried last")
+    branch: Literal["reward", "count"] = Field(
+        default="reward",
+        description="where responses part: reward follows the largest sum of rewards, of equals the most frequent token; "
+        "count follows the most frequent. Of equals there, the smallest token id",
+    )
+    least_probability: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="the draft ends before its path's probability, the product of the branches' shares in count, is below",
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> HistoryRule:
+        if self.shortest_match_tokens > self.longest_match_tokens:
+            raise ValueError(
+                f"shortest_match_tokens {self.shortest_match_tokens} is more than longest_match_tokens "
+                f"{self.longest_match_tokens}; let it be at most that"
+            )
+        return self
+
+    @property
+    def compiled(self) -> tuple[int, int, bool, float]:
+        """As the compiled functions take it."""
+        return self.longest_match_tokens, self.shortest_match_tokens, self.branch == "reward", self.least_probability
+
+
+PAPER = HistoryRule()
+PUBLIC_CODE = HistoryRule(
+    shortest_match_tokens=4, branch="count", least_probability=0.1
+)  # verl recipe specRL/histoSpec
+
+
+def build_index(responses: Sequence[Tokens], rewards: ArrayLike | None = None) -> Tokens:
+    """The index of these responses: one array of int32.
+
+    Rewards below 0 shift all of the prompt's by the lowest, so that they start at 0: raw sums would prefer what was hardly ever
+    tried to what often failed and often succeeded. Others count as they are. One that is unknown (NaN) counts as 0. Sums are
+    exact in steps of the largest reward / min(65,535, 2³² / tokens). Where all are equal, counts decide.
+
+    Raises `InputError` for ids that are negative or beyond `LARGEST_TOKEN_ID`, and if rewards and responses differ in number.
+    """
+    ends = np.cumsum([len(response) + 1 for response in responses], dtype=np.int64)
+    text = np.full(int(ends[-1]) if len(ends) else 0, _ENDS, dtype=np.int32)
+    for response, end in zip(responses, ends.tolist(), strict=True):
+        text[end - 1 - len(response) : end - 1] = response
+    largest = _checked_largest(text, len(ends))
+    if largest < 0:
+        raise InputError(
+            f"history: a response holds a token id below 0 or above {LARGEST_TOKEN_ID}; give vocabulary ids"
+        )
+    return index_of_text(text, ends, _weights(rewards, len(ends), len(text)), largest)
+
+
+def index_of_text(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], largest_id: int) -> Tokens:
+    """The same from a text that is arranged already; `weights` are empty where counts decide."""
+    return _build(text, ends, weights, int(largest_id + 1).bit_length())
+
+
+def text_of(index: Tokens) -> Tokens:
+    """The responses in an index, a -1 after each; a view."""
+    return index[_SIZES : _SIZES + index[0]]
+
+
+def draft(index: Tokens, tail: Tokens, most_tokens: int, rule: HistoryRule = PAPER) -> Tokens:
+    """What follows `tail`, the last tokens of a response (at least `longest_match_tokens` of them if it has as many)."""
+    tail = np.ascontiguousarray(tail, dtype=np.int32)
+    start, tokens = _draft(index, tail, 0, len(tail), min(most_tokens, MOST_DRAFT_TOKENS), rule.compiled)
+    return index[start : start + tokens].copy()
+
+
+def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[np.int64]:
+    """Whole numbers in proportion to the rewards; none where all are equal."""
+    if rewards is None:
+        return np.empty(0, dtype=np.int64)
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.shape != (responses,):
+        raise InputError(f"history: {values.size} rewards for {responses} responses; give one for each")
+    values = np.nan_to_num(values, nan=0.0, posinf=np.finfo(np.float32).max, neginf=np.finfo(np.float32).min)
+    if responses == 0 or values.min() == values.max():
+        return np.empty(0, dtype=np.int64)
+    values = values - min(0.0, float(values.min()))
+    levels = min(65_535, _MODULO // max(tokens, 1))
+    weights: NDArray[np.int64] = np.rint(values / values.max() * levels).astype(np.int64)
+    return weights
+
+
+@njit(cache=True, nogil=True)
+def _checked_largest(text: Tokens, responses: int) -> int:
+    """The largest id, 0 if there is none; -1 if an id is none."""
+    largest, ends = 0, 0
+    for i in range(text.shape[0]):
+        ends += text[i] == _ENDS
+        largest = max(largest, text[i])
+        if text[i] < _ENDS:
+            return -1
+    return -1 if ends != responses or largest > LARGEST_TOKEN_ID else largest
+
+
+@njit(cache=True, nogil=True)
+def _build(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], bits: int) -> Tokens:
+    n = text.shape[0]
+    order, runs = _sorted_suffixes(text, bits)
+    slots = runs.shape[0] * 4 // 3 + 1
+    weighted = weights.shape[0] > 0
+    index = np.empty(_SIZES + 2 * n + (n + 1 if weighted else 0) + slots, np.int32)
+    index[0], index[1], index[2], index[3] = n, slots, weighted, _VERSION
+    index[_SIZES : _SIZES + n] = text
+    index[_SIZES + n : _SIZES + 2 * n] = order
+    if weighted:
+        of_place = np.empty(n, np.int32)
+        begin = 0
+        for r in range(ends.shape[0]):
+            of_place[begin : ends[r]] = weights[r]
+            begin = ends[r]
+        total = 0
+        cumulative = index[_SIZES + 2 * n : _SIZES + 3 * n + 1]
+        for j in range(n):
+            cumulative[j] = np.int32(total)
+            total += of_place[order[j]]
+        cumulative[n] = np.int32(total)
+    directory = index[index.shape[0] - slots :]
+    directory[:] = -1
+    for j in runs:
+        i = order[j]
+        slot = _slot(text[i], text[i + 1], text[i + 2], slots)
+        while directory[slot] >= 0:
+            slot = slot + 1 if slot + 1 < slots else 0
+        directory[slot] = j
+    return index
+
+
+@njit(cache=True, nogil=True)
+def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
+    """The places of the text in the order of what begins there, and where in it each run of three tokens begins."""
+    n = text.shape[0]
+    width = min(63 // bits, SORTED_TOKENS)
+    keys = np.empty(n, np.int64)
+    key = 0
+    for i in range(n - 1, -1, -1):
+        key = (key >> bits) | (np.int64(text[i] + 1) << (bits * (width - 1)))
+        keys[i] = key
+    keys, order = _radix_sorted(keys, bits * width)
+
+    # The groups of equal keys; `rank` of a place is where its group begins, and past the text less than any.
+    rank = np.full(n + SORTED_TOKENS, -1, np.int32)
+    begins, ends = np.empty(n // 2 + 1, np.int32), np.empty(n // 2 + 1, np.int32)
+    runs = np.empty(n, np.int32)
+    groups, number = 0, 0
+    low_bits = (1 << bits) - 1
+    run_shift = bits * (width - _RUN)
+    begin = 0
+    for j in range(n):
+        if j > 0 and keys[j] != keys[j - 1]:
+            if j - begin > 1:
+                begins[groups], ends[groups] = begin, j
+                groups += 1
+            begin = j
+        rank[order[j]] = begin
+        run = keys[j] >> run_shift
+        whole = run & low_bits and (run >> bits) & low_bits and run >> (2 * bits)  # no response ends in it
+        if whole and (j == 0 or run != keys[j - 1] >> run_shift):
+            runs[number] = j
+            number += 1
+    if n - begin > 1:
+        begins[groups], ends[groups] = begin, n
+        groups += 1
+    _sort_deeper(order, rank, begins, ends, groups, width, keys)
+    return order, runs[:number]
+
+
+@njit(cache=True, nogil=True)
+def _sort_deeper(
+    order: Tokens, rank: Tokens, begins: Tokens, ends: Tokens, groups: int, depth: int, scratch: NDArray[np.int64]
+) -> None:
+    """Sorts within the groups, which are equal to `depth` tokens, until they are sorted to `SORTED_TOKENS`."""
+    more_begins, more_ends = np.empty_like(begins), np.empty_like(ends)
+    while depth < SORTED_TOKENS and groups > 0:
+        more = 0
+        for g in range(groups):
+            begin, end = begins[g], ends[g]
+            size = end - begin
+            for j in range(size):
+                i = order[begin + j]
+                scratch[j] = (np.int64(rank[i + depth]) << 32) | np.int64(i)
+            if size <= 24:
+                for a in range(1, size):
+                    x = scratch[a]
+                    b = a
+                    while b > 0 and scratch[b - 1] > x:
+                        scratch[b] = scratch[b - 1]
+                        b -= 1
+                    scratch[b] = x
+            else:
+                scratch[:size].sort()
+            part = 0
+            for j in range(size):
+                if j > 0 and scratch[j] >> 32 != scratch[j - 1] >> 32:
+                    if j - part > 1:
+                        more_begins[more], more_ends[more] = begin + part, begin + j
+                        more += 1
+                    part = j
+                i = np.int32(scratch[j] & _MODULO)
+                order[begin + j] = i
+                rank[i] = begin + part
+            if size - part > 1:
+                more_begins[more], more_ends[more] = begin + part, end
+                more += 1
+        begins, more_begins = more_begins, begins
+        ends, more_ends = more_ends, ends
+        groups = more
+        depth *= 2
+
+
+@njit(cache=True, nogil=True)
+def _radix_sorted(keys: NDArray[np.int64], bits: int) -> tuple[NDArray[np.int64], Tokens]:
+    """The keys sorted, and where each was."""
+    n = keys.shape[0]
+    order = np.arange(n).astype(np.int32)
+    other_keys, other_order = np.empty_like(keys), np.empty_like(order)
+    digit_bits = 11
+    passes = (bits + digit_bits - 1) // digit_bits
+    mask = (1 << digit_bits) - 1
+    counts = np.zeros((passes, 1 << digit_bits), np.int64)
+    for i in range(n):
+        key = keys[i]
+        for p in range(passes):
+            counts[p, (key >> (p * digit_bits)) & mask] += 1
+    for p in range(passes):
+        place, full = 0, False
+        for d in range(1 << digit_bits):
+            full |= counts[p, d] == n
+            count = counts[p, d]
+            counts[p, d] = place
+            place += count
+        if full:
+            continue
+        shift = p * digit_bits
+        for i in range(n):
+            digit = (keys[i] >> shift) & mask
+            at = counts[p, digit]
+            counts[p, digit] = at + 1
+            other_keys[at] = keys[i]
+            other_order[at] = order[i]
+        keys, other_keys = other_keys, keys
+        order, other_order = other_order, order
+    return keys, order
+
+
+@njit(cache=True, nogil=True)
+def _slot(a: int, b: int, c: int, slots: int) -> int:
+    """Where the directory begins to look for these three tokens."""
+    z = np.uint64(a) * np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(b) * np.uint64(0xC2B2AE3D27D4EB4F)
+    z += np.uint64(c) * np.uint64(0x165667B19E3779F9)
+    z ^= z >> np.uint64(32)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    return np.int64(((z >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def _draft(
+    index: Tokens, tokens: Tokens, begin: int, end: int, most_tokens: int, rule: tuple[int, int, bool, float]
+) -> tuple[int, int]:
+    """Where in `index` the draft after tokens[begin:end] stands, and its length."""
+    longest, shortest, by_reward, least_probability = rule
+    for length in range(min(longest, end - begin), shortest - 1, -1):
+        first, last = _node(index, tokens, end - length, length)
+        if first < last:
+            return _path(index, first, last, length, most_tokens, by_reward, least_probability)
+    return 0, 0
+
+
+@njit(cache=True, nogil=True)
+def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]:
+    """The interval of `order` that begins with tokens[q : q + length] and that anything follows; else an empty one."""
+    n, slots = index[0], index[1]
+    text, order = index[_SIZES : _SIZES + n], index[_SIZES + n : _SIZES + 2 * n]
+    directory = index[index.shape[0] - slots :]
+    a, b, c = tokens[q], tokens[q + 1], tokens[q + 2]
+    slot = _slot(a, b, c, slots)
+    while True:
+        first = np.int64(directory[slot])
+        if first < 0:
+            return 0, 0
+        i = order[first]
+        if text[i] == a and text[i + 1] == b and text[i + 2] == c:
+            break
+        slot = slot + 1 if slot + 1 < slots else 0
+    # From there on: the first that is not less, then the first that is more.
+    first = _first_beyond(text, order, first, tokens, q, length, 0)
+    if first == n or _compared(text, order[first], tokens, q, length) != 0:
+        return 0, 0
+    last = _first_beyond(text, order, first, tokens, q, length, 1)
+    if text[order[last - 1] + length] == _ENDS:  # ends sort first: nothing follows anywhere
+        return 0, 0
+    return first, last
+
+
+@njit(cache=True, nogil=True)
+def _first_beyond(text: Tokens, order: Tokens, first: int, tokens: Tokens, q: int, length: int, least: int) -> int:
+    """The first j from `first` on where order[j] compares at `least`, 0 or 1, or above: steps that double, then halve."""
+    n = order.shape[0]
+    if _compared(text, order[first], tokens, q, length) >= least:
+        return first
+    below, step = first, 1
+    while below + step < n and _compared(text, order[below + step], tokens, q, length) < least:
+        below += step
+        step *= 2
+    beyond = min(below + step, n)
+    while beyond - below > 1:
+        middle = (below + beyond) // 2
+        if _compared(text, order[middle], tokens, q, length) < least:
+            below = middle
+        else:
+            beyond = middle
+    return beyond
+
+
+@njit(cache=True, nogil=True)
+def _compared(text: Tokens, i: int, tokens: Tokens, q: int, length: int) -> int:
+    """-1, 0 or 1: what begins at i is less than `length` tokens from q on, the same or more. An end differs from any token, so
+    the text is not left."""
+    for k in range(length):
+        if text[i + k] != tokens[q + k]:
+            return 1 if text[i + k] > tokens[q + k] else -1
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def _path(
+    index: Tokens, first: int, last: int, depth: int, most_tokens: int, by_reward: bool, least_probability: float
+) -> tuple[int, int]:
+    """The way down from order[first:last], whose first `depth` tokens agree: where it stands in `index`, and its length."""
+    n = index[0]
+    text, order = index[_SIZES : _SIZES + n], index[_SIZES + n : _SIZES + 2 * n]
+    weighted = by_reward and index[2] == 1
+    cumulative = _SIZES + 2 * n
+    probability, most = 1.0, depth + most_tokens
+    at = depth
+    while at < most:
+        low, high = text[order[first] + at], text[order[last - 1] + at]
+        if high == _ENDS:
+            break
+        if low != high:
+            all_of_them = last - first
+            best_weight, best_count, best = np.int64(-1), 0, first
+            part = first if low != _ENDS else _end_of_branch(text, order, first, last, at)
+            while part < last:
+                end = _end_of_branch(text, order, part, last, at)
+                weight = np.int64(0)
+                if weighted:
+                    weight = (np.int64(index[cumulative + end]) - np.int64(index[cumulative + part])) & _MODULO
+                if weight > best_weight or (weight == best_weight and end - part > best_count):
+                    best_weight, best_count, best = weight, end - part, part
+                part = end
+            probability *= best_count / all_of_them
+            if probability < least_probability:
+                break
+            first, last = best, best + best_count
+        at += 1
+    return _SIZES + np.int64(order[first]) + depth, at - depth
+
+
+@njit(cache=True, nogil=True)
+def _end_of_branch(text: Tokens, order: Tokens, first: int, last: int, at: int) -> int:
+    """Where in order[first:last] the branch of its first suffix ends: steps that double, then halve."""
+    token = text[order[first] + at]
+    if text[order[last - 1] + at] == token:
+        return last
+    step = 1
+    while first + step < last and text[order[first + step] + at] == token:
+        first += step
+        step *= 2
+    last = min(first + step, last)
+    while last - first > 1:
+        middle = (first + last) // 2
+        if text[order[middle] + at] == token:
+            first = middle
+        else:
+            last = middle
+    return last
+
+
+@njit(cache=True, nogil=True)
+def accept_runs_of(
+    index: Tokens,
+    tokens: Tokens,
+    rows: NDArray[np.int64],
+    most_tokens: int,
+    rule: tuple[int, int, bool, float],
+    drafted: NDArray[np.uint8],
+    accepted: NDArray[np.uint8],
+) -> None:
+    """Fills `drafted` and `accepted` for responses to the prompt of `index`: rows of (begin in `tokens`, end, begin in
+    `drafted`); see `AcceptRuns`."""
+    for r in range(rows.shape[0]):
+        begin, end, out = rows[r, 0], rows[r, 1], rows[r, 2]
+        for p in range(begin, end):
+            start, size = _draft(index, tokens, begin, p, most_tokens, rule)
+            right = 0
+            while right < size and p + right < end and index[start + right] == tokens[p + right]:
+                right += 1
+            drafted[out + p - begin] = size
+            accepted[out + p - begin] = right
+
+
+@njit(cache=True, nogil=True)
+def drafts_of(
+    indexes: Any,
+    tails: Tokens,
+    tail_tokens: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    most_tokens: NDArray[np.int64],
+    rule: tuple[int, int, bool, float],
+    out: Tokens,
+    out_tokens: NDArray[np.int64],
+) -> None:
+    """A draft for each of `slots`: the slot has an index in the list `indexes` and the last `tail_tokens` tokens of its
+    response at the end of a row of `tails`. Row r of `out` takes the draft of slots[r], of `out_tokens[r]` tokens."""
+    for r in range(slots.shape[0]):
+        slot = slots[r]
+        width = tails.shape[1]
+        index = indexes[slot]
+        tail = tails[slot]
+        start, size = _draft(index, tail, width - tail_tokens[slot], width, most_tokens[r], rule)
+        out_tokens[r] = size
+        for k in range(size):
+            out[r, k] = index[start + k]

@@ -82,6 +82,22 @@ class Gpu(BaseModel):
         return self.link_bytes_per_s if gpus <= GPUS_PER_NODE else self.network_bytes_per_s
 
 
+def _qwen2(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int, vocab: int, tied: bool = False
+) -> ModelShape:
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        intermediate=intermediate,
+        vocab=vocab,
+        tied_embeddings=tied,
+    )
+
+
 def _qwen3(name: str, layers: int, hidden: int, heads: int, intermediate: int, tied: bool = False) -> ModelShape:
     return ModelShape(
         name=name,
@@ -106,27 +122,11 @@ MODELS: dict[str, ModelShape] = {
         _qwen3("qwen3-8b", 36, 4096, 32, 12288),
         _qwen3("qwen3-14b", 40, 5120, 40, 17408),
         _qwen3("qwen3-32b", 64, 5120, 64, 25600),
-        ModelShape(
-            name="qwen2.5-3b",
-            layers=36,
-            hidden=2048,
-            heads=16,
-            kv_heads=2,
-            head_dim=128,
-            intermediate=11008,
-            vocab=151936,
-            tied_embeddings=True,
-        ),
-        ModelShape(
-            name="qwen2.5-32b",
-            layers=64,
-            hidden=5120,
-            heads=40,
-            kv_heads=8,
-            head_dim=128,
-            intermediate=27648,
-            vocab=152064,
-        ),
+        _qwen2("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, tied=True),
+        _qwen2("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, tied=True),
+        _qwen2("qwen2.5-3b", 36, 2048, 16, 2, 11008, 151936, tied=True),
+        _qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
+        _qwen2("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064),
         ModelShape(
             name="llama-3.1-8b",
             layers=32,

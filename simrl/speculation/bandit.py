@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Tokens = Annotated[int, Field(ge=1, le=4096)]
 
 # Batch sizes at which the public code begins to learn anew: each to 31, every 8th to 127, every 32nd to 256.
-_BATCH_GROUPS = (*range(1, 32), *range(32, 128, 8), *range(128, 257, 32))
+BATCH_GROUPS = (*range(1, 32), *range(32, 128, 8), *range(128, 257, 32))
 
 
 class Strategy(NamedTuple):
@@ -129,7 +129,7 @@ class BegMabSelector:
         self._rewards[place].add(accept_length * batch / step_s)
 
     def _place(self, batch: int) -> int:
-        return 0 if self._pool_batches else bisect_right(_BATCH_GROUPS, batch)
+        return 0 if self._pool_batches else bisect_right(BATCH_GROUPS, batch)
 
 
 class _RecentRewards:

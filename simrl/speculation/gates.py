@@ -43,10 +43,10 @@ def batch_gate(
     acceptance rates of 0, 1, … 100 %; 0 where no batch does. Shape (101,).
 
     Drafts have the mean length of `typical_drafts`; sequences are `kv_tokens` long, a typical number; every sequence of the
-    batch drafts. Batches go up to `most_sequences`, verified tokens up to `most_query_tokens` (by default what the profile covers).
-    Where speculation pays at some batches but not at smaller ones (the cache of many long sequences is read once for several
-    tokens), the smaller ones count as paying: a gate has one threshold.
-    Raises `InputError` where the profile or the draft times do not cover `most_sequences` or `kv_tokens`.
+    batch drafts. Batches go up to `most_sequences`, verified tokens up to `most_query_tokens` (default: what the profile
+    covers). Where speculation pays at some batches but not at smaller ones (the cache of many long sequences is read once for
+    several tokens), the smaller ones count as paying: a gate has one threshold. Raises `InputError` where the profile or the
+    draft times do not cover `most_sequences` or `kv_tokens`.
     """
     profile.require_covers(most_sequences, most_sequences, int(kv_tokens))
     if most_sequences < 1 or most_sequences > draft_times.sequences[-1]:
@@ -108,13 +108,14 @@ def _stationary(rule: WindowRule, p: Floats) -> tuple[Floats, Floats]:
     ones[:, -1] = 1.0
     share = np.linalg.solve(system, ones)[:, :, 0]
     accepted_by_window = np.stack([(p[:, None] ** np.arange(1, w + 1)).sum(axis=1) for w in windows], axis=1)
-    return share @ np.array(windows, dtype=np.float64), (share * accepted_by_window).sum(axis=1)
+    drafted, accepted_tokens = share @ np.array(windows, dtype=np.float64), (share * accepted_by_window).sum(axis=1)
+    return np.asarray(drafted, dtype=np.float64), np.asarray(accepted_tokens, dtype=np.float64)
 
 
 @njit(cache=True)
 def gate_allows(thresholds: Ints, late_drafted: float, late_accepted: float, batch: int) -> bool:
     """Whether a pass over `batch` running requests speculates, by `batch_gate` and the tokens drafted and accepted of late
-    (counts that may fade, so floats). Before anything was drafted acceptance counts as perfect: nothing is learnt without a try."""
+    (counts that may fade, so floats). Before any draft acceptance counts as perfect: without a try nothing is learnt."""
     rate = late_accepted / late_drafted if late_drafted > 0.0 else 1.0
     return batch <= thresholds[int(rate * (RATES - 1) + 0.5)]
 
@@ -133,9 +134,9 @@ def next_elastic(state: int, running: int, threshold: int, patience: int) -> int
     """The state after a pass that only decodes `running` requests: `ELASTIC_ON`, or how many such passes in a row were small.
 
     Speculation begins after the pass that makes it `ELASTIC_ON`: that one was still plain, and after it the drafter has to
-    compute the caches of all that runs (TLT §6.4: at most 3 s). A larger batch starts the count anew; a pass that prefills is not
-    counted and changes nothing. Once on, it stays on, however many requests come, until its owner sets `ELASTIC_OFF` for the
-    next rollout (fastrl's eagle_worker).
+    compute the caches of all that runs (TLT §6.4: at most 3 s). A larger batch starts the count anew; a pass that prefills is
+    not counted and changes nothing. Once on, it stays on, however many requests come, until its owner sets `ELASTIC_OFF` for
+    the next rollout (fastrl's eagle_worker).
     """
     if state == ELASTIC_ON:
         return ELASTIC_ON

@@ -346,6 +346,7 @@ def _iterate(
         counters[FREE_BLOCKS] -= need
         slots[BLOCKS, slot] += need
         slots[SCHEDULED, slot] = new
+        drafts[PROPOSED, slot] = 0
         drafts[DRAFTED, slot] = 0
         budget -= new
         scheduled += 1
@@ -793,9 +794,10 @@ def run_speculative(
             draft_s = _propose(slots, drafts, times, counters, gauges, limits, d, speculates)
             now_s = _iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, draft_s)
             _learn(slots, drafts, counters, gauges, d)
+        batch = counters[N_RUNNING]
         _stop(slots, times, counters, now_s)
         if rule[GATE] == ELASTIC:
-            _watch_batch(slots, counters, flags, rule, n, counters[PASSES] - before)
+            _watch_batch(slots, counters, flags, rule, batch, counters[PASSES] - before)
         if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s

@@ -151,7 +151,7 @@ class ReferenceEngine:
         if self.rules is None:
             return False
         if self.rules.elastic is not None:
-            return self.speculates
+            return self.speculates and len(self.running) <= self.rules.elastic[0]
         rate = self.late_accepted / self.late_drafted if self.late_drafted else 1.0
         return self.rules.gate is None or self.rules.gate(rate, len(self.running))
 
@@ -174,7 +174,6 @@ class ReferenceEngine:
         plan: list[tuple[Request, int]] = []
         free = self.free_blocks
         preempted = False
-        batch = len(self.running)
         opened = self.opened()
         for request in self.running:
             request.proposal = self.propose(request) if opened else None
@@ -232,7 +231,7 @@ class ReferenceEngine:
             request.computed += new
             drafted, accepted = request.proposal or (0, 0)
             if request.computed == request.known + drafted:
-                ahead = (request.stop_at or request.response) - request.generated
+                ahead = min(request.stop_at or request.response, request.response) - request.generated
                 gain = min(1 + (accepted if drafted else request.old_accepted), ahead)
                 if request.generated == 0:
                     request.first_token_s = self.now_s
@@ -254,6 +253,7 @@ class ReferenceEngine:
         if any(r.proposal is not None and any(r is s for s in scheduled) for r in self.running):
             self.late_drafted *= 63 / 64
             self.late_accepted *= 63 / 64
+        batch = len(self.running)
         for request in list(self.running):
             watched = request.watch_at is not None and request.generated >= request.watch_at
             if watched:

@@ -1,14 +1,20 @@
 """The compiled engine against the slow reference, and the rules of vLLM V1 that both follow."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_engine import ReferenceEngine
+from reference_engine import ReferenceEngine, Rules
 
 from simrl.engine import END, PAUSE, WATCH, Engine, Limits
 from simrl.errors import InputError
 from simrl.profile import Tables
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, NONE, OPEN, RUNS, Decoding, packed
+from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.windows import Aimd, Fixed, Mimd, next_window
 
 SEQUENCES = np.array([0.0, 1, 2, 8, 64])
 KV = np.array([0.0, 16, 64, 256, 1024])
@@ -71,10 +77,90 @@ limits = st.builds(
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 
-@settings(max_examples=150, deadline=None)
-@given(limits, commands)
-def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands):
+MOST_POSITIONS = 200  # of a response in these tests
+
+
+class Drafting(NamedTuple):
+    """How the engine and the reference draft, and from what each request does, by its number."""
+
+    decoding: Decoding
+    rules: Rules
+    runs: list[list[tuple[int, int]]]
+    sources: list[int]
+    hardness: list[float]
+    old: list[tuple[int, int]]
+
+    def __repr__(self):
+        return f"Drafting(rule={self.decoding.rule}, sources={self.sources}, old={self.old}, hardness={self.hardness})"
+
+    def give(self, engine, slot, reference, request, number):
+        """A request of the engine and the reference's draft from the same."""
+        i = number % len(self.sources)
+        source = self.sources[i]
+        request.window = self.rules.start
+        if request.generated == 0:
+            engine.verify_old(slot, *self.old[i])
+            room = reference.limits.kv_blocks * reference.limits.block_size - request.prompt - 1
+            request.old_tokens, request.old_accepted = (min(tokens, room) for tokens in self.old[i])
+        if source == RUNS:
+            engine.draft_from(slot, RUNS, i * MOST_POSITIONS)
+            request.runs = self.runs[i]
+        elif source == MODEL:
+            engine.draft_from(slot, MODEL, i, self.hardness[i])
+            request.key, request.hardness = i, self.hardness[i]
+
+
+@st.composite
+def draftings(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    n = draw(st.integers(1, 6))
+    drafted = rng.integers(0, 9, (n, MOST_POSITIONS))
+    accepted = np.minimum(rng.integers(0, 12, (n, MOST_POSITIONS)), drafted)
+    runs = AcceptRuns(
+        np.arange(n) * MOST_POSITIONS, drafted.ravel().astype(np.uint8), accepted.ravel().astype(np.uint8)
+    )
+    window = draw(st.sampled_from([Fixed(tokens=3), Aimd(most_tokens=8), Mimd(most_tokens=8)]))
+    log_acceptances = ModelAcceptance(by_position=(0.8, 0.6)).log_acceptances(8)
+    gate = draw(st.sampled_from([OPEN, BATCH, ELASTIC]))
+    threshold, patience = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    gate_batch = np.sort(rng.integers(0, 12, 101))
+    sequences = np.array([1.0, 64.0])
+    round_s, step_s = draw(st.sampled_from([(0.0, 0.0), (2e-4, 0.0), (1e-4, 5e-4)]))
+    decoding = Decoding(
+        rule=np.array([gate, threshold, patience, *window.rule]),
+        runs=packed(runs),
+        log_acceptances=log_acceptances,
+        draft_sequences=sequences,
+        round_s=np.full(2, round_s),
+        step_s=np.full(2, step_s),
+        gate_batch=gate_batch,
+    )
+    rules = Rules(
+        start=window.rule.start_tokens,
+        window=lambda *now: next_window(window.rule, *now),
+        log_acceptances=list(log_acceptances),
+        round_s=round_s,
+        step_s=step_s,
+        gate=(lambda rate, batch: batch <= gate_batch[int(rate * 100 + 0.5)]) if gate == BATCH else None,
+        elastic=(threshold, patience) if gate == ELASTIC else None,
+    )
+    return Drafting(
+        decoding,
+        rules,
+        [list(zip(*rows, strict=True)) for rows in zip(drafted.tolist(), accepted.tolist(), strict=True)],
+        [draw(st.sampled_from([NONE, RUNS, MODEL])) for _ in range(n)],
+        rng.choice([0.3, 1.0, 4.0], n).tolist(),
+        [(old, int(rng.integers(0, old + 1))) for old in rng.choice([0, 0, 40], n).tolist()],
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(limits, commands, st.one_of(st.none(), draftings()))
+def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands, drafting):
     engine, reference = Engine(TABLES, limits), ReferenceEngine(TABLES, limits)
+    if drafting is not None:
+        engine, reference = Engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
+        reference.rules = drafting.rules
     slots, requests, stops, paused, aborted, clock = {}, [], [], [], [], 0.0
 
     def note(stopped):
@@ -85,6 +171,8 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
             if kind == END:
                 first_s = requests[by_slot[slot]].first_token_s
                 assert engine.first_token_s(slot) == pytest.approx(first_s, rel=1e-9, nan_ok=True)
+                r = requests[by_slot[slot]]
+                assert engine.drafted(slot) == (r.drafted_total, r.accepted_total, r.verifications)
                 del slots[by_slot[slot]]
             elif kind == PAUSE:
                 paused.append(by_slot[slot])
@@ -106,6 +194,8 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
                 i = len(requests)
                 slots[i] = engine.submit(*request)
                 requests.append(reference.submit(*request))
+                if drafting is not None:
+                    drafting.give(engine, slots[i], reference, requests[i], i)
                 if turn:
                     engine.stop_at(slots[i], request[2] + turn, PAUSE)
                     reference.stop_at(requests[i], request[2] + turn, PAUSE)
@@ -124,6 +214,7 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
             engine.admitting = reference.admitting = argument
         elif what == "slow":
             engine.slowdown = reference.slowdown = argument
+            engine.drift = reference.drift = 1 / argument
         elif what == "stop" and slots:
             i = sorted(slots)[argument[0] % len(slots)]
             tokens = requests[i].generated + argument[1]

@@ -138,7 +138,7 @@ def gate_opens(rule: Ints, gate_batch: Ints, flags: Ints, gauges: Floats, batch:
         rate = gauges[LATE_ACCEPTED] / gauges[LATE_DRAFTED] if gauges[LATE_DRAFTED] > 0.0 else 1.0
         return batch <= gate_batch[int(rate * 100.0 + 0.5)]
     if rule[GATE] == ELASTIC:
-        return flags[SPECULATES] == 1
+        return flags[SPECULATES] == 1 and batch <= rule[THRESHOLD]
     return True
 
 

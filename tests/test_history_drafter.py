@@ -1,12 +1,13 @@
-"""Drafting from earlier epochs: over a trace."""
+"""Drafting from earlier epochs: for running responses, and over a trace."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from simrl.errors import InputError
-from simrl.speculation.history import history_runs
+from simrl.speculation.history import HistoryDrafter, history_runs
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index, draft
+from simrl.speculation.history_store import HistoryStore
 from simrl.trace import Trace, TraceMetadata
 
 METADATA = TraceMetadata(name="small", kind="synthetic", source="test", tokenizer="none", cap_tokens=1000)
@@ -119,3 +120,113 @@ def test_a_trace_without_token_ids_is_refused():
 def test_a_trace_of_one_epoch_gives_no_runs():
     runs = history_runs(trace_of([(0, 0, 0, 0, 1.0, [1, 2])]), threads=2)
     assert runs.first.tolist() == [-1] and len(runs.drafted) == 0
+
+
+def learnt(rows, epoch, **parameters):
+    """A store that has an epoch of these rows."""
+    store = HistoryStore(**parameters)
+    for prompt in {r[2] for r in rows}:
+        group = [r for r in rows if r[1:3] == (epoch, prompt)]
+        store.learn(prompt, epoch, [r[5] for r in group], [r[4] for r in group])
+    store.wait()
+    return store
+
+
+@pytest.mark.parametrize("rule", [PAPER, PUBLIC_CODE])
+def test_running_responses_get_the_drafts_that_a_trace_says(rule):
+    rows = some_rows(seed=4, epochs=2)
+    trace = trace_of(rows)
+    runs = history_runs(trace, rule)
+    rng = np.random.default_rng(0)
+    drafter = HistoryDrafter(learnt(rows, 0), rule)
+    running = {row: 0 for row, r in enumerate(rows) if r[1] == 1}
+    for row in running:
+        drafter.start_request(row, rows[row][2])
+    while running:
+        requests = list(running)
+        most = rng.integers(0, 33, len(requests)).tolist()
+        for row, asked, path in zip(requests, most, drafter.propose(requests, most), strict=True):
+            ids, done = rows[row][5], running[row]
+            at = runs.first[row] + done
+            assert len(path) == min(asked, runs.drafted[at])
+            right = min(asked, int(runs.accepted[at]))
+            assert path[:right].tolist() == ids[done : done + right]
+            yielded = ids[done : done + right + 1]
+            drafter.observe(row, np.array(yielded, dtype=np.int32))
+            running[row] += len(yielded)
+            if running[row] == len(ids):
+                drafter.stop_request(row)
+                del running[row]
+
+
+def test_requests_come_and_go_and_never_see_each_other():
+    ids = list(range(100, 140))
+    rows = [(0, 0, 1, 0, 1.0, ids), (0, 0, 2, 0, 1.0, ids[::-1])]
+    drafter = HistoryDrafter(learnt(rows, 0))
+    for round_of in range(3):
+        for request in range(20):
+            drafter.start_request(request, 1 + request % 2)
+            drafter.observe(request, np.array(rows[request % 2][5][: 3 + request // 2], dtype=np.int32))
+        requests = list(range(20))[::-1]
+        for request, path in zip(requests, drafter.propose(requests, [2 + round_of] * 20), strict=True):
+            begin = 3 + request // 2
+            assert path.tolist() == rows[request % 2][5][begin : begin + 2 + round_of]
+        for request in range(20):
+            drafter.stop_request(request)
+    drafter.start_request(0, 1)
+    assert drafter.propose([0], [32])[0].size == 0  # nothing is left of who had the place before
+
+
+def test_unknown_prompts_short_histories_and_empty_responses_get_no_draft():
+    with HistoryStore() as store:
+        store.learn(1, 0, [])
+        store.learn(2, 0, [[], [5]])
+        store.wait()
+        drafter = HistoryDrafter(store)
+        for request, prompt in enumerate((1, 2, 77)):
+            drafter.start_request(request, prompt, np.array([1, 2, 3], dtype=np.int32))
+            drafter.observe(request, np.array([], dtype=np.int32))
+        assert [path.size for path in drafter.propose([0, 1, 2], [32] * 3)] == [0, 0, 0]
+        for request in range(3):
+            drafter.observe(request, np.array([5, 6, 7, 8], dtype=np.int32))
+        assert [path.size for path in drafter.propose([0, 1, 2], [32, -1, 0])] == [0, 0, 0]
+        assert drafter.propose([], []) == []
+
+
+def test_an_index_that_comes_late_is_used_from_then_on():
+    ids = list(range(50))
+    rows = [(0, 0, p, 0, 1.0, ids) for p in range(4)]
+    size = learnt(rows[:1], 0).memory_bytes
+    with learnt(rows, 0, memory_bytes=2 * size, compress=True) as store:
+        drafter = HistoryDrafter(store)
+        evicted = next(p for p in range(4) if not store.ready(p, 0))
+        drafter.start_request(0, evicted)
+        drafter.observe(0, np.array(ids[:5], dtype=np.int32))
+        store.wait()
+        assert drafter.propose([0], [3])[0].tolist() == [5, 6, 7]
+
+
+def test_what_a_response_drafts_from_is_settled_when_it_starts():
+    rows = [(0, 0, 1, 0, 1.0, list(range(50)))]
+    with learnt(rows, 0) as store:
+        drafter = HistoryDrafter(store)
+        drafter.start_request(0, 1)
+        drafter.learn(1, 1, [[*range(10), *range(90, 99)]])
+        store.wait()
+        drafter.start_request(1, 1)
+        for request in (0, 1):
+            drafter.observe(request, np.arange(10, dtype=np.int32))
+        assert [path.tolist() for path in drafter.propose([0, 1], [2, 2])] == [[10, 11], [90, 91]]
+
+
+def test_what_a_caller_does_wrong_is_told():
+    drafter = HistoryDrafter(HistoryStore())
+    drafter.start_request(3, 1)
+    with pytest.raises(ValueError, match="3 runs already"):
+        drafter.start_request(3, 1)
+    with pytest.raises(ValueError, match="4 does not run"):
+        drafter.propose([3, 4], [1, 1])
+    with pytest.raises(ValueError, match="2 most_tokens for 1 requests"):
+        drafter.propose([3], [1, 1])
+    with pytest.raises(ValueError, match="-1 is below 0"):
+        drafter.observe(3, np.array([5, -1], dtype=np.int32))

@@ -1,4 +1,4 @@
-"""Drafting from the responses that a prompt had in earlier epochs: over a recorded trace, all at once.
+"""Drafting from the responses that a prompt had in earlier epochs: for running responses, and over a recorded trace at once.
 
 Invariant: a response of epoch e drafts from responses of earlier epochs to the same prompt, and from nothing else but its own
 tokens so far (not its prompt's: the paper matches the last generated tokens).
@@ -6,14 +6,17 @@ tokens so far (not its prompt's: the paper matches the last generated tokens).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
+from numba.typed import List
+from numpy.typing import ArrayLike, NDArray
 
 from simrl.errors import InputError
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Tokens
-from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index
+from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index, drafts_of
+from simrl.speculation.history_store import HistoryStore
 from simrl.trace import Trace
 
 Ints = NDArray[np.int64]
@@ -66,6 +69,92 @@ def history_runs(
             for _ in pool.map(run, *zip(*work, strict=True)) if work else ():
                 pass
     return AcceptRuns(first, drafted, accepted)
+
+
+class HistoryDrafter:
+    """HistoSpec as a `Drafter`: drafts for running responses from a store of what their prompts had before.
+
+    What a response drafts from is settled when it starts (or as soon as that index is built, if it is in work then), and stays
+    in memory while it runs. One call of compiled code drafts for a whole batch. For one engine and one thread.
+    """
+
+    def __init__(self, store: HistoryStore, rule: HistoryRule = PAPER) -> None:
+        self.store = store
+        self._rule = rule.compiled
+        self._nothing = build_index([])
+        self._indexes = List([self._nothing])  # by slot; slot 0 is nobody's
+        self._tails = np.zeros((1, rule.longest_match_tokens), dtype=np.int32)  # the last tokens, at the row's end
+        self._tail_tokens = np.zeros(1, dtype=np.int64)
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._waiting: dict[int, int] = {}  # requests whose prompt's index is in work, and the prompt
+
+    def learn(
+        self, prompt_id: int, epoch: int, token_ids: Sequence[ArrayLike], rewards: Sequence[float] | None = None
+    ) -> None:
+        """`HistoryStore.learn`: a group is over."""
+        self.store.learn(prompt_id, epoch, token_ids, rewards)
+
+    def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
+        """A response begins, or goes on here: then tell with `observe` what it has. `ValueError` if it runs already."""
+        if request in self._slots:
+            raise ValueError(f"request {request} runs already")
+        if not self._free:
+            self._grow()
+        slot = self._slots[request] = self._free.pop()
+        self._tail_tokens[slot] = 0
+        index = self.store.index(prompt_id)
+        self._indexes[slot] = self._nothing if index is None else index
+        if index is None and self.store.pending(prompt_id):
+            self._waiting[request] = prompt_id
+
+    def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
+        """Drafts of at most 32 tokens each. `ValueError` for a request that does not run."""
+        for request in [r for r in self._waiting if not self.store.pending(self._waiting[r])]:
+            index = self.store.index(self._waiting.pop(request))
+            self._indexes[self._slots[request]] = self._nothing if index is None else index
+        slots = np.array([self._slot(request) for request in requests], dtype=np.int64)
+        most = np.clip(np.array(most_tokens, dtype=np.int64), 0, MOST_DRAFT_TOKENS)
+        if most.shape != slots.shape:
+            raise ValueError(f"{most.size} most_tokens for {slots.size} requests")
+        out = np.empty((len(slots), MOST_DRAFT_TOKENS), dtype=np.int32)
+        out_tokens = np.empty(len(slots), dtype=np.int64)
+        drafts_of(self._indexes, self._tails, self._tail_tokens, slots, most, self._rule, out, out_tokens)
+        return [row[:tokens] for row, tokens in zip(out, out_tokens.tolist(), strict=True)]
+
+    def observe(self, request: int, token_ids: Tokens) -> None:
+        """`ValueError` for a request that does not run and for ids below 0, which some engines use as fillers."""
+        slot = self._slot(request)
+        tail = self._tails[slot]
+        ids = np.asarray(token_ids, dtype=np.int32)[-len(tail) :]
+        if not ids.size:
+            return
+        if ids.min() < 0:
+            raise ValueError(f"request {request}: token id {ids.min()} is below 0")
+        tail[: len(tail) - len(ids)] = tail[len(ids) :]
+        tail[len(tail) - len(ids) :] = ids
+        self._tail_tokens[slot] = min(self._tail_tokens[slot] + len(ids), len(tail))
+
+    def stop_request(self, request: int) -> None:
+        """`ValueError` for a request that does not run."""
+        slot = self._slot(request)
+        del self._slots[request]
+        self._waiting.pop(request, None)
+        self._indexes[slot] = self._nothing
+        self._free.append(slot)
+
+    def _slot(self, request: int) -> int:
+        if request not in self._slots:
+            raise ValueError(f"request {request} does not run")
+        return self._slots[request]
+
+    def _grow(self) -> None:
+        old = len(self._tails)
+        self._tails = np.vstack((self._tails, np.zeros_like(self._tails)))
+        self._tail_tokens = np.r_[self._tail_tokens, np.zeros_like(self._tail_tokens)]
+        for _ in range(old):
+            self._indexes.append(self._nothing)
+        self._free += range(2 * old - 1, old - 1, -1)
 
 
 def _response_ids(trace: Trace) -> tuple[Tokens, Ints, NDArray[np.bool_]]:

@@ -113,6 +113,15 @@ def text_of(index: Tokens) -> Tokens:
     return index[_SIZES : _SIZES + index[0]]
 
 
+def is_index_of(index: Tokens, responses: int) -> bool:
+    """Whether the array can be an index, of this version, of so many responses."""
+    if len(index) < _SIZES or index[3] != _VERSION:
+        return False
+    n, slots, weighted = index[:3].tolist()
+    whole = n >= 0 and slots > 0 and len(index) == _SIZES + 2 * n + weighted * (n + 1) + slots
+    return whole and int(np.count_nonzero(text_of(index) == _ENDS)) == responses
+
+
 def draft(index: Tokens, tail: Tokens, most_tokens: int, rule: HistoryRule = PAPER) -> Tokens:
     """What follows `tail`, the last tokens of a response (at least `longest_match_tokens` of them if it has as many)."""
     tail = np.ascontiguousarray(tail, dtype=np.int32)
@@ -127,7 +136,9 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
     values = np.asarray(rewards, dtype=np.float64)
     if values.shape != (responses,):
         raise InputError(f"history: {values.size} rewards for {responses} responses; give one for each")
-    values = np.nan_to_num(values, nan=0.0, posinf=np.finfo(np.float32).max, neginf=np.finfo(np.float32).min)
+    values = np.where(np.isnan(values), 0.0, values)
+    if not np.isfinite(values).all():
+        raise InputError("history: a reward is infinite; give finite ones")
     if responses == 0 or values.min() == values.max():
         return np.empty(0, dtype=np.int64)
     values = values - min(0.0, float(values.min()))
@@ -187,7 +198,7 @@ def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
     n = text.shape[0]
     width = min(63 // bits, SORTED_TOKENS)
     keys = np.empty(n, np.int64)
-    key = 0
+    key = np.int64(0)
     for i in range(n - 1, -1, -1):
         key = (key >> bits) | (np.int64(text[i] + 1) << (bits * (width - 1)))
         keys[i] = key
@@ -306,7 +317,7 @@ def _slot(a: int, b: int, c: int, slots: int) -> int:
     z += np.uint64(c) * np.uint64(0x165667B19E3779F9)
     z ^= z >> np.uint64(32)
     z *= np.uint64(0xBF58476D1CE4E5B9)
-    return np.int64(((z >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
+    return int(np.int64(((z >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32)))
 
 
 @njit(cache=True, nogil=True)
@@ -331,7 +342,7 @@ def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]
     a, b, c = tokens[q], tokens[q + 1], tokens[q + 2]
     slot = _slot(a, b, c, slots)
     while True:
-        first = np.int64(directory[slot])
+        first = int(directory[slot])
         if first < 0:
             return 0, 0
         i = order[first]
@@ -410,7 +421,7 @@ def _path(
                 break
             first, last = best, best + best_count
         at += 1
-    return _SIZES + np.int64(order[first]) + depth, at - depth
+    return _SIZES + int(order[first]) + depth, at - depth
 
 
 @njit(cache=True, nogil=True)

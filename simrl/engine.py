@@ -31,6 +31,7 @@ from simrl.interpolation import interpolate, interpolate_row, locate
 from simrl.profile import Tables, pass_s
 from simrl.speculation.decoding import (
     ACCEPTED,
+    ACCEPTED_TOTAL,
     AT,
     CALM_PASSES,
     DRAFTED,
@@ -40,12 +41,14 @@ from simrl.speculation.decoding import (
     FLAGS,
     GATE,
     GAUGES,
+    MODEL,
     NONE,
     OLD_ACCEPTED,
     OLD_TOKENS,
     PATIENCE,
     PROPOSED,
     ROWS,
+    RUNS,
     SOURCE,
     SPECULATES,
     THRESHOLD,
@@ -54,13 +57,13 @@ from simrl.speculation.decoding import (
     WINDOW_MOST,
     WINDOW_START,
     Decoding,
-    count,
     draft,
-    forget,
     gate_opens,
-    next_windows_of,
+    remember,
     window_rule,
 )
+from simrl.speculation.draws import uniform
+from simrl.speculation.windows import next_window
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -454,18 +457,21 @@ def _draft_s(d: Decoding, proposing: int, levels: int) -> float:
 def _learn(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Decoding) -> None:
     """What the pass that is over did to windows, totals and the acceptance of late."""
     rule = window_rule(d.rule)
-    any_proposed = False
+    proposed, drafted_of_pass, accepted_of_pass = 0, 0, 0
     for i in range(counters[N_RUNNING]):
         slot = slots[RUNNING, i]
         if drafts[PROPOSED, slot] == 0:
             continue
-        any_proposed = True
+        proposed += 1
         drafted, accepted = drafts[DRAFTED, slot], drafts[ACCEPTED, slot]
-        if drafted > 0:
-            count(drafts, gauges, slot, drafted, accepted)
-        next_windows_of(rule, drafts, slot, drafted, accepted)
-    if any_proposed:
-        forget(gauges)
+        drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)
+        drafts[DRAFTED_TOTAL, slot] += drafted
+        drafts[ACCEPTED_TOTAL, slot] += accepted
+        drafts[VERIFICATIONS, slot] += drafted > 0
+        drafted_of_pass += drafted
+        accepted_of_pass += accepted
+    if proposed > 0:
+        remember(gauges, drafted_of_pass, accepted_of_pass)
 
 
 @njit(cache=True)
@@ -566,85 +572,105 @@ def _speculative_stretch(
     until_s: float,
 ) -> float:
     """Passes that verify the drafts of the present batch and do nothing else: to the first stop, the first boundary after
-    `until_s`, or while there is surely room and the gate is open. At least one if the caller has seen to that."""
+    `until_s`, or while there is surely room and the gate is open. At least one; the caller has seen to the room for it.
+
+    What a pass changes is laid out side by side for the batch, and put back at the end.
+    """
     n = counters[N_RUNNING]
     size = limits.block_size
     rule = window_rule(d.rule)
+    most = rule.most_tokens
+    batch = slots[RUNNING, :n].copy()
+    source, at, window, generated = (
+        drafts[SOURCE][batch],
+        drafts[AT][batch],
+        drafts[WINDOW][batch],
+        slots[GENERATED][batch],
+    )
+    stop_at = np.minimum(slots[STOP_AT][batch], slots[WATCH_AT][batch])
+    end_at = slots[STOP_AT][batch]
+    room = slots[BLOCKS][batch] * size - slots[COMPUTED][batch] + generated  # generated tokens that its blocks hold
+    before = generated.copy()
+    totals = np.zeros((3, n), dtype=np.int64)
+    likely = np.empty((n, most))  # P(the first j + 1 tokens of a draft are accepted)
+    proposing = 0
+    for i in range(n):
+        proposing += source[i] != NONE
+        if source[i] == MODEL:
+            hardness = times[HARDNESS, batch[i]] * gauges[DRIFT]
+            for j in range(most):
+                likely[i, j] = np.exp(-hardness * d.log_acceptances[j])
+
     grid = tables.decode_kv_tokens
     row = np.empty(grid.shape[0])
     interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
-    proposing = 0
-    kv = 0
-    for i in range(n):
-        slot = slots[RUNNING, i]
-        kv += slots[COMPUTED, slot]
-        proposing += drafts[SOURCE, slot] != NONE
     round_s = interpolate(d.draft_sequences, d.round_s, float(proposing))
     step_s = interpolate(d.draft_sequences, d.step_s, float(proposing))
     dense_cell, sampled_cell, kv_cell = 0, 0, 0
-    drift = gauges[DRIFT]
-    most = d.rule[WINDOW_MOST]
+    kv = slots[COMPUTED][batch].sum()
+    free, roomy = counters[FREE_BLOCKS], n * (_blocks(most + 1, size) + 1)
     done, gained = 0, 0
     stopped = False
     while not stopped and now_s <= until_s:
-        if done > 0 and not (
-            counters[FREE_BLOCKS] >= n * (_blocks(most + 1, size) + 1)
-            and gate_opens(d.rule, d.gate_batch, flags, gauges, n)
-        ):
+        if done > 0 and (free < roomy or not gate_opens(d.rule, d.gate_batch, flags, gauges, n)):
             break
-        levels, verified, grown, gain_of_pass = 0, 0, 0, 0
+        levels, drafted_of_pass, accepted_of_pass, gain_of_pass = 0, 0, 0, 0
         for i in range(n):
-            slot = slots[RUNNING, i]
-            source = drafts[SOURCE, slot]
-            generated = slots[GENERATED, slot]
-            computed = slots[COMPUTED, slot]
+            has = generated[i]
             drafted, accepted = 0, 0
-            if source != NONE:
-                window = drafts[WINDOW, slot]
-                drafted, accepted = draft(
-                    source,
-                    drafts[AT, slot],
-                    generated,
-                    window,
-                    times[HARDNESS, slot] * drift,
-                    d.runs,
-                    d.log_acceptances,
-                )
+            if source[i] == RUNS:
+                run = int(d.runs[at[i] + has])
+                drafted = min(run & 255, window[i])
+                accepted = min(run >> 8, drafted)
+            elif source[i] == MODEL:
+                drafted = window[i]
+                draw = uniform(at[i], has)
+                while accepted < drafted and draw < likely[i, accepted]:
+                    accepted += 1
+            if source[i] != NONE:
+                window[i] = next_window(rule, window[i], drafted, accepted)
                 if drafted > 0:
-                    count(drafts, gauges, slot, drafted, accepted)
+                    totals[0, i] += drafted
+                    totals[1, i] += accepted
+                    totals[2, i] += 1
                     levels = max(levels, drafted)
-                    verified += drafted
-                next_windows_of(rule, drafts, slot, drafted, accepted)
-            held = slots[BLOCKS, slot]
-            if computed + 1 + drafted > held * size:
-                blocks = _blocks(computed + 1 + drafted, size)
-                grown += blocks - held
-                slots[BLOCKS, slot] = blocks
-            stop_at = slots[STOP_AT, slot]
-            gain = min(1 + accepted, stop_at - generated)
-            generated += gain
+                    drafted_of_pass += drafted
+                    accepted_of_pass += accepted
+            if has + 1 + drafted > room[i]:
+                blocks = _blocks(has + 1 + drafted - room[i], size)
+                free -= blocks
+                room[i] += blocks * size
+            gain = min(1 + accepted, end_at[i] - has)
+            generated[i] = has + gain
             gain_of_pass += gain
-            slots[GENERATED, slot] = generated
-            slots[COMPUTED, slot] = computed + gain
-            stopped = stopped or generated >= stop_at or generated >= slots[WATCH_AT, slot]
-        counters[FREE_BLOCKS] -= grown
-        mean_kv = (kv + n + verified) / n
-        dense_cell = _cell(tables.dense_tokens, float(n + verified), dense_cell)
-        sampled_cell = _cell(tables.sampled_sequences, float(n + verified), sampled_cell)
+            stopped |= has + gain >= stop_at[i]
+        tokens = float(n + drafted_of_pass)
+        mean_kv = (kv + tokens) / n
+        dense_cell = _cell(tables.dense_tokens, tokens, dense_cell)
+        sampled_cell = _cell(tables.sampled_sequences, tokens, sampled_cell)
         kv_cell = _cell(grid, mean_kv, kv_cell)
         pass_seconds = (
-            _between(tables.dense_tokens, tables.dense_s, float(n + verified), dense_cell)
-            + _between(tables.sampled_sequences, tables.sampled_s, float(n + verified), sampled_cell)
+            _between(tables.dense_tokens, tables.dense_s, tokens, dense_cell)
+            + _between(tables.sampled_sequences, tables.sampled_s, tokens, sampled_cell)
             + _between(grid, row, mean_kv, kv_cell)
             + tables.between_passes_s
         )
         if proposing > 0:
-            now_s += slowdown * (round_s + levels * step_s)
-            forget(gauges)
+            pass_seconds += round_s + levels * step_s
+            remember(gauges, drafted_of_pass, accepted_of_pass)
         now_s += slowdown * pass_seconds
         kv += gain_of_pass
         gained += gain_of_pass
         done += 1
+    for i in range(n):
+        slot = batch[i]
+        slots[COMPUTED, slot] += generated[i] - before[i]
+        slots[GENERATED, slot] = generated[i]
+        slots[BLOCKS, slot] = (room[i] + slots[COMPUTED, slot] - generated[i]) // size
+        drafts[WINDOW, slot] = window[i]
+        for j in range(3):
+            drafts[DRAFTED_TOTAL + j, slot] += totals[j, i]
+    counters[FREE_BLOCKS] = free
     counters[PASSES] += done
     counters[GENERATED_TOTAL] += gained
     return now_s

@@ -79,8 +79,8 @@ def sample_key(seed: int, prompt_id: int, epoch: int, sample: int) -> int:
 @njit(cache=True)
 def accepted_tokens(key: int, generated: int, hardness: float, log_acceptances: Floats, drafted: int) -> int:
     """How many of `drafted` tokens are accepted when a response has `generated` tokens."""
-    excess = -np.log(uniform(key, generated)) / hardness
+    draw = uniform(key, generated)
     accepted = 0
-    while accepted < drafted and log_acceptances[accepted] < excess:
+    while accepted < drafted and draw < np.exp(-hardness * log_acceptances[accepted]):
         accepted += 1
     return accepted

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simrl.speculation.acceptance import accepted_tokens
 from simrl.speculation.drafter import AcceptRuns
-from simrl.speculation.windows import Fixed, WindowRule, next_window
+from simrl.speculation.windows import Fixed, WindowRule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -114,20 +114,10 @@ def draft(
 
 
 @njit(cache=True)
-def count(drafts: Ints, gauges: Floats, slot: int, drafted: int, accepted: int) -> None:
-    """A request has verified a draft."""
-    drafts[DRAFTED_TOTAL, slot] += drafted
-    drafts[ACCEPTED_TOTAL, slot] += accepted
-    drafts[VERIFICATIONS, slot] += 1
-    gauges[LATE_DRAFTED] += drafted
-    gauges[LATE_ACCEPTED] += accepted
-
-
-@njit(cache=True)
-def forget(gauges: Floats) -> None:
-    """A pass is over: what came of late fades."""
-    gauges[LATE_DRAFTED] *= 1.0 - 1.0 / MEMORY_PASSES
-    gauges[LATE_ACCEPTED] *= 1.0 - 1.0 / MEMORY_PASSES
+def remember(gauges: Floats, drafted: int, accepted: int) -> None:
+    """A pass is over: its drafts count among those of late, and what came before fades."""
+    gauges[LATE_DRAFTED] = (gauges[LATE_DRAFTED] + drafted) * (1.0 - 1.0 / MEMORY_PASSES)
+    gauges[LATE_ACCEPTED] = (gauges[LATE_ACCEPTED] + accepted) * (1.0 - 1.0 / MEMORY_PASSES)
 
 
 @njit(cache=True)
@@ -140,9 +130,3 @@ def gate_opens(rule: Ints, gate_batch: Ints, flags: Ints, gauges: Floats, batch:
     if rule[GATE] == ELASTIC:
         return flags[SPECULATES] == 1 and batch <= rule[THRESHOLD]
     return True
-
-
-@njit(cache=True)
-def next_windows_of(rule: WindowRule, drafts: Ints, slot: int, drafted: int, accepted: int) -> None:
-    """The window that a request has after a pass."""
-    drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)

@@ -1,8 +1,8 @@
 """How much of a response stands in other responses already: the routine behind RhymeRL's Fig. 6 (arXiv 2508.18588, §5.1).
 
-The response is "generated" again from its beginning. Its last `prefix` tokens (3) are looked up in the history. Where they stand
-there, the tokens that follow in both are compared, and as many as are identical count as accepted; where they do not, or where
-not even one is identical, one token is generated. So it goes on to the end of the response.
+The response is "generated" again from its beginning. Its last `prefix` tokens (3) are looked up in the history. Where they
+stand there, the tokens that follow in both are compared, and as many as are identical count as accepted; where they do not, or
+where not even one is identical, one token is generated. So it goes on to the end of the response.
 
 Invariant: the history of a response is what the caller named (epochs before its own, or the other responses of its group) and
 never holds the response itself; each token of it is accepted or generated, exactly once.
@@ -109,7 +109,7 @@ def _compare(
     siblings: bool,
     best: bool,
 ) -> tuple[NDArray[np.bool_], Ints, Ints]:
-    """The prompts one by one: `rows[edges[i]:edges[i + 1]]` are prompt i's by epoch, its history the rows of prompt `source[i]`.
+    """Prompt by prompt: `rows[edges[i]:edges[i + 1]]` are prompt i's by epoch, its history the rows of prompt `source[i]`.
 
     The history is copied into `text`, a -1 after each response, so that no run goes beyond its end.
     """

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simrl.errors import InputError
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Tokens
-from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index, drafts_of
+from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index, drafts_of, remember
 from simrl.speculation.history_store import HistoryStore
 from simrl.trace import Trace
 
@@ -124,16 +124,9 @@ class HistoryDrafter:
 
     def observe(self, request: int, token_ids: Tokens) -> None:
         """`ValueError` for a request that does not run and for ids below 0, which some engines use as fillers."""
-        slot = self._slot(request)
-        tail = self._tails[slot]
-        ids = np.asarray(token_ids, dtype=np.int32)[-len(tail) :]
-        if not ids.size:
-            return
-        if ids.min() < 0:
+        ids = np.ascontiguousarray(token_ids, dtype=np.int32)
+        if not remember(self._tails, self._tail_tokens, self._slot(request), ids):
             raise ValueError(f"request {request}: token id {ids.min()} is below 0")
-        tail[: len(tail) - len(ids)] = tail[len(ids) :]
-        tail[len(tail) - len(ids) :] = ids
-        self._tail_tokens[slot] = min(self._tail_tokens[slot] + len(ids), len(tail))
 
     def stop_request(self, request: int) -> None:
         """`ValueError` for a request that does not run."""
@@ -144,9 +137,10 @@ class HistoryDrafter:
         self._free.append(slot)
 
     def _slot(self, request: int) -> int:
-        if request not in self._slots:
-            raise ValueError(f"request {request} does not run")
-        return self._slots[request]
+        try:
+            return self._slots[request]
+        except KeyError:
+            raise ValueError(f"request {request} does not run") from None
 
     def _grow(self) -> None:
         old = len(self._tails)

@@ -489,3 +489,18 @@ def drafts_of(
         out_tokens[r] = size
         for k in range(size):
             out[r, k] = index[start + k]
+
+
+@njit(cache=True, nogil=True)
+def remember(tails: Tokens, tail_tokens: NDArray[np.int64], slot: int, ids: Tokens) -> bool:
+    """Appends tokens to the row of `tails` that belongs to a slot; does nothing and says False if an id is below 0."""
+    for id_ in ids:
+        if id_ < 0:
+            return False
+    width, new = tails.shape[1], min(ids.shape[0], tails.shape[1])
+    for k in range(width - new):
+        tails[slot, k] = tails[slot, k + new]
+    for k in range(new):
+        tails[slot, width - new + k] = ids[ids.shape[0] - new + k]
+    tail_tokens[slot] = min(tail_tokens[slot] + new, width)
+    return True

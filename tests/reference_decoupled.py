@@ -107,9 +107,9 @@ class DecoupledWorker:
         self._draft_started_s = self._draft_ends_s = math.inf
         self._drafting: list[tuple[Request, int]] = []  # whom the pass drafts for, at which attempt
 
-    def run(self) -> DecoupledWorker:
-        """To the end of the last response."""
-        while True:
+    def run(self, until_s: float = math.inf) -> DecoupledWorker:
+        """To the end of the last response, or through all that happens up to `until_s`, from where it can go on."""
+        while self.now_s <= until_s:
             if self._verification_ends_s == self.now_s:
                 self._end_verification()
                 self._abandon_if_for_nobody()
@@ -124,6 +124,7 @@ class DecoupledWorker:
                 return self
             self.now_s = min(self._verification_ends_s, self._draft_ends_s)
             assert self.now_s < math.inf, "neither loop has anything to do"
+        return self
 
     def _start_verification(self) -> None:
         self._verifying = [request for request in self.requests if request.ready]

@@ -262,6 +262,24 @@ def test_a_miss_wastes_at_most_2w_minus_1(key, window, p, verify_s):
     assert request.most_wasted <= 2 * window - 1
 
 
+def test_a_run_in_stages_is_the_run_at_once():
+    def worker():
+        return DecoupledWorker(
+            [Request(key=k, response=200, window=3) for k in range(5)],
+            geometric(0.7),
+            lambda n: 1 + n / 8,
+            constant(4.0),
+        )
+
+    whole, staged = worker().run(), worker()
+    for stage in range(100):
+        staged.run(stage * 11.0)
+        assert all(not r.over or r.ended_s <= stage * 11.0 for r in staged.requests)
+    staged.run()
+    assert [r.ended_s for r in staged.requests] == [r.ended_s for r in whole.requests]
+    assert (staged.drafted, staged.verify_passes, staged.now_s) == (whole.drafted, whole.verify_passes, whole.now_s)
+
+
 def executed_rate(requests, p, w, draft_s, verify_s, tokens):
     batch = [Request(key=7_000 + i, response=tokens, window=w) for i in range(requests)]
     worker = run(batch, p, constant(draft_s), constant(verify_s))

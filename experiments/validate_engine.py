@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import brentq
 
-from simrl.engine import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.hardware import gpu, model_shape
 from simrl.profilers.collectives import read_link

@@ -16,7 +16,8 @@ import simpy
 
 import simrl
 from simrl.dispatch import Dispatcher
-from simrl.engine import Engine, Limits
+from simrl.engine import Engine
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.faults import check_faults, inject
 from simrl.hardware import Gpu, ModelShape, gpu, model_shape

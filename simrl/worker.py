@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 import simpy
 
-from simrl.engine import END, PAUSE, WATCH, Engine, Limits
+from simrl.engine import Engine
+from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.events import call_at, call_last
 from simrl.profile import Tables
 from simrl.result import Recorder

@@ -11,7 +11,7 @@ import numpy as np
 import simpy
 
 from simrl.dispatch import Dispatcher
-from simrl.engine import Limits
+from simrl.engine.state import Limits
 from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result import Lane, Recorder, Result
 from simrl.rollout import Rollout, Segment

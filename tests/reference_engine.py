@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from simrl.engine import END, PAUSE, WATCH, Limits
+from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile import Tables
 from simrl.speculation.acceptance import accepted_tokens
 
@@ -151,7 +151,7 @@ class ReferenceEngine:
         if self.rules is None:
             return False
         if self.rules.elastic is not None:
-            return self.speculates and len(self.running) <= self.rules.elastic[0]
+            return self.speculates
         rate = self.late_accepted / self.late_drafted if self.late_drafted else 1.0
         return self.rules.gate is None or self.rules.gate(rate, len(self.running))
 
@@ -225,7 +225,9 @@ class ReferenceEngine:
             request.blocks += need
             budget -= new
             plan.append((request, new))
+        prefilled = self.prefill_tokens
         self.now_s += self.slowdown * (draft_s + self.pass_s(plan))
+        prefilled = self.prefill_tokens - prefilled
         self.passes += 1
         for request, new in plan:
             request.computed += new
@@ -270,12 +272,11 @@ class ReferenceEngine:
                 self.stops.append((request, self.now_s, WATCH))
         if self.rules is not None and self.rules.elastic is not None:
             threshold, patience = self.rules.elastic
-            self.calm = self.calm + 1 if batch <= threshold else 0
-            if batch > threshold:
-                self.speculates = False
-            elif not self.speculates and self.calm >= patience:
-                self.speculates = True
-                self.recompute_running()
+            if not self.speculates and not prefilled:
+                self.calm = self.calm + 1 if batch <= threshold else 0
+                if self.calm >= patience:
+                    self.speculates = True
+                    self.recompute_running()
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables

@@ -13,7 +13,7 @@ from simrl.dispatch import DISPATCHES, Dispatch, Dispatcher
 from simrl.dispatch.even_split import even_split
 from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.round_robin import round_robin
-from simrl.engine import Limits
+from simrl.engine.state import Limits
 from simrl.events import gather, on_fire
 from simrl.history import LengthHistory
 

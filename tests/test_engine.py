@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine, Rules
 
-from simrl.engine import END, PAUSE, WATCH, Engine, Limits
+from simrl.engine import Engine
+from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simrl.dispatch import Dispatcher
-from simrl.engine import Limits
+from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.events import on_fire
 from simrl.hardware import model_shape

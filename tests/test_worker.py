@@ -14,7 +14,7 @@ from reference_engine import ReferenceEngine, Request
 from test_engine import TABLES
 from test_engine import limits as any_limits
 
-from simrl.engine import PAUSE, Limits
+from simrl.engine.state import PAUSE, Limits
 from simrl.events import gather, on_fire
 from simrl.rollout import Rollout, Segment, WeightLoad
 from simrl.trace import Sample, Turn

@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from simrl.engine import Engine, Limits
+from simrl.engine import Engine
+from simrl.engine.state import Limits
 from simrl.hardware import gpu, model_shape
 from simrl.profilers.roofline import roofline_profile
 from simrl.scenario import Scenario

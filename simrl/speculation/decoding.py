@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simrl.speculation.acceptance import accepted_tokens
 from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.gates import ELASTIC_ON, gate_allows
 from simrl.speculation.windows import Fixed, WindowRule
 
 Ints = NDArray[np.int64]
@@ -39,9 +40,9 @@ OPEN, BATCH, ELASTIC = range(3)
 # Entries of `gauges`: drafted and accepted tokens of late, the drift of the model's hardness.
 LATE_DRAFTED, LATE_ACCEPTED, DRIFT = range(3)
 GAUGES = 3
-# Entries of `flags`: whether it speculates (an elastic gate), passes for which its batch has been small enough.
-SPECULATES, CALM_PASSES = range(2)
-FLAGS = 2
+# Entries of `flags`: the state of an elastic gate (`simrl.speculation.gates.next_elastic`).
+ELASTIC_STATE = 0
+FLAGS = 1
 
 # Of the tokens drafted of late a pass forgets one in so many.
 MEMORY_PASSES = 64.0
@@ -122,11 +123,9 @@ def remember(gauges: Floats, drafted: int, accepted: int) -> None:
 
 @njit(cache=True)
 def gate_opens(rule: Ints, gate_batch: Ints, flags: Ints, gauges: Floats, batch: int) -> bool:
-    """Whether a pass over `batch` running requests verifies drafts. Before anything was drafted, acceptance counts as perfect;
-    while nothing is drafted, it stays what it was last."""
+    """Whether a pass over `batch` running requests verifies drafts (`simrl.speculation.gates`)."""
     if rule[GATE] == BATCH:
-        rate = gauges[LATE_ACCEPTED] / gauges[LATE_DRAFTED] if gauges[LATE_DRAFTED] > 0.0 else 1.0
-        return batch <= gate_batch[int(rate * 100.0 + 0.5)]
+        return gate_allows(gate_batch, gauges[LATE_DRAFTED], gauges[LATE_ACCEPTED], batch)
     if rule[GATE] == ELASTIC:
-        return flags[SPECULATES] == 1 and batch <= rule[THRESHOLD]
+        return flags[ELASTIC_STATE] == ELASTIC_ON
     return True

@@ -1,0 +1,625 @@
+"""Forward passes: what vLLM V1 schedules in each, how long it takes, what every request has gained at its end.
+
+Invariant: `iterate` is the rule, one pass, request by request. The two stretches give the same to the last token, faster, for
+passes that only decode the same batch: without drafts as a loop over one interpolated row of the profile, with drafts over the
+batch laid out side by side.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from simrl.engine.state import (
+    ADMITTING,
+    BLOCKS,
+    COMPUTED,
+    FIRST_TOKEN,
+    FREE_BLOCKS,
+    GENERATED,
+    GENERATED_TOTAL,
+    HARDNESS,
+    HELD_BLOCKS,
+    N_RUNNING,
+    N_STOPPED,
+    N_WAITING,
+    PASSES,
+    PREEMPTIONS,
+    PREFILL_TOTAL,
+    PROMPT,
+    RUNNING,
+    SCHEDULED,
+    STOP_AT,
+    WAITING,
+    WAITING_HEAD,
+    WATCH_AT,
+    Floats,
+    Ints,
+    Limits,
+    admissible,
+    blocks_of,
+    drop_caches,
+    known_tokens,
+    make_room,
+    preempt_last,
+    release,
+    stop,
+)
+from simrl.interpolation import interpolate, interpolate_row, locate
+from simrl.profile import Tables, pass_s
+from simrl.speculation.decoding import (
+    ACCEPTED,
+    ACCEPTED_TOTAL,
+    AT,
+    DRAFTED,
+    DRAFTED_TOTAL,
+    DRIFT,
+    ELASTIC,
+    ELASTIC_STATE,
+    GATE,
+    MODEL,
+    NONE,
+    OLD_ACCEPTED,
+    OLD_TOKENS,
+    PATIENCE,
+    PROPOSED,
+    RUNS,
+    SOURCE,
+    THRESHOLD,
+    VERIFICATIONS,
+    WINDOW,
+    WINDOW_MOST,
+    Decoding,
+    draft,
+    gate_opens,
+    remember,
+    window_rule,
+)
+from simrl.speculation.draws import uniform
+from simrl.speculation.gates import ELASTIC_ON, next_elastic
+from simrl.speculation.windows import next_window
+
+
+@njit(cache=True)
+def iterate(
+    slots: Ints,
+    drafts: Ints,
+    times: Floats,
+    counters: Ints,
+    now_s: float,
+    tables: Tables,
+    limits: Limits,
+    slowdown: float,
+    draft_s: float,
+) -> float:
+    """One pass, scheduled request by request, drafts as in `drafts[DRAFTED]`. Returns the time at its end."""
+    size = limits.block_size
+    budget = limits.max_num_batched_tokens
+    scheduled = 0
+    preempted = False
+    while scheduled < counters[N_RUNNING] and budget > 0:
+        slot = slots[RUNNING, scheduled]
+        computed = slots[COMPUTED, slot]
+        new = min(known_tokens(slots, drafts, slot) - computed + drafts[DRAFTED, slot], budget)
+        need = max(blocks_of(computed + new, size) - slots[BLOCKS, slot], 0)
+        if need > counters[FREE_BLOCKS]:  # rare, and the call is dear in a loop over all requests
+            make_room(slots, counters, need)
+        while need > counters[FREE_BLOCKS]:
+            preempted = True
+            counters[PREEMPTIONS] += 1
+            if preempt_last(slots, counters) == slot:
+                break
+        if scheduled == counters[N_RUNNING]:  # it had to preempt itself
+            break
+        counters[FREE_BLOCKS] -= need
+        slots[BLOCKS, slot] += need
+        slots[SCHEDULED, slot] = new
+        if drafts[DRAFTED, slot] > 0:
+            drafts[DRAFTED, slot] = min(drafts[DRAFTED, slot], new - 1)
+            drafts[ACCEPTED, slot] = min(drafts[ACCEPTED, slot], new - 1)
+        budget -= new
+        scheduled += 1
+    unscheduled = counters[N_RUNNING] - scheduled  # running requests that the token budget left out
+    new = 0 if preempted or budget == 0 else admissible(slots, drafts, counters, limits, budget)
+    while new > 0:
+        slot = slots[WAITING, counters[WAITING_HEAD]]
+        counters[WAITING_HEAD] = (counters[WAITING_HEAD] + 1) % slots.shape[1]
+        counters[N_WAITING] -= 1
+        slots[RUNNING, counters[N_RUNNING]] = slot
+        counters[N_RUNNING] += 1
+        release(slots, counters, slot)
+        need = max(blocks_of(slots[COMPUTED, slot] + new, size) - slots[BLOCKS, slot], 0)
+        make_room(slots, counters, need)
+        counters[FREE_BLOCKS] -= need
+        slots[BLOCKS, slot] += need
+        slots[SCHEDULED, slot] = new
+        drafts[PROPOSED, slot] = 0
+        drafts[DRAFTED, slot] = 0
+        budget -= new
+        scheduled += 1
+        new = admissible(slots, drafts, counters, limits, budget) if budget > 0 else 0
+
+    query, prefill, prefill_work = 0, 0, 0.0
+    decoding, decode_kv, verified = 0, 0, 0
+    for i in range(scheduled + unscheduled):
+        slot = slots[RUNNING, i]
+        new = slots[SCHEDULED, slot]
+        computed = slots[COMPUTED, slot]
+        query += new
+        drafts[PROPOSED, slot] *= new > 0
+        if new > 0 and computed > 0 and new == 1 + drafts[DRAFTED, slot]:
+            decoding += 1
+            decode_kv += computed + new
+            verified += new - 1
+        elif new > 0:
+            prefill += new
+            prefill_work += new * (computed + 0.5 * new)
+            if drafts[OLD_TOKENS, slot] > 0:  # logits of the old response's tokens in this chunk
+                verified += max(computed + new - max(computed, slots[PROMPT, slot]), 0)
+    now_s += slowdown * draft_s + slowdown * pass_s(
+        tables,
+        float(query),
+        float(scheduled + verified),
+        float(prefill),
+        prefill_work,
+        float(decoding),
+        float(decode_kv),
+    )
+    for i in range(scheduled + unscheduled):
+        slot = slots[RUNNING, i]
+        new = slots[SCHEDULED, slot]
+        slots[COMPUTED, slot] += new
+        known = known_tokens(slots, drafts, slot)
+        if new > 0 and slots[COMPUTED, slot] == known + drafts[DRAFTED, slot]:
+            stands = drafts[ACCEPTED, slot] if drafts[DRAFTED, slot] > 0 else drafts[OLD_ACCEPTED, slot]
+            gain = min(1 + stands, slots[STOP_AT, slot] - slots[GENERATED, slot])
+            if slots[GENERATED, slot] == 0:
+                times[FIRST_TOKEN, slot] = now_s
+            slots[GENERATED, slot] += gain
+            slots[COMPUTED, slot] = slots[PROMPT, slot] + slots[GENERATED, slot] - 1
+            drafts[OLD_TOKENS, slot] = 0
+            drafts[OLD_ACCEPTED, slot] = 0
+            counters[GENERATED_TOTAL] += gain
+        slots[SCHEDULED, slot] = 0
+    counters[PASSES] += 1
+    counters[PREFILL_TOTAL] += prefill
+    return now_s
+
+
+@njit(cache=True)
+def _propose(
+    slots: Ints,
+    drafts: Ints,
+    times: Floats,
+    counters: Ints,
+    gauges: Floats,
+    limits: Limits,
+    d: Decoding,
+    speculates: bool,
+) -> float:
+    """Every running request that decodes drafts, if the engine speculates. Returns the seconds that the round takes."""
+    proposing, levels = 0, 0
+    for i in range(counters[N_RUNNING]):
+        slot = slots[RUNNING, i]
+        drafts[PROPOSED, slot] = 0
+        drafts[DRAFTED, slot] = 0
+        drafts[ACCEPTED, slot] = 0
+        generated = slots[GENERATED, slot]
+        computed = slots[COMPUTED, slot]
+        if not speculates or drafts[SOURCE, slot] == NONE or generated == 0:
+            continue
+        if known_tokens(slots, drafts, slot) - computed != 1:
+            continue
+        most = limits.kv_blocks * limits.block_size - computed - 1  # else it could not even run alone
+        drafted, accepted = draft(
+            drafts[SOURCE, slot],
+            drafts[AT, slot],
+            generated,
+            min(drafts[WINDOW, slot], most),
+            times[HARDNESS, slot] * gauges[DRIFT],
+            d.runs,
+            d.log_acceptances,
+        )
+        drafts[PROPOSED, slot] = 1
+        drafts[DRAFTED, slot] = drafted
+        drafts[ACCEPTED, slot] = accepted
+        proposing += 1
+        levels = max(levels, drafted)
+    return draft_s_of(d, proposing, levels)
+
+
+@njit(cache=True)
+def draft_s_of(d: Decoding, proposing: int, levels: int) -> float:
+    """Seconds of a round of drafting: so many requests, at most so many tokens each."""
+    if proposing == 0:
+        return 0.0
+    round_s = interpolate(d.draft_sequences, d.round_s, float(proposing))
+    return round_s + levels * interpolate(d.draft_sequences, d.step_s, float(proposing))
+
+
+@njit(cache=True)
+def _learn(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Decoding) -> None:
+    """What the pass that is over did to windows, totals and the acceptance of late."""
+    rule = window_rule(d.rule)
+    proposed, drafted_of_pass, accepted_of_pass = 0, 0, 0
+    for i in range(counters[N_RUNNING]):
+        slot = slots[RUNNING, i]
+        if drafts[PROPOSED, slot] == 0:
+            continue
+        proposed += 1
+        drafted, accepted = drafts[DRAFTED, slot], drafts[ACCEPTED, slot]
+        drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)
+        drafts[DRAFTED_TOTAL, slot] += drafted
+        drafts[ACCEPTED_TOTAL, slot] += accepted
+        drafts[VERIFICATIONS, slot] += drafted > 0
+        drafted_of_pass += drafted
+        accepted_of_pass += accepted
+    if proposed > 0:
+        remember(gauges, drafted_of_pass, accepted_of_pass)
+
+
+@njit(cache=True)
+def stretch_length(slots: Ints, drafts: Ints, counters: Ints, limits: Limits) -> int:
+    """Passes that surely decode the present batch and nothing else, up to the first stop; 0 if unsure."""
+    n = counters[N_RUNNING]
+    if n == 0 or n > limits.max_num_batched_tokens:
+        return 0
+    if (
+        n < limits.max_num_batched_tokens
+        and admissible(slots, drafts, counters, limits, limits.max_num_batched_tokens - n) > 0
+    ):
+        return 0
+    # No request needs more than one new block in block_size passes.
+    passes = (counters[FREE_BLOCKS] + counters[HELD_BLOCKS]) // n * limits.block_size
+    for i in range(n):
+        slot = slots[RUNNING, i]
+        generated = slots[GENERATED, slot]
+        if generated == 0 or slots[PROMPT, slot] + generated - slots[COMPUTED, slot] != 1:
+            return 0
+        passes = min(passes, min(slots[STOP_AT, slot], slots[WATCH_AT, slot]) - generated)
+    return passes
+
+
+@njit(cache=True)
+def _decode_stretch(
+    slots: Ints,
+    counters: Ints,
+    now_s: float,
+    tables: Tables,
+    limits: Limits,
+    slowdown: float,
+    passes: int,
+    until_s: float,
+) -> float:
+    """Up to `passes` passes of pure decoding, no further than the first boundary after `until_s`."""
+    n = counters[N_RUNNING]
+    grid = tables.decode_kv_tokens
+    row = np.empty(grid.shape[0])
+    interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
+    for j in range(row.shape[0]):
+        row[j] *= slowdown
+    fixed_s = slowdown * (
+        interpolate(tables.dense_tokens, tables.dense_s, float(n))
+        + interpolate(tables.sampled_sequences, tables.sampled_s, float(n))
+        + tables.between_passes_s
+    )
+    kv = 0
+    for i in range(n):
+        kv += slots[COMPUTED, slots[RUNNING, i]] + 1
+    mean_kv = kv / n
+    last = grid.shape[0] - 1
+    cell, _ = locate(grid, mean_kv)
+    done = 0
+    while done < passes:
+        while cell < last - 1 and mean_kv >= grid[cell + 1]:
+            cell += 1
+        if last == 0 or mean_kv <= grid[0]:
+            attention_s = row[0]
+        elif mean_kv >= grid[last]:
+            attention_s = row[last]
+        else:
+            slope = (row[cell + 1] - row[cell]) / (grid[cell + 1] - grid[cell])
+            attention_s = row[cell] + slope * (mean_kv - grid[cell])
+        now_s += fixed_s + attention_s
+        mean_kv += 1.0
+        done += 1
+        if now_s > until_s:
+            break
+    grown = 0
+    for i in range(n):
+        slot = slots[RUNNING, i]
+        slots[COMPUTED, slot] += done
+        slots[GENERATED, slot] += done
+        blocks = max(blocks_of(slots[COMPUTED, slot], limits.block_size), slots[BLOCKS, slot])
+        grown += blocks - slots[BLOCKS, slot]
+        slots[BLOCKS, slot] = blocks
+    make_room(slots, counters, grown)
+    counters[FREE_BLOCKS] -= grown
+    counters[PASSES] += done
+    counters[GENERATED_TOTAL] += n * done
+    return now_s
+
+
+@njit(cache=True)
+def _speculative_stretch(
+    slots: Ints,
+    drafts: Ints,
+    times: Floats,
+    counters: Ints,
+    gauges: Floats,
+    flags: Ints,
+    now_s: float,
+    tables: Tables,
+    limits: Limits,
+    slowdown: float,
+    d: Decoding,
+    until_s: float,
+) -> float:
+    """Passes that verify the drafts of the present batch and do nothing else: to the first stop, the first boundary after
+    `until_s`, or while there is surely room and the gate is open. At least one; the caller has seen to the room for it.
+
+    What a pass changes is laid out side by side for the batch, and put back at the end.
+    """
+    n = counters[N_RUNNING]
+    size = limits.block_size
+    rule = window_rule(d.rule)
+    most = rule.most_tokens
+    batch = slots[RUNNING, :n].copy()
+    source, at, window, generated = (
+        drafts[SOURCE][batch],
+        drafts[AT][batch],
+        drafts[WINDOW][batch],
+        slots[GENERATED][batch],
+    )
+    stop_at = np.minimum(slots[STOP_AT][batch], slots[WATCH_AT][batch])
+    end_at = slots[STOP_AT][batch]
+    room = slots[BLOCKS][batch] * size - slots[COMPUTED][batch] + generated  # generated tokens that its blocks hold
+    before = generated.copy()
+    totals = np.zeros((3, n), dtype=np.int64)
+    likely = np.empty((n, most))  # P(the first j + 1 tokens of a draft are accepted)
+    proposing = 0
+    for i in range(n):
+        proposing += source[i] != NONE
+        if source[i] == MODEL:
+            hardness = times[HARDNESS, batch[i]] * gauges[DRIFT]
+            for j in range(most):
+                likely[i, j] = np.exp(-hardness * d.log_acceptances[j])
+
+    grid = tables.decode_kv_tokens
+    row = np.empty(grid.shape[0])
+    interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
+    round_s = interpolate(d.draft_sequences, d.round_s, float(proposing))
+    step_s = interpolate(d.draft_sequences, d.step_s, float(proposing))
+    dense_cell, sampled_cell, kv_cell = 0, 0, 0
+    kv = slots[COMPUTED][batch].sum()
+    free, roomy = counters[FREE_BLOCKS], n * (blocks_of(most + 1, size) + 1)
+    done, gained = 0, 0
+    stopped = False
+    while not stopped and now_s <= until_s:
+        if done > 0 and (free < roomy or not gate_opens(d.rule, d.gate_batch, flags, gauges, n)):
+            break
+        levels, drafted_of_pass, accepted_of_pass, gain_of_pass = 0, 0, 0, 0
+        for i in range(n):
+            has = generated[i]
+            drafted, accepted = 0, 0
+            if source[i] == RUNS:
+                run = int(d.runs[at[i] + has])
+                drafted = min(run & 255, window[i])
+                accepted = min(run >> 8, drafted)
+            elif source[i] == MODEL:
+                drafted = window[i]
+                draw = uniform(at[i], has)
+                while accepted < drafted and draw < likely[i, accepted]:
+                    accepted += 1
+            if source[i] != NONE:
+                window[i] = next_window(rule, window[i], drafted, accepted)
+                if drafted > 0:
+                    totals[0, i] += drafted
+                    totals[1, i] += accepted
+                    totals[2, i] += 1
+                    levels = max(levels, drafted)
+                    drafted_of_pass += drafted
+                    accepted_of_pass += accepted
+            if has + 1 + drafted > room[i]:
+                blocks = blocks_of(has + 1 + drafted - room[i], size)
+                free -= blocks
+                room[i] += blocks * size
+            gain = min(1 + accepted, end_at[i] - has)
+            generated[i] = has + gain
+            gain_of_pass += gain
+            stopped |= has + gain >= stop_at[i]
+        tokens = float(n + drafted_of_pass)
+        mean_kv = (kv + tokens) / n
+        dense_cell = _cell(tables.dense_tokens, tokens, dense_cell)
+        sampled_cell = _cell(tables.sampled_sequences, tokens, sampled_cell)
+        kv_cell = _cell(grid, mean_kv, kv_cell)
+        pass_seconds = (
+            _between(tables.dense_tokens, tables.dense_s, tokens, dense_cell)
+            + _between(tables.sampled_sequences, tables.sampled_s, tokens, sampled_cell)
+            + _between(grid, row, mean_kv, kv_cell)
+            + tables.between_passes_s
+        )
+        if proposing > 0:
+            pass_seconds += round_s + levels * step_s
+            remember(gauges, drafted_of_pass, accepted_of_pass)
+        now_s += slowdown * pass_seconds
+        kv += gain_of_pass
+        gained += gain_of_pass
+        done += 1
+    for i in range(n):
+        slot = batch[i]
+        slots[COMPUTED, slot] += generated[i] - before[i]
+        slots[GENERATED, slot] = generated[i]
+        slots[BLOCKS, slot] = (room[i] + slots[COMPUTED, slot] - generated[i]) // size
+        drafts[WINDOW, slot] = window[i]
+        for j in range(3):
+            drafts[DRAFTED_TOTAL + j, slot] += totals[j, i]
+    counters[FREE_BLOCKS] = free
+    counters[PASSES] += done
+    counters[GENERATED_TOTAL] += gained
+    return now_s
+
+
+@njit(cache=True)
+def _cell(grid: Floats, x: float, cell: int) -> int:
+    """The cell of a grid that holds x, found from one nearby."""
+    while cell < grid.shape[0] - 2 and x >= grid[cell + 1]:
+        cell += 1
+    while cell > 0 and x < grid[cell]:
+        cell -= 1
+    return cell
+
+
+@njit(cache=True)
+def _between(grid: Floats, values: Floats, x: float, cell: int) -> float:
+    """`interpolate`, in a cell that is known."""
+    last = grid.shape[0] - 1
+    if last == 0 or x <= grid[0]:
+        return values[0]
+    if x >= grid[last]:
+        return values[last]
+    return values[cell] + (values[cell + 1] - values[cell]) * (x - grid[cell]) / (grid[cell + 1] - grid[cell])
+
+
+@njit(cache=True)
+def run(
+    slots: Ints,
+    drafts: Ints,
+    times: Floats,
+    counters: Ints,
+    now_s: float,
+    dense_tokens: Floats,
+    dense_s: Floats,
+    sampled_sequences: Floats,
+    sampled_s: Floats,
+    prefill_tokens: Floats,
+    prefill_kv_tokens: Floats,
+    decode_sequences: Floats,
+    decode_kv_tokens: Floats,
+    attention_s: Floats,
+    between_passes_s: float,
+    bounds: Ints,
+    slowdown: float,
+    until_s: float,
+    to_first_stop: bool,
+) -> float:
+    """Passes without drafts until the first boundary after `until_s`, a stop (if `to_first_stop`) or nothing to do.
+
+    Returns the boundary reached. What stopped in the last pass is in `slots[STOPPED]`, how in `slots[STOPPED_KIND]`;
+    `times` has when each request ended, so a run without `to_first_stop` loses no end. `Tables` and `Limits` come in
+    parts: tuples cost more a call.
+    """
+    tables = Tables(
+        dense_tokens,
+        dense_s,
+        sampled_sequences,
+        sampled_s,
+        prefill_tokens,
+        prefill_kv_tokens,
+        decode_sequences,
+        decode_kv_tokens,
+        attention_s,
+        between_passes_s,
+    )
+    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
+    counters[N_STOPPED] = 0
+    while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
+        passes = stretch_length(slots, drafts, counters, limits)
+        if passes > 0:
+            now_s = _decode_stretch(slots, counters, now_s, tables, limits, slowdown, passes, until_s)
+        else:
+            now_s = iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, 0.0)
+        stop(slots, times, counters, now_s)
+        if to_first_stop and counters[N_STOPPED] > 0:
+            break
+    return now_s
+
+
+@njit(cache=True)
+def run_speculative(
+    slots: Ints,
+    drafts: Ints,
+    times: Floats,
+    counters: Ints,
+    gauges: Floats,
+    flags: Ints,
+    now_s: float,
+    dense_tokens: Floats,
+    dense_s: Floats,
+    sampled_sequences: Floats,
+    sampled_s: Floats,
+    prefill_tokens: Floats,
+    prefill_kv_tokens: Floats,
+    decode_sequences: Floats,
+    decode_kv_tokens: Floats,
+    attention_s: Floats,
+    between_passes_s: float,
+    bounds: Ints,
+    slowdown: float,
+    until_s: float,
+    to_first_stop: bool,
+    rule: Ints,
+    runs: NDArray[np.uint16],
+    log_acceptances: Floats,
+    draft_sequences: Floats,
+    round_s: Floats,
+    step_s: Floats,
+    gate_batch: Ints,
+) -> float:
+    """The same with drafts."""
+    tables = Tables(
+        dense_tokens,
+        dense_s,
+        sampled_sequences,
+        sampled_s,
+        prefill_tokens,
+        prefill_kv_tokens,
+        decode_sequences,
+        decode_kv_tokens,
+        attention_s,
+        between_passes_s,
+    )
+    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
+    d = Decoding(rule, runs, log_acceptances, draft_sequences, round_s, step_s, gate_batch)
+    most = rule[WINDOW_MOST]
+    counters[N_STOPPED] = 0
+    while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
+        n = counters[N_RUNNING]
+        speculates = gate_opens(rule, gate_batch, flags, gauges, n)
+        passes = stretch_length(slots, drafts, counters, limits)
+        passes_before, prefill_before = counters[PASSES], counters[PREFILL_TOTAL]
+        if passes > 0 and not (speculates and _any_source(slots, drafts, counters)):
+            if rule[GATE] == ELASTIC and n <= rule[THRESHOLD]:
+                passes = min(passes, max(rule[PATIENCE] - flags[ELASTIC_STATE], 1))
+            now_s = _decode_stretch(slots, counters, now_s, tables, limits, slowdown, passes, until_s)
+        elif (
+            passes > 0
+            and n * (1 + most) <= limits.max_num_batched_tokens
+            and counters[FREE_BLOCKS] >= n * (blocks_of(most + 1, limits.block_size) + 1)
+        ):
+            now_s = _speculative_stretch(
+                slots, drafts, times, counters, gauges, flags, now_s, tables, limits, slowdown, d, until_s
+            )
+        else:
+            draft_s = _propose(slots, drafts, times, counters, gauges, limits, d, speculates)
+            now_s = iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, draft_s)
+            _learn(slots, drafts, counters, gauges, d)
+        batch = counters[N_RUNNING]
+        stop(slots, times, counters, now_s)
+        if rule[GATE] == ELASTIC and flags[ELASTIC_STATE] != ELASTIC_ON and counters[PREFILL_TOTAL] == prefill_before:
+            for _ in range(counters[PASSES] - passes_before):
+                flags[ELASTIC_STATE] = next_elastic(flags[ELASTIC_STATE], batch, rule[THRESHOLD], rule[PATIENCE])
+            if flags[ELASTIC_STATE] == ELASTIC_ON:  # the drafter needs the hidden states of all that runs
+                drop_caches(slots, counters)
+        if to_first_stop and counters[N_STOPPED] > 0:
+            break
+    return now_s
+
+
+@njit(cache=True)
+def _any_source(slots: Ints, drafts: Ints, counters: Ints) -> bool:
+    for i in range(counters[N_RUNNING]):  # noqa: SIM110 (numba)
+        if drafts[SOURCE, slots[RUNNING, i]] != NONE:
+            return True
+    return False

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from simrl import cli_allocate, cli_profile, cli_systems, cli_trace
+from simrl import cli_acceptance, cli_allocate, cli_profile, cli_systems, cli_trace
 from simrl.errors import InputError, StoppedError
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -37,6 +37,10 @@ app.add_typer(cli_systems.app, name="systems")
 app.command(epilog="Example:  simrl allocate --trace my_run.parquet --profile p.parquet --workers 32")(
     cli_allocate.allocate
 )
+app.command(
+    epilog="Examples:  simrl acceptance my_run.parquet --profile profiles/qwen3-14b_h100_tp2.parquet   |   "
+    "simrl acceptance my_run.parquet --drafter siblings --window 8 --model qwen3-8b --gpu h100"
+)(cli_acceptance.acceptance)
 
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")]
 Overrides = Annotated[

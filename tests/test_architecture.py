@@ -21,12 +21,12 @@ LAYERS = (
     "pipelines split",
     "systems",
     "simulate",
-    "metrics timeline trace_report allocation_report table",
+    "metrics timeline trace_report allocation_report acceptance_report table",
     "plots perfetto",
     "compare",
-    "cli cli_trace cli_profile cli_allocate cli_systems",
+    "cli cli_trace cli_profile cli_allocate cli_acceptance cli_systems",
 )
-TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_systems"}}  # the command line in five files
+TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_acceptance", "cli_systems"}}  # one command line
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}

@@ -31,6 +31,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 CLASSES = 4
 FEWEST_RESPONSES = 25  # of a class that is fitted
+SMALLEST_BUCKET = 0.01  # share of the lengths
 _CLASS = -1  # the place of a response's draw of its class; those of its lengths are 0, 1, 2 …
 
 
@@ -165,18 +166,23 @@ def _rounded(value: float | np.floating) -> float:
 
 
 def _buckets(lengths: Ints) -> tuple[Bucket, ...]:
-    """Shares and means of the lengths between powers of two; one bucket of one token where there are none."""
+    """Shares and means of the lengths between powers of two, from the top down until a bucket has at least
+    `SMALLEST_BUCKET` of them; one bucket of one token where there are no lengths."""
     if not lengths.size:
         return (Bucket(up_to_tokens=1, share=1.0, mean_tokens=1.0),)
     edge = np.ceil(np.log2(lengths)).astype(np.int64)
-    found, low = [], 1
-    for power in range(int(edge.max()) + 1):
-        inside = lengths[edge == power]
-        if inside.size:
-            share, mean = inside.size / lengths.size, float(np.clip(round(inside.mean(), 2), low, 2**power))
-            found.append(Bucket(up_to_tokens=2**power, share=_rounded(share), mean_tokens=mean))
-            low = 2**power + 1
-    return tuple(found)
+    found: list[Bucket] = []
+    top = edge.max()
+    for power in range(int(top), -1, -1):
+        inside = (edge >= power) & (edge <= top)
+        if inside.mean() >= SMALLEST_BUCKET or power == 0:
+            if not inside.any():
+                continue
+            low = 2 ** (power - 1) + 1 if power else 1
+            mean = float(np.clip(round(lengths[inside].mean(), 2), low, 2**top))
+            found.append(Bucket(up_to_tokens=int(2**top), share=_rounded(inside.mean()), mean_tokens=mean))
+            top = power - 1
+    return tuple(reversed(found))
 
 
 @njit(cache=True)

@@ -1,0 +1,159 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simrl.hardware import GPUS, MODELS
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.draft_times import eagle_shape
+from simrl.speculation.drafter_training import (
+    Drafter,
+    SpotTraining,
+    WorkerState,
+    coordinator,
+    training_iteration_s,
+)
+
+BUSY, IDLE, TRAINING = WorkerState.BUSY, WorkerState.IDLE, WorkerState.TRAINING
+
+
+def after_idling(parameters, workers, order):
+    """The coordinator, and who started to train, as workers fall idle in this order."""
+    state, started = coordinator(parameters, workers), []
+    for worker in order:
+        state, now = state.fell_idle(worker)
+        started.append(now)
+    return state, started
+
+
+def test_training_starts_once_enough_workers_are_idle_and_later_ones_join():
+    state, started = after_idling(SpotTraining(idle_workers=2), 4, [3, 1, 0])
+    assert started == [(), (1, 3), (0,)]
+    assert state.states == (TRAINING, TRAINING, BUSY, TRAINING)
+
+
+def test_as_the_code_has_it_the_first_ones_train_alone():
+    state, started = after_idling(SpotTraining(idle_workers=2, join=False), 4, [3, 1, 0])
+    assert started == [(), (1, 3), ()]
+    assert state.idle == (0,) and state.training == (1, 3)
+
+
+def test_all_training_stops_the_moment_the_rollout_ends():
+    state, _ = after_idling(SpotTraining(), 3, [0, 2])
+    state, stopped = state.rollout_over()
+    assert stopped == (0, 2) and state.training == () and state.states == (IDLE,) * 3
+    assert state.rollout_over()[1] == ()
+
+
+def test_a_worker_that_serves_again_leaves_the_session():
+    state, _ = after_idling(SpotTraining(), 3, [0, 1])
+    state = state.got_busy(0)
+    assert state.states == (BUSY, TRAINING, BUSY)
+    with pytest.raises(ValueError, match="worker 0 is busy already"):
+        state.got_busy(0)
+    with pytest.raises(ValueError, match="worker 1 is training, not busy"):
+        state.fell_idle(1)
+
+
+def test_it_trains_every_tenth_step_and_a_static_drafter_never():
+    state = coordinator(SpotTraining(), 1)
+    trains = [state.next_rollout(step).fell_idle(0)[1] == (0,) for step in range(21)]
+    assert [step for step, trained in enumerate(trains) if trained] == [0, 10, 20]
+    static = coordinator(SpotTraining(adaptive=False, every_updates=1), 1)
+    assert not any(static.next_rollout(step).fell_idle(0)[1] for step in range(21))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["idle", "busy", "over", "next"]), st.integers(0, 4)), max_size=60),
+    st.booleans(),
+)
+def test_nobody_trains_who_serves_or_when_the_rollout_is_over(events: list[tuple[str, int]], join: bool):
+    state = coordinator(SpotTraining(idle_workers=2, join=join, every_updates=2), 5)
+    rolling = True
+    for event, number in events:
+        before = state
+        if event == "idle" and state.states[number] is BUSY and rolling:
+            state, started = state.fell_idle(number)
+            assert set(started) == set(state.training) - set(before.training)
+            assert all(before.states[i] is IDLE or i == number for i in started)
+        elif event == "busy" and state.states[number] is not BUSY and rolling:
+            state = state.got_busy(number)
+            assert state.states[number] is BUSY
+        elif event == "over":
+            state, _ = state.rollout_over()
+            rolling = False
+        elif event == "next":
+            state, rolling = state.next_rollout(number), True
+            assert set(state.states) == {BUSY}
+        assert rolling or state.training == ()
+        assert state.train or state.training == ()
+        assert len(state.states) == 5
+
+
+def test_each_update_makes_a_drafter_staler_and_training_makes_it_good():
+    """Fig. 15: a dip at each update, recovered within a few iterations."""
+    parameters = SpotTraining(recovery_iterations=3, iteration_s=2.0)
+    acceptance = ModelAcceptance(by_position=(0.8,), drift_per_update=0.2)
+    drafter = Drafter().policy_updated()
+    assert drafter.staleness == 1
+    curve = []
+    for iterations in range(13):
+        session = drafter.session_started().trained_for(2.0 * iterations, 1, parameters)
+        curve.append(0.8 ** acceptance.drift(session.session_over(parameters).staleness))
+    assert curve[0] == pytest.approx(0.8 ** math.exp(0.2))
+    assert curve == sorted(curve) and curve[-1] == pytest.approx(0.8, abs=0.001)
+    assert drafter.session_started().trained_for(6.0, 1, parameters).trained == pytest.approx(math.exp(-1))
+
+
+def test_what_decodes_is_the_published_drafter_until_the_session_is_over():
+    parameters = SpotTraining()
+    training = Drafter(5.0, 5.0, 5.0).session_started().trained_for(10.0, 1, parameters)
+    assert training.staleness == 5 and training.trained < 1
+    assert training.session_over(parameters).staleness == training.trained
+
+
+def test_a_session_that_does_not_save_at_its_end_falls_back_to_its_last_checkpoint():
+    parameters = SpotTraining(save_every_iterations=4, save_at_end=False, recovery_iterations=5)
+    drafter = Drafter(2.0, 2.0, 2.0).session_started()
+    assert drafter.trained_for(3.0, 1, parameters).session_over(parameters).staleness == 2
+    assert drafter.trained_for(11.5, 1, parameters).session_over(parameters).staleness == pytest.approx(
+        2 * math.exp(-8 / 5)
+    )
+    twice = drafter.trained_for(5.0, 1, parameters).trained_for(6.0, 1, parameters)
+    once = drafter.trained_for(11.0, 1, parameters)
+    assert (twice.trained, twice.saved) == (pytest.approx(once.trained), pytest.approx(once.saved))
+
+
+def test_iterations_are_whole_and_a_session_has_only_so_many():
+    parameters = SpotTraining(most_iterations=7, iteration_s=0.5)
+    drafter = Drafter(1.0, 1.0, 1.0).session_started()
+    assert drafter.trained_for(0.49, 1, parameters) == drafter
+    assert drafter.trained_for(100.0, 1, parameters).iterations == 7
+    assert drafter.trained_for(100.0, 0, parameters) == drafter
+
+
+def test_more_workers_help_as_much_as_is_said():
+    drafter = Drafter(1.0, 1.0, 1.0).session_started()
+    alone, useless, full = (
+        drafter.trained_for(3.0, workers, SpotTraining(scaling=scaling)).trained
+        for workers, scaling in ((1, 0.0), (4, 0.0), (4, 1.0))
+    )
+    assert alone == useless > full == pytest.approx(alone**4)
+
+
+def test_a_static_drafter_drifts_until_drift_is_full():
+    acceptance = ModelAcceptance(by_position=(0.8,), drift_per_update=0.1, most_drift=0.5)
+    drafter, drifts = Drafter(), []
+    for _ in range(10):
+        drafter = drafter.policy_updated()
+        drifts.append(acceptance.drift(drafter.staleness))
+    assert drifts == sorted(drifts) and drifts[-1] == drifts[5] == math.exp(0.5)
+
+
+def test_an_iteration_of_a_small_drafter_takes_milliseconds():
+    shape = eagle_shape(MODELS["qwen2.5-32b"])
+    seconds = training_iteration_s(shape, GPUS["h100"])
+    work = 1024 * (6 * shape.layer_parameters + 4 * shape.vocab * shape.hidden)
+    assert seconds == pytest.approx(0.02 + work / (0.3 * GPUS["h100"].bf16_flops))
+    assert seconds < 0.05

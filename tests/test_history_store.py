@@ -85,6 +85,22 @@ def test_over_the_budget_the_oldest_epoch_goes_first_then_what_was_used_least_re
         assert store.memory_bytes <= 3.5 * size and len(store) == 3
 
 
+def test_evicting_the_newest_keeps_what_the_next_epoch_meets_and_evicting_the_oldest_does_not():
+    size = filled(1).memory_bytes
+    hits = {}
+    for evict in ("oldest", "newest"):
+        with HistoryStore(memory_bytes=int(2.5 * size), evict=evict) as store:
+            met = []
+            for epoch in range(3):
+                for prompt_id in range(4):
+                    met.append(store.index(prompt_id) is not None)
+                    store.learn(prompt_id, epoch, responses_of(prompt_id, epoch), [0.0, 1.0, 0.5])
+                    store.wait()
+        hits[evict] = met[4:]
+    assert hits["oldest"] == [False] * 8
+    assert hits["newest"] == [True, True, False, False] * 2
+
+
 def test_compressed_tokens_outlive_the_index_and_are_indexed_again_when_asked_for():
     size = filled(1).memory_bytes
     with filled(compress=True, memory_bytes=2 * size) as store:

@@ -5,8 +5,9 @@ decoded without drafts; what is there is whole and never changes.
 
 A prompt's responses of its last `epochs_kept` epochs make one index (history_index.py), which holds their tokens too: when an
 epoch is added, or an old one ends, it is built anew from them. Over the budget, the prompts whose newest responses are oldest
-go first, of equals the one that was not used for longest. With `compress`, compressed tokens are kept beside an index, so that
-they are left when it goes, and are indexed again when they are asked for (`prefetch` asks ahead); they go last.
+go first, of equals the one that was not used for longest. (An epoch meets every prompt once: what is oldest is what comes
+soonest. `evict="newest"` keeps that.) With `compress`, compressed tokens are kept beside an index, so that they are left when
+it goes, and are indexed again when they are asked for (`prefetch` asks ahead); they go last.
 
 On disk a store is a folder: `prompts.parquet` tells the prompts, their responses' epochs and rewards, and where each index
 stands in `indexes.int32`; or holds their compressed tokens. A folder is replaced as a whole, so a crash leaves the old one.
@@ -22,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Condition
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ from simrl.speculation.history_index import LARGEST_TOKEN_ID, build_index, is_in
 MANIFEST = "files.txt"
 _PROMPTS, _INDEXES = "prompts.parquet", "indexes.int32"
 _FORMAT, _VERSION = b"simrl.history", b"1"
+Evict = Literal["oldest", "newest"]
 _ZSTD = pa.Codec("zstd", compression_level=1)
 _SCHEMA = pa.schema(
     [
@@ -97,7 +99,12 @@ class HistoryStore:
     """
 
     def __init__(
-        self, epochs_kept: int = 1, memory_bytes: int | None = None, compress: bool = False, threads: int = 1
+        self,
+        epochs_kept: int = 1,
+        memory_bytes: int | None = None,
+        compress: bool = False,
+        evict: Evict = "oldest",
+        threads: int = 1,
     ) -> None:
         if epochs_kept < 1 or threads < 1 or (memory_bytes is not None and memory_bytes < 0):
             raise ValueError(
@@ -106,6 +113,7 @@ class HistoryStore:
         self._epochs_kept = epochs_kept
         self._memory_bytes = memory_bytes
         self._compress = compress
+        self._evict_newest = evict == "newest"
         self._prompts: dict[int, _Prompt] = {}
         self._indexed: dict[int, OrderedDict[int, None]] = {}  # by newest epoch: prompts, the latest used last
         self._shrunk: dict[int, OrderedDict[int, None]] = {}  # the same of compressed ones
@@ -237,6 +245,7 @@ class HistoryStore:
         epochs_kept: int = 1,
         memory_bytes: int | None = None,
         compress: bool = False,
+        evict: Evict = "oldest",
         threads: int = 1,
     ) -> HistoryStore:
         """A store from what `save` wrote. `memory_map` leaves the indexes on disk until they are used, outside the budget.
@@ -247,7 +256,7 @@ class HistoryStore:
         folder = Path(folder)
         table = _read_prompts(folder)
         indexes = _read_indexes(folder, table)
-        store = cls(epochs_kept, memory_bytes, compress, threads)
+        store = cls(epochs_kept, memory_bytes, compress, evict, threads)
         store._folder = folder
         with store._changed:
             for row in table.to_pylist():
@@ -328,7 +337,7 @@ class HistoryStore:
         """Brings the store within its budget. Called with the lock held."""
         while self._memory_bytes is not None and self._bytes > self._memory_bytes:
             lists = self._indexed or self._shrunk
-            prompt_id = next(iter(lists[min(lists)]))
+            prompt_id = next(reversed(lists[max(lists)])) if self._evict_newest else next(iter(lists[min(lists)]))
             prompt = self._prompts[prompt_id]
             self._take_off_lists(prompt_id, prompt)
             self._bytes -= prompt.bytes

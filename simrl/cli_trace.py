@@ -203,22 +203,45 @@ def import_jsonl_command(
     _write(trace, output, as_json)
 
 
-@app.command(epilog="Example:  simrl trace show my_run.parquet")
+@app.command(epilog="Examples:  simrl trace show my_run.parquet   |   simrl trace show my_run.parquet --history")
 def show(
     file: Annotated[Path, typer.Argument(help="a trace (Parquet)")],
     plot: Annotated[
-        Path | None, typer.Option(help="where to draw the lengths (default: NAME-lengths.png, here)")
+        Path | None, typer.Option(help="where to draw it (default: NAME-lengths.png or NAME-history.png, here)")
     ] = None,
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history",
+            help="how well a prompt's last epoch tells its rank (RhymeRL Table 2, Fig. 9), in place of lengths",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What is in a trace: prompts, groups, length percentiles, share at the cap, epochs; and a picture of its lengths."""
     from rich.console import Console
 
     from simrl.trace import read_trace
-    from simrl.trace_report import describe, plot_lengths, print_description
+    from simrl.trace_report import (
+        describe,
+        describe_history,
+        plot_history,
+        plot_lengths,
+        print_description,
+        print_history,
+    )
 
     trace = read_trace(file)
-    picture = plot or Path(f"{file.stem}-lengths.png")
+    picture = plot or Path(f"{file.stem}-{'history' if history else 'lengths'}.png")
+    if history:
+        found = describe_history(trace)
+        plot_history(found, trace.metadata.name, picture)
+        if as_json:
+            print(json.dumps({"rank_history": found, "picture": str(picture)}, indent=1))
+        else:
+            print_history(found, Console())
+            Console().print(f"Ranks drawn in {picture}")
+        return
     plot_lengths(trace, picture)
     description = describe(trace)
     if as_json:

@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -365,67 +363,3 @@ def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
     below, above = ndtr(-location / sigma), ndtr((location - top) / sigma)
     between = ndtr((top - location - sigma**2) / sigma) - ndtr((-location - sigma**2) / sigma)
     return float(below + math.exp(location + sigma**2 / 2) * between + cap * above)
-
-
-@dataclass(frozen=True)
-class RankStability:
-    """How well a prompt's last epoch tells the rank of its responses in this one (RhymeRL Fig. 9 and Table 2).
-
-    Shares of responses, the mean over the pairs of adjacent epochs. `same_or_lower` is Table 2's *Accurate*;
-    `same_or_lower + higher = 1` and `near_boundary + strong = higher`.
-    """
-
-    groups: int
-    epoch_pairs: int
-    same_or_lower: float
-    higher: float
-    near_boundary: float
-    strong: float
-
-
-def rank_stability(trace: Trace, groups: int = 8) -> RankStability:
-    """The measure of RhymeRL §6.1, Fig. 9, on the prompts that two successive epochs of the trace have in common.
-
-    *Predicted group*: the prompts, ranked by the median length of their responses in the epoch before, are divided
-    into `groups` equal parts. *Real group*: this epoch's responses, sorted by length, are divided likewise. A response
-    moved *near the boundary* if its real group is the next one up and it is in that group's shorter half. The paper
-    does not say how equal lengths (all those at the cap) are sorted; here they stand in the order predicted, since a
-    response that is no longer than another has not overtaken it.
-
-    Raises `InputError` where no two successive epochs share at least `groups` prompts.
-    """
-    epoch, prompt, tokens = (trace.column(c) for c in ("epoch", "prompt_id", "response_tokens"))
-    shares = []
-    epochs = np.unique(epoch)
-    for before, now in pairwise(epochs.tolist()):
-        old, new = epoch == before, epoch == now
-        ranked = _prompts_by_median(prompt[old], tokens[old])
-        ranked = ranked[np.isin(ranked, prompt[new])]
-        if len(ranked) < groups:
-            continue
-        by_id = np.argsort(ranked, kind="stable")
-        known = np.isin(prompt[new], ranked)
-        position = by_id[np.searchsorted(ranked[by_id], prompt[new][known])]
-        predicted = position * groups // len(ranked)
-        rank = np.empty(len(position), dtype=np.int64)
-        rank[np.lexsort((predicted, tokens[new][known]))] = np.arange(len(position))
-        real = rank * groups // len(rank)
-        shorter_half = rank * 2 * groups // len(rank) % 2 == 0
-        shares.append((np.mean(real > predicted), np.mean((real == predicted + 1) & shorter_half)))
-    if not shares:
-        raise InputError(
-            f"trace {trace.metadata.name!r}: no two successive epochs share {groups} prompts; "
-            "rank stability needs a run of two epochs or more"
-        )
-    higher, near = np.mean(shares, axis=0).tolist()
-    return RankStability(groups, len(shares), 1 - higher, higher, near, higher - near)
-
-
-def _prompts_by_median(prompt: NDArray[Any], tokens: NDArray[Any]) -> NDArray[Any]:
-    """The prompt ids, from the shortest median response to the longest."""
-    order = np.lexsort((tokens, prompt))
-    ids, first, count = np.unique(prompt[order], return_index=True, return_counts=True)
-    tokens = tokens[order]
-    twice_median = tokens[first + (count - 1) // 2].astype(np.int64) + tokens[first + count // 2]
-    ranked: NDArray[Any] = ids[np.argsort(twice_median, kind="stable")]
-    return ranked

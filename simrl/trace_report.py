@@ -6,6 +6,7 @@ Invariant: every number here is computed from the rows of the trace, and each fo
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,25 @@ from rich.table import Table
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.palette import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION
-from simrl.synthesis import rank_stability
+from simrl.ranks import rank_history, rank_stability
 from simrl.trace import Trace, trace_metadata_json
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 RANKING_GROUPS = 8
+HISTORY_GROUPS = (8, 16)  # as RhymeRL's Table 2 has
+HISTORY_COLUMNS = {
+    "accurate": "accurate",
+    "near_boundary": "near boundary",
+    "strong": "strong",
+    "not_last": "not last 10 %",
+    "within": "within β×",
+    "migrated": "migrated",
+}
+HISTORY_COLORS = (
+    ("accurate", SKY, "same group or lower"),
+    ("near_boundary", ORANGE, "higher, near the boundary"),
+    ("strong", VERMILLION, "higher, strongly"),
+)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -117,6 +132,86 @@ def _ranks(trace: Trace) -> dict[str, Any] | None:
         return None
 
 
+def describe_history(trace: Trace) -> list[dict[str, Any]]:
+    """`simrl.ranks.rank_history` for 8 and 16 groups, as far as the prompts suffice, ready for JSON.
+
+    Raises `InputError` where no two successive epochs share 8 prompts.
+    """
+    found = [asdict(rank_history(trace, HISTORY_GROUPS[0]))]
+    for groups in HISTORY_GROUPS[1:]:
+        with suppress(InputError):
+            found.append(asdict(rank_history(trace, groups)))
+    return found
+
+
+def print_history(history: list[dict[str, Any]], console: Console) -> None:
+    """Prints what `describe_history` returned, for people."""
+    overall = Table("groups", *HISTORY_COLUMNS.values(), title="Ranked by the epoch before (RhymeRL Table 2, Fig. 9)")
+    overall.title_justify = "left"
+    for found in history:
+        overall.add_row(f"{found['groups']}", *_history_cells(found["overall"]))
+    groups = Table(
+        "group", *HISTORY_COLUMNS.values(), title=f"By predicted group of {history[0]['groups']}, the shortest first"
+    )
+    groups.title_justify = "left"
+    for number, shares in enumerate(history[0]["by_group"], start=1):
+        groups.add_row(f"{number}", *_history_cells(shares))
+    epochs = Table("epoch", "β", *HISTORY_COLUMNS.values(), title=f"By epoch, {history[0]['groups']} groups")
+    epochs.title_justify = "left"
+    for shares in history[0]["by_epoch"]:
+        epochs.add_row(f"{shares['epoch']}", f"{shares['growth']:.2f}", *_history_cells(shares))
+    for table in (overall, groups, epochs):
+        for column in table.columns:
+            column.justify = "right"
+        console.print(table)
+    console.print(
+        "accurate: a response is in its prompt's group or a lower one; else it moved higher, near the boundary or strongly. "
+        "Of those that did, HistoPipe leaves alone what is not among its group's last 10 %, or within β × the group's "
+        "longest response of the epoch before, and migrates the rest."
+    )
+
+
+def _history_cells(shares: dict[str, float]) -> list[str]:
+    return [f"{shares[kind]:.1%}" for kind in HISTORY_COLUMNS]
+
+
+def plot_history(history: list[dict[str, Any]], name: str, path: str | Path) -> None:
+    """A picture of what `describe_history` returned: the responses of each predicted group, and those that move, by epoch.
+
+    The format follows the suffix (png, pdf, svg). Raises `InputError` for another one and where nothing can be written.
+    """
+    path = Path(path)
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    kind = _format(figure, path)
+    left, right = figure.subplots(1, 2)
+    found = history[0]
+    x = np.arange(1, found["groups"] + 1)
+    bottom = np.zeros(len(x))
+    for key, color, label in HISTORY_COLORS:
+        share = np.array([group[key] for group in found["by_group"]])
+        left.bar(x, share, bottom=bottom, color=color, label=label, edgecolor="white", linewidth=0.4)
+        bottom += share
+    epoch = [row["epoch"] for row in found["by_epoch"]]
+    for key, color, label in HISTORY_COLORS[1:]:
+        right.plot(epoch, [row[key] for row in found["by_epoch"]], color=color, marker="o", markersize=4, label=label)
+    for axes in (left, right):
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _finish(axes, legend_columns=3)
+    left.set(xlabel="predicted group, the shortest first", ylabel="share of its responses")
+    right.set(xlabel="epoch", ylabel="share of all responses", ylim=(0, None))
+    figure.suptitle(f"{name}: ranks of lengths from epoch to epoch".replace("$", r"\$"), fontsize="large", color=INK)
+    with write_whole_file(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=150)
+
+
+def _format(figure: Figure, path: Path) -> str:
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise InputError(f"{path}: a picture cannot be written as {path.suffix!r}; use .png, .pdf or .svg")
+    return kind
+
+
 def print_description(description: dict[str, Any], console: Console) -> None:
     """Prints what `describe` returned, for people."""
     d, metadata = description, description["metadata"]
@@ -193,10 +288,7 @@ def plot_lengths(trace: Trace, path: str | Path) -> None:
     """
     path = Path(path)
     figure = Figure(figsize=(11, 4.4), layout="constrained")
-    formats = figure.canvas.get_supported_filetypes()
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in formats:
-        raise InputError(f"{path}: a picture cannot be written as {path.suffix!r}; use .png, .pdf or .svg")
+    kind = _format(figure, path)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     _plot_distribution(trace, left)
     _plot_steps(trace, right)

@@ -13,7 +13,7 @@ LAYERS = (
     "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
     "files hardware overrides",
     "trace profile",
-    "rollout synthesis profilers importers training workload faults speculation",
+    "rollout synthesis ranks profilers importers training workload faults speculation",
     "engine",
     "result scenario history",
     "worker trainer",  # write what happens through result's Recorder

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from scipy.integrate import trapezoid
 
 from simrl.errors import InputError
-from simrl.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, mean_of_cut_lognormal, rank_stability, synthesise
-from simrl.trace import Trace, TraceMetadata
+from simrl.ranks import rank_stability
+from simrl.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, mean_of_cut_lognormal, synthesise
 
 SMALL = {
     "steps": 8,
@@ -226,55 +226,6 @@ def test_a_mean_that_the_cap_makes_unreachable_is_refused():
 def test_a_bad_parameter_is_refused_by_name(changes, field):
     with pytest.raises(ValidationError, match=field):
         model(**changes)
-
-
-def history(before, now):
-    """A trace of two epochs, a step each, from (prompts, samples) arrays of lengths."""
-    n, g = np.shape(before)
-    return Trace.from_columns(
-        {
-            "step": np.repeat([0, 1], n * g),
-            "epoch": np.repeat([0, 1], n * g),
-            "prompt_id": np.tile(np.repeat(np.arange(n), g), 2),
-            "sample": np.tile(np.arange(g), 2 * n),
-            "prompt_tokens": np.full(2 * n * g, 5),
-            "response_tokens": np.ravel([before, now]),
-        },
-        TraceMetadata(name="h", kind="recorded", source="a test", tokenizer="none", cap_tokens=10_000),
-    )
-
-
-def test_ranks_that_do_not_change_are_all_accurate_also_where_lengths_are_equal():
-    lengths = np.arange(16).repeat(4).reshape(16, 4) + 1
-    stability = rank_stability(history(lengths, lengths * 7), groups=8)
-    assert (stability.same_or_lower, stability.higher, stability.epoch_pairs) == (1, 0, 1)
-    at_cap = rank_stability(history(lengths, np.full_like(lengths, 9)), groups=8)
-    assert at_cap.same_or_lower == 1
-
-
-def test_moves_up_are_told_apart_as_in_figure_9():
-    """Four prompts of two samples, two groups of four responses. The median, not the mean, predicts."""
-    before = [[1, 1, 90], [2, 2, 2], [30, 30, 30], [40, 40, 1]]
-    # Sorted: 1 2 3 4 5 6 | 7 8 9 10 11 12. Of the prompts predicted short, 7 is in the longer group's shorter half and 12
-    # in its longer half.
-    now = [[1, 2, 7], [3, 4, 12], [5, 8, 9], [6, 10, 11]]
-    stability = rank_stability(history(before, now), groups=2)
-    assert stability.higher == pytest.approx(2 / 12)
-    assert stability.near_boundary == pytest.approx(1 / 12)
-    assert stability.strong == pytest.approx(1 / 12)
-    assert stability.same_or_lower == pytest.approx(10 / 12)
-
-
-def test_reversed_ranks_move_strongly():
-    lengths = np.arange(1, 9)[:, None]
-    stability = rank_stability(history(lengths, lengths[::-1]), groups=8)
-    # Predicted 0..7 became 7..0: four responses rose, by 7, 5, 3 and 1 groups; a group of one lies in its shorter half.
-    assert (stability.higher, stability.near_boundary) == (4 / 8, 1 / 8)
-
-
-def test_rank_stability_needs_two_epochs_with_prompts_in_common():
-    with pytest.raises(InputError, match="no two successive epochs share 8 prompts"):
-        rank_stability(synthesise(model(prompts=None), 0))
 
 
 @pytest.mark.parametrize(

@@ -176,3 +176,23 @@ def test_turns_of_an_environment_are_told_in_the_mean_over_all_responses():
     metadata = TraceMetadata(name="t", kind="synthetic", source="a test", tokenizer="none", cap_tokens=20)
     d = describe(Trace.from_columns({**columns, **turns}, metadata))
     assert (d["pauses_mean"], d["environment_s_mean"], d["observation_tokens_mean"]) == (1.0, 2.0, 15.0)
+
+
+def test_the_history_of_lengths_is_shown_drawn_and_given_as_json(simrl, tmp_path):
+    write_trace(synthesise(MODEL, 1), tmp_path / "run.parquet")
+    code, out, err = simrl("trace", "show", "run.parquet", "--history")
+    assert (
+        (code, err) == (0, "")
+        and (tmp_path / "run-history.png").exists()
+        and not (tmp_path / "run-lengths.png").exists()
+    )
+    assert "RhymeRL Table 2" in out and "By predicted group of 8" in out and "migrated" in out
+    found = json.loads(simrl("trace", "show", "run.parquet", "--history", "--json").out)
+    assert [each["groups"] for each in found["rank_history"]] == [8, 16]
+    ranks = describe(synthesise(MODEL, 1))["rank_stability"]
+    assert found["rank_history"][0]["overall"]["accurate"] == pytest.approx(ranks["same_or_lower"])
+
+
+def test_a_trace_of_one_epoch_has_no_history_of_lengths(simrl, tmp_path):
+    write_trace(by_hand(), tmp_path / "run.parquet")
+    assert "share 8 prompts" in simrl.refuses("trace", "show", "run.parquet", "--history")

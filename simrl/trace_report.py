@@ -150,15 +150,16 @@ def print_history(history: list[dict[str, Any]], console: Console) -> None:
     overall.title_justify = "left"
     for found in history:
         overall.add_row(f"{found['groups']}", *_history_cells(found["overall"]))
+    first = history[0]
     groups = Table(
-        "group", *HISTORY_COLUMNS.values(), title=f"By predicted group of {history[0]['groups']}, the shortest first"
+        "group", *HISTORY_COLUMNS.values(), title=f"By predicted group of {first['groups']}, the shortest first"
     )
     groups.title_justify = "left"
-    for number, shares in enumerate(history[0]["by_group"], start=1):
+    for number, shares in enumerate(first["by_group"], start=1):
         groups.add_row(f"{number}", *_history_cells(shares))
-    epochs = Table("epoch", "β", *HISTORY_COLUMNS.values(), title=f"By epoch, {history[0]['groups']} groups")
+    epochs = Table("epoch", "β", *HISTORY_COLUMNS.values(), title=f"By epoch, {first['groups']} groups")
     epochs.title_justify = "left"
-    for shares in history[0]["by_epoch"]:
+    for shares in first["by_epoch"]:
         epochs.add_row(f"{shares['epoch']}", f"{shares['growth']:.2f}", *_history_cells(shares))
     for table in (overall, groups, epochs):
         for column in table.columns:

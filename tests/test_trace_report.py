@@ -10,7 +10,7 @@ from rich.console import Console
 
 from simrl.errors import InputError
 from simrl.synthesis import LengthModel, synthesise
-from simrl.trace import Trace, TraceMetadata
+from simrl.trace import Trace, TraceMetadata, write_trace
 from simrl.trace_report import describe, plot_lengths, print_description
 
 MODEL = LengthModel(

@@ -14,6 +14,7 @@ from simrl.errors import InputError
 from simrl.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, NONE, OPEN, RUNS, Decoding, packed
+from simrl.speculation.decoding import rules as entries
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.windows import Aimd, Fixed, Mimd, next_window
 
@@ -128,13 +129,15 @@ def draftings(draw):
     sequences = np.array([1.0, 64.0])
     round_s, step_s = draw(st.sampled_from([(0.0, 0.0), (2e-4, 0.0), (1e-4, 5e-4)]))
     decoding = Decoding(
-        rule=np.array([gate, threshold, patience, *window.rule]),
+        rule=entries(gate, window.rule, threshold=threshold, patience=patience),
         runs=packed(runs),
         log_acceptances=log_acceptances,
         draft_sequences=sequences,
         round_s=np.full(2, round_s),
         step_s=np.full(2, step_s),
         gate_batch=gate_batch,
+        best_window=np.zeros(1, dtype=np.int64),
+        best_coupled=np.zeros(1, dtype=np.int64),
     )
     rules = Rules(
         start=window.rule.start_tokens,

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from simrl.engine.decoupled import run_decoupled
 from simrl.engine.passes import run, run_speculative
 from simrl.engine.state import (
     ADMITTING,
@@ -65,6 +66,8 @@ from simrl.errors import InputError
 from simrl.profile import Tables
 from simrl.speculation.decoding import (
     AT,
+    DECOUPLED,
+    DRAFT_ENDS_S,
     DRAFTED_TOTAL,
     DRIFT,
     FLAGS,
@@ -124,6 +127,7 @@ class Engine:
         self._times = np.zeros((TIME_ROWS, 0))
         self._gauges = np.zeros(GAUGES)
         self._gauges[DRIFT] = 1.0
+        self._gauges[DRAFT_ENDS_S] = np.inf
         self._flags = np.zeros(FLAGS, dtype=np.int64)
         self._counters = np.zeros(COUNTERS, dtype=np.int64)
         self._counters[FREE_BLOCKS] = limits.kv_blocks
@@ -328,7 +332,8 @@ class Engine:
             now_s = run(slots, drafts, self._times, counters, self.now_s, *rest)
         else:
             parts: tuple[Any, ...] = (slots, drafts, self._times, counters, gauges, flags, self.now_s)
-            now_s = run_speculative(*parts, *rest, *self._decoding)
+            decode = run_decoupled if self._decoding.rule[DECOUPLED] else run_speculative
+            now_s = decode(*parts, *rest, *self._decoding)
         return now_s
 
     def _stops(self) -> list[Stop]:

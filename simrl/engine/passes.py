@@ -51,13 +51,17 @@ from simrl.profile import Tables, pass_s
 from simrl.speculation.decoding import (
     ACCEPTED,
     ACCEPTED_TOTAL,
+    AHEAD,
     AT,
+    DECODES,
     DRAFTED,
     DRAFTED_TOTAL,
+    DRAFTING,
     DRIFT,
     ELASTIC,
     ELASTIC_STATE,
     GATE,
+    IN_VERIFICATION,
     MODEL,
     NONE,
     OLD_ACCEPTED,
@@ -93,13 +97,19 @@ def iterate(
     slowdown: float,
     draft_s: float,
 ) -> float:
-    """One pass, scheduled request by request, drafts as in `drafts[DRAFTED]`. Returns the time at its end."""
+    """One pass, scheduled request by request, with drafts of `drafts[DRAFTED]` tokens; where it is -1, a request waits for its
+    draft and takes no part. Returns the time at the end."""
     size = limits.block_size
     budget = limits.max_num_batched_tokens
     scheduled = 0
+    waits = 0  # running requests without their draft
     preempted = False
     while scheduled < counters[N_RUNNING] and budget > 0:
         slot = slots[RUNNING, scheduled]
+        if drafts[DRAFTED, slot] < 0:
+            waits += 1
+            scheduled += 1
+            continue
         computed = slots[COMPUTED, slot]
         new = min(known_tokens(slots, drafts, slot) - computed + drafts[DRAFTED, slot], budget)
         need = max(blocks_of(computed + new, size) - slots[BLOCKS, slot], 0)
@@ -136,6 +146,10 @@ def iterate(
         slots[SCHEDULED, slot] = new
         drafts[PROPOSED, slot] = 0
         drafts[DRAFTED, slot] = 0
+        drafts[AHEAD, slot] = 0
+        drafts[IN_VERIFICATION, slot] = 0
+        drafts[DRAFTING, slot] = 0
+        drafts[DECODES, slot] = 0
         budget -= new
         scheduled += 1
         new = admissible(slots, drafts, counters, limits, budget) if budget > 0 else 0
@@ -160,7 +174,7 @@ def iterate(
     now_s += slowdown * draft_s + slowdown * pass_s(
         tables,
         float(query),
-        float(scheduled + verified),
+        float(scheduled - waits + verified),
         float(prefill),
         prefill_work,
         float(decoding),
@@ -566,6 +580,8 @@ def run_speculative(
     round_s: Floats,
     step_s: Floats,
     gate_batch: Ints,
+    best_window: Ints,
+    best_coupled: Ints,
 ) -> float:
     """The same with drafts."""
     tables = Tables(
@@ -581,7 +597,7 @@ def run_speculative(
         between_passes_s,
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
-    d = Decoding(rule, runs, log_acceptances, draft_sequences, round_s, step_s, gate_batch)
+    d = Decoding(rule, runs, log_acceptances, draft_sequences, round_s, step_s, gate_batch, best_window, best_coupled)
     most = rule[WINDOW_MOST]
     counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):

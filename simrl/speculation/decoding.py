@@ -27,9 +27,12 @@ Floats = NDArray[np.float64]
 # window; whether it drafts for the present pass, how many tokens, and how many of them are accepted; the old response that is
 # verified as a whole and how much of it stands ...
 SOURCE, AT, WINDOW, PROPOSED, DRAFTED, ACCEPTED, OLD_TOKENS, OLD_ACCEPTED = range(8)
-# ... and totals: tokens drafted, tokens accepted, passes that verified a draft.
-DRAFTED_TOTAL, ACCEPTED_TOTAL, VERIFICATIONS = range(8, 11)
-ROWS = 11
+# ... and totals: tokens drafted, tokens accepted, passes that verified a draft, drafts with a wrong token (decoupled only).
+DRAFTED_TOTAL, ACCEPTED_TOTAL, VERIFICATIONS, MISSES_TOTAL = range(8, 12)
+# Where drafting is decoupled: whether a request is coupled all the same; tokens drafted ahead, and those in verification, of
+# which the first are right; tokens that it may still gain; whether the drafter works for it now, and may.
+COUPLED, AHEAD, IN_VERIFICATION, RIGHT, LEFT, DRAFTING, DECODES = range(12, 19)
+ROWS = 19
 
 # Kinds of sources.
 NONE, RUNS, MODEL = range(3)
@@ -37,9 +40,10 @@ NONE, RUNS, MODEL = range(3)
 # Kinds of gates.
 OPEN, BATCH, ELASTIC = range(3)
 
-# Entries of `gauges`: drafted and accepted tokens of late, the drift of the model's hardness.
-LATE_DRAFTED, LATE_ACCEPTED, DRIFT = range(3)
-GAUGES = 3
+# Entries of `gauges`: drafted and accepted tokens of late, the drift of the model's hardness; of a decoupled drafter, when its
+# pass ends (infinity: it rests) and how many tokens it drafted.
+LATE_DRAFTED, LATE_ACCEPTED, DRIFT, DRAFT_ENDS_S, DRAFT_TOKENS = range(5)
+GAUGES = 5
 # Entries of `flags`: the state of an elastic gate (`simrl.speculation.gates.next_elastic`).
 ELASTIC_STATE = 0
 FLAGS = 1
@@ -51,10 +55,11 @@ MEMORY_PASSES = 64.0
 class Decoding(NamedTuple):
     """What compiled code knows of a speculation. `plain()` is none.
 
-    `rule` is (gate, its threshold, its patience, window code, start, step, most). `runs` holds accepted × 256 + drafted for
+    `rule` has the entries named below. `runs` holds accepted × 256 + drafted for
     every position of every response that has runs. `log_acceptances` is `ModelAcceptance.log_acceptances`. A round of drafting
-    for b sequences takes `round_s` + levels × `step_s`, both given at `draft_sequences`. `gate_batch` is the largest batch that
-    speculates at an acceptance rate of 0, 1, … 100 %.
+    for b sequences takes `round_s` + levels × `step_s`, both given at `draft_sequences`; a decoupled drafter's pass `step_s`.
+    `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %. `best_window` and `best_coupled`
+    are `simrl.speculation.specactor.reconfiguration_table`.
     """
 
     rule: Ints
@@ -64,22 +69,37 @@ class Decoding(NamedTuple):
     round_s: Floats
     step_s: Floats
     gate_batch: Ints
+    best_window: Ints
+    best_coupled: Ints
 
 
+# Entries of `Decoding.rule`. `RECONFIGURE_EVERY` so many tokens (0: never) a decoupled request may change its window and mode.
 GATE, THRESHOLD, PATIENCE, WINDOW_CODE, WINDOW_START, WINDOW_STEP, WINDOW_MOST = range(7)
+DECOUPLED, RECONFIGURE_EVERY = range(7, 9)
+RULES = 9
+
+
+def rules(gate: int = OPEN, window: WindowRule | None = None, **more: int) -> Ints:
+    """The entries of `Decoding.rule`; `more` are threshold, patience, decoupled and reconfigure_every."""
+    window = window or Fixed(tokens=1).rule
+    entries = {"threshold": 0, "patience": 0, "decoupled": 0, "reconfigure_every": 0} | more
+    values = [gate, entries["threshold"], entries["patience"], *window]
+    return np.array([*values, entries["decoupled"], entries["reconfigure_every"]], dtype=np.int64)
 
 
 def plain() -> Decoding:
     """No drafts at all."""
     nothing = np.zeros(1)
     return Decoding(
-        rule=np.array([OPEN, 0, 0, *Fixed(tokens=1).rule], dtype=np.int64),
+        rule=rules(),
         runs=np.zeros(1, dtype=np.uint16),
         log_acceptances=nothing,
         draft_sequences=nothing,
         round_s=nothing,
         step_s=nothing,
         gate_batch=np.zeros(101, dtype=np.int64),
+        best_window=np.zeros(1, dtype=np.int64),
+        best_coupled=np.zeros(1, dtype=np.int64),
     )
 
 

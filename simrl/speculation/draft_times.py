@@ -132,7 +132,11 @@ def eagle_drafts(
 ) -> DraftTimes:
     """A drafter of EAGLE's type: one layer like the target's, before it a projection that joins the target's hidden state with
     the token's embedding (2 hidden → hidden), after it the target's output head, which is read at each level but held once.
-    What the other arguments mean, `model_drafts` says. TLT §4.1; shapes as in its public code."""
+    What the other arguments mean, `model_drafts` says. TLT §4.1; shapes as in its public code.
+
+    How much a `round_s` of 0 leaves out: 8.67 tokens a pass at 3.64 times the speed (TLT Table 1), if that is Qwen2.5-32B on
+    H100, leave about 7 ms a round at tp 4 and 11 ms at tp 2 beside these kernels: host time, sampling, building and masking
+    the tree."""
     shape = eagle_shape(target)
     projection = 2 * target.hidden * target.hidden
     own_bytes = WEIGHT_BYTES * (shape.layer_parameters + projection)

@@ -1,5 +1,6 @@
 """N-gram drafting from a response's own text."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,12 @@ def test_what_makes_no_sense_is_refused():
         ngram_runs(random_groups(0), most_tokens=256)
     with pytest.raises(ValueError, match="shortest 5 is more than longest 4"):
         NgramRule(shortest=5, longest=4)
+
+
+def test_a_response_that_repeats_itself_for_long_takes_no_longer():
+    trace = trace_of({(0, 0): [[5] * 9000], (0, 1): [[1, 2] * 4500]})
+    ngram_runs(trace)
+    started = time.perf_counter()
+    runs = ngram_runs(trace)
+    assert time.perf_counter() - started < 0.1
+    assert runs.accepted[100] == 32 and runs.accepted[9100] == 32

@@ -55,11 +55,20 @@ def ngram_runs(trace: Trace, rule: NgramRule = DEFAULT, most_tokens: int = MOST_
 
 
 @njit(cache=True)
-def _place(
+def _slot(ids: Ints32, table: Ints32, mask: int, here: int, count: int) -> int:
+    """Where the table has, or would have, the `count` tokens before `here`."""
+    slot = hashed(ids, here, count) & mask
+    while table[slot] >= 0 and not same(ids, table[slot], here, count):
+        slot = (slot + 1) & mask
+    return slot
+
+
+@njit(cache=True)
+def _best(
     ids: Ints32, begin: int, here: int, shortest: int, longest: int, earliest: bool, place: int, before: Ints32
 ) -> int:
-    """The place after the match of the tokens before `here`, -1 for none; `place` is the latest one that agrees in `shortest`
-    tokens, `before[p - begin]` the one before p. All are after `begin + shortest`."""
+    """The place with the longest match of the tokens before `here`, -1 for none; `place` is the latest one that agrees in
+    `shortest` tokens, `before[p - begin]` the one before p."""
     best, best_length = -1, 0
     while place >= 0:
         length, furthest = shortest, min(longest, place - begin)
@@ -67,8 +76,6 @@ def _place(
             length += 1
         if length > best_length or (earliest and length == best_length):
             best, best_length = place, length
-        if best_length == longest and not earliest:
-            break
         place = before[place - begin]
     return best
 
@@ -85,21 +92,30 @@ def _runs(
     size = 16
     while size < 2 * most:
         size *= 2
-    table = np.empty(size, dtype=np.int32)  # the latest place of some tokens
+    short = np.empty(size, dtype=np.int32)  # the latest place of `shortest` tokens
     before = np.empty(most, dtype=np.int32)  # the place before it
+    # The place to follow of `longest` tokens: where a response repeats itself for long, nothing is searched.
+    whole = np.empty(size, dtype=np.int32)
     for row in range(first.shape[0] - 1):
         begin, end = first[row], first[row + 1]
         size = 16
         while size < 2 * (end - begin):
             size *= 2
-        table[:size] = -1
+        mask = size - 1
+        short[:size] = -1
+        whole[:size] = -1
         for here in range(begin + shortest, end):
-            slot = hashed(ids, here, shortest) & (size - 1)
-            while table[slot] >= 0 and not same(ids, table[slot], here, shortest):
-                slot = (slot + 1) & (size - 1)
-            place = _place(ids, begin, here, shortest, longest, earliest, table[slot], before)
-            before[here - begin] = table[slot]
-            table[slot] = here
+            slot = _slot(ids, short, mask, here, shortest)
+            place = -1
+            if here - begin >= longest:
+                whole_slot = _slot(ids, whole, mask, here, longest)
+                place = whole[whole_slot]
+                if place < 0 or not earliest:
+                    whole[whole_slot] = here
+            if place < 0:
+                place = _best(ids, begin, here, shortest, longest, earliest, short[slot], before)
+            before[here - begin] = short[slot]
+            short[slot] = here
             if place >= 0:
                 drafted[here] = min(most_tokens, here - place)
                 accepted[here] = common_tokens(ids, place, here, min(int(drafted[here]), end - here))

@@ -189,6 +189,12 @@ def test_coupled_takes_turns_and_gains_a_bonus():
     assert (worker.requests[0].bonuses, worker.requests[0].accepted, worker.drafted) == (2, 4, 4)
 
 
+def test_the_last_verification_of_a_coupled_request_has_a_bonus_only_where_a_token_is_left():
+    request = Request(key=1, response=5, window=2, coupled=True)
+    worker = run([request], 1 - 1e-12, constant(1.0), constant(3.0))
+    assert (worker.now_s, request.generated, request.accepted, request.bonuses) == (10.0, 5, 4, 1)
+
+
 def test_a_verification_has_a_window_of_query_tokens_and_one_more_if_coupled():
     seen = []
 
@@ -320,34 +326,51 @@ VERIFIERS = {
 }
 
 
-def brute_force(acceptance, rate):
-    best = (-1.0, 0, 0, 0)
-    for g_v in (2, 4):
-        for g_d in range(1, g_v + 1):
-            b = math.ceil((g_d + g_v) * 8192 / 256)
-            for w in range(1, 17):
-                v = VERIFIERS[g_v][w - 1]
+def brute_force(draft, verifiers, gpus, requests, acceptance, rate):
+    """The largest rate of all plans, and every plan that reaches it."""
+    values = {}
+    for g_v, verify in verifiers.items():
+        for g_d in range(1, min(g_v, gpus - g_v) + 1):
+            b = math.ceil((g_d + g_v) * requests / gpus)
+            for w, v in enumerate(verify, start=1):
                 bound = max(
-                    math.ceil(v.slope_s / (DRAFT.slope_s / g_d)),
-                    math.ceil(v.fixed_s / DRAFT.fixed_s),
+                    math.ceil(v.slope_s / (draft.slope_s / g_d)),
+                    math.ceil(v.fixed_s / draft.fixed_s),
                 )
                 if w <= bound:
-                    value = rate(acceptance, w, b / g_d * DRAFT.slope_s + DRAFT.fixed_s, b * v.slope_s + v.fixed_s)
-                    best = max(best, (value, -g_v, -g_d, -w))
-    return (-best[2], -best[1], -best[3]), best[0]
+                    draft_s = max(b / g_d, 1) * draft.slope_s + draft.fixed_s
+                    values[g_d, g_v, w] = rate(acceptance, w, draft_s, b * v.slope_s + v.fixed_s)
+    best = max(values.values())
+    return best, [plan for plan, value in values.items() if value == pytest.approx(best, rel=1e-12)]
 
 
-@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
-@pytest.mark.parametrize("objective", ["tgs", "renewal"])
-def test_the_planner_finds_the_best_of_all(acceptance, objective):
-    plan = plan_decoupled(DRAFT, VERIFIERS, 256, 8192, acceptance, objective)
-    chosen, value = brute_force(acceptance, decoupled_tgs if objective == "tgs" else renewal_rate)
-    assert (plan.draft_gpus, plan.verify_gpus, plan.window) == chosen
+times = st.builds(Affine, st.floats(1e-6, 1e-3), st.floats(1e-4, 1e-2))
+
+
+@given(
+    times,
+    st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.lists(times, min_size=1, max_size=10), min_size=1),
+    st.integers(9, 300),
+    st.integers(1, 5000),
+    probabilities,
+    st.sampled_from(["tgs", "renewal"]),
+)
+def test_the_planner_finds_the_best_of_all(draft, verifiers, gpus, requests, acceptance, objective):
+    plan = plan_decoupled(draft, verifiers, gpus, requests, acceptance, objective)
+    rates = {"tgs": decoupled_tgs, "renewal": renewal_rate}
+    value, choices = brute_force(draft, verifiers, gpus, requests, acceptance, rates[objective])
     assert (plan.tgs if objective == "tgs" else plan.renewal) == pytest.approx(value)
-    assert plan.requests == math.ceil((plan.draft_gpus + plan.verify_gpus) * 32)
-    assert plan.tgs == pytest.approx(
-        decoupled_tgs(acceptance, plan.window, plan.draft_s(plan.requests), plan.verify[plan.window - 1](plan.requests))
-    )
+    assert (plan.draft_gpus, plan.verify_gpus, plan.window) in choices
+    assert plan.requests == math.ceil((plan.draft_gpus + plan.verify_gpus) * requests / gpus)
+    seconds = plan.draft_s(plan.requests), plan.verify[plan.window - 1](plan.requests)
+    for name, rate in rates.items():
+        assert getattr(plan, name) == pytest.approx(rate(acceptance, plan.window, *seconds))
+
+
+def test_a_drafter_of_many_that_has_less_than_a_request_drafts_for_one():
+    plan = plan_decoupled(Affine(0.001, 0.001), {4: [Affine(0.0, 0.01)] * 3}, 256, 1, 0.5)
+    assert plan.requests == 1 and plan.draft_gpus == 1, "more drafters than requests are of no use"
+    assert plan.draft_s(1) == pytest.approx(0.002)
 
 
 @given(probabilities)
@@ -396,6 +419,11 @@ def test_a_reconfigured_request_has_the_fastest_window_and_mode(p, draft_s, obje
         else rate(p, window, draft_s, verify_s[window - 1])
     )
     assert chosen == max(every)
+
+
+def test_of_equal_choices_the_one_that_wastes_least():
+    assert best_window(0.0, 0.0, [0.01] * 4, "renewal") == (1, COUPLED)
+    assert best_window(0.0, 0.0, [0.01], "renewal") == (1, DECOUPLED), "a bonus needs a query token more"
 
 
 def test_requests_below_the_mean_are_planned_anew_and_the_others_keep_the_plan():
@@ -447,6 +475,8 @@ def test_the_ladder_is_the_speedup_over_plain_decoding(execution):
     shift = {"coupled": 0, "decoupled": -1}[execution]
     by_hand = max(rate(0.8, w, 0.003, verify_s[w + shift]) for w in range(1, 8)) * verify_s[0]
     assert ladder.speedup("1.5b", 0.8) == pytest.approx(by_hand)
+    window = ladder.windows[1, 80]
+    assert rate(0.8, window, 0.003, verify_s[window + shift]) * verify_s[0] == pytest.approx(by_hand)
     assert (ladder.speedups[0] >= ladder.speedups[1]).all(), "at one acceptance, the faster drafter is better"
 
 

@@ -216,7 +216,7 @@ def _windows(draft: Affine, verify: Sequence[Affine]) -> Iterable[int]:
     """The windows that Algorithm 1 tries."""
     for window, v in enumerate(verify, start=1):
         slopes, fixed = _ratio(v.slope_s, draft.slope_s), _ratio(v.fixed_s, draft.fixed_s)
-        if window <= max(slopes, fixed, 1):
+        if window <= max(slopes, fixed):
             yield window
 
 

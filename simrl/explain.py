@@ -29,6 +29,13 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     return key, f"{key}{found}: {message}" if key else message
 
 
+def call_error(error: ValidationError) -> str:
+    """The first finding among the arguments of a call: which, the value found, what is right."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place} is {_shortened(first['input'])}: {first['msg']}"
+
+
 def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
     """The keys down to the first one that is no model, and the model they lead to. What pydantic says beyond is which
     alternative of a type it tried."""

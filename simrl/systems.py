@@ -19,6 +19,7 @@ from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.errors import InputError
+from simrl.explain import call_error
 from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
 from simrl.pipelines.areal import Areal
@@ -701,9 +702,7 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
         system = recipe(**{key: value for key, value in parameters.items() if key not in common})
         system = with_common(system, **{key: value for key, value in parameters.items() if key in common})
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InputError(f"system {name}: {place} is {first['input']!r}: {first['msg']}") from error
+        raise InputError(f"system {name}: {call_error(error)}") from error
     return replace(system, parameters=dict(parameters))
 
 

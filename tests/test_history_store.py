@@ -98,7 +98,7 @@ def test_evicting_the_newest_keeps_what_the_next_epoch_meets_and_evicting_the_ol
                     store.wait()
         hits[evict] = met[4:]
     assert hits["oldest"] == [False] * 8
-    assert hits["newest"] == [True, True, False, False] * 2
+    assert hits["newest"] == [False, False, True, True] * 2
 
 
 def test_compressed_tokens_outlive_the_index_and_are_indexed_again_when_asked_for():
@@ -113,6 +113,19 @@ def test_compressed_tokens_outlive_the_index_and_are_indexed_again_when_asked_fo
         assert store.ready(2, 0)
     with filled(compress=True, memory_bytes=size // 5) as store:
         assert 0 < len(store) < 4  # in the end, the compressed ones go too
+
+
+def test_what_is_prefetched_stays_until_it_is_used_where_the_newest_go_first():
+    size = filled(1).memory_bytes
+    with filled(prompts=8, compress=True, evict="newest", memory_bytes=4 * size) as store:
+        for epoch in range(1, 4):
+            for prompt_id in np.random.default_rng(epoch).permutation(8).tolist():
+                store.prefetch([prompt_id])
+                store.wait()
+                assert store.ready(prompt_id, epoch - 1)
+                store.learn(prompt_id, epoch, responses_of(prompt_id, epoch), [0.0, 1.0, 0.5])
+                store.wait()
+                assert store.memory_bytes <= 4 * size
 
 
 def test_a_budget_of_nothing_keeps_nothing():

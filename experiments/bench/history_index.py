@@ -49,7 +49,7 @@ def copied_responses(rng: np.random.Generator, texts: np.ndarray, group: int, to
     return list(_copied(texts, zipf_tokens(rng, (group, tokens)), rng.random((group, tokens, 3))))
 
 
-@njit(cache=True)
+@njit
 def _copied(texts, errors, draws):
     out = np.empty_like(errors)
     for r in range(errors.shape[0]):

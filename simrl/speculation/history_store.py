@@ -5,9 +5,9 @@ decoded without drafts; what is there is whole and never changes.
 
 A prompt's responses of its last `epochs_kept` epochs make one index (history_index.py), which holds their tokens too: when an
 epoch is added, or an old one ends, it is built anew from them. Over the budget, the prompts whose newest responses are oldest
-go first, of equals the one that was not used for longest. (An epoch meets every prompt once: what is oldest is what comes
-soonest. `evict="newest"` keeps that.) With `compress`, compressed tokens are kept beside an index, so that they are left when
-it goes, and are indexed again when they are asked for (`prefetch` asks ahead); they go last.
+go first, of equals the one that was not used for longest. (An epoch meets every prompt once, so what is oldest is what comes
+soonest: `evict="newest"` lets those of the newest epoch go first.) With `compress`, compressed tokens are kept beside an
+index, so that they are left when it goes, and are indexed again when they are asked for (`prefetch` asks ahead); they go last.
 
 On disk a store is a folder: `prompts.parquet` tells the prompts, their responses' epochs and rewards, and where each index
 stands in `indexes.int32`; or holds their compressed tokens. A folder is replaced as a whole, so a crash leaves the old one.
@@ -337,7 +337,7 @@ class HistoryStore:
         """Brings the store within its budget. Called with the lock held."""
         while self._memory_bytes is not None and self._bytes > self._memory_bytes:
             lists = self._indexed or self._shrunk
-            prompt_id = next(reversed(lists[max(lists)])) if self._evict_newest else next(iter(lists[min(lists)]))
+            prompt_id = next(iter(lists[max(lists) if self._evict_newest else min(lists)]))
             prompt = self._prompts[prompt_id]
             self._take_off_lists(prompt_id, prompt)
             self._bytes -= prompt.bytes

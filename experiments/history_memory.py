@@ -1,0 +1,241 @@
+"""What the memory given to HistoSpec's history buys: see history_memory.md for what it says.
+
+    python experiments/history_memory.py [--data ../shared/data] [--picture experiments/history_memory.png]
+
+A run over prompts in a new order each epoch, 2 prompts × 16 responses a step. The real store and drafter (windows by AIMD)
+draft for the recorded tokens of one step after another; while one runs, the prompts of the next are prefetched, and a step's
+responses are learnt when it ends. The first epoch fills the store, the last of three is measured. A pass takes what the
+roofline says of Qwen3-14B on two H100 (verification included) plus the time that drafting really took here.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from bench.history_index import GROUP, TEXTS, copied_responses, verl_responses, zipf_tokens
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from simrl.hardware import gpu, model_shape
+from simrl.palette import BLACK, BLUE, GREEN, ORANGE
+from simrl.profilers.roofline import roofline_profile
+from simrl.speculation.history import HistoryDrafter
+from simrl.speculation.history_index import build_index
+from simrl.speculation.history_store import HistoryStore
+from simrl.speculation.windows import Aimd, next_window
+
+PROMPTS, PROMPTS_A_STEP, TOKENS, EPOCHS = 48, 2, 1500, 3
+SHARES = (0.75, 0.5, 0.25, 0.15, 0.05)
+PROFILE = roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2)
+RULE = Aimd().rule
+PICTURE = Path(__file__).with_suffix(".png")
+
+
+class Outcome(NamedTuple):
+    """Of one epoch with a store."""
+
+    name: str
+    memory_share: float  # of what all indexes take
+    found: float  # share of responses that had an index
+    accept_length: float  # tokens a pass, over all responses
+    tokens_per_s: float
+    drafting_share: float  # of the time
+
+
+def recorded(seed: int = 0) -> list[list[list[np.ndarray]]]:
+    """Epoch -> prompt -> responses."""
+    rng = np.random.default_rng(seed)
+    texts = [zipf_tokens(rng, (TEXTS, TOKENS)) for _ in range(PROMPTS)]
+    return [[copied_responses(rng, t, GROUP, TOKENS) for t in texts] for _ in range(EPOCHS)]
+
+
+def steps(epoch: int) -> np.ndarray:
+    """The prompts of each step of an epoch, shape (steps, PROMPTS_A_STEP)."""
+    return np.random.default_rng(100 + epoch).permutation(PROMPTS).reshape(-1, PROMPTS_A_STEP)
+
+
+def run_step(drafter: HistoryDrafter, responses: list[np.ndarray], prompts: list[int]) -> tuple[int, float, float]:
+    """(passes of a response, summed over responses; simulated seconds with drafting; seconds of drafting) of a step."""
+    started = time.perf_counter()
+    for request, prompt in enumerate(prompts):
+        drafter.start_request(request, prompt)
+    drafting_s = time.perf_counter() - started
+    done = [0] * len(responses)
+    window = [RULE.start_tokens] * len(responses)
+    running, passes, gpu_s = list(range(len(responses))), 0, 0.0
+    while running:
+        started = time.perf_counter()
+        drafts = drafter.propose(running, [window[r] for r in running])
+        drafting_s += time.perf_counter() - started
+        yielded, kv_tokens, drafted_tokens = [], 0, 0
+        for r, path in zip(running, drafts, strict=True):
+            ids = responses[r]
+            path = path[: len(ids) - done[r]]
+            same = path == ids[done[r] : done[r] + len(path)]
+            accepted = len(path) if same.all() else int(same.argmin())
+            window[r] = next_window(RULE, window[r], len(path), accepted)
+            kv_tokens += 100 + done[r]
+            drafted_tokens += len(path)
+            yielded.append(ids[done[r] : done[r] + accepted + 1])
+            done[r] += len(yielded[-1])
+        started = time.perf_counter()
+        for r, new in zip(running, yielded, strict=True):
+            drafter.observe(r, new)
+        drafting_s += time.perf_counter() - started
+        n = len(running)
+        gpu_s += PROFILE.verify_s(n, drafted_tokens / n, kv_tokens / n)
+        passes += n
+        running = [r for r in running if done[r] < len(responses[r])]
+    for request in range(len(responses)):
+        drafter.stop_request(request)
+    return passes, gpu_s + drafting_s, drafting_s
+
+
+def run_epoch(
+    store: HistoryStore, epochs: list[Any], epoch: int, learns: bool = True
+) -> tuple[float, float, float, float]:
+    """(share found, tokens a pass, tokens a second, share of drafting) of an epoch."""
+    drafter = HistoryDrafter(store)
+    order = steps(epoch)
+    store.prefetch(order[0].tolist())
+    tokens, passes, seconds, drafting_s, found = 0, 0, 0.0, 0.0, 0
+    for number, prompts in enumerate(order.tolist()):
+        store.wait()  # a step takes much longer than builders do
+        found += sum(store.ready(prompt, 0) for prompt in prompts)
+        responses = [ids for prompt in prompts for ids in epochs[epoch][prompt]]
+        step = run_step(drafter, responses, [prompt for prompt in prompts for _ in range(GROUP)])
+        passes, seconds, drafting_s = passes + step[0], seconds + step[1], drafting_s + step[2]
+        tokens += sum(map(len, responses))
+        if learns:
+            for prompt in prompts:
+                store.learn(prompt, epoch, epochs[epoch][prompt])
+            store.wait()
+        if number + 1 < len(order):
+            store.prefetch(order[number + 1].tolist())
+    return found / PROMPTS, tokens / passes, tokens / seconds, drafting_s / seconds
+
+
+def outcome(name: str, share: float, full_bytes: int, epochs: list[Any], **parameters: Any) -> Outcome:
+    """All epochs with a store of this share of the memory, the last measured."""
+    with HistoryStore(memory_bytes=int(share * full_bytes), **parameters) as store:
+        for prompt in steps(0).ravel().tolist():
+            store.learn(prompt, 0, epochs[0][prompt])
+            store.wait()
+        for epoch in range(1, EPOCHS):
+            measured = run_epoch(store, epochs, epoch)
+    return Outcome(name, share, *measured)
+
+
+def mapped_outcome(epochs: list[Any]) -> Outcome:
+    """A store on disk, nothing of it in the page cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history"
+        with HistoryStore() as store:
+            for prompt in range(PROMPTS):
+                store.learn(prompt, EPOCHS - 2, epochs[-2][prompt])
+            store.save(path)
+        with (path / "indexes.int32").open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with HistoryStore.open(path) as store:
+            return Outcome("mapped from disk, cold", 0.0, *run_epoch(store, epochs, EPOCHS - 1, learns=False))
+
+
+def sizes(responses: list[list[np.ndarray]]) -> tuple[float, float]:
+    """Bytes a token of the indexes, and of the compressed tokens, of prompts with these responses."""
+    tokens = sum(len(ids) for prompt in responses for ids in prompt)
+    whole, small = 0, 0
+    with HistoryStore(compress=True) as both:
+        for prompt, group in enumerate(responses):
+            both.learn(prompt, 0, group)
+            whole += build_index(group, np.arange(len(group))).nbytes
+        both.wait()
+        small = both.memory_bytes - sum(both.index(prompt).nbytes for prompt in range(len(responses)))
+    return whole / tokens, small / tokens
+
+
+def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> None:
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    colours = {
+        "tokens compressed, newest index first out": GREEN,
+        "capped, newest first out": BLUE,
+        "capped, oldest first out": ORANGE,
+        "mapped from disk, cold": BLACK,
+    }
+    for name, colour in colours.items():
+        points = sorted((o for o in outcomes if o.name in (name, "all in memory")), key=lambda o: o.memory_share)
+        if name.startswith("mapped"):
+            points = [o for o in points if o.name == name]
+        share = [100 * o.memory_share for o in points]
+        marker = {"marker": "D" if len(points) == 1 else "o", "color": colour, "label": name, "clip_on": False}
+        left.plot(share, [o.accept_length for o in points], **marker)
+        right.plot(share, [o.tokens_per_s / plain_tokens_per_s for o in points], **marker)
+    left.set_ylabel("tokens a pass")
+    right.set_ylabel("throughput, 1 = no drafts")
+    for axes in (left, right):
+        axes.set_xlabel("memory, % of all indexes")
+        axes.set_xlim(0, 100)
+        axes.set_ylim(bottom=1)
+        axes.spines[["top", "right"]].set_visible(False)
+    right.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def main(
+    data: Annotated[Path | None, typer.Option(help="the folder of measurements: adds sizes of real text")] = None,
+    picture_path: Annotated[Path, typer.Option("--picture")] = PICTURE,
+) -> None:
+    epochs = recorded()
+    with HistoryStore() as store:
+        for prompt in range(PROMPTS):
+            store.learn(prompt, 0, epochs[0][prompt])
+        store.wait()
+        full_bytes = store.memory_bytes
+    outcome("", 1.01, full_bytes, recorded(1))  # compiles
+    plain = outcome("no drafts", 0.0, full_bytes, epochs)
+    outcomes = [plain, outcome("all in memory", 1.01, full_bytes, epochs), mapped_outcome(epochs)]
+    for share in SHARES:
+        outcomes += [
+            outcome("capped, oldest first out", share, full_bytes, epochs, evict="oldest"),
+            outcome("capped, newest first out", share, full_bytes, epochs, evict="newest"),
+            outcome(
+                "tokens compressed, newest index first out", share, full_bytes, epochs, compress=True, evict="newest"
+            ),
+            outcome(
+                "tokens compressed, oldest index first out", share, full_bytes, epochs, compress=True, evict="oldest"
+            ),
+        ]
+    console = Console(width=130)
+    table = Table("store", "memory", "found", "tokens a pass", "throughput", "drafting")
+    for o in outcomes:
+        speed = f"{o.tokens_per_s / plain.tokens_per_s:.2f}×"
+        share = f"{o.memory_share:.0%}"
+        table.add_row(o.name, share, f"{o.found:.0%}", f"{o.accept_length:.2f}", speed, f"{o.drafting_share:.1%}")
+    console.print(table)
+    corpora = {"copies": epochs[0]}
+    if data is not None:
+        corpora["verl run, 16 checkpoints as one epoch"] = [
+            [ids for epoch in prompt for ids in epoch] for prompt in verl_responses(data).values()
+        ]
+    for name, responses in corpora.items():
+        whole, small = sizes(responses)
+        console.print(f"{name}: {whole:.1f} bytes a token as an index, {small:.2f} compressed")
+        for length in (5_000, 16_000):
+            tokens = 230_000 * GROUP * length
+            console.print(
+                f"  230K prompts × {GROUP} × {length:,} tokens on 8 nodes: {tokens * whole / 8e9:.0f} GB a node as indexes, "
+                f"{tokens * small / 8e9:.1f} compressed"
+            )
+    picture(outcomes, plain.tokens_per_s, picture_path)
+
+
+if __name__ == "__main__":
+    typer.run(main)

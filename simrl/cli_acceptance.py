@@ -28,10 +28,13 @@ def acceptance(
         str | None,
         typer.Option(help="aimd, mimd or a number of tokens (default: aimd, the paper's; for history-code mimd)"),
     ] = None,
-    epochs_back: Annotated[int, typer.Option(min=1, help="history: epochs that are drafted from")] = 1,
+    epochs_back: Annotated[
+        int | None, typer.Option(min=1, help="history: epochs that are drafted from (default: 1)")
+    ] = None,
     siblings_known: Annotated[
-        str, typer.Option(help="siblings: lockstep (all run side by side) or finished (all others are over)")
-    ] = "lockstep",
+        str | None,
+        typer.Option(help="siblings: lockstep (all run side by side, the default) or finished (all others are over)"),
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="step times (Parquet), to tell at which batch sizes it pays")
     ] = None,
@@ -53,29 +56,31 @@ def acceptance(
         ),
     ] = False,
 ) -> None:
-    """How much of a run's drafts would have been accepted, counted on its tokens, and whether drafting pays.
+    """What drafts from history, siblings or a response's own text would give on a recorded run, and whether they pay.
 
-    The drafter runs over the recorded responses: a drafted token is accepted if it is the recorded one. Also printed are the
-    lengths of the hits, how much of each response stands in earlier epochs and in siblings (RhymeRL's Fig. 6), and a model of
-    the acceptance for traces that have no token ids.
+    A drafted token is accepted if it is the recorded one. Printed too: hit lengths, RhymeRL's Fig. 6, a fitted model.
     """
     from rich.console import Console
 
     from simrl.acceptance_report import DRAFTERS, measure, plot_report, print_report, report
     from simrl.trace import read_trace
 
-    if siblings_known not in ("lockstep", "finished"):
-        raise InputError(f"--siblings-known {siblings_known}: choose lockstep or finished")
     chosen = next((name for name in DRAFTERS if name == drafter), None)
     if chosen is None:
         raise InputError(f"--drafter {drafter}: choose one of {', '.join(DRAFTERS)}")
+    if epochs_back is not None and not chosen.startswith("history"):
+        raise InputError(f"--epochs-back {epochs_back}: only history drafts from epochs; {drafter} does not")
+    if siblings_known is not None and chosen != "siblings":
+        raise InputError(f"--siblings-known {siblings_known}: only the drafter siblings asks for it")
+    if siblings_known not in (None, "lockstep", "finished"):
+        raise InputError(f"--siblings-known {siblings_known}: choose lockstep or finished")
     rule, times = _window(window), _profile(profile, model, gpu, tp)
     measured = measure(
         read_trace(trace),
         chosen,
         rule,
-        epochs_back,
-        "lockstep" if siblings_known == "lockstep" else "finished",
+        epochs_back or 1,
+        "finished" if siblings_known == "finished" else "lockstep",
         threads=os.cpu_count() or 1,
     )
     description = report(measured, times)

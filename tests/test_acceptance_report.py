@@ -125,7 +125,9 @@ def test_two_runs_say_the_same(run: CommandLine):
     [
         (["--drafter", "eagle"], "--drafter eagle: choose one of history-paper, history-code, ngram, siblings"),
         (["--window", "0"], "--window 0: choose aimd, mimd or a number of tokens from 1 to 1024"),
-        (["--siblings-known", "all"], "--siblings-known all: choose lockstep or finished"),
+        (["--drafter", "siblings", "--siblings-known", "all"], "--siblings-known all: choose lockstep or finished"),
+        (["--siblings-known", "finished"], "only the drafter siblings asks for it"),
+        (["--drafter", "ngram", "--epochs-back", "2"], "only history drafts from epochs"),
         (["--model", "qwen3-8b"], "--model alone: step times need --model and --gpu, or --profile"),
         (["--gpu", "h100"], "--gpu alone"),
         (["--model", "qwen3-8b", "--gpu", "tpu"], "gpu 'tpu' is unknown"),

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from token_traces import random_groups
+from token_traces import random_groups, trace_of
 
 from simrl.errors import InputError
+from simrl.speculation.acceptance import sample_key
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import run_passes
-from simrl.speculation.run_model import Bucket, ResponseClass, RunModel, draw_runs, fit_run_model
+from simrl.speculation.run_model import Bucket, ResponseClass, RunModel, draw_runs, draw_trace_runs, fit_run_model
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 
 LENGTHS = np.random.default_rng(0).lognormal(6.5, 0.7, 3000).astype(np.int64) + 2
@@ -91,6 +92,26 @@ def test_responses_without_history_have_no_drafts():
     whole = draw_runs(MIXED, LENGTHS, KEYS)
     a, b = runs.first[2], whole.first[2]
     assert runs.accepted[a : a + LENGTHS[2]].tolist() == whole.accepted[b : b + LENGTHS[2]].tolist()
+
+
+def test_rows_of_a_trace_have_drafts_where_their_prompts_have_a_history():
+    trace = trace_of({(e, p): [[1, 2, 3]] * 2 for e, p in [(0, 0), (1, 0), (3, 0), (0, 1), (3, 2)]})
+    epoch, prompt = trace.column("epoch").tolist(), trace.column("prompt_id").tolist()
+
+    def served(epochs_back: int) -> set[tuple[int, int]]:
+        first = draw_trace_runs(MIXED, trace, 0, epochs_back).first
+        return {(e, p) for e, p, at in zip(epoch, prompt, first, strict=True) if at >= 0}
+
+    assert served(1) == {(1, 0)} and served(2) == {(1, 0), (3, 0)}
+    everywhere = MIXED.model_copy(update={"first_epoch": True})
+    assert (draw_trace_runs(everywhere, trace, 0).first >= 0).all()
+
+
+def test_a_row_of_a_trace_is_drawn_from_its_samples_key():
+    trace = trace_of({(e, 5): [[1] * 400] * 2 for e in range(2)})
+    runs = draw_trace_runs(MIXED, trace, 3)
+    alone = draw_runs(MIXED, np.array([400]), np.array([sample_key(3, 5, 1, 1)]))
+    assert runs.accepted[runs.first[3] :].tolist() == alone.accepted.tolist()
 
 
 def test_a_model_comes_back_from_json():

@@ -22,9 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simrl.errors import InputError
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
-from simrl.speculation.draws import uniform
+from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Ints
 from simrl.speculation.passes import Stretches, stretches
+from simrl.trace import Trace
 
 Floats = NDArray[np.float64]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -231,6 +232,37 @@ def draw_runs(
         int(lengths.sum()),
     )
     return AcceptRuns(first, drafted, accepted)
+
+
+def draw_trace_runs(model: RunModel, trace: Trace, seed: int, epochs_back: int = 1) -> AcceptRuns:
+    """`draw_runs` for the rows of a trace. Unless the model drafts in the first epoch, a row has drafts if its prompt has
+    responses in one of the `epochs_back` epochs before its own."""
+    prompt, epoch, sample = (trace.column(name).astype(np.int64) for name in ("prompt_id", "epoch", "sample"))
+    has_history = np.ones(len(trace), dtype=bool)
+    if not model.first_epoch:
+        order = np.lexsort((epoch, prompt))
+        latest = _latest_before(prompt[order], epoch[order])
+        has_history[order] = (latest >= 0) & (epoch[order] - latest <= epochs_back)
+    return draw_runs(model, trace.column("response_tokens"), _keys(seed, prompt, epoch, sample), has_history)
+
+
+@njit(cache=True)
+def _latest_before(prompt: Ints, epoch: Ints) -> Ints:
+    """The latest epoch of the same prompt before each row's own, -1 for none; the rows are sorted by (prompt, epoch)."""
+    latest = np.full(prompt.shape[0], -1, dtype=np.int64)
+    for i in range(1, prompt.shape[0]):
+        if prompt[i] == prompt[i - 1]:
+            latest[i] = latest[i - 1] if epoch[i] == epoch[i - 1] else epoch[i - 1]
+    return latest
+
+
+@njit(cache=True)
+def _keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
+    """`acceptance.sample_key` of each row."""
+    keys = np.empty(prompt.shape[0], dtype=np.int64)
+    for i in range(prompt.shape[0]):
+        keys[i] = mixed(mixed(mixed(seed, prompt[i]), epoch[i]), sample[i])
+    return keys
 
 
 def _table(classes: list[tuple[Bucket, ...]]) -> Floats:

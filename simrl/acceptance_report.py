@@ -32,7 +32,7 @@ from simrl.speculation.history_index import PAPER, PUBLIC_CODE
 from simrl.speculation.matching import Ints
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import Passes, run_passes, stretches
-from simrl.speculation.run_model import RunModel, fit_run_model
+from simrl.speculation.run_model import RunModel, draw_trace_runs, fit_run_model
 from simrl.speculation.siblings import Known, sibling_runs
 from simrl.speculation.similarity import similarity
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
@@ -116,12 +116,14 @@ def report(measured: Measured, profile: TableProfile | None = None) -> dict[str,
     trace, served = measured.trace, measured.served
     epoch = trace.column("epoch")
     tokens = trace.column("response_tokens").astype(np.int64)
+    epochs_back = measured.history.get("epochs_back", 1)
     model = fit_run_model(
         measured.runs,
         tokens,
         first_epoch=not measured.drafter.startswith("history"),
         source=f"{measured.drafter} on {trace.metadata.name}, {_history(measured.history)}",
     )
+    drawn = run_passes(draw_trace_runs(model, trace, CONTROL_SEED, epochs_back), tokens, measured.window.rule)
     return {
         "drafter": measured.drafter,
         "history": measured.history,
@@ -144,6 +146,7 @@ def report(measured: Measured, profile: TableProfile | None = None) -> dict[str,
         "similarity": _similarities(trace),
         "pays": None if profile is None else _pays(measured, profile),
         "run_model": model.model_dump(mode="json"),
+        "run_model_accept_length": drawn.of(served).accept_length,
         "trace": trace_metadata_json(trace),
     }
 
@@ -375,7 +378,10 @@ def print_report(description: dict[str, Any], console: Console) -> None:
             found.add_row(row["history"], *(_percent(share) for share in shares))
         console.print(found)
     _print_pays(d["pays"], console)
-    console.print("Model of these runs, for traces without token ids; paste it into a scenario:")
+    console.print(
+        f"Model of these runs, for traces without token ids; paste it into a scenario. Drawn from it, these responses get "
+        f"{d['run_model_accept_length']:.2f} tokens a pass, counted were {d['accept_length']:.2f}."
+    )
     print(model_yaml(d), end="", file=console.file)
 
 

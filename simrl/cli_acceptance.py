@@ -51,7 +51,8 @@ def acceptance(
         typer.Option(
             "--json",
             help="print JSON on stdout instead of tables; its keys are stable: drafter, history, acceptance_rate, "
-            "speculation_rate, accept_length, by_epoch, hit_lengths, by_response, similarity, pays, run_model, window, "
+            "speculation_rate, accept_length, by_epoch, hit_lengths, by_response, similarity, pays, run_model, "
+            "run_model_accept_length, window, "
             "responses, responses_with_drafts, tokens_with_drafts, trace, picture",
         ),
     ] = False,
@@ -94,14 +95,15 @@ def acceptance(
 
 
 def _window(text: str | None) -> Window | None:
-    from simrl.speculation.windows import MOST_TOKENS, Aimd, Fixed, Mimd
+    from simrl.speculation.drafter import MOST_DRAFT_TOKENS
+    from simrl.speculation.windows import Aimd, Fixed, Mimd
 
     if text is None:
         return None
     if text in ("aimd", "mimd"):
         return Aimd() if text == "aimd" else Mimd()
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_TOKENS:
-        raise InputError(f"--window {text}: choose aimd, mimd or a number of tokens from 1 to {MOST_TOKENS}")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_DRAFT_TOKENS:
+        raise InputError(f"--window {text}: choose aimd, mimd or a number of tokens from 1 to {MOST_DRAFT_TOKENS}")
     return Fixed(tokens=int(text))
 
 

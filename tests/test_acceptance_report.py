@@ -86,6 +86,7 @@ def test_plain_decoding_is_the_profiles(profile: TableProfile):
 
 def test_the_model_that_is_printed_is_one():
     d = report(measure(TRACE, "siblings"))
+    assert d["run_model_accept_length"] == pytest.approx(d["accept_length"], rel=0.1)
     model = RunModel.model_validate(yaml.safe_load(model_yaml(d))["acceptance"])
     assert model.kind == "measured" and model.first_epoch and model.model_dump(mode="json") == d["run_model"]
 
@@ -111,7 +112,7 @@ def test_the_json_has_its_keys(run: CommandLine):
     assert set(d) == {
         *("drafter", "history", "acceptance_rate", "speculation_rate", "accept_length", "by_epoch", "hit_lengths"),
         *("by_response", "similarity", "pays", "run_model", "window", "responses", "responses_with_drafts"),
-        *("tokens_with_drafts", "trace", "picture"),
+        *("tokens_with_drafts", "run_model_accept_length", "trace", "picture"),
     }
     assert d["window"]["kind"] == "mimd" and d["history"] == {"kind": "epochs", "epochs_back": 1} and d["pays"] is None
 
@@ -124,7 +125,7 @@ def test_two_runs_say_the_same(run: CommandLine):
     ("options", "told"),
     [
         (["--drafter", "eagle"], "--drafter eagle: choose one of history-paper, history-code, ngram, siblings"),
-        (["--window", "0"], "--window 0: choose aimd, mimd or a number of tokens from 1 to 1024"),
+        (["--window", "0"], "--window 0: choose aimd, mimd or a number of tokens from 1 to 32"),
         (["--drafter", "siblings", "--siblings-known", "all"], "--siblings-known all: choose lockstep or finished"),
         (["--siblings-known", "finished"], "only the drafter siblings asks for it"),
         (["--drafter", "ngram", "--epochs-back", "2"], "only history drafts from epochs"),

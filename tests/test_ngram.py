@@ -74,7 +74,7 @@ def test_what_makes_no_sense_is_refused():
 def test_a_response_that_repeats_itself_for_long_takes_no_longer():
     trace = trace_of({(0, 0): [[5] * 9000], (0, 1): [[1, 2] * 4500]})
     ngram_runs(trace)
-    started = time.perf_counter()
+    started = time.process_time()
     runs = ngram_runs(trace)
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
     assert runs.accepted[100] == 32 and runs.accepted[9100] == 32

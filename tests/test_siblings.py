@@ -160,7 +160,7 @@ def test_a_trace_without_token_ids_is_refused():
 def test_a_draft_takes_less_than_two_microseconds():
     trace = random_groups(5, prompts=60, group=16)
     sibling_runs(trace)
-    started = time.perf_counter()
+    started = time.process_time()
     sibling_runs(trace)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     assert seconds / trace.column("response_tokens").sum() < 2e-6

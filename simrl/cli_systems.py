@@ -26,6 +26,7 @@ MEANINGS = {
     "log_probs": "forward passes before an update: old policy, reference",
     "on_loss": "samples whose worker is lost go on elsewhere, or wait for it",
     "adapt_split_every": "move GPUs by what was idle, after so many updates; 0: never; not with lost workers",
+    "speculation": "a method (`simrl systems show histospec`), or {name: histospec, gate: open}; none",
     "dynamic_sampling": "drop groups with equal rewards, refill in rounds of so many times a batch",
 }
 AsJson = Annotated[
@@ -116,7 +117,7 @@ def describe(name: str) -> dict[str, Any]:
         "summary": summary,
         "pipeline": system.schedule,
         "dispatch": system.dispatch.name,
-        "speculation": system.speculation,
+        "speculation": system.speculation.label if system.speculation else "none",
         "paper": system.paper,
         "off_policyness": system.off_policyness,
         "modelled": " ".join(modelled.split()),

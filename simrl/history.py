@@ -33,6 +33,10 @@ class LengthHistory:
         self._lengths[sample.prompt_id][sample.epoch].append(rollout.tokens)
         self._unfinished[sample.prompt_id, sample.epoch] -= 1
 
+    def withdrawn(self, sample: Sample) -> None:
+        """It will not, or not from there."""
+        self._unfinished[sample.prompt_id, sample.epoch] -= 1
+
     def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
         """Tokens of the prompt's responses in its latest complete epoch before this one; empty where there is none."""
         epochs = self._lengths.get(prompt_id, {})

@@ -52,6 +52,9 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
                               (or 0.1) of the first half's. Where not, a buffer was still filling
     gpu_hours_per_1k_samples  all GPUs, whatever they do
     cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
+    acceptance_rate           accepted draft tokens / drafted ones, of all samples from the start on; None without drafts
+    speculation_rate          share of all generated tokens that came from drafts
+    accept_length             tokens that a pass with a draft yields, the bonus token included; None without drafts
     """
     start_s, end_s = window(result, warmup_steps)
     seconds = end_s - start_s
@@ -89,6 +92,19 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
         "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1),
         "gpu_hours_per_1k_samples": gpu_hours,
         "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour if cost_per_gpu_hour else None,
+        **_speculation(result),
+    }
+
+
+def _speculation(result: Result) -> dict[str, float | None]:
+    generated, drafted, accepted, verifications = (
+        int(result.samples.column(name).to_numpy().sum())
+        for name in ("generated_tokens", "drafted_tokens", "accepted_tokens", "verifications")
+    )
+    return {
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "speculation_rate": accepted / max(generated, 1),
+        "accept_length": 1 + accepted / verifications if verifications else None,
     }
 
 

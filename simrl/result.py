@@ -11,7 +11,8 @@ steps      one row a policy update: step, policy_version (before it), started_s,
            response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
            an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
 samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
-           unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step
+           unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step; with speculation,
+           drafted_tokens, accepted_tokens of them, verifications (passes that verified a draft)
 segments   uid, worker, policy_version, tokens, started_s, ended_s
 """
 
@@ -213,6 +214,9 @@ class Recorder:
                     segments[-1].worker if segments else None,
                     status,
                     self._trained.get(uid),
+                    rollout.drafted_tokens,
+                    rollout.accepted_tokens,
+                    rollout.verifications,
                 )
             )
         return _table(SampleRow, rows)
@@ -256,6 +260,9 @@ class SampleRow(NamedTuple):
     worker: int | None
     status: str
     trained_step: int | None
+    drafted_tokens: int
+    accepted_tokens: int
+    verifications: int
 
 
 class SegmentRow(NamedTuple):

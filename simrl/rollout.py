@@ -20,6 +20,7 @@ class Rollout(NamedTuple):
     """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one, `reward`
     before it is scored. The first `carried_tokens` were generated for a step that then went on without the sample.
     In a rollout of several turns, `observation_tokens` came from the environment, which has answered at `environment_until_s`.
+    With speculation, `drafted_tokens` were verified for it in `verifications` passes, and `accepted_tokens` of them stood.
     `token_ids` where tokens are real."""
 
     sample: Sample
@@ -30,6 +31,9 @@ class Rollout(NamedTuple):
     carried_tokens: int = 0
     observation_tokens: int = 0
     environment_until_s: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verifications: int = 0
     token_ids: tuple[int, ...] | None = None
 
     @property

@@ -25,6 +25,7 @@ from simrl.explain import explain
 from simrl.faults import Fault
 from simrl.hardware import MODELS
 from simrl.overrides import parse_override
+from simrl.speculation.inputs import SpeculationInputs
 from simrl.synthesis import LengthModel
 from simrl.training import MOST_SECONDS, TrainingConfig
 
@@ -112,6 +113,9 @@ class Scenario(_Model):
     profile: ProfileConfig
     engine: EngineConfig = EngineConfig()
     training: TrainingConfig = TrainingConfig()
+    speculation: SpeculationInputs = Field(
+        default=SpeculationInputs(), description="how much of drafts is accepted where tokens do not say it"
+    )
     faults: tuple[Fault, ...] = Field(default=(), description="workers that are slow, lost, or late with their weights")
     system: SystemConfig
     variant: str = Field(default="", description="what was varied to get here, as `key=value, …`")

@@ -16,6 +16,7 @@ import simpy
 
 import simrl
 from simrl.dispatch import Dispatcher
+from simrl.drafting import Drafting, DraftPlan, plan_drafting
 from simrl.engine import Engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError
@@ -50,6 +51,12 @@ class Prepared:
     workers: int
     train_gpus: int
     costs: WorkerCosts
+    drafts: DraftPlan | None = None
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """Those of the tensor-parallel group, and of the drafter beside it."""
+        return self.scenario.cluster.tp + (self.drafts.draft_gpus if self.drafts else 0)
 
     @property
     def colocated(self) -> bool:
@@ -58,7 +65,7 @@ class Prepared:
     @property
     def gpus(self) -> int:
         """All that the system occupies."""
-        rollout_gpus = self.workers * self.scenario.cluster.tp
+        rollout_gpus = self.workers * self.gpus_per_worker
         return max(rollout_gpus, self.train_gpus) if self.colocated else rollout_gpus + self.train_gpus
 
     def may_train(self, gpus: int) -> bool:
@@ -84,6 +91,7 @@ class Prepared:
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
+            "speculation": self.drafts.facts if self.drafts else None,
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
         }
@@ -102,20 +110,27 @@ def prepare(scenario: Scenario) -> Prepared:
             f"cluster.tp is {cluster.tp}: it does not divide the {model.heads} attention heads of {model.name}; "
             "choose a divisor"
         )
-    workers, train_gpus = _split(cluster.gpus, cluster.tp, system)
+    trace = _trace(scenario)
+    profile = _profile(scenario, model, kind)
+    drafts = None
+    if system.speculation is not None:
+        rollout_gpus = cluster.gpus if system.rollout_share is None else int(cluster.gpus * system.rollout_share + 1e-9)
+        drafts = plan_drafting(
+            system.speculation, scenario.speculation, trace, profile, model, kind, cluster.tp, rollout_gpus
+        )
+    workers, train_gpus = _split(cluster.gpus, cluster.tp + (drafts.draft_gpus if drafts else 0), system)
     if train_gpus % scenario.training.sequence_parallel:
         raise InputError(
             f"training.sequence_parallel is {scenario.training.sequence_parallel}: it does not divide the {train_gpus} train "
             "GPUs; choose a divisor"
         )
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
-    trace = _trace(scenario)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
-    profile = _profile(scenario, model, kind)
-    limits = _limits(scenario, model, kind, trace)
+    limits = _limits(scenario, model, kind, trace, drafts)
     longest = _longest_allowed(trace)
-    profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest)
+    verified = limits.max_num_batched_tokens if drafts else 0
+    profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
     costs = _costs(scenario, system, model, kind, train_gpus)
     needed = costs.memory_bytes(longest)
     if needed > kind.memory_bytes:
@@ -141,7 +156,7 @@ def prepare(scenario: Scenario) -> Prepared:
         evaluate_every=scenario.training.evaluate_every,
         evaluate_s=scenario.training.evaluate_s,
     )
-    return Prepared(scenario, system, model, kind, trace, profile, limits, workers, train_gpus, worker_costs)
+    return Prepared(scenario, system, model, kind, trace, profile, limits, workers, train_gpus, worker_costs, drafts)
 
 
 def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:
@@ -151,14 +166,16 @@ def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -
 
 def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None = None) -> Result:
     """The same for a scenario that is prepared already."""
-    scenario, system, tp = prepared.scenario, prepared.system, prepared.scenario.cluster.tp
+    scenario, system = prepared.scenario, prepared.system
     env = simpy.Environment()
     adapts = system.adapt_split_every > 0
-    units = (
-        scenario.cluster.gpus // tp if adapts else prepared.workers
-    )  # where the split changes, all that may roll out
-    lanes = [Lane(f"rollout-{i:03d}", tp) for i in range(units)]
-    train_lanes = list(range(prepared.train_gpus // tp))
+    unit = prepared.gpus_per_worker
+    # Where the split changes, all that may roll out.
+    units = scenario.cluster.gpus // unit if adapts else prepared.workers
+    lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
+    if prepared.colocated and prepared.train_gpus > units * unit:  # too few for another worker: they train only
+        lanes.append(Lane("rollout-rest", prepared.train_gpus - units * unit))
+    train_lanes = list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
     if adapts:
         train_lanes = list(range(prepared.workers, units))
     elif not prepared.colocated:
@@ -174,8 +191,13 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
 
     recorder = Recorder(lanes, stepped)
     workload, tables = Workload(prepared.trace), prepared.profile.tables
+    drafting = None
+    if prepared.drafts is not None:
+        drafting = Drafting(
+            prepared.drafts, prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed
+        )
     workers = [
-        SimulatedWorker(env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder)
+        SimulatedWorker(env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder, drafting)
         for i in range(units)
     ]
     costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
@@ -316,13 +338,13 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     return profile.with_corrections(config.forward_correction, config.between_passes_s)
 
 
-def _limits(scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace) -> Limits:
+def _limits(scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace, drafts: DraftPlan | None) -> Limits:
     engine, tp = scenario.engine, scenario.cluster.tp
     tokens = engine.kv_cache_tokens
     if tokens is None:
-        weights = model.weight_bytes / tp
+        weights = model.weight_bytes / tp + (drafts.weight_bytes if drafts else 0.0)
         free = kind.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
-        kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads)
+        kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + (drafts.kv_bytes_per_token if drafts else 0.0)
         tokens = int(free // kv_bytes)
         if tokens < engine.block_size:
             raise InputError(

@@ -2,7 +2,8 @@
 
 A recipe is a function from the system's own parameters to a `System`. Its ablations are its arguments; defaults are the
 paper's or the public code's. Its docstring is what `simrl systems show` prints: a line for the list, the rule, and what is
-not modelled. (Speculation, the third choice of a system, is plain decoding in all of them so far.)
+not modelled. The third choice of a system, speculation, is a method of `simrl.speculation.methods`: a recipe's own, or another
+one by the parameter `speculation`, which every recipe takes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,18 @@ from simrl.pipelines.rlhfuse import RLHFuse
 from simrl.pipelines.rollpacker import tail_batching
 from simrl.pipelines.sortedrl import shortest_first
 from simrl.pipelines.verl_fully_async import VerlFullyAsync, oldest_off_policyness
+from simrl.speculation.gates import Elastic
+from simrl.speculation.methods import (
+    Speculation,
+    draft_model,
+    histospec,
+    make_speculation,
+    ngram,
+    siblings,
+)
+from simrl.speculation.methods import specactor as specactor_drafting
+from simrl.speculation.methods import tlt as tlt_drafting
+from simrl.speculation.windows import Fixed
 
 Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer"]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -64,7 +77,7 @@ class System:
     controller: bool = False
     host_buffer: bool = False
     extra_rollout_gpus: float = 0.0
-    speculation: str = "none"
+    speculation: Speculation | None = None
     needs_rewards: bool = False
     adapt_split_every: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -284,7 +297,8 @@ def rhymerl(
 ) -> System:
     """Workers go from step to step on their own, prompts ranked by their last epoch's lengths; off-policyness at most 1.
 
-    HistoPipe. A worker loads the newest weights from its own host buffer when its part of the step before is over;
+    HistoSpec (the method `histospec`; `speculation: none` leaves it out) and HistoPipe. A worker loads the newest weights
+    from its own host buffer when its part of the step before is over;
     version k - 1 has to be there before step k. From the second epoch on, prompts are ranked by the median length of
     their last responses, cut into `ranking_groups` (None: one a worker), and given out ascending in even and descending
     in odd steps (`alternation`; or as `pairing` to whoever is thought to be free first). `two_tier` gives long groups
@@ -294,7 +308,7 @@ def rhymerl(
     is none, into the next step; β is the 75th percentile of the growth over the last epoch, at least `least_beta`.
     `histopipe=False` leaves the workers' own weight loads, with equal contiguous parts.
     Tokens carried into the next step are up to 2 versions old, counted apart and not in the bound.
-    Not modelled: history workers' CPU time; the time in which weights travel to the host buffers beyond the phase `publish`.
+    Not modelled: the time in which weights travel to the host buffers beyond the phase `publish`.
     """
     ranks = "ranking groups on workers in two tiers" if two_tier else "ranking groups on workers"
     ranks = (ranks if histopipe else "contiguous parts") + (", outliers migrate" if histopipe and migration else "")
@@ -309,6 +323,7 @@ def rhymerl(
         host_buffer=True,
         paper="RhymeRL, arXiv 2508.18588",
         off_policyness=1,
+        speculation=histospec(),
     )
 
 
@@ -660,6 +675,120 @@ def dapo(
     )
 
 
+@validate_call
+def verl_draft_model(
+    model: str = "qwen2.5-0.5b",
+    draft_tokens: Annotated[int, Field(ge=1, le=64)] = 4,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated with a small draft model on every worker (vanilla speculative decoding); on-policy.
+
+    As verl_colocated; a worker drafts `draft_tokens` tokens for each running response, then verifies them.
+    Not modelled: as verl_colocated, and the method draft_model.
+    """
+    return replace(
+        verl_colocated(dispatch, minibatches, log_probs),
+        name="verl_draft_model",
+        paper="verl with vanilla speculative decoding, as compared in SpecActor, arXiv 2511.16193 §5",
+        speculation=draft_model(model, Fixed(tokens=draft_tokens)),
+    )
+
+
+@validate_call
+def verl_ngram(
+    draft_tokens: Annotated[int, Field(ge=1, le=64)] = 4,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated with n-gram drafts from each response's own text; on-policy.
+
+    As verl_colocated; a worker drafts up to `draft_tokens` tokens where a response repeats itself.
+    Not modelled: as verl_colocated, and the method ngram.
+    """
+    return replace(
+        verl_colocated(dispatch, minibatches, log_probs),
+        name="verl_ngram",
+        paper="verl with n-gram speculation, as compared in SpecActor, arXiv 2511.16193 §5",
+        speculation=ngram(Fixed(tokens=draft_tokens)),
+    )
+
+
+@validate_call
+def specactor(
+    model: str = "qwen2.5-0.5b",
+    decoupled: bool = True,
+    objective: Literal["tgs", "renewal"] = "tgs",
+    reconfigure: bool = True,
+    draft_gpus: Annotated[int, Field(ge=1, le=1024)] | None = None,
+    window: Annotated[int, Field(ge=1, le=64)] | None = None,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated, rollout with drafters on GPUs of their own that draft ahead while windows are verified; on-policy.
+
+    As verl_colocated, with the method specactor: Algorithm 1 plans how many of the GPUs draft and how far (`decoupled`),
+    Algorithm 2 gives responses of low acceptance their own window and mode (`reconfigure`).
+    Not modelled: as verl_colocated, and the method specactor.
+    """
+    return replace(
+        verl_colocated(dispatch, minibatches, log_probs),
+        name="specactor",
+        paper="SpecActor, arXiv 2511.16193",
+        speculation=specactor_drafting(model, decoupled, draft_gpus, window, objective, reconfigure),
+    )
+
+
+@validate_call
+def tlt(
+    adaptive: bool = True,
+    bandit: bool = True,
+    bucketed_graphs: bool = True,
+    threshold: Count = 32,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """verl colocated with an EAGLE-type drafter once few responses are left, trained on idle workers; on-policy.
+
+    As verl_colocated, with the method tlt: draft trees from `threshold` running responses a worker on, chosen by BEG-MAB
+    (`bandit`), a drafter that idle workers train (`adaptive`).
+    Not modelled: as verl_colocated, and the method tlt.
+    """
+    return replace(
+        verl_colocated(dispatch, minibatches, log_probs),
+        name="tlt",
+        paper="Taming the Long Tail, arXiv 2511.16665",
+        speculation=tlt_drafting(
+            adaptive=adaptive, bandit=bandit, bucketed_graphs=bucketed_graphs, threshold=threshold
+        ),
+    )
+
+
+@validate_call
+def tlt_base(
+    threshold: Count = 32,
+    draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8,
+    dispatch: Plain = "least_requests",
+    minibatches: Count = 1,
+    log_probs: NotNegative = 1,
+) -> System:
+    """TLT without its learned drafter: drafts from the group's other responses once few are left; on-policy.
+
+    As tlt, with the method siblings in place of the drafter (TLT-Base of the paper's evaluation).
+    Not modelled: as verl_colocated, and the method siblings.
+    """
+    return replace(
+        verl_colocated(dispatch, minibatches, log_probs),
+        name="tlt_base",
+        paper="Taming the Long Tail, arXiv 2511.16665 §6.1",
+        speculation=siblings(Fixed(tokens=draft_tokens), Elastic(threshold=threshold)),
+    )
+
+
 RECIPES: dict[str, Callable[..., System]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -681,6 +810,11 @@ RECIPES: dict[str, Callable[..., System]] = {
         areal,
         verl_fully_async,
         laminar,
+        verl_draft_model,
+        verl_ngram,
+        specactor,
+        tlt,
+        tlt_base,
     )
 }
 
@@ -712,14 +846,18 @@ def with_common(
     on_loss: Literal["elsewhere", "wait"] = "elsewhere",
     adapt_split_every: NotNegative = 0,
     dynamic_sampling: Annotated[float, Field(ge=1, le=100)] | None = None,
+    speculation: str | dict[str, Any] | None = None,
 ) -> System:
     """What every recipe takes for which it makes sense (`common_parameters`).
 
     `on_loss`: samples whose worker is lost go on elsewhere, their tokens prefilled anew, or wait until it is back.
     `adapt_split_every`: after so many updates, move GPUs between rollout and training by what was idle (`simrl.split`); 0 keeps
     the split. `dynamic_sampling`: drop groups whose rewards are all equal, and refill the batch in rounds of so many times its
-    groups (`simrl.pipelines.dynamic_sampling`).
+    groups (`simrl.pipelines.dynamic_sampling`). `speculation`: a method by its name, or `{name: histospec, gate: open}`; `none`
+    is plain decoding, and None the recipe's own.
     """
+    if speculation is not None:
+        system = replace(system, speculation=make_speculation(speculation))
     dispatch = replace(system.dispatch, on_loss=on_loss)
     system = replace(system, dispatch=dispatch, adapt_split_every=adapt_split_every)
     if dynamic_sampling is not None:

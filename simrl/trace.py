@@ -96,11 +96,13 @@ class Turn(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What a sample will turn out to be. Workers and rewarders know it, schedules do not. `turns` are all but the last."""
+    """What a sample will turn out to be. Workers and rewarders know it, schedules do not. `turns` are all but the last; `row`
+    is that of the trace, where its tokens are."""
 
     tokens: int
     reward: float
     turns: tuple[Turn, ...] = ()
+    row: int = -1
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,8 @@ class Trace:
         tokens = rows.column("response_tokens").to_pylist()
         has_rewards = "reward" in rows.column_names
         rewards = rows.column("reward").fill_null(math.nan).to_pylist() if has_rewards else [math.nan] * len(tokens)
-        if not {"turn_tokens", "environment_s"} & set(rows.column_names):
-            return list(map(Response, tokens, rewards))
-        return list(map(Response, tokens, rewards, _turns(rows)))
+        turns = _turns(rows) if {"turn_tokens", "environment_s"} & set(rows.column_names) else [()] * len(tokens)
+        return list(map(Response, tokens, rewards, turns, range(first, end)))
 
     def observation_tokens(self) -> NDArray[np.int64]:
         """Tokens that the environment adds to each row's context, over all its turns; shape (rows,)."""

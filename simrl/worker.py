@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 import simpy
 
+from simrl.drafting import Drafting
 from simrl.engine import Engine
 from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.events import call_at, call_last
@@ -130,15 +131,17 @@ class SimulatedWorker:
         costs: WorkerCosts,
         responses: Mapping[int, Response],
         recorder: Recorder,
+        drafting: Drafting | None = None,
     ) -> None:
         self.policy_version = 0
         self.index = index
-        self.engine = Engine(tables, limits)
+        self.engine = Engine(tables, limits, drafting.decoding if drafting else None)
         self.load_delay_s = 0.0
         self._env = env
         self._costs = costs
         self._responses = responses
         self._recorder = recorder
+        self._drafting = drafting
         self._stays: dict[int, _Stay] = {}
         self._in_slot: dict[int, _Stay] = {}
         self._decoding: set[int] = set()  # slots that are not paused
@@ -238,6 +241,8 @@ class SimulatedWorker:
             call_at(self._env, self.engine.now_s, partial(stay.event.succeed, nothing))
             return
         self._stays[stay.sample.uid] = stay
+        if self._drafting is not None:
+            self._drafting.begins(stay.sample)
         stay.started_s = self.engine.now_s
         fetch_s = self._costs.fetch_s_per_token * self._computed_tokens(stay)
         ready_s = max(self.engine.now_s + fetch_s, stay.environment_until_s)
@@ -252,6 +257,8 @@ class SimulatedWorker:
             return  # aborted meanwhile
         prompt = stay.sample.prompt_tokens + stay.observation_tokens
         slot = self.engine.submit(prompt, stay.length, stay.closed_tokens, self._computed_tokens(stay))
+        if self._drafting is not None:
+            self._drafting.give(self.engine, slot, stay.sample, stay.response, self._env.now)
         stay.slot, stay.started_s = slot, self.engine.now_s
         self._in_slot[slot] = stay
         self._decoding.add(slot)
@@ -307,7 +314,7 @@ class SimulatedWorker:
             return
         started_s = self.engine.now_s
         self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
-        self.policy_version = self._asked_version
+        self._has_weights(self._asked_version)
         if self._costs.evaluate_every:  # what was due meanwhile, the other workers have evaluated
             self._evaluations = self.policy_version // self._costs.evaluate_every
         if self._away is None:
@@ -340,7 +347,7 @@ class SimulatedWorker:
         started_s = self.engine.now_s
         self._close_rollout_span(started_s)
         self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
-        self.policy_version = version
+        self._has_weights(version)
         self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, version)
         load = WeightLoad(version, started_s, self.engine.now_s)
         if self._costs.evaluate_every and version // self._costs.evaluate_every > self._evaluations:
@@ -351,6 +358,11 @@ class SimulatedWorker:
         if self._decoding:
             self._open_rollout_span()
         call_at(self._env, self.engine.now_s, partial(event.succeed, load))
+
+    def _has_weights(self, version: int) -> None:
+        self.policy_version = version
+        if self._drafting is not None:
+            self._drafting.weights_loaded(self.engine, version)
 
     # Watching, turns of an environment.
 
@@ -463,8 +475,21 @@ class SimulatedWorker:
             observation_tokens=stay.observation_tokens,
             environment_until_s=stay.environment_until_s,
         )
+        if self._drafting is not None:
+            rollout = self._with_drafts(rollout, stay)
+            self._drafting.ends(rollout, now_s)
         self._recorder.stay_ended(rollout)
         return rollout
+
+    def _with_drafts(self, rollout: Rollout, stay: _Stay) -> Rollout:
+        """What was drafted for a stay, those before it counted."""
+        drafted, accepted, verifications = self.engine.drafted(stay.slot) if stay.slot is not None else (0, 0, 0)
+        before = stay.partial or rollout
+        return rollout._replace(
+            drafted_tokens=before.drafted_tokens + drafted,
+            accepted_tokens=before.accepted_tokens + accepted,
+            verifications=before.verifications + verifications,
+        )
 
     def _close_segment(self, stay: _Stay, now_s: float) -> None:
         if stay.slot is None:

@@ -58,7 +58,7 @@ def refusal(scenario: Scenario) -> str:
         ),
         (
             {"engine": {"max_num_seqs": 4096}},
-            "roofline qwen3-0.6b h100 tp 1: profiled up to 2048 sampled sequences (max_num_seqs), the scenario needs 4096",
+            "roofline qwen3-0.6b h100 tp 1: profiled up to 2048 decoding sequences (max_num_seqs), the scenario needs 4096",
             "lower that limit or profile further",
         ),
         (
@@ -119,8 +119,9 @@ def test_a_profile_that_does_not_reach_the_longest_sample_is_refused(tmp_path):
 def test_every_recipe_makes_a_system_that_can_be_prepared_and_says_where_it_is_from(name):
     ready = prepare(scenario(name))
     assert ready.system.paper
-    gpus = ready.workers * ready.scenario.cluster.tp + (0 if ready.colocated else ready.train_gpus)
-    assert gpus == ready.gpus == ready.scenario.cluster.gpus * (1 + ready.system.extra_rollout_gpus)
+    gpus = ready.workers * ready.gpus_per_worker + (0 if ready.colocated else ready.train_gpus)
+    assert ready.gpus == ready.scenario.cluster.gpus * (1 + ready.system.extra_rollout_gpus)
+    assert ready.gpus - ready.gpus_per_worker < gpus <= ready.gpus  # what makes no further worker only trains
     assert make_system(name, {}).label == name
 
 

@@ -1,0 +1,340 @@
+"""Drafting: from what each sample's drafts come, in one simulation of one method of speculation.
+
+Invariant: who drafts from what is decided when a sample begins at a worker, from what was finished by then. An index of the
+history is there once the prompt's epoch is complete and its builders were done; nobody drafts from a response that is yet to
+come, though the trace knows it.
+
+`plan_drafting` looks at a scenario before anything runs: what the drafter takes of each worker (memory, GPUs), and where its
+numbers come from. `Drafting` is what workers ask while it runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.engine import Engine
+from simrl.errors import InputError
+from simrl.hardware import Gpu, ModelShape, model_shape
+from simrl.history import LengthHistory
+from simrl.profile import TableProfile
+from simrl.rollout import Rollout
+from simrl.speculation.acceptance import ModelAcceptance, sample_key
+from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, OPEN, RUNS, Decoding, packed, plain, rules
+from simrl.speculation.draft_times import DraftTimes, eagle_drafts, model_drafts, text_drafts
+from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
+from simrl.speculation.gates import Elastic, batch_gate
+from simrl.speculation.graph_memory import graph_bytes
+from simrl.speculation.history import history_runs
+from simrl.speculation.inputs import HistoryWorkers, SpeculationInputs
+from simrl.speculation.methods import EAGLE, Speculation
+from simrl.speculation.ngram import ngram_runs
+from simrl.speculation.run_model import draw_trace_runs
+from simrl.speculation.siblings import WholeResponseRuns, whole_response_runs
+from simrl.speculation.specactor import Plan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
+from simrl.speculation.windows import Fixed
+from simrl.trace import Response, Sample, Trace
+
+Ints = NDArray[np.int64]
+MOST_PLANNED_WINDOW = 16  # Algorithm 1 tries no larger one; verifications that long are dearer than what they bring
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What a method of speculation means for a scenario. Bytes are those on each GPU of a worker; `draft_gpus` are a worker's
+    beside its tp. `facts` go into the result: what was measured, what assumed."""
+
+    speculation: Speculation
+    inputs: SpeculationInputs
+    times: DraftTimes
+    acceptance: ModelAcceptance | None
+    decoupled: Plan | None
+    weight_bytes: float
+    kv_bytes_per_token: float
+    facts: dict[str, Any]
+
+    @property
+    def draft_gpus(self) -> int:
+        return self.decoupled.draft_gpus if self.decoupled else 0
+
+
+def plan_drafting(
+    speculation: Speculation,
+    inputs: SpeculationInputs,
+    trace: Trace,
+    profile: TableProfile,
+    target: ModelShape,
+    gpu: Gpu,
+    tp: int,
+    gpus: int,
+) -> DraftPlan:
+    """Raises `InputError` where the trace or the inputs lack what the method needs."""
+    kv_tokens = typical_context(trace)
+    facts: dict[str, Any] = {"method": speculation.label, "drafter": speculation.drafter}
+    has_ids = "response_ids" in trace.table.column_names
+    acceptance, plan, graphs = None, None, 0.0
+    if speculation.drafter == "model":
+        acceptance = inputs.acceptance_of(speculation)
+        facts |= {"model": speculation.model, "acceptance": acceptance.model_dump()}
+        times = _model_times(speculation, target, gpu, tp, kv_tokens)
+        if speculation.graphs and speculation.strategies:
+            graphs = graph_bytes(speculation.graphs, target, speculation.strategies.strategies)
+            facts["graph_bytes"] = graphs
+        if speculation.decoupled:
+            plan = _plan(speculation, acceptance, trace, profile, times, tp, gpus, kv_tokens)
+            facts["plan"] = {
+                "draft_gpus": plan.draft_gpus,
+                "window": plan.window,
+                "requests": plan.requests,
+                "tgs": plan.tgs,
+                "renewal_rate": plan.renewal,
+            }
+    else:
+        times = text_drafts()
+        if speculation.drafter == "old_response" and not has_ids:
+            raise InputError(
+                f"{trace.metadata.name}: {speculation.name} compares whole responses, and the trace has no token ids; "
+                "import it with its tokens, or use another method"
+            )
+        facts["acceptance"] = (
+            "measured from the trace's tokens" if has_ids else inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
+        )
+    facts["draft_times"] = {"kind": times.kind, "source": times.source}
+    own = plan is None  # the drafter is on the worker's own GPUs
+    return DraftPlan(
+        speculation=speculation,
+        inputs=inputs,
+        times=times,
+        acceptance=acceptance,
+        decoupled=plan,
+        weight_bytes=(times.weight_bytes_per_gpu if own else 0.0) + graphs,
+        kv_bytes_per_token=times.kv_bytes_per_token_per_gpu if own else 0.0,
+        facts=facts,
+    )
+
+
+def typical_context(trace: Trace) -> int:
+    """Tokens of a sequence that is half done: what a profiling run before the training would take."""
+    return round(float(trace.column("prompt_tokens").mean()) + float(trace.column("response_tokens").mean()) / 2)
+
+
+def _model_times(speculation: Speculation, target: ModelShape, gpu: Gpu, tp: int, kv_tokens: int) -> DraftTimes:
+    branches = speculation.strategies.strategies[0].topk if speculation.strategies else 1
+    if speculation.model == EAGLE:
+        return eagle_drafts(target, gpu, tp, kv_tokens, branches)
+    shape = model_shape(speculation.model)
+    split = 1 if speculation.decoupled or shape.heads % tp else tp
+    return model_drafts(shape, gpu, split, kv_tokens, branches)
+
+
+def _plan(
+    speculation: Speculation,
+    acceptance: ModelAcceptance,
+    trace: Trace,
+    profile: TableProfile,
+    times: DraftTimes,
+    tp: int,
+    gpus: int,
+    kv_tokens: int,
+) -> Plan:
+    """Algorithm 1, before the run. What the method fixes takes the place of what was found."""
+    asked = speculation.decoupled
+    assert asked is not None
+    _, first, end = trace.step_slices[0]
+    requests = end - first
+    most = max(min(requests, int(times.sequences[-1]), int(profile.tables.decode_sequences[-1])), 2)
+    batches = sorted({1, 2, max(most // 4, 1), max(most // 2, 1), most})
+    plan = plan_decoupled(
+        fit_draft(lambda b: times.draft_s(b, 1), batches),
+        {tp: fit_verify(profile, MOST_PLANNED_WINDOW, batches, kv_tokens)},
+        gpus,
+        requests,
+        acceptance.by_position[0],
+        asked.objective,
+    )
+    return Plan(
+        **{
+            **plan.__dict__,
+            "draft_gpus": asked.draft_gpus or plan.draft_gpus,
+            "window": asked.window or plan.window,
+        }
+    )
+
+
+class _IndexBuilders:
+    """HistoSpec's history workers: a queue of indexes to build, served by so many builders, kept while there is memory.
+
+    The index of a prompt's epoch is asked for once all of its responses that began are finished. Those of older epochs give way
+    to newer ones; where there are none left, a further index is not kept: the next epoch meets its prompts in the same order,
+    so evicting the oldest of an epoch would evict what is needed first.
+    """
+
+    def __init__(self, parameters: HistoryWorkers) -> None:
+        self._parameters = parameters
+        self._free_s = [0.0] * min(parameters.workers, 4096)
+        self._running: dict[tuple[int, int], int] = defaultdict(int)
+        self._tokens: dict[tuple[int, int], int] = defaultdict(int)
+        self._ready_s: dict[tuple[int, int], float] = {}
+        self._kept_by_epoch: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._bytes: dict[tuple[int, int], float] = {}
+        self._kept_bytes = 0.0
+
+    def begins(self, sample: Sample) -> None:
+        """A response that will belong to an index begins."""
+        self._running[sample.prompt_id, sample.epoch] += 1
+
+    def ends(self, sample: Sample, tokens: int, now_s: float) -> None:
+        """It is finished (or, with no tokens, given up)."""
+        place = (sample.prompt_id, sample.epoch)
+        self._running[place] -= 1
+        self._tokens[place] += tokens
+        if self._running[place] == 0 and tokens:
+            self._build(place, now_s)
+
+    def ready(self, prompt_id: int, epoch: int, now_s: float) -> bool:
+        """Whether the index of a prompt's epoch can be asked now."""
+        return self._ready_s.get((prompt_id, epoch), np.inf) <= now_s
+
+    def _build(self, place: tuple[int, int], now_s: float) -> None:
+        p = self._parameters
+        if place in self._ready_s:  # a further response came to a complete group: built anew
+            self._forget(place)
+        own = self._tokens[place] * p.bytes_per_token
+        while self._kept_bytes + own > p.memory_bytes:
+            oldest = min(self._kept_by_epoch, default=place[1])
+            if oldest >= place[1]:
+                return
+            self._forget(self._kept_by_epoch[oldest][0])
+        self._kept_by_epoch[place[1]].append(place)
+        self._bytes[place] = own
+        self._kept_bytes += own
+        start_s = max(heapq.heappop(self._free_s), now_s)
+        self._ready_s[place] = start_s + self._tokens[place] / p.tokens_per_s
+        heapq.heappush(self._free_s, self._ready_s[place])
+
+    def _forget(self, place: tuple[int, int]) -> None:
+        del self._ready_s[place]
+        self._kept_bytes -= self._bytes.pop(place)
+        self._kept_by_epoch[place[1]].remove(place)
+        if not self._kept_by_epoch[place[1]]:
+            del self._kept_by_epoch[place[1]]
+
+
+class Drafting:
+    """What workers ask: how their engines decode, and from what a sample drafts. One for all workers of a simulation."""
+
+    def __init__(self, plan: DraftPlan, trace: Trace, profile: TableProfile, max_num_seqs: int, seed: int) -> None:
+        self._speculation = plan.speculation
+        self._acceptance = plan.acceptance
+        self._seed = seed
+        self._runs: AcceptRuns | None = None
+        self._old: WholeResponseRuns | None = None
+        self._builders: _IndexBuilders | None = None
+        self._lengths = LengthHistory() if plan.speculation.budget else None
+        self._edges: dict[int, NDArray[np.float64]] = {}
+        if plan.speculation.drafter == "history":
+            self._builders = _IndexBuilders(plan.inputs.history_workers)
+        if plan.speculation.drafter == "old_response":
+            self._old = whole_response_runs(trace)
+        elif plan.speculation.drafter != "model":
+            self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
+        self.decoding = _decoding(plan, self._runs, profile, typical_context(trace), max_num_seqs)
+
+    def give(self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float) -> None:
+        """A sample begins at an engine: from now on it drafts from what there is for it."""
+        if self._old is not None:
+            old, accepted = int(self._old.old_tokens[response.row]), int(self._old.accepted[response.row])
+            if old and not engine.generated_tokens(slot):
+                engine.verify_old(slot, old, accepted)
+        elif self._acceptance is not None:
+            key = sample_key(self._seed, sample.prompt_id, sample.epoch, sample.sample)
+            engine.draft_from(slot, MODEL, key, self._acceptance.hardness(key, response.tokens))
+        elif self._runs is not None:
+            first = int(self._runs.first[response.row])
+            ready = self._builders is None or self._builders.ready(sample.prompt_id, sample.epoch - 1, now_s)
+            if first >= 0 and ready:
+                engine.draft_from(slot, RUNS, first, window=self._budget(sample))
+
+    def begins(self, sample: Sample) -> None:
+        """A sample begins, or goes on, at a worker."""
+        if self._builders is not None:
+            self._builders.begins(sample)
+        if self._lengths is not None:
+            self._lengths.expect(sample)
+
+    def ends(self, rollout: Rollout, now_s: float) -> None:
+        """It is finished there, or leaves."""
+        if self._builders is not None:
+            self._builders.ends(rollout.sample, rollout.tokens if rollout.done else 0, now_s)
+        if self._lengths is not None:
+            if rollout.done:
+                self._lengths.observe(rollout)
+            else:
+                self._lengths.withdrawn(rollout.sample)
+
+    def weights_loaded(self, engine: Engine, policy_version: int) -> None:
+        """An engine has other weights: how far they are from the drafter's, and an elastic gate that is shut again."""
+        engine.new_rollout()
+        if self._acceptance is not None:
+            engine.drift = self._acceptance.drift(policy_version)
+
+    def _budget(self, sample: Sample) -> int | None:
+        """DAS: the window by what the prompt's responses were."""
+        budget = self._speculation.budget
+        if budget is None or self._lengths is None:
+            return None
+        median = self._lengths.median(sample.prompt_id, sample.epoch)
+        if np.isnan(median):
+            return budget.tokens[1]
+        epoch = sample.epoch - 1
+        if epoch not in self._edges:
+            medians = list(self._lengths.medians(epoch).values())
+            self._edges[epoch] = np.quantile(medians, budget.quantiles) if medians else np.array([0.0, np.inf])
+        return budget.tokens[int(np.searchsorted(self._edges[epoch], median))]
+
+
+def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:
+    """What a text drafter does on a trace: run on its tokens where it has them, drawn from the run model where not."""
+    if "response_ids" in trace.table.column_names:
+        if speculation.drafter == "ngram":
+            return ngram_runs(trace)
+        return history_runs(
+            trace, speculation.history, speculation.epochs_back, MOST_DRAFT_TOKENS, threads=os.cpu_count() or 1
+        )
+    model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
+    return draw_trace_runs(model, trace, seed, speculation.epochs_back)
+
+
+def _decoding(
+    plan: DraftPlan, runs: AcceptRuns | None, profile: TableProfile, kv_tokens: int, max_num_seqs: int
+) -> Decoding:
+    speculation, times = plan.speculation, plan.times
+    window = speculation.window.rule
+    gate, more = OPEN, {}
+    decoding = plain()._replace(draft_sequences=times.sequences, round_s=times.round_s, step_s=times.step_s)
+    if runs is not None:
+        decoding = decoding._replace(runs=packed(runs))
+    if plan.decoupled is not None:
+        assert speculation.decoupled is not None
+        window = Fixed(tokens=plan.decoupled.window).rule
+        more = {"decoupled": 1, "reconfigure_every": speculation.decoupled.reconfigure_every}
+        windows, coupled = reconfiguration_table(plan.decoupled, speculation.decoupled.objective)
+        # The drafters of a worker share its requests.
+        sequences = times.sequences * plan.decoupled.draft_gpus
+        decoding = decoding._replace(best_window=windows, best_coupled=coupled, draft_sequences=sequences)
+    elif isinstance(speculation.gate, Elastic):
+        gate, more = ELASTIC, {"threshold": speculation.gate.threshold, "patience": speculation.gate.patience}
+    elif speculation.gate == "batch":
+        gate = BATCH
+        thresholds = batch_gate(profile, times, window, kv_tokens, max_num_seqs)
+        decoding = decoding._replace(gate_batch=thresholds)
+    if plan.acceptance is not None:
+        longest = max(window.most_tokens, MOST_PLANNED_WINDOW)
+        decoding = decoding._replace(log_acceptances=plan.acceptance.log_acceptances(longest))
+    return decoding._replace(rule=rules(gate, window, **more))

@@ -14,6 +14,7 @@ from scipy.interpolate import RegularGridInterpolator
 from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile import Tables
 from simrl.speculation.acceptance import accepted_tokens
+from simrl.speculation.siblings import SiblingIndex, sibling_draft
 
 
 @dataclass(eq=False)
@@ -26,9 +27,11 @@ class Request:
     stop_at: int | None = None
     watch_at: int | None = None
     blocks: int = 0
-    # Drafts: (drafted, accepted) at every position, or the key and hardness of a model's acceptance.
+    over: bool = False  # ended or aborted
+    # Drafts: (drafted, accepted) at every position, the key and hardness of a model's acceptance, or a row of the trace.
     runs: list[tuple[int, int]] | None = None
     key: int | None = None
+    row: int | None = None
     hardness: float = 1.0
     window: int = 0
     proposal: tuple[int, int] | None = None  # of the present pass
@@ -54,6 +57,8 @@ class Rules:
     step_s: float = 0.0
     gate: Callable[[float, int], bool] | None = None  # (acceptance rate of late, batch) -> open
     elastic: tuple[int, int] | None = None  # threshold, patience
+    siblings: SiblingIndex | None = None
+    own_text: bool = False
 
 
 @dataclass
@@ -72,6 +77,7 @@ class ReferenceEngine:
     prefill_tokens: int = 0
     stops: list[tuple[Request, float, int]] = field(default_factory=list)
     rules: Rules | None = None
+    of_row: dict[int, Request] = field(default_factory=dict)  # the latest request for a row of the trace
     late_drafted: float = 0.0
     late_accepted: float = 0.0
     drift: float = 1.0
@@ -125,7 +131,21 @@ class ReferenceEngine:
     def evict_oldest(self) -> int:
         return self.lose(self.held.pop(0))
 
+    def draft_from_siblings(self, request: Request, row: int) -> None:
+        request.row = row
+        self.of_row[row] = request
+
+    def forget_rows(self) -> None:
+        self.of_row = {row: request for row, request in self.of_row.items() if not request.over}
+
+    def known(self, index: SiblingIndex, row: int, own_text: bool) -> list[int]:
+        """Tokens that may be read now, of each row of the group."""
+        group = range(index.group_first[row], index.group_end[row])
+        tokens = {r: self.of_row[r].generated if r in self.of_row else 0 for r in group}
+        return list((tokens if own_text else tokens | {row: 0}).values())
+
     def abort(self, request: Request) -> None:
+        request.over = True
         self.held = [r for r in self.held if r is not request]
         self.running = [r for r in self.running if r is not request]
         self.waiting = [r for r in self.waiting if r is not request]
@@ -156,7 +176,7 @@ class ReferenceEngine:
         return self.rules.gate is None or self.rules.gate(rate, len(self.running))
 
     def propose(self, request: Request) -> tuple[int, int] | None:
-        if (request.runs is None and request.key is None) or not request.generated:
+        if request.runs is request.key is request.row is None or not request.generated:
             return None
         if request.known - request.computed != 1:
             return None
@@ -164,7 +184,12 @@ class ReferenceEngine:
         if request.runs is not None:
             drafted, accepted = request.runs[request.generated]
             return min(drafted, window), min(accepted, drafted, window)
-        assert request.key is not None and self.rules is not None
+        assert self.rules is not None
+        if request.row is not None:
+            assert self.rules.siblings is not None
+            known = np.array(self.known(self.rules.siblings, request.row, self.rules.own_text))
+            return sibling_draft(self.rules.siblings, request.row, request.generated, known, window)
+        assert request.key is not None
         hardness = request.hardness * self.drift
         table = np.array(self.rules.log_acceptances)
         return window, accepted_tokens(request.key, request.generated, hardness, table, window)
@@ -261,6 +286,7 @@ class ReferenceEngine:
             if watched:
                 request.watch_at = None
             if request.generated == request.response:
+                request.over = True
                 self.running.remove(request)
                 self.stops.append((request, self.now_s, END))
             elif request.generated == request.stop_at:

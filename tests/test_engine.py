@@ -7,15 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine, Rules
+from token_traces import trace_of
 
 from simrl.engine import Engine
 from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, NONE, OPEN, RUNS, Decoding, packed
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    MODEL,
+    NONE,
+    OPEN,
+    RUNS,
+    SIBLINGS,
+    Decoding,
+    packed,
+    plain,
+    read_only,
+)
 from simrl.speculation.decoding import rules as entries
 from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.siblings import sibling_index
 from simrl.speculation.windows import Aimd, Fixed, Mimd, next_window
 
 SEQUENCES = np.array([0.0, 1, 2, 8, 64])
@@ -61,6 +75,7 @@ commands = st.lists(
             st.sampled_from([0.0, 0.02, 0.3]).map(lambda s: ("load", s)),
             st.booleans().map(lambda on: ("admit", on)),
             st.sampled_from([0.5, 1.0, 2, 5.3]).map(lambda factor: ("slow", factor)),
+            st.just(("forget", None)),
             st.tuples(st.integers(0, 30), st.integers(1, 60), st.sampled_from([PAUSE, PAUSE, WATCH])).map(
                 lambda s: ("stop", s)
             ),
@@ -110,6 +125,15 @@ class Drafting(NamedTuple):
         elif source == MODEL:
             engine.draft_from(slot, MODEL, i, self.hardness[i])
             request.key, request.hardness = i, self.hardness[i]
+        elif source == SIBLINGS:
+            engine.draft_from(slot, SIBLINGS, i)
+            reference.draft_from_siblings(request, i)
+
+
+def phrases(rng, tokens):
+    """Token ids made of a few phrases, so that much of one response stands in another."""
+    few = np.random.default_rng(0).integers(0, 30, (4, 6))
+    return few[rng.integers(0, 4, -(-tokens // 6))].ravel()[:tokens]
 
 
 @st.composite
@@ -126,18 +150,21 @@ def draftings(draw):
     gate = draw(st.sampled_from([OPEN, BATCH, ELASTIC]))
     threshold, patience = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     gate_batch = np.sort(rng.integers(0, 12, 101))
+    own_text = draw(st.booleans())
+    groups = [rows for rows in np.split(np.arange(n), [draw(st.integers(0, n))]) if rows.size]
+    trace = trace_of({(0, p): [phrases(rng, rng.integers(60, 200)) for _ in g] for p, g in enumerate(groups)})
+    siblings = sibling_index(trace)
     sequences = np.array([1.0, 64.0])
     round_s, step_s = draw(st.sampled_from([(0.0, 0.0), (2e-4, 0.0), (1e-4, 5e-4)]))
-    decoding = Decoding(
-        rule=entries(gate, window.rule, threshold=threshold, patience=patience),
+    decoding = plain()._replace(
+        rule=entries(gate, window.rule, threshold=threshold, patience=patience, own_text=own_text),
         runs=packed(runs),
         log_acceptances=log_acceptances,
         draft_sequences=sequences,
         round_s=np.full(2, round_s),
         step_s=np.full(2, step_s),
         gate_batch=gate_batch,
-        best_window=np.zeros(1, dtype=np.int64),
-        best_coupled=np.zeros(1, dtype=np.int64),
+        siblings=read_only(siblings),
     )
     rules = Rules(
         start=window.rule.start_tokens,
@@ -147,12 +174,14 @@ def draftings(draw):
         step_s=step_s,
         gate=(lambda rate, batch: batch <= gate_batch[int(rate * 100 + 0.5)]) if gate == BATCH else None,
         elastic=(threshold, patience) if gate == ELASTIC else None,
+        siblings=siblings,
+        own_text=own_text,
     )
     return Drafting(
         decoding,
         rules,
         [list(zip(*rows, strict=True)) for rows in zip(drafted.tolist(), accepted.tolist(), strict=True)],
-        [draw(st.sampled_from([NONE, RUNS, MODEL])) for _ in range(n)],
+        [draw(st.sampled_from([NONE, RUNS, MODEL, SIBLINGS, SIBLINGS])) for _ in range(n)],
         rng.choice([0.3, 1.0, 4.0], n).tolist(),
         [(old, int(rng.integers(0, old + 1))) for old in rng.choice([0, 0, 40], n).tolist()],
     )
@@ -219,6 +248,9 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
         elif what == "slow":
             engine.slowdown = reference.slowdown = argument
             engine.drift = reference.drift = 1 / argument
+        elif what == "forget":
+            engine.forget_rows()
+            reference.forget_rows()
         elif what == "stop" and slots:
             i = sorted(slots)[argument[0] % len(slots)]
             tokens = requests[i].generated + argument[1]

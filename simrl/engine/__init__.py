@@ -75,11 +75,13 @@ from simrl.speculation.decoding import (
     OLD_ACCEPTED,
     OLD_TOKENS,
     ROWS,
+    SIBLINGS,
     SOURCE,
     VERIFICATIONS,
     WINDOW,
     WINDOW_START,
     Decoding,
+    plain,
 )
 
 
@@ -115,6 +117,10 @@ class Engine:
     def __init__(self, tables: Tables, limits: Limits, decoding: Decoding | None = None) -> None:
         self._tables = tables
         self._decoding = decoding
+        index = (decoding or plain()).siblings
+        self._places = np.zeros(index.group_first.size, dtype=np.int64)  # of rows of the trace; see `draft_from`
+        self._known = np.zeros(np.max(index.group_end - index.group_first, initial=0), dtype=np.int64)
+        self._left_rows: list[int] = []
         self._bounds = np.array(limits, dtype=np.int64)
         self.limits = limits
         self._capacity_tokens = limits.kv_blocks * limits.block_size
@@ -202,12 +208,36 @@ class Engine:
         return slot
 
     def draft_from(self, slot: int, source: int, at: int, hardness: float = 1.0, window: int | None = None) -> None:
-        """From the next pass on, a request drafts from a source (see `simrl.speculation.decoding`), its window as at first."""
+        """From the next pass on, a request drafts from a source (see `simrl.speculation.decoding`), its window as at first.
+
+        With the source SIBLINGS, `at` is its row of the trace, and its tokens may be drafted from by the group's other rows, as
+        long as it is here; what it had when it ended or was aborted stays known until `forget_rows`. Of requests for the same
+        row, the latest counts. Raises ValueError for SIBLINGS where drafting is decoupled.
+        """
         assert self._decoding is not None
+        self._leave_row(slot)
         self._drafts[SOURCE, slot] = source
+        if source == SIBLINGS:
+            if self._decoding.rule[DECOUPLED]:
+                raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
+            self._places[at] = slot + 1  # -t: it left with t tokens; 0: it was never here
         self._drafts[AT, slot] = at
         self._drafts[WINDOW, slot] = self._decoding.rule[WINDOW_START] if window is None else window
         self._times[HARDNESS, slot] = hardness
+
+    def forget_rows(self) -> None:
+        """Responses that are over are drafted from no more."""
+        for row in self._left_rows:
+            if self._places[row] < 0:
+                self._places[row] = 0
+        self._left_rows = []
+
+    def _leave_row(self, slot: int) -> None:
+        """A request is over, or drafts from something else: what it has generated is all that its row will ever have."""
+        row = self._drafts.item(AT, slot)
+        if self._drafts.item(SOURCE, slot) == SIBLINGS and self._places.item(row) == slot + 1:
+            self._places[row] = -self.generated_tokens(slot)
+            self._left_rows.append(row)
 
     def verify_old(self, slot: int, old_tokens: int, accepted: int) -> None:
         """A request that has nothing yet verifies an old response with its prompt, of which the first tokens stand."""
@@ -263,6 +293,7 @@ class Engine:
     def abort(self, slot: int) -> int:
         """Takes a request out at this boundary. Returns the response tokens it has."""
         remove(self._slots, self._counters, slot)
+        self._leave_row(slot)
         self._paused.discard(slot)
         self._free_slots.append(slot)
         return self.generated_tokens(slot)
@@ -332,8 +363,11 @@ class Engine:
             now_s = run(slots, drafts, self._times, counters, self.now_s, *rest)
         else:
             parts: tuple[Any, ...] = (slots, drafts, self._times, counters, gauges, flags, self.now_s)
-            decode = run_decoupled if self._decoding.rule[DECOUPLED] else run_speculative
-            now_s = decode(*parts, *rest, *self._decoding)
+            if self._decoding.rule[DECOUPLED]:
+                decode, rest = run_decoupled, (*rest, self._decoding)
+            else:
+                decode, rest = run_speculative, (*rest, self._decoding, self._places, self._known)
+            now_s = decode(*parts, *rest)
         return now_s
 
     def _stops(self) -> list[Stop]:
@@ -343,6 +377,7 @@ class Engine:
             slot, kind = self._slots.item(STOPPED, i), self._slots.item(STOPPED_KIND, i)
             stops.append((slot, self.now_s, kind))
             if kind == END:
+                self._leave_row(slot)
                 self._free_slots.append(slot)
             elif kind == PAUSE:
                 self._paused.add(slot)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from simrl.engine.passes import iterate
 from simrl.engine.state import (
@@ -248,15 +247,7 @@ def run_decoupled(
     slowdown: float,
     until_s: float,
     to_first_stop: bool,
-    rule: Ints,
-    runs: NDArray[np.uint16],
-    log_acceptances: Floats,
-    draft_sequences: Floats,
-    round_s: Floats,
-    step_s: Floats,
-    gate_batch: Ints,
-    best_window: Ints,
-    best_coupled: Ints,
+    d: Decoding,
 ) -> float:
     """`simrl.engine.passes.run_speculative` for decoupled drafting. A boundary is where a verification ends, or a drafter pass
     for which the verifier has waited."""
@@ -273,7 +264,6 @@ def run_decoupled(
         between_passes_s,
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
-    d = Decoding(rule, runs, log_acceptances, draft_sequences, round_s, step_s, gate_batch, best_window, best_coupled)
     counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         _abandon(slots, drafts, counters, gauges)

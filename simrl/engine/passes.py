@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from simrl.engine.state import (
     ADMITTING,
@@ -66,9 +65,11 @@ from simrl.speculation.decoding import (
     NONE,
     OLD_ACCEPTED,
     OLD_TOKENS,
+    OWN_TEXT,
     PATIENCE,
     PROPOSED,
     RUNS,
+    SIBLINGS,
     SOURCE,
     THRESHOLD,
     VERIFICATIONS,
@@ -82,6 +83,7 @@ from simrl.speculation.decoding import (
 )
 from simrl.speculation.draws import uniform
 from simrl.speculation.gates import ELASTIC_ON, next_elastic
+from simrl.speculation.siblings import SiblingIndex, sibling_draft
 from simrl.speculation.windows import next_window
 
 
@@ -210,6 +212,8 @@ def _propose(
     gauges: Floats,
     limits: Limits,
     d: Decoding,
+    places: Ints,
+    known: Ints,
     speculates: bool,
 ) -> float:
     """Every running request that decodes drafts, if the engine speculates. Returns the seconds that the round takes."""
@@ -226,21 +230,30 @@ def _propose(
         if known_tokens(slots, drafts, slot) - computed != 1:
             continue
         most = limits.kv_blocks * limits.block_size - computed - 1  # else it could not even run alone
-        drafted, accepted = draft(
-            drafts[SOURCE, slot],
-            drafts[AT, slot],
-            generated,
-            min(drafts[WINDOW, slot], most),
-            times[HARDNESS, slot] * gauges[DRIFT],
-            d.runs,
-            d.log_acceptances,
-        )
+        source, at, window = drafts[SOURCE, slot], drafts[AT, slot], min(drafts[WINDOW, slot], most)
+        if source == SIBLINGS:
+            _read_group(d.siblings, slots, places, at, d.rule[OWN_TEXT] == 1, known)
+            drafted, accepted = sibling_draft(d.siblings, at, generated, known, window)
+        else:
+            hardness = times[HARDNESS, slot] * gauges[DRIFT]
+            drafted, accepted = draft(source, at, generated, window, hardness, d.runs, d.log_acceptances)
         drafts[PROPOSED, slot] = 1
         drafts[DRAFTED, slot] = drafted
         drafts[ACCEPTED, slot] = accepted
         proposing += 1
         levels = max(levels, drafted)
     return draft_s_of(d, proposing, levels)
+
+
+@njit(cache=True)
+def _read_group(index: SiblingIndex, slots: Ints, places: Ints, row: int, own_text: bool, known: Ints) -> None:
+    """How many tokens of each row of a row's group may be read now, into `known`; see `Engine.draft_from` about `places`."""
+    first = index.group_first[row]
+    for i in range(index.group_end[row] - first):
+        place = places[first + i]
+        known[i] = slots[GENERATED, place - 1] if place > 0 else -place
+    if not own_text:
+        known[row - first] = 0
 
 
 @njit(cache=True)
@@ -368,6 +381,8 @@ def _speculative_stretch(
     limits: Limits,
     slowdown: float,
     d: Decoding,
+    places: Ints,
+    known: Ints,
     until_s: float,
 ) -> float:
     """Passes that verify the drafts of the present batch and do nothing else: to the first stop, the first boundary after
@@ -392,9 +407,10 @@ def _speculative_stretch(
     before = generated.copy()
     totals = np.zeros((3, n), dtype=np.int64)
     likely = np.empty((n, most))  # P(the first j + 1 tokens of a draft are accepted)
-    proposing = 0
+    proposing, from_siblings = 0, False
     for i in range(n):
         proposing += source[i] != NONE
+        from_siblings |= source[i] == SIBLINGS
         if source[i] == MODEL:
             hardness = times[HARDNESS, batch[i]] * gauges[DRIFT]
             for j in range(most):
@@ -413,6 +429,9 @@ def _speculative_stretch(
     while not stopped and now_s <= until_s:
         if done > 0 and (free < roomy or not gate_opens(d.rule, d.gate_batch, flags, gauges, n)):
             break
+        if from_siblings:  # all drafts of a pass see the tokens that are there when it begins
+            for i in range(n):
+                slots[GENERATED, batch[i]] = generated[i]
         levels, drafted_of_pass, accepted_of_pass, gain_of_pass = 0, 0, 0, 0
         for i in range(n):
             has = generated[i]
@@ -426,6 +445,9 @@ def _speculative_stretch(
                 draw = uniform(at[i], has)
                 while accepted < drafted and draw < likely[i, accepted]:
                     accepted += 1
+            elif source[i] == SIBLINGS:
+                _read_group(d.siblings, slots, places, at[i], d.rule[OWN_TEXT] == 1, known)
+                drafted, accepted = sibling_draft(d.siblings, at[i], has, known, window[i])
             if source[i] != NONE:
                 window[i] = next_window(rule, window[i], drafted, accepted)
                 if drafted > 0:
@@ -573,15 +595,9 @@ def run_speculative(
     slowdown: float,
     until_s: float,
     to_first_stop: bool,
-    rule: Ints,
-    runs: NDArray[np.uint16],
-    log_acceptances: Floats,
-    draft_sequences: Floats,
-    round_s: Floats,
-    step_s: Floats,
-    gate_batch: Ints,
-    best_window: Ints,
-    best_coupled: Ints,
+    d: Decoding,
+    places: Ints,
+    known: Ints,
 ) -> float:
     """The same with drafts."""
     tables = Tables(
@@ -597,12 +613,12 @@ def run_speculative(
         between_passes_s,
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
-    d = Decoding(rule, runs, log_acceptances, draft_sequences, round_s, step_s, gate_batch, best_window, best_coupled)
+    rule = d.rule
     most = rule[WINDOW_MOST]
     counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         n = counters[N_RUNNING]
-        speculates = gate_opens(rule, gate_batch, flags, gauges, n)
+        speculates = gate_opens(rule, d.gate_batch, flags, gauges, n)
         passes = stretch_length(slots, drafts, counters, limits)
         passes_before, prefill_before = counters[PASSES], counters[PREFILL_TOTAL]
         if passes > 0 and not (speculates and _any_source(slots, drafts, counters)):
@@ -615,10 +631,23 @@ def run_speculative(
             and counters[FREE_BLOCKS] >= n * (blocks_of(most + 1, limits.block_size) + 1)
         ):
             now_s = _speculative_stretch(
-                slots, drafts, times, counters, gauges, flags, now_s, tables, limits, slowdown, d, until_s
+                slots,
+                drafts,
+                times,
+                counters,
+                gauges,
+                flags,
+                now_s,
+                tables,
+                limits,
+                slowdown,
+                d,
+                places,
+                known,
+                until_s,
             )
         else:
-            draft_s = _propose(slots, drafts, times, counters, gauges, limits, d, speculates)
+            draft_s = _propose(slots, drafts, times, counters, gauges, limits, d, places, known, speculates)
             now_s = iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, draft_s)
             _learn(slots, drafts, counters, gauges, d)
         batch = counters[N_RUNNING]

@@ -47,6 +47,16 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="changes to the scenario, such as cluster.gpus=128 seed=3"),
 ]
+Pipelines = Annotated[
+    list[str] | None,
+    typer.Option("--pipeline", help="a system whose pipeline to take (see simrl systems); may be repeated"),
+]
+Dispatches = Annotated[
+    list[str] | None, typer.Option("--dispatch", help="least_requests, seer … under those pipelines; may be repeated")
+]
+Speculations = Annotated[
+    list[str] | None, typer.Option("--speculation", help="none, histospec, tlt … with all of these; may be repeated")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)")]
 OutputFolder = Annotated[
     Path | None, typer.Option("--output", "-o", help="where the results go (default: results/NAME)")
@@ -55,21 +65,26 @@ OutputFolder = Annotated[
 
 @app.command(
     epilog="Examples:  simrl compare experiments/quickstart.yaml   |   "
-    "simrl compare experiments/quickstart.yaml cluster.gpus=128 seed=3 'systems=\\[split,{name: areal, eta: 4}]'"
+    "simrl compare experiments/quickstart.yaml cluster.gpus=128 seed=3 'systems=\\[split,{name: areal, eta: 4}]'   |   "
+    "simrl compare experiments/quickstart.yaml --pipeline areal --pipeline rhymerl --speculation none --speculation histospec"
 )
 def compare(
     scenario: ScenarioFile,
     overrides: Overrides = None,
+    pipeline: Pipelines = None,
+    dispatch: Dispatches = None,
+    speculation: Speculations = None,
     output: OutputFolder = None,
     jobs: Annotated[int, typer.Option(min=1, help="simulations at the same time")] = os.cpu_count() or 1,
     as_json: AsJson = False,
 ) -> None:
     """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all."""
     from simrl.compare import compare_scenarios
-    from simrl.scenario import load_scenarios
+    from simrl.scenario import Choices, load_scenarios
     from simrl.table import print_comparison
 
-    scenarios = load_scenarios(scenario, overrides or [])
+    choices = Choices(pipeline or (), dispatch or (), speculation or ())
+    scenarios = load_scenarios(scenario, overrides or [], choices=choices)
     folder = output or Path("results") / scenarios[0].name
     replaced = (folder / "comparison.json").exists()
     rows = compare_scenarios(scenarios, folder, jobs)
@@ -81,20 +96,27 @@ def compare(
             print("It replaced the results of an earlier run there; --output names another folder.")
 
 
-@app.command(epilog="Example:  simrl run experiments/quickstart.yaml --system areal eta=8 cluster.gpus=64")
+@app.command(
+    epilog="Examples:  simrl run experiments/quickstart.yaml --system areal eta=8 cluster.gpus=64   |   "
+    "simrl run experiments/quickstart.yaml --pipeline one_step_off --dispatch seer --speculation siblings"
+)
 def run(
     scenario: ScenarioFile,
     overrides: Overrides = None,
     system: Annotated[str | None, typer.Option(help="the system to run; the scenario's only one if not given")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="the same")] = None,
+    dispatch: Annotated[str | None, typer.Option(help="with this dispatch in place of its own")] = None,
+    speculation: Annotated[str | None, typer.Option(help="with this speculation in place of its own")] = None,
     output: OutputFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters."""
     from simrl.compare import compare_scenarios
-    from simrl.scenario import load_scenarios
+    from simrl.scenario import Choices, load_scenarios
     from simrl.table import print_comparison
 
-    scenarios = load_scenarios(scenario, overrides or [], system=system)
+    choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
+    scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices)
     if len(scenarios) > 1:
         names = ", ".join(dict.fromkeys(s.system.name for s in scenarios))
         raise InputError(

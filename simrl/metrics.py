@@ -52,6 +52,7 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
                               (or 0.1) of the first half's. Where not, a buffer was still filling
     gpu_hours_per_1k_samples  all GPUs, whatever they do
     cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
+    speculation               the method, and its parameters; "none" for plain decoding
     acceptance_rate           accepted draft tokens / drafted ones, of all samples from the start on; None without drafts
     speculation_rate          share of all generated tokens that came from drafts
     accept_length             tokens that a pass with a draft yields, the bonus token included; None without drafts
@@ -96,12 +97,14 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     }
 
 
-def _speculation(result: Result) -> dict[str, float | None]:
+def _speculation(result: Result) -> dict[str, Any]:
     generated, drafted, accepted, verifications = (
         int(result.samples.column(name).to_numpy().sum())
         for name in ("generated_tokens", "drafted_tokens", "accepted_tokens", "verifications")
     )
+    facts = result.metadata.get("speculation")
     return {
+        "speculation": facts["method"] if facts else "none",
         "acceptance_rate": accepted / drafted if drafted else None,
         "speculation_rate": accepted / max(generated, 1),
         "accept_length": 1 + accepted / verifications if verifications else None,

@@ -149,12 +149,26 @@ class _Setting(NamedTuple):
     giver: str
 
 
-def load_scenarios(path: str | Path, overrides: Sequence[str] = (), system: str | None = None) -> list[Scenario]:
+class Choices(NamedTuple):
+    """A system's three choices, several of each if given: every combination is a system. Without pipelines, those of the file's
+    systems stand; a dispatch or a speculation takes the place of theirs."""
+
+    pipelines: Sequence[str] = ()
+    dispatches: Sequence[str] = ()
+    speculations: Sequence[str] = ()
+
+
+def load_scenarios(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    system: str | None = None,
+    choices: Choices = Choices(),  # noqa: B008 (immutable)
+) -> list[Scenario]:
     """Every combination of the file's `vary` and `systems`, in the file's order, after the `key=value` overrides.
 
     An override of a key that the file varies wins over the variation. With `system`, the file's systems are left aside
-    for that one, and overrides that are no key of a scenario are its parameters. Raises `InputError` naming file, key and
-    value.
+    for that one, and overrides that are no key of a scenario are its parameters. `choices` make systems of their own. Raises
+    `InputError` naming file, key and value.
     """
     path = Path(path)
     config = _read(path)
@@ -171,6 +185,7 @@ def load_scenarios(path: str | Path, overrides: Sequence[str] = (), system: str 
     for i, entry in enumerate(systems):
         if not isinstance(entry, str) and not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
             raise InputError(f"{path}: entry {i + 1} of systems is {entry!r}; give a name, or {{name: areal, eta: 8}}")
+    systems = _chosen(systems, choices)
     variations = _entries(config, "vary", "[{cluster.gpus: 64}, {cluster.gpus: 256}]", path) or [{}]
     fixed = {setting.key for setting in settings}
     distinct: list[list[_Setting]] = []
@@ -184,6 +199,23 @@ def load_scenarios(path: str | Path, overrides: Sequence[str] = (), system: str 
         if varied not in distinct:
             distinct.append(varied)
     return [_scenario(config, varied, settings, entry, path) for varied in distinct for entry in systems]
+
+
+def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
+    """The systems that the choices make, each once."""
+    if not any(choices):
+        return systems
+    named = [{"name": entry} if isinstance(entry, str) else entry for entry in systems]
+    named = [{"name": pipeline} for pipeline in choices.pipelines] or named
+    chosen: list[Any] = []
+    for entry in named:
+        for dispatch in choices.dispatches or [None]:
+            for speculation in choices.speculations or [None]:
+                given = {"dispatch": dispatch, "speculation": speculation}
+                made = {**entry, **{key: value for key, value in given.items() if value is not None}}
+                if made not in chosen:
+                    chosen.append(made)
+    return chosen
 
 
 def _read(path: Path) -> DictConfig:

@@ -91,6 +91,8 @@ def _tokens_apart(rows: Sequence[Row]) -> list[str]:
             )
         if row["migrated_share"] > 0:
             said.append(f"{row['migrated_share']:.1%} of the samples moved between workers")
+        if row["speculation"] != "none" and row["accept_length"] is None:
+            said.append(f"nothing was drafted by {row['speculation']} (histories need a second epoch within the run)")
         if said:
             lines.append(f"{_name(row)}: {', '.join(said)}")
     return lines
@@ -139,6 +141,22 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
                 "GPUs", lambda row: f"{row['gpus']:,}", "all that the system takes; speed-ups do not divide by them"
             )
         ]
+    drafts = []
+    if any(row["accept_length"] is not None for row in rows):
+        drafts = [
+            _Column(
+                "tokens a\ndraft",
+                lambda row: "-" if row["accept_length"] is None else f"{row['accept_length']:.2f}",
+                "what a pass with a draft yields of a response, the bonus token included",
+                turn=5,
+            ),
+            _Column(
+                "from\ndrafts",
+                lambda row: f"{row['speculation_rate']:.0%}",
+                "share of the generated tokens that drafts brought",
+                turn=5,
+            ),
+        ]
     return [
         *leading,
         _Column("system", lambda row: row["system"]),
@@ -168,6 +186,7 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
             "policy updates between writing a token and training on it",
             turn=7,
         ),
+        *drafts,
         _Column("step s", lambda row: _number(row["step_s"]), "seconds a policy update", turn=4),
         _Column("tokens/s", lambda row: _number(row["tokens_per_s"]), "trained, prompts and responses", turn=2),
         _Column("GPU-h/1k\nsamples", lambda row: _number(row["gpu_hours_per_1k_samples"]), turn=3),
@@ -224,6 +243,19 @@ def _rollouts(trace: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     return what if steps >= asked else f"{what}; its {steps} steps are passed over again, the run has {asked}"
 
 
+def _drafts(facts: Mapping[str, Any]) -> str:
+    """Where a method's acceptance and its times come from."""
+    acceptance, times = facts["acceptance"], facts["draft_times"]
+    found = acceptance if isinstance(acceptance, str) else f"acceptance {_source(acceptance)}"
+    return f"{facts['method']}, {found}; drafting {_source(times)}"
+
+
+def _source(facts: Mapping[str, Any]) -> str:
+    """The kind of a number, and where it is from if that says more."""
+    kind, source = facts["kind"], facts["source"]
+    return kind if kind == source else f"{kind} ({source})"
+
+
 def _provenance(folders: Iterable[Path]) -> list[str]:
     """What the numbers rest on, each thing once."""
     lines = []
@@ -241,6 +273,8 @@ def _provenance(folders: Iterable[Path]) -> list[str]:
             else f"Rollouts: {trace['kind']}",
             f"Training: mfu {training['mfu']}, {efficiency}",
         ]
+        if metadata.get("speculation"):
+            lines.append(f"Drafts: {_drafts(metadata['speculation'])}")
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:
                 lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")

@@ -129,7 +129,7 @@ def outcome(name: str, share: float, full_bytes: int, epochs: list[Any], **param
             store.wait()
         for epoch in range(1, EPOCHS):
             measured = run_epoch(store, epochs, epoch)
-    return Outcome(name, share, *measured)
+    return Outcome(name, min(share, 1.0), *measured)
 
 
 def mapped_outcome(epochs: list[Any]) -> Outcome:
@@ -161,7 +161,7 @@ def sizes(responses: list[list[np.ndarray]]) -> tuple[float, float]:
 
 
 def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> None:
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     colours = {
@@ -185,7 +185,7 @@ def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> N
         axes.set_xlim(0, 100)
         axes.set_ylim(bottom=1)
         axes.spines[["top", "right"]].set_visible(False)
-    right.legend(frameon=False, fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
 
 

@@ -39,6 +39,7 @@ from simrl.speculation.run_model import draw_trace_runs
 from simrl.speculation.siblings import WholeResponseRuns, whole_response_runs
 from simrl.speculation.specactor import Plan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
 from simrl.speculation.windows import Fixed
+from simrl.spot_trainer import SpotTrainer
 from simrl.trace import Response, Sample, Trace
 
 Ints = NDArray[np.int64]
@@ -229,7 +230,16 @@ class _IndexBuilders:
 class Drafting:
     """What workers ask: how their engines decode, and from what a sample drafts. One for all workers of a simulation."""
 
-    def __init__(self, plan: DraftPlan, trace: Trace, profile: TableProfile, max_num_seqs: int, seed: int) -> None:
+    def __init__(
+        self,
+        plan: DraftPlan,
+        trace: Trace,
+        profile: TableProfile,
+        max_num_seqs: int,
+        seed: int,
+        spot: SpotTrainer | None = None,
+    ) -> None:
+        self.spot = spot
         self._speculation = plan.speculation
         self._acceptance = plan.acceptance
         self._seed = seed
@@ -279,10 +289,14 @@ class Drafting:
                 self._lengths.withdrawn(rollout.sample)
 
     def weights_loaded(self, engine: Engine, policy_version: int) -> None:
-        """An engine has other weights: how far they are from the drafter's, and an elastic gate that is shut again."""
+        """An engine has other weights: how far they are from the drafter's, and an elastic gate that is shut again.
+
+        A drafter that is trained comes with the weights as it was saved when they were made; any other stays as it was at
+        first."""
         engine.new_rollout()
         if self._acceptance is not None:
-            engine.drift = self._acceptance.drift(policy_version)
+            behind = policy_version if self.spot is None else self.spot.updates_behind(policy_version)
+            engine.drift = self._acceptance.drift(behind)
 
     def _budget(self, sample: Sample) -> int | None:
         """DAS: the window by what the prompt's responses were."""
@@ -317,7 +331,9 @@ def _decoding(
     speculation, times = plan.speculation, plan.times
     window = speculation.window.rule
     gate, more = OPEN, {}
-    decoding = plain()._replace(draft_sequences=times.sequences, round_s=times.round_s, step_s=times.step_s)
+    decoding = plain()._replace(
+        draft_sequences=times.sequences, round_s=times.round_s[None, :], step_s=times.step_s[None, :]
+    )
     if runs is not None:
         decoding = decoding._replace(runs=packed(runs))
     if plan.decoupled is not None:
@@ -336,5 +352,5 @@ def _decoding(
         decoding = decoding._replace(gate_batch=thresholds)
     if plan.acceptance is not None:
         longest = max(window.most_tokens, MOST_PLANNED_WINDOW)
-        decoding = decoding._replace(log_acceptances=plan.acceptance.log_acceptances(longest))
+        decoding = decoding._replace(log_acceptances=plan.acceptance.log_acceptances(longest)[None, :])
     return decoding._replace(rule=rules(gate, window, **more))

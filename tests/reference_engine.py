@@ -14,6 +14,7 @@ from scipy.interpolate import RegularGridInterpolator
 from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile import Tables
 from simrl.speculation.acceptance import accepted_tokens
+from simrl.speculation.bandit import BegMabSelector, Strategy
 from simrl.speculation.siblings import SiblingIndex, sibling_draft
 
 
@@ -47,14 +48,23 @@ class Request:
 
 
 @dataclass
+class Arm:
+    """One way in which a model drafts: chains as long as the window, or trees of a strategy."""
+
+    log_acceptances: list[float]
+    round_s: float = 0.0
+    step_s: float = 0.0
+    tree: Strategy | None = None
+
+
+@dataclass
 class Rules:
     """How the reference drafts. `window` is a function (window, drafted, accepted) -> window."""
 
     start: int
     window: Callable[[int, int, int], int]
-    log_acceptances: list[float]
-    round_s: float = 0.0
-    step_s: float = 0.0
+    arms: list[Arm]
+    bandit: BegMabSelector | None = None
     gate: Callable[[float, int], bool] | None = None  # (acceptance rate of late, batch) -> open
     elastic: tuple[int, int] | None = None  # threshold, patience
     siblings: SiblingIndex | None = None
@@ -175,12 +185,23 @@ class ReferenceEngine:
         rate = self.late_accepted / self.late_drafted if self.late_drafted else 1.0
         return self.rules.gate is None or self.rules.gate(rate, len(self.running))
 
-    def propose(self, request: Request) -> tuple[int, int] | None:
-        if request.runs is request.key is request.row is None or not request.generated:
-            return None
-        if request.known - request.computed != 1:
-            return None
-        window = min(request.window, self.limits.kv_blocks * self.limits.block_size - request.computed - 1)
+    def drafts(self, request: Request) -> bool:
+        """Whether a request has a source, and decodes."""
+        if request.runs is request.key is request.row is None:
+            return False
+        return request.generated > 0 and request.known - request.computed == 1
+
+    def choose(self, modelled: int) -> Arm:
+        """How a model drafts in this pass, for so many requests."""
+        assert self.rules is not None
+        if self.rules.bandit is None or not modelled:
+            return self.rules.arms[0]
+        strategy = self.rules.bandit.choose(modelled)
+        return next(arm for arm in self.rules.arms if arm.tree == strategy)
+
+    def propose(self, request: Request, arm: Arm) -> tuple[int, int]:
+        room = self.limits.kv_blocks * self.limits.block_size - request.computed - 1
+        window = min(request.window, room)
         if request.runs is not None:
             drafted, accepted = request.runs[request.generated]
             return min(drafted, window), min(accepted, drafted, window)
@@ -190,22 +211,30 @@ class ReferenceEngine:
             known = np.array(self.known(self.rules.siblings, request.row, self.rules.own_text))
             return sibling_draft(self.rules.siblings, request.row, request.generated, known, window)
         assert request.key is not None
-        hardness = request.hardness * self.drift
-        table = np.array(self.rules.log_acceptances)
-        return window, accepted_tokens(request.key, request.generated, hardness, table, window)
+        table, hardness = np.array(arm.log_acceptances), request.hardness * self.drift
+        if arm.tree is None:
+            return window, accepted_tokens(request.key, request.generated, hardness, table, window)
+        nodes = min(arm.tree.tokens_to_verify - 1, room)
+        levels = accepted_tokens(request.key, request.generated, hardness, table, arm.tree.draft_depth)
+        return nodes, min(levels, nodes)
 
     def iterate(self) -> None:
         budget = self.limits.max_num_batched_tokens
         plan: list[tuple[Request, int]] = []
         free = self.free_blocks
         preempted = False
-        opened = self.opened()
+        drafting = [r for r in self.running if self.drafts(r)] if self.opened() else []
         for request in self.running:
-            request.proposal = self.propose(request) if opened else None
+            request.proposal = None
         draft_s = 0.0
-        proposals = [r.proposal for r in self.running if r.proposal is not None]
-        if proposals and self.rules is not None:
-            draft_s = self.rules.round_s + max(drafted for drafted, _ in proposals) * self.rules.step_s
+        if drafting:
+            arm = self.choose(sum(r.key is not None for r in drafting))
+            levels = 0
+            for request in drafting:
+                request.proposal = self.propose(request, arm)
+                in_tree = request.key is not None and arm.tree is not None
+                levels = max(levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0])
+            draft_s = arm.round_s + levels * arm.step_s
         while len(plan) < len(self.running) and budget > 0:
             request = self.running[len(plan)]
             drafted = request.proposal[0] if request.proposal else 0
@@ -251,7 +280,8 @@ class ReferenceEngine:
             budget -= new
             plan.append((request, new))
         prefilled = self.prefill_tokens
-        self.now_s += self.slowdown * (draft_s + self.pass_s(plan))
+        took_s = self.slowdown * (draft_s + self.pass_s(plan))
+        self.now_s += took_s
         prefilled = self.prefill_tokens - prefilled
         self.passes += 1
         for request, new in plan:
@@ -266,20 +296,26 @@ class ReferenceEngine:
                 self.generated_tokens += gain
                 request.old_tokens = request.old_accepted = 0
                 request.computed = request.known - 1
-        scheduled = [request for request, _ in plan]
-        for request in self.running:
-            if request.proposal is not None and any(request is r for r in scheduled):
-                drafted, accepted = request.proposal
-                request.drafted_total += drafted
-                request.accepted_total += accepted
-                request.verifications += drafted > 0
-                self.late_drafted += drafted
-                self.late_accepted += accepted
-                assert self.rules is not None
+        verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
+        in_trees = []
+        for request in verified:
+            assert self.rules is not None and request.proposal is not None
+            drafted, accepted = request.proposal
+            request.drafted_total += drafted
+            request.accepted_total += accepted
+            request.verifications += drafted > 0
+            self.late_drafted += drafted
+            self.late_accepted += accepted
+            if request.key is not None and arm.tree is not None:
+                in_trees.append(accepted)
+            else:
                 request.window = self.rules.window(request.window, drafted, accepted)
-        if any(r.proposal is not None and any(r is s for s in scheduled) for r in self.running):
+        if verified:
             self.late_drafted *= 63 / 64
             self.late_accepted *= 63 / 64
+        if in_trees:
+            assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
+            self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
         batch = len(self.running)
         for request in list(self.running):
             watched = request.watch_at is not None and request.generated >= request.watch_at

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_engine import ReferenceEngine, Rules
+from reference_engine import Arm, ReferenceEngine, Rules
 from token_traces import trace_of
 
 from simrl.engine import Engine
@@ -14,6 +14,7 @@ from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.bandit import BegMab, BegMabSelector
 from simrl.speculation.decoding import (
     BATCH,
     ELASTIC,
@@ -23,12 +24,15 @@ from simrl.speculation.decoding import (
     RUNS,
     SIBLINGS,
     Decoding,
+    chains,
     packed,
-    plain,
     read_only,
+    trees,
 )
 from simrl.speculation.decoding import rules as entries
+from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.draws import uniform
 from simrl.speculation.siblings import sibling_index
 from simrl.speculation.windows import Aimd, Fixed, Mimd, next_window
 
@@ -100,6 +104,7 @@ MOST_POSITIONS = 200  # of a response in these tests
 class Drafting(NamedTuple):
     """How the engine and the reference draft, and from what each request does, by its number."""
 
+    key: int
     decoding: Decoding
     rules: Rules
     runs: list[list[tuple[int, int]]]
@@ -130,6 +135,32 @@ class Drafting(NamedTuple):
             reference.draft_from_siblings(request, i)
 
 
+# Of each number of tokens to verify one, two or three strategies.
+LEARNT = (
+    ((2, 1, 3), (4, 2, 3)),
+    ((4, 3, 12), (2, 2, 12), (3, 1, 4)),
+    ((6, 2, 16), (2, 1, 4), (3, 1, 4), (5, 1, 4), (2, 2, 8), (4, 2, 8)),
+)
+
+
+class SameDraws:
+    """What a selector asks of numpy's generator, from the draws that the kernel makes."""
+
+    def __init__(self, key):
+        self.key, self.drawn = key, 0
+
+    def random(self):
+        self.drawn += 1
+        return uniform(self.key, self.drawn - 1)
+
+    def integers(self, n):
+        return int(self.random() * n)
+
+
+def drafting_s(round_s, step_s):
+    return DraftTimes(np.array([1.0, 64.0]), np.full(2, round_s), np.full(2, step_s), 0, 0, "assumed", "a test")
+
+
 def phrases(rng, tokens):
     """Token ids made of a few phrases, so that much of one response stands in another."""
     few = np.random.default_rng(0).integers(0, 30, (4, 6))
@@ -139,6 +170,7 @@ def phrases(rng, tokens):
 @st.composite
 def draftings(draw):
     rng = np.random.default_rng(draw(st.integers(0, 99)))
+    key = int(rng.integers(0, 99))
     n = draw(st.integers(1, 6))
     drafted = rng.integers(0, 9, (n, MOST_POSITIONS))
     accepted = np.minimum(rng.integers(0, 12, (n, MOST_POSITIONS)), drafted)
@@ -146,7 +178,8 @@ def draftings(draw):
         np.arange(n) * MOST_POSITIONS, drafted.ravel().astype(np.uint8), accepted.ravel().astype(np.uint8)
     )
     window = draw(st.sampled_from([Fixed(tokens=3), Aimd(most_tokens=8), Mimd(most_tokens=8)]))
-    log_acceptances = ModelAcceptance(by_position=(0.8, 0.6)).log_acceptances(8)
+    acceptance = ModelAcceptance(by_position=(0.8, 0.6))
+    strategies = draw(st.sampled_from([(), ((3, 2, 6),), *LEARNT]))
     gate = draw(st.sampled_from([OPEN, BATCH, ELASTIC]))
     threshold, patience = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     gate_batch = np.sort(rng.integers(0, 12, 101))
@@ -154,30 +187,38 @@ def draftings(draw):
     groups = [rows for rows in np.split(np.arange(n), [draw(st.integers(0, n))]) if rows.size]
     trace = trace_of({(0, p): [phrases(rng, rng.integers(60, 200)) for _ in g] for p, g in enumerate(groups)})
     siblings = sibling_index(trace)
-    sequences = np.array([1.0, 64.0])
     round_s, step_s = draw(st.sampled_from([(0.0, 0.0), (2e-4, 0.0), (1e-4, 5e-4)]))
-    decoding = plain()._replace(
-        rule=entries(gate, window.rule, threshold=threshold, patience=patience, own_text=own_text),
-        runs=packed(runs),
-        log_acceptances=log_acceptances,
-        draft_sequences=sequences,
-        round_s=np.full(2, round_s),
-        step_s=np.full(2, step_s),
-        gate_batch=gate_batch,
-        siblings=read_only(siblings),
-    )
+    rule = entries(gate, window.rule, threshold=threshold, patience=patience, own_text=own_text)
+    if strategies:
+        bandit = BegMab(
+            strategies=strategies,
+            batch_thresholds=(1, 3, 6)[: len({tokens for _, _, tokens in strategies})],
+            epsilon=0.2,
+            window=draw(st.sampled_from([3, 50])),
+            pool_batches=draw(st.booleans()),
+        )
+        # Of trees, how fast the acceptance falls does not matter here. No two arms take equally long, so no reward comes twice.
+        logs = [acceptance.log_acceptances(s.draft_depth) / s.topk for s in bandit.strategies]
+        times = [drafting_s(round_s + 1e-5 * i, step_s) for i in range(len(strategies))]
+        decoding = trees(rule, bandit, times, logs)
+        selector = BegMabSelector(bandit, SameDraws(key))
+        arms = [Arm(list(a), t.round_s[0], step_s, s) for a, t, s in zip(logs, times, bandit.strategies, strict=True)]
+    else:
+        decoding = chains(rule, drafting_s(round_s, step_s), acceptance)
+        selector, arms = None, [Arm(list(acceptance.log_acceptances(8)), round_s, step_s)]
+    decoding = decoding._replace(runs=packed(runs), gate_batch=gate_batch, siblings=read_only(siblings))
     rules = Rules(
         start=window.rule.start_tokens,
         window=lambda *now: next_window(window.rule, *now),
-        log_acceptances=list(log_acceptances),
-        round_s=round_s,
-        step_s=step_s,
+        arms=arms,
+        bandit=selector,
         gate=(lambda rate, batch: batch <= gate_batch[int(rate * 100 + 0.5)]) if gate == BATCH else None,
         elastic=(threshold, patience) if gate == ELASTIC else None,
         siblings=siblings,
         own_text=own_text,
     )
     return Drafting(
+        key,
         decoding,
         rules,
         [list(zip(*rows, strict=True)) for rows in zip(drafted.tolist(), accepted.tolist(), strict=True)],
@@ -192,7 +233,7 @@ def draftings(draw):
 def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands, drafting):
     engine, reference = Engine(TABLES, limits), ReferenceEngine(TABLES, limits)
     if drafting is not None:
-        engine, reference = Engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
+        engine, reference = Engine(TABLES, limits, drafting.decoding, drafting.key), ReferenceEngine(TABLES, limits)
         reference.rules = drafting.rules
     slots, requests, stops, paused, aborted, clock = {}, [], [], [], [], 0.0
 

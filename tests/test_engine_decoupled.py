@@ -25,9 +25,9 @@ LOG_ACCEPTANCES = ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(16)
 def decoupled(window: int, step_s: float, every: int = 0, **tables: Any) -> Decoding:
     return plain()._replace(
         rule=rules(window=Fixed(tokens=window).rule, decoupled=1, reconfigure_every=every),
-        log_acceptances=LOG_ACCEPTANCES,
+        log_acceptances=LOG_ACCEPTANCES[None, :],
         draft_sequences=np.array([0.0, 64.0]),
-        step_s=np.array([step_s, step_s * 3]),
+        step_s=np.array([[step_s, step_s * 3]]),
         **tables,
     )
 

@@ -64,25 +64,31 @@ from simrl.engine.state import (
 )
 from simrl.errors import InputError
 from simrl.profile import Tables
+from simrl.speculation.bandit_kernel import copied, state_of
 from simrl.speculation.decoding import (
     AT,
+    BANDIT_KEY,
     DECOUPLED,
     DRAFT_ENDS_S,
     DRAFTED_TOTAL,
     DRIFT,
+    ELASTIC_STATE,
     FLAGS,
     GAUGES,
     OLD_ACCEPTED,
     OLD_TOKENS,
+    REWARDS,
     ROWS,
     SIBLINGS,
     SOURCE,
+    TREES,
     VERIFICATIONS,
     WINDOW,
     WINDOW_START,
     Decoding,
     plain,
 )
+from simrl.speculation.gates import ELASTIC_OFF
 
 
 class EngineConfig(BaseModel):
@@ -109,15 +115,18 @@ class Engine:
     """The state of one engine in simulated time. A request is known by its slot, an integer that is reused after its end.
 
     `slowdown` multiplies the duration of every pass from the boundary on at which it is set. With a `decoding` (how it
-    drafts), requests that were given a source (`draft_from`) decode with drafts.
+    drafts), requests that were given a source (`draft_from`) decode with drafts; `key` is that of its bandit's draws.
 
     Raises `InputError` for a request that could never fit the KV cache.
     """
 
-    def __init__(self, tables: Tables, limits: Limits, decoding: Decoding | None = None) -> None:
+    def __init__(self, tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> None:
         self._tables = tables
         self._decoding = decoding
-        index = (decoding or plain()).siblings
+        decoding = decoding or plain()
+        if decoding.rule[DECOUPLED] and decoding.rule[TREES]:
+            raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
+        index = decoding.siblings
         self._places = np.zeros(index.group_first.size, dtype=np.int64)  # of rows of the trace; see `draft_from`
         self._known = np.zeros(np.max(index.group_end - index.group_first, initial=0), dtype=np.int64)
         self._left_rows: list[int] = []
@@ -135,6 +144,8 @@ class Engine:
         self._gauges[DRIFT] = 1.0
         self._gauges[DRAFT_ENDS_S] = np.inf
         self._flags = np.zeros(FLAGS, dtype=np.int64)
+        self._flags[BANDIT_KEY] = key
+        self._bandit = state_of(decoding.bandit, decoding.rule.item(REWARDS))
         self._counters = np.zeros(COUNTERS, dtype=np.int64)
         self._counters[FREE_BLOCKS] = limits.kv_blocks
         self._counters[ADMITTING] = 1
@@ -247,7 +258,7 @@ class Engine:
 
     def new_rollout(self) -> None:
         """An elastic gate is shut again, until the batch has been small for long enough."""
-        self._flags[:] = 0
+        self._flags[ELASTIC_STATE] = ELASTIC_OFF
 
     @property
     def drift(self) -> float:
@@ -330,14 +341,16 @@ class Engine:
         """
         if not self.busy:
             return np.inf
-        slots, drafts, counters, gauges, flags = self._state()
-        self._ahead = (slots.copy(), drafts.copy(), counters.copy(), gauges.copy(), flags.copy())
+        slots, drafts, counters, gauges, flags, bandit = self._state()
+        if self._decoding is not None:
+            gauges, flags, bandit = gauges.copy(), flags.copy(), copied(bandit)
+        self._ahead = slots.copy(), drafts.copy(), counters.copy(), gauges, flags, bandit
         self._ahead_s = self._run(self._ahead, np.inf, True)
         return self._ahead_s if self._ahead[2].item(N_STOPPED) else np.inf
 
     def take_next_stop(self) -> list[Stop]:
         """Moves to the boundary that `next_stop_s` found, and returns what stopped there."""
-        self._slots, self._drafts, self._counters, self._gauges, self._flags = self._ahead
+        self._slots, self._drafts, self._counters, self._gauges, self._flags, self._bandit = self._ahead
         self.now_s = self._ahead_s
         return self._stops()
 
@@ -353,21 +366,20 @@ class Engine:
         )
 
     def _state(self) -> State:
-        return self._slots, self._drafts, self._counters, self._gauges, self._flags
+        return self._slots, self._drafts, self._counters, self._gauges, self._flags, self._bandit
 
     def _run(self, state: State, until_s: float, to_first_stop: bool) -> float:
-        slots, drafts, counters, gauges, flags = state
+        slots, drafts, counters, gauges, flags, bandit = state
         rest: tuple[Any, ...] = (*self._tables, self._bounds, float(self.slowdown), until_s, to_first_stop)
         now_s: float
         if self._decoding is None:
             now_s = run(slots, drafts, self._times, counters, self.now_s, *rest)
+        elif self._decoding.rule[DECOUPLED]:
+            rest = (gauges, flags, self.now_s, *rest, self._decoding)
+            now_s = run_decoupled(slots, drafts, self._times, counters, *rest)
         else:
-            parts: tuple[Any, ...] = (slots, drafts, self._times, counters, gauges, flags, self.now_s)
-            if self._decoding.rule[DECOUPLED]:
-                decode, rest = run_decoupled, (*rest, self._decoding)
-            else:
-                decode, rest = run_speculative, (*rest, self._decoding, self._places, self._known)
-            now_s = decode(*parts, *rest)
+            rest = (gauges, flags, bandit, self.now_s, *rest, self._decoding, self._places, self._known)
+            now_s = run_speculative(slots, drafts, self._times, counters, *rest)
         return now_s
 
     def _stops(self) -> list[Stop]:

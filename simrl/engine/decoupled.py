@@ -96,7 +96,7 @@ def _start_draft(
         drafts[DRAFTING, slot] = may
         n += may
     if n > 0:
-        gauges[DRAFT_ENDS_S] = now_s + slowdown * interpolate(d.draft_sequences, d.step_s, float(n))
+        gauges[DRAFT_ENDS_S] = now_s + slowdown * interpolate(d.draft_sequences, d.step_s[0], float(n))
         gauges[DRAFT_TOKENS] += n
 
 
@@ -135,7 +135,7 @@ def _take_windows(
             coupled = drafts[COUPLED, slot] == 1
             hardness = times[HARDNESS, slot] * gauges[DRIFT]
             _, right = draft(
-                drafts[SOURCE, slot], drafts[AT, slot], generated, window, hardness, d.runs, d.log_acceptances
+                drafts[SOURCE, slot], drafts[AT, slot], generated, window, hardness, d.runs, d.log_acceptances[0]
             )
             # The token known last is computed with all drafted ones; decoupled, without the last, which nobody asks about.
             most = limits.kv_blocks * limits.block_size - computed - 1  # else it could not even run alone

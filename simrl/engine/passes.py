@@ -47,11 +47,13 @@ from simrl.engine.state import (
 )
 from simrl.interpolation import interpolate, interpolate_row, locate
 from simrl.profile import Tables, pass_s
+from simrl.speculation.bandit_kernel import BanditState, choose, observe
 from simrl.speculation.decoding import (
     ACCEPTED,
     ACCEPTED_TOTAL,
     AHEAD,
     AT,
+    BANDIT_KEY,
     DECODES,
     DRAFTED,
     DRAFTED_TOTAL,
@@ -72,6 +74,7 @@ from simrl.speculation.decoding import (
     SIBLINGS,
     SOURCE,
     THRESHOLD,
+    TREES,
     VERIFICATIONS,
     WINDOW,
     WINDOW_MOST,
@@ -210,39 +213,54 @@ def _propose(
     times: Floats,
     counters: Ints,
     gauges: Floats,
+    flags: Ints,
+    bandit: BanditState,
     limits: Limits,
     d: Decoding,
     places: Ints,
     known: Ints,
     speculates: bool,
-) -> float:
-    """Every running request that decodes drafts, if the engine speculates. Returns the seconds that the round takes."""
-    proposing, levels = 0, 0
+) -> tuple[float, int]:
+    """Every running request that decodes drafts, if the engine speculates. Returns the seconds that the round takes, and the
+    arm of its trees (0 where there are none)."""
+    proposing, modelled, levels = 0, 0, 0
     for i in range(counters[N_RUNNING]):
         slot = slots[RUNNING, i]
-        drafts[PROPOSED, slot] = 0
         drafts[DRAFTED, slot] = 0
         drafts[ACCEPTED, slot] = 0
+        decodes = slots[GENERATED, slot] > 0 and known_tokens(slots, drafts, slot) - slots[COMPUTED, slot] == 1
+        drafts[PROPOSED, slot] = speculates and decodes and drafts[SOURCE, slot] != NONE
+        proposing += drafts[PROPOSED, slot]
+        modelled += drafts[PROPOSED, slot] == 1 and drafts[SOURCE, slot] == MODEL
+    trees = d.rule[TREES] == 1 and modelled > 0
+    arm = choose(d.bandit, bandit, flags[BANDIT_KEY], modelled) if trees else 0
+    for i in range(counters[N_RUNNING]):
+        slot = slots[RUNNING, i]
+        if drafts[PROPOSED, slot] == 0:
+            continue
         generated = slots[GENERATED, slot]
-        computed = slots[COMPUTED, slot]
-        if not speculates or drafts[SOURCE, slot] == NONE or generated == 0:
-            continue
-        if known_tokens(slots, drafts, slot) - computed != 1:
-            continue
-        most = limits.kv_blocks * limits.block_size - computed - 1  # else it could not even run alone
+        most = limits.kv_blocks * limits.block_size - slots[COMPUTED, slot] - 1  # else it could not even run alone
         source, at, window = drafts[SOURCE, slot], drafts[AT, slot], min(drafts[WINDOW, slot], most)
+        hardness = times[HARDNESS, slot] * gauges[DRIFT]
         if source == SIBLINGS:
             _read_group(d.siblings, slots, places, at, d.rule[OWN_TEXT] == 1, known)
             drafted, accepted = sibling_draft(d.siblings, at, generated, known, window)
+            levels = max(levels, drafted)
+        elif source == MODEL and trees:
+            depth = d.arm_levels[arm]
+            _, reached = draft(source, at, generated, depth, hardness, d.runs, d.log_acceptances[arm])
+            drafted = min(d.arm_nodes[arm], most)
+            accepted = min(reached, drafted)
+            levels = max(levels, depth)
         else:
-            hardness = times[HARDNESS, slot] * gauges[DRIFT]
-            drafted, accepted = draft(source, at, generated, window, hardness, d.runs, d.log_acceptances)
-        drafts[PROPOSED, slot] = 1
+            drafted, accepted = draft(source, at, generated, window, hardness, d.runs, d.log_acceptances[arm])
+            levels = max(levels, drafted)
         drafts[DRAFTED, slot] = drafted
         drafts[ACCEPTED, slot] = accepted
-        proposing += 1
-        levels = max(levels, drafted)
-    return draft_s_of(d, proposing, levels)
+    if proposing == 0:
+        return 0.0, arm
+    round_s = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
+    return round_s + levels * interpolate(d.draft_sequences, d.step_s[arm], float(proposing)), arm
 
 
 @njit(cache=True)
@@ -257,26 +275,31 @@ def _read_group(index: SiblingIndex, slots: Ints, places: Ints, row: int, own_te
 
 
 @njit(cache=True)
-def draft_s_of(d: Decoding, proposing: int, levels: int) -> float:
-    """Seconds of a round of drafting: so many requests, at most so many tokens each."""
-    if proposing == 0:
-        return 0.0
-    round_s = interpolate(d.draft_sequences, d.round_s, float(proposing))
-    return round_s + levels * interpolate(d.draft_sequences, d.step_s, float(proposing))
-
-
-@njit(cache=True)
-def _learn(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Decoding) -> None:
-    """What the pass that is over did to windows, totals and the acceptance of late."""
+def _learn(
+    slots: Ints,
+    drafts: Ints,
+    counters: Ints,
+    gauges: Floats,
+    bandit: BanditState,
+    d: Decoding,
+    arm: int,
+    seconds: float,
+) -> None:
+    """What the pass that is over, in so many seconds, did to windows, totals, the acceptance of late and the bandit."""
     rule = window_rule(d.rule)
-    proposed, drafted_of_pass, accepted_of_pass = 0, 0, 0
+    trees = d.rule[TREES] == 1
+    proposed, drafted_of_pass, accepted_of_pass, modelled, accepted_of_model = 0, 0, 0, 0, 0
     for i in range(counters[N_RUNNING]):
         slot = slots[RUNNING, i]
         if drafts[PROPOSED, slot] == 0:
             continue
         proposed += 1
         drafted, accepted = drafts[DRAFTED, slot], drafts[ACCEPTED, slot]
-        drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)
+        if trees and drafts[SOURCE, slot] == MODEL:
+            modelled += 1
+            accepted_of_model += accepted
+        else:
+            drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)
         drafts[DRAFTED_TOTAL, slot] += drafted
         drafts[ACCEPTED_TOTAL, slot] += accepted
         drafts[VERIFICATIONS, slot] += drafted > 0
@@ -284,6 +307,8 @@ def _learn(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Decodin
         accepted_of_pass += accepted
     if proposed > 0:
         remember(gauges, drafted_of_pass, accepted_of_pass)
+    if modelled > 0:
+        observe(d.bandit, bandit, arm, 1.0 + accepted_of_model / modelled, modelled, seconds)
 
 
 @njit(cache=True)
@@ -376,6 +401,7 @@ def _speculative_stretch(
     counters: Ints,
     gauges: Floats,
     flags: Ints,
+    bandit: BanditState,
     now_s: float,
     tables: Tables,
     limits: Limits,
@@ -393,7 +419,7 @@ def _speculative_stretch(
     n = counters[N_RUNNING]
     size = limits.block_size
     rule = window_rule(d.rule)
-    most = rule.most_tokens
+    most = most_drafted(d)
     batch = slots[RUNNING, :n].copy()
     source, at, window, generated = (
         drafts[SOURCE][batch],
@@ -406,21 +432,19 @@ def _speculative_stretch(
     room = slots[BLOCKS][batch] * size - slots[COMPUTED][batch] + generated  # generated tokens that its blocks hold
     before = generated.copy()
     totals = np.zeros((3, n), dtype=np.int64)
-    likely = np.empty((n, most))  # P(the first j + 1 tokens of a draft are accepted)
-    proposing, from_siblings = 0, False
+    proposing, modelled, from_siblings = 0, 0, False
     for i in range(n):
         proposing += source[i] != NONE
+        modelled += source[i] == MODEL
         from_siblings |= source[i] == SIBLINGS
-        if source[i] == MODEL:
-            hardness = times[HARDNESS, batch[i]] * gauges[DRIFT]
-            for j in range(most):
-                likely[i, j] = np.exp(-hardness * d.log_acceptances[j])
+    trees = d.rule[TREES] == 1 and modelled > 0
+    # P(the first j + 1 levels of a draft are accepted), of each arm from the pass on that first needs it.
+    likely = np.empty((d.log_acceptances.shape[0], n, d.log_acceptances.shape[1]))
+    is_known = np.zeros(likely.shape[0], dtype=np.bool_)
 
     grid = tables.decode_kv_tokens
     row = np.empty(grid.shape[0])
     interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
-    round_s = interpolate(d.draft_sequences, d.round_s, float(proposing))
-    step_s = interpolate(d.draft_sequences, d.step_s, float(proposing))
     dense_cell, sampled_cell, kv_cell = 0, 0, 0
     kv = slots[COMPUTED][batch].sum()
     free, roomy = counters[FREE_BLOCKS], n * (blocks_of(most + 1, size) + 1)
@@ -432,7 +456,18 @@ def _speculative_stretch(
         if from_siblings:  # all drafts of a pass see the tokens that are there when it begins
             for i in range(n):
                 slots[GENERATED, batch[i]] = generated[i]
-        levels, drafted_of_pass, accepted_of_pass, gain_of_pass = 0, 0, 0, 0
+        arm = choose(d.bandit, bandit, flags[BANDIT_KEY], modelled) if trees else 0
+        if modelled > 0 and not is_known[arm]:
+            is_known[arm] = True
+            for i in range(n):
+                if source[i] == MODEL:
+                    hardness = times[HARDNESS, batch[i]] * gauges[DRIFT]
+                    for j in range(likely.shape[2]):
+                        likely[arm, i, j] = np.exp(-hardness * d.log_acceptances[arm, j])
+        chances = likely[arm]
+        nodes, reach = d.arm_nodes[arm], min(d.arm_levels[arm], d.arm_nodes[arm])
+        levels = d.arm_levels[arm] if trees else 0
+        drafted_of_pass, accepted_of_pass, accepted_of_model, gain_of_pass = 0, 0, 0, 0
         for i in range(n):
             has = generated[i]
             drafted, accepted = 0, 0
@@ -441,20 +476,23 @@ def _speculative_stretch(
                 drafted = min(run & 255, window[i])
                 accepted = min(run >> 8, drafted)
             elif source[i] == MODEL:
-                drafted = window[i]
+                drafted = nodes if trees else window[i]
                 draw = uniform(at[i], has)
-                while accepted < drafted and draw < likely[i, accepted]:
+                furthest = reach if trees else drafted
+                while accepted < furthest and draw < chances[i, accepted]:
                     accepted += 1
+                accepted_of_model += accepted
             elif source[i] == SIBLINGS:
                 _read_group(d.siblings, slots, places, at[i], d.rule[OWN_TEXT] == 1, known)
                 drafted, accepted = sibling_draft(d.siblings, at[i], has, known, window[i])
             if source[i] != NONE:
-                window[i] = next_window(rule, window[i], drafted, accepted)
+                if not (trees and source[i] == MODEL):
+                    window[i] = next_window(rule, window[i], drafted, accepted)
+                    levels = max(levels, drafted)
                 if drafted > 0:
                     totals[0, i] += drafted
                     totals[1, i] += accepted
                     totals[2, i] += 1
-                    levels = max(levels, drafted)
                     drafted_of_pass += drafted
                     accepted_of_pass += accepted
             if has + 1 + drafted > room[i]:
@@ -477,9 +515,12 @@ def _speculative_stretch(
             + tables.between_passes_s
         )
         if proposing > 0:
-            pass_seconds += round_s + levels * step_s
+            round_s = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
+            pass_seconds += round_s + levels * interpolate(d.draft_sequences, d.step_s[arm], float(proposing))
             remember(gauges, drafted_of_pass, accepted_of_pass)
         now_s += slowdown * pass_seconds
+        if trees:
+            observe(d.bandit, bandit, arm, 1.0 + accepted_of_model / modelled, modelled, slowdown * pass_seconds)
         kv += gain_of_pass
         gained += gain_of_pass
         done += 1
@@ -495,6 +536,16 @@ def _speculative_stretch(
     counters[PASSES] += done
     counters[GENERATED_TOTAL] += gained
     return now_s
+
+
+@njit(cache=True)
+def most_drafted(d: Decoding) -> int:
+    """Tokens that a request brings to a pass at most, besides the last one."""
+    most = d.rule[WINDOW_MOST]
+    if d.rule[TREES] == 1:
+        for arm in range(d.arm_nodes.shape[0]):
+            most = max(most, d.arm_nodes[arm])
+    return most
 
 
 @njit(cache=True)
@@ -580,6 +631,7 @@ def run_speculative(
     counters: Ints,
     gauges: Floats,
     flags: Ints,
+    bandit: BanditState,
     now_s: float,
     dense_tokens: Floats,
     dense_s: Floats,
@@ -614,7 +666,7 @@ def run_speculative(
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
     rule = d.rule
-    most = rule[WINDOW_MOST]
+    most = most_drafted(d)
     counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         n = counters[N_RUNNING]
@@ -637,6 +689,7 @@ def run_speculative(
                 counters,
                 gauges,
                 flags,
+                bandit,
                 now_s,
                 tables,
                 limits,
@@ -647,9 +700,12 @@ def run_speculative(
                 until_s,
             )
         else:
-            draft_s = _propose(slots, drafts, times, counters, gauges, limits, d, places, known, speculates)
+            draft_s, arm = _propose(
+                slots, drafts, times, counters, gauges, flags, bandit, limits, d, places, known, speculates
+            )
+            before_s = now_s
             now_s = iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, draft_s)
-            _learn(slots, drafts, counters, gauges, d)
+            _learn(slots, drafts, counters, gauges, bandit, d, arm, now_s - before_s)
         batch = counters[N_RUNNING]
         stop(slots, times, counters, now_s)
         if rule[GATE] == ELASTIC and flags[ELASTIC_STATE] != ELASTIC_ON and counters[PREFILL_TOTAL] == prefill_before:

@@ -11,12 +11,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from simrl.speculation.bandit_kernel import BanditState
 from simrl.speculation.decoding import OLD_TOKENS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-# What changes in a pass: slots, drafts, counters, gauges, flags.
-State = tuple[Ints, Ints, Ints, Floats, Ints]
+# What changes in a pass: slots, drafts, counters, gauges, flags, what a bandit has learnt.
+State = tuple[Ints, Ints, Ints, Floats, Ints, BanditState]
 # A request's slot, the time of the boundary at which it stopped, and how: END, PAUSE or WATCH.
 Stop = tuple[int, float, int]
 

@@ -69,9 +69,13 @@ def bandit_rule(parameters: BegMab) -> BanditRule:
 
 def bandit_state(parameters: BegMab) -> BanditState:
     """Nothing learnt, nothing drawn."""
-    rule = bandit_rule(parameters)
+    return state_of(bandit_rule(parameters), parameters.window)
+
+
+def state_of(rule: BanditRule, window: int) -> BanditState:
+    """The same, with so many rewards a window."""
     windows = int((rule.window_of >= 0).sum()) * (rule.place_starts.size + 1)
-    rewards = np.zeros((windows, parameters.window))
+    rewards = np.zeros((windows, window))
     return BanditState(rewards, rewards.copy(), np.zeros((2, windows + 1), dtype=np.int64))
 
 

@@ -5,17 +5,25 @@ engine's (windows, gauges); never on the time. So an engine can look ahead on a 
 
 A request has a *source*: nothing, recorded runs (`AcceptRuns`), a model's acceptance, or its siblings' responses as far as
 this engine has generated them. The window, the gate and the strategy are the engine's. All of it is compiled.
+
+Drafts are chains as long as the window, but for those of a model where the engine has *strategies*: then they are trees, of the
+one strategy, or in each pass of the one that a bandit chooses. Of a tree, levels are drafted and accepted; nodes are verified.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from simrl.speculation.acceptance import accepted_tokens
+from simrl.errors import InputError
+from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
+from simrl.speculation.bandit import BegMab, Strategy
+from simrl.speculation.bandit_kernel import BanditRule, bandit_rule
+from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import ELASTIC_ON, gate_allows
 from simrl.speculation.siblings import SiblingIndex
@@ -45,28 +53,37 @@ OPEN, BATCH, ELASTIC = range(3)
 # pass ends (infinity: it rests) and how many tokens it drafted.
 LATE_DRAFTED, LATE_ACCEPTED, DRIFT, DRAFT_ENDS_S, DRAFT_TOKENS = range(5)
 GAUGES = 5
-# Entries of `flags`: the state of an elastic gate (`simrl.speculation.gates.next_elastic`).
-ELASTIC_STATE = 0
-FLAGS = 1
+# Entries of `flags`: the state of an elastic gate (`simrl.speculation.gates.next_elastic`); the key of the bandit's draws.
+ELASTIC_STATE, BANDIT_KEY = range(2)
+FLAGS = 2
 
 # Of the tokens drafted of late a pass forgets one in so many.
 MEMORY_PASSES = 64.0
 
 
 class Decoding(NamedTuple):
-    """What compiled code knows of a speculation. `plain()` is none.
+    """What compiled code knows of a speculation. `plain()` is none; `chains` and `trees` are a drafter's; what else a scenario
+    has (runs, siblings, a gate's table …) is put in by `_replace`.
 
-    `rule` has the entries named below. `runs` holds accepted × 256 + drafted for
-    every position of every response that has runs. `log_acceptances` is `ModelAcceptance.log_acceptances`. A round of drafting
-    for b sequences takes `round_s` + levels × `step_s`, both given at `draft_sequences`; a decoupled drafter's pass `step_s`.
+    `rule` has the entries named below. `runs` holds accepted × 256 + drafted for every position of every response that has
+    runs (`packed`).
+
+    An arm is a strategy; chains are one arm. `log_acceptances` (arms, levels) is -ln P(the first j levels are accepted) at
+    hardness 1 (`ModelAcceptance.log_acceptances`, `trees.tree_log_acceptances`), infinite where an arm has no such level. Of
+    trees, `arm_levels` and `arm_nodes` (arms,) are drafted and verified besides the last token. A round of drafting for b
+    sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches `draft_sequences`; a decoupled
+    drafter's pass takes `step_s`. `bandit` chooses among the arms.
+
     `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %. `best_window` and `best_coupled`
     are `simrl.speculation.specactor.reconfiguration_table`. `siblings` is the index of the trace whose rows requests with the
-    source SIBLINGS are.
+    source SIBLINGS are (`read_only`).
     """
 
     rule: Ints
     runs: NDArray[np.uint16]
     log_acceptances: Floats
+    arm_levels: Ints
+    arm_nodes: Ints
     draft_sequences: Floats
     round_s: Floats
     step_s: Floats
@@ -74,20 +91,23 @@ class Decoding(NamedTuple):
     best_window: Ints
     best_coupled: Ints
     siblings: SiblingIndex
+    bandit: BanditRule
 
 
 # Entries of `Decoding.rule`. `RECONFIGURE_EVERY` so many tokens (0: never) a decoupled request may change its window and mode.
-# `OWN_TEXT`: 1 if a request with the source SIBLINGS drafts from its own text too.
+# `OWN_TEXT`: 1 if a request with the source SIBLINGS drafts from its own text too. `TREES`: 1 if a model's drafts are those of
+# the arms. `REWARDS`: so many of an arm's rewards count, the latest (`BegMab.window`).
 GATE, THRESHOLD, PATIENCE, WINDOW_CODE, WINDOW_START, WINDOW_STEP, WINDOW_MOST = range(7)
-DECOUPLED, RECONFIGURE_EVERY, OWN_TEXT = range(7, 10)
-RULES = 10
+DECOUPLED, RECONFIGURE_EVERY, OWN_TEXT, TREES, REWARDS = range(7, 12)
+RULES = 12
 
 
 def rules(gate: int = OPEN, window: WindowRule | None = None, **more: int) -> Ints:
-    """The entries of `Decoding.rule`; `more` are threshold, patience, decoupled, reconfigure_every and own_text."""
+    """The entries of `Decoding.rule`; `more` are threshold, patience, decoupled, reconfigure_every and own_text (`trees` sees
+    to its own)."""
     window = window or Fixed(tokens=1).rule
     first = {"threshold": 0, "patience": 0}
-    last = {"decoupled": 0, "reconfigure_every": 0, "own_text": 0}
+    last = {"decoupled": 0, "reconfigure_every": 0, "own_text": 0, "trees": 0, "rewards": 0}
     unknown = more.keys() - first.keys() - last.keys()
     if unknown:
         raise TypeError(f"no entries of a rule: {sorted(unknown)}")
@@ -99,18 +119,76 @@ def rules(gate: int = OPEN, window: WindowRule | None = None, **more: int) -> In
 
 def plain() -> Decoding:
     """No drafts at all."""
-    nothing = np.zeros(1)
+    nothing, no_arm = np.zeros((1, 1)), np.zeros(1, dtype=np.int64)
     return Decoding(
         rule=rules(),
         runs=np.zeros(1, dtype=np.uint16),
         log_acceptances=nothing,
-        draft_sequences=nothing,
+        arm_levels=no_arm,
+        arm_nodes=no_arm,
+        draft_sequences=np.zeros(1),
         round_s=nothing,
         step_s=nothing,
         gate_batch=np.zeros(101, dtype=np.int64),
         best_window=np.zeros(1, dtype=np.int64),
         best_coupled=np.zeros(1, dtype=np.int64),
         siblings=no_siblings(),
+        bandit=bandit_rule(BegMab(strategies=(Strategy(1, 1, 2),), batch_thresholds=(1,))),
+    )
+
+
+def chains(
+    rule: Ints, times: DraftTimes, acceptance: ModelAcceptance | None = None, longest_tokens: int = 0
+) -> Decoding:
+    """Drafts as long as the window, and how long drafting takes; `rule` by `rules`. With a model's acceptance, requests may
+    have the source MODEL. `longest_tokens` is the longest window where decoupled requests may have longer ones than the
+    rule's."""
+    levels = max(int(rule[WINDOW_MOST]), longest_tokens)
+    logs = acceptance.log_acceptances(levels) if acceptance else np.full(levels, np.inf)
+    return plain()._replace(
+        rule=rule,
+        log_acceptances=logs[None, :],
+        draft_sequences=times.sequences,
+        round_s=times.round_s[None, :],
+        step_s=times.step_s[None, :],
+    )
+
+
+def trees(rule: Ints, bandit: BegMab, times: Sequence[DraftTimes], log_acceptances: Sequence[Floats]) -> Decoding:
+    """A model's drafts are trees, of the bandit's strategies; of its only one where there is one. Other sources have chains,
+    with the windows of `rule`.
+
+    `times` and `log_acceptances` have one entry a strategy: `model_drafts` or `eagle_drafts` with its topk, and
+    `tree_log_acceptances` of it. Raises `InputError` for a strategy that verifies nothing besides the last token, and for
+    draft times on different batches.
+    """
+    strategies = bandit.strategies
+    if not len(times) == len(log_acceptances) == len(strategies):
+        raise InputError(f"{len(strategies)} strategies, {len(times)} draft times, {len(log_acceptances)} acceptances")
+    for strategy, logs in zip(strategies, log_acceptances, strict=True):
+        if strategy.tokens_to_verify < 2 or logs.shape != (strategy.draft_depth,):
+            raise InputError(
+                f"draft tree {tuple(strategy)} with an acceptance of shape {logs.shape}; "
+                "let tokens_to_verify be at least 2, and the acceptance have one entry a level"
+            )
+    sequences = times[0].sequences
+    if any(not np.array_equal(each.sequences, sequences) for each in times):
+        raise InputError("draft times of strategies are given for different batches; let them be the same")
+    levels = np.array([strategy.draft_depth for strategy in strategies], dtype=np.int64)
+    logs = np.full((len(strategies), levels.max()), np.inf)
+    for arm, given in enumerate(log_acceptances):
+        logs[arm, : given.size] = given
+    rule = rule.copy()
+    rule[TREES], rule[REWARDS] = 1, bandit.window
+    return plain()._replace(
+        rule=rule,
+        log_acceptances=logs,
+        arm_levels=levels,
+        arm_nodes=np.array([strategy.tokens_to_verify - 1 for strategy in strategies], dtype=np.int64),
+        draft_sequences=sequences,
+        round_s=np.stack([each.round_s for each in times]),
+        step_s=np.stack([each.step_s for each in times]),
+        bandit=bandit_rule(bandit),
     )
 
 
@@ -150,7 +228,8 @@ def draft(
     runs: NDArray[np.uint16],
     log_acceptances: Floats,
 ) -> tuple[int, int]:
-    """Tokens that a request drafts, and how many of them are accepted, when it has `generated` tokens."""
+    """Tokens of the chain that a request drafts, and how many of them are accepted, when it has `generated` tokens.
+    `log_acceptances` are an arm's."""
     if source == RUNS:
         run = int(runs[at + generated])
         drafted = min(run & 255, window)

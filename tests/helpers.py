@@ -29,8 +29,8 @@ ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_bl
 
 def one_second_a_pass() -> Tables:
     """Every pass takes exactly one second, so that times can be counted by hand and instants coincide exactly."""
-    one, wide = np.array([1.0]), np.array([0.0, 1024.0])
-    return Tables(one, one, one, np.array([0.0]), wide, wide, wide, wide, np.zeros((2, 2, 2, 2)), 0.0)
+    any_tokens, wide, nothing = np.array([0.0, 1e6]), np.array([0.0, 1024.0]), np.zeros(2)
+    return Tables(any_tokens, nothing + 1.0, any_tokens, nothing, wide, wide, wide, wide, np.zeros((2, 2, 2, 2)), 0.0)
 
 
 RESPONSES: dict[int, Response] = {}  # what the samples below turn out to be, for workers and rewarders
@@ -118,6 +118,8 @@ def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) ->
 def on_gpus(name: str, parameters: dict[str, Any], workers: int, train_gpus: int = 1, **changes: Any) -> Scenario:
     """A recipe with exactly so many workers at tp 1, and train GPUs if it keeps some apart."""
     gpus, parameters = workers, dict(parameters)
+    if name == "specactor" and parameters.get("decoupled", True):  # each has a drafter beside it
+        gpus, parameters = 2 * workers, {"draft_gpus": 1, **parameters}
     if "rollout_share" in signature(RECIPES[name]).parameters:
         gpus += train_gpus
         parameters["rollout_share"] = workers / gpus

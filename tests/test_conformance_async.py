@@ -13,6 +13,7 @@ from helpers import ROOMY, counted, on_gpus, prepared, rows, trace, watch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from simrl.metrics import summary
 from simrl.pipelines import verl_fully_async as verl
 from simrl.pipelines.areal import capacity, in_time
 from simrl.systems import RECIPES
@@ -303,14 +304,16 @@ def test_verl_without_staleness_trains_all_that_it_submitted_before_it_synchroni
 
 
 def rate_and_bound(name, parameters, steps=4):
-    """Trained tokens a second, and what the workers' engines give if every seat is always taken: a token a pass, a second each.
+    """Trained tokens a second, and what the workers' engines give if every seat is always taken: a token a pass, a second each
+    (with speculation, what a pass with a draft yields).
     Loads, publishing and rewards take no time, training hardly any."""
     lengths = np.random.default_rng(7).integers(5, 60, (3, 8, 2))
     mixed = trace([[[(4, int(n)) for n in group] for group in step] for step in lengths])
     limits = ROOMY._replace(max_num_seqs=4)
     run = counted(name, parameters, mixed, steps, workers=2, limits=limits, load_s=0.0)
     tokens = sum(u["response_tokens"] for u in rows(run.result.steps))
-    return tokens / run.result.metadata["end_s"], len(run.workers) * limits.max_num_seqs
+    a_pass = summary(run.result, 0)["accept_length"] or 1.0  # with drafts; without, a token
+    return tokens / run.result.metadata["end_s"], len(run.workers) * limits.max_num_seqs * a_pass
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -15,6 +15,7 @@ from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.events import on_fire
 from simrl.hardware import model_shape
+from simrl.metrics import summary
 from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile
@@ -213,10 +214,11 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
     # One pass gives each running sequence a token, and takes longer the more there are and the longer they are.
     rate = max(n / ready.profile.decode_s(n, 1) for n in (1, ROOMY.max_num_seqs))
     trained_tokens = sum(response for sequences in batch.values() for _, response in sequences)
-    assert trained_tokens <= rate * workers * end_s
+    accept_length = summary(result, 0)["accept_length"] or 1.0
+    assert trained_tokens <= accept_length * rate * workers * end_s
     for row in rows(result.samples):
         if row["finished_s"] is not None:
-            alone_s = row["generated_tokens"] * ready.profile.decode_s(1, 1)
+            alone_s = (row["generated_tokens"] - row["accepted_tokens"]) * ready.profile.decode_s(1, 1)
             assert row["finished_s"] - row["started_s"] >= alone_s * (1 - 1e-9)
 
 

@@ -128,10 +128,10 @@ def typical_context(trace: Trace) -> int:
 def _model_times(speculation: Speculation, target: ModelShape, gpu: Gpu, tp: int, kv_tokens: int) -> DraftTimes:
     branches = speculation.strategies.strategies[0].topk if speculation.strategies else 1
     if speculation.model == EAGLE:
-        return eagle_drafts(target, gpu, tp, kv_tokens, branches)
+        return eagle_drafts(target, gpu, tp, kv_tokens, branches, speculation.round_s)
     shape = model_shape(speculation.model)
     split = 1 if speculation.decoupled or shape.heads % tp else tp
-    return model_drafts(shape, gpu, split, kv_tokens, branches)
+    return model_drafts(shape, gpu, split, kv_tokens, branches, speculation.round_s)
 
 
 def _plan(

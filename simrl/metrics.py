@@ -41,7 +41,7 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     tokens_per_s              trained tokens a second, prompt + response
     step_s                    seconds a policy update
     rollout_bubble            share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
-                              counted
+                              counted; training the drafter meanwhile is no bubble
     train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
     off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
     carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
@@ -65,7 +65,8 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     )
     gpu_s = gpu_seconds(result, start_s, end_s)
     gpus = int(result.metadata["gpus"])
-    rollout_s = sum(v for (rolls, kind), v in gpu_s.items() if rolls and kind in ("rollout", "load_weights", "idle"))
+    rollout_kinds = ("rollout", "load_weights", "train_drafter", "idle")
+    rollout_s = sum(v for (rolls, kind), v in gpu_s.items() if rolls and kind in rollout_kinds)
     train_s = sum(v for (rolls, _), v in gpu_s.items() if not rolls)
     ages = steps.column("off_policyness_mean").to_numpy()
     tokens = steps.column("response_tokens").to_numpy()

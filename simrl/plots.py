@@ -21,7 +21,7 @@ from matplotlib.transforms import blended_transform_factory
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.metrics import summary
-from simrl.palette import BLACK, BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SAND, SKY, VERMILLION, YELLOW
+from simrl.palette import BLACK, BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SAND, SKY, TEAL, VERMILLION, YELLOW
 from simrl.result import Result
 from simrl.timeline import (
     Spans,
@@ -41,6 +41,7 @@ WIDTH = 11.0  # inches
 # In the order of the legend and of the stack. A kind of span that is not here is drawn in FAINT, under its name.
 KIND_COLORS = {
     "rollout": SKY,
+    "train_drafter": TEAL,
     "load_weights": YELLOW,
     "evaluate": SAND,
     "lost": BLACK,

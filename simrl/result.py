@@ -5,14 +5,16 @@ Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly 
 so predicted against measured is a join.
 
 spans      lane, gpus, role (what the GPUs are for then: rollout, also where they train in turn, or train), kind, started_s,
-           ended_s, policy_version, tokens — kinds: rollout, load_weights, evaluate, lost, transfer, switch, log_prob, train,
-           publish, checkpoint, idle
+           ended_s, policy_version, tokens — kinds: rollout, train_drafter (on idle rollout workers), load_weights, evaluate,
+           lost, transfer, switch, log_prob, train, publish, checkpoint, idle
 steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
            response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
            an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
 samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
            unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step; with speculation,
-           drafted_tokens, accepted_tokens of them, verifications (passes that verified a draft)
+           drafted_tokens, accepted_tokens of them, verifications (passes that verified a draft); with best-of-N,
+           duplicate_tokens: those generated for it besides, by stays that were not the first to finish. All other columns
+           are of the stays that were, or, while none is, of those that have the most tokens
 segments   uid, worker, policy_version, tokens, started_s, ended_s
 """
 
@@ -112,6 +114,8 @@ class Recorder:
         ]
         self.steps: list[Step] = []
         self._rollouts: dict[int, Rollout] = {}
+        self._finished: set[int] = set()  # their rows stay as they are
+        self._generated: dict[int, int] = {}  # tokens of all stays
         self._trained: dict[int, int] = {}
         self._dropped: set[int] = set()
 
@@ -124,9 +128,23 @@ class Recorder:
         """From now on a lane's GPUs are for "rollout" or for "train"."""
         self._roles[lane].append((from_s, role))
 
-    def stay_ended(self, rollout: Rollout) -> None:
-        """A stay on a worker is over: the rollout as it is now, done or not."""
+    def stay_ended(self, rollout: Rollout, generated_tokens: int | None = None) -> None:
+        """A stay on a worker is over: the rollout as it is now, done or not, and how many of its tokens are of this stay (None:
+        those that were not there before). Of a sample that is at several workers, the furthest rollout counts."""
+        uid = rollout.sample.uid
+        before = self._rollouts.get(uid)
+        had, has = before.tokens if before else 0, rollout.tokens
+        self._generated[uid] = self._generated.get(uid, 0) + (
+            has - had if generated_tokens is None else generated_tokens
+        )
+        if has >= had and uid not in self._finished:
+            self._rollouts[uid] = rollout
+
+    def came_back(self, rollout: Rollout) -> None:
+        """The dispatcher hands a sample back: if it is done, this is its rollout, whatever else is generated for it."""
         self._rollouts[rollout.sample.uid] = rollout
+        if rollout.done:
+            self._finished.add(rollout.sample.uid)
 
     def trained(self, step: Step, rollouts: Sequence[Rollout]) -> None:
         """A policy update on these rollouts. A sample is trained once: a second time is a bug in the schedule."""
@@ -217,6 +235,7 @@ class Recorder:
                     rollout.drafted_tokens,
                     rollout.accepted_tokens,
                     rollout.verifications,
+                    self._generated.get(uid, rollout.tokens) - rollout.tokens,
                 )
             )
         return _table(SampleRow, rows)
@@ -260,9 +279,10 @@ class SampleRow(NamedTuple):
     worker: int | None
     status: str
     trained_step: int | None
-    drafted_tokens: int
-    accepted_tokens: int
-    verifications: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verifications: int = 0
+    duplicate_tokens: int = 0
 
 
 class SegmentRow(NamedTuple):

@@ -28,6 +28,7 @@ from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
 from simrl.scenario import Scenario
 from simrl.split import adapt
+from simrl.spot_trainer import SpotTrainer
 from simrl.synthesis import synthesise
 from simrl.systems import System, make_system
 from simrl.trace import Trace, read_trace
@@ -191,10 +192,13 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
 
     recorder = Recorder(lanes, stepped)
     workload, tables = Workload(prepared.trace), prepared.profile.tables
-    drafting = None
+    drafting, spot = None, None
     if prepared.drafts is not None:
+        training = prepared.drafts.speculation.training
+        if training is not None and training.adaptive:
+            spot = SpotTrainer(training, recorder, units, prepared.colocated)
         drafting = Drafting(
-            prepared.drafts, prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed
+            prepared.drafts, prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed, spot
         )
     workers = [
         SimulatedWorker(env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder, drafting)
@@ -203,7 +207,7 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
     costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
     kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
     dispatcher = Dispatcher(env, workers, system.dispatch, recorder, kv_cache_tokens=kv_cache_tokens)
-    trainer = SimulatedTrainer(env, costs, train_lanes, recorder)
+    trainer = SimulatedTrainer(env, costs, train_lanes, recorder, spot)
     stage = Stage(
         env=env,
         workers=list(workers),
@@ -229,7 +233,11 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
             worker.stop(env.now)
         for rollout in dispatcher.waiting():
             recorder.stay_ended(rollout)
-        return recorder.result(env.now, {**prepared.inputs(), "faults": faults})
+        metadata = {**prepared.inputs(), "faults": faults}
+        if spot is not None:
+            spot.stop(env.now)
+            metadata["drafter_updates_behind"] = spot.behind
+        return recorder.result(env.now, metadata)
 
 
 def _rollout_times(prepared: Prepared) -> RolloutTimes:

@@ -17,6 +17,7 @@ import simpy
 
 from simrl.result import Recorder, Step
 from simrl.rollout import Rollout
+from simrl.spot_trainer import SpotTrainer
 from simrl.trace import Response
 from simrl.training import Ints, Phase, TrainingCosts
 
@@ -70,13 +71,21 @@ class SimulatedRewarder:
 class SimulatedTrainer:
     """A `Trainer` whose phases take what `costs` says, on the lanes of its GPUs (colocated: the rollout workers')."""
 
-    def __init__(self, env: simpy.Environment, costs: TrainingCosts, lanes: Sequence[int], recorder: Recorder) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        costs: TrainingCosts,
+        lanes: Sequence[int],
+        recorder: Recorder,
+        spot: SpotTrainer | None = None,
+    ) -> None:
         self.version = 0
         self.busy_s = 0.0  # so far, at updates
         self.costs = costs
         self.lanes = tuple(lanes)
         self._env = env
         self._recorder = recorder
+        self._spot = spot
         self._published = 0
         self._waiting: list[tuple[int, simpy.Event]] = []
         self._switched: set[int] = set()  # lanes that train already, while others roll out
@@ -166,6 +175,8 @@ class SimulatedTrainer:
         step = self._step(rollouts, started_s)
         self._recorder.trained(step, rollouts)
         self.version += 1
+        if self._spot is not None:
+            self._spot.policy_updated(self._env.now)
         if publish:
             self._published = self.version
         ready = [event for version, event in self._waiting if version <= self._published]
@@ -178,6 +189,8 @@ class SimulatedTrainer:
         """The phases one after the other, on all lanes or some."""
         for kind, seconds in phases:
             phase_started_s = self._env.now
+            if self._spot is not None:
+                self._spot.occupied(self.lanes if lanes is None else lanes, phase_started_s)
             yield self._env.timeout(seconds)
             self.busy_s += seconds if lanes is None else 0.0
             for lane in self.lanes if lanes is None else lanes:

@@ -24,6 +24,7 @@ from simrl.events import call_at, call_last
 from simrl.profile import Tables
 from simrl.result import Recorder
 from simrl.rollout import Rollout, Segment, WeightLoad
+from simrl.spot_trainer import SpotTrainer
 from simrl.trace import Response, Sample, Turn
 
 LoadMode = Literal["recompute", "keep", "drain"]
@@ -148,6 +149,7 @@ class SimulatedWorker:
         self._commands: list[Callable[[], None]] = []
         self._loads: deque[tuple[LoadMode, int, simpy.Event]] = deque()
         self._plan = 0
+        self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
         self._tokens_before = 0
         self._lost_since_s: float | None = None
@@ -240,6 +242,8 @@ class SimulatedWorker:
             nothing = stay.partial or Rollout(stay.sample, (), False)
             call_at(self._env, self.engine.now_s, partial(stay.event.succeed, nothing))
             return
+        if not self._stays:
+            self._notify(lambda spot, now_s: spot.serves(self.index, now_s))
         self._stays[stay.sample.uid] = stay
         if self._drafting is not None:
             self._drafting.begins(stay.sample)
@@ -281,6 +285,7 @@ class SimulatedWorker:
             return
         rollout = self._rollout(stay, self.engine.now_s, done=False)
         self._leave_engine(stay)
+        self._notify_if_idle()
         call_at(self._env, self.engine.now_s, partial(stay.event.succeed, rollout))
         call_at(self._env, self.engine.now_s, partial(event.succeed, rollout))
         self._load_what_may()
@@ -306,6 +311,7 @@ class SimulatedWorker:
             call_at(self._env, now_s, partial(stay.event.succeed, rollout))
         self._stays.clear()
         self._lost_since_s = now_s
+        self._notify(lambda spot, at_s: spot.occupied([self.index], at_s))
         self._load_what_may()
 
     def _come_back(self, event: simpy.Event) -> None:
@@ -321,6 +327,7 @@ class SimulatedWorker:
             self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, self.policy_version)
         self._close_lost_span(self.engine.now_s)
         self._lost_since_s = None
+        self._notify_if_idle()
         load = WeightLoad(self.policy_version, started_s, self.engine.now_s)
         call_at(self._env, self.engine.now_s, partial(event.succeed, load))
 
@@ -346,6 +353,8 @@ class SimulatedWorker:
             self.engine.recompute_running()
         started_s = self.engine.now_s
         self._close_rollout_span(started_s)
+        if not self._stays:
+            self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))
         self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
         self._has_weights(version)
         self._recorder.span(self.index, "load_weights", started_s, self.engine.now_s, version)
@@ -357,6 +366,7 @@ class SimulatedWorker:
             self._recorder.span(self.index, "evaluate", loaded_s, self.engine.now_s, version)
         if self._decoding:
             self._open_rollout_span()
+        self._notify_if_idle()
         call_at(self._env, self.engine.now_s, partial(event.succeed, load))
 
     def _has_weights(self, version: int) -> None:
@@ -446,6 +456,7 @@ class SimulatedWorker:
             if kind == END:
                 del self._in_slot[slot], self._stays[stay.sample.uid]
                 self._decoding.discard(slot)
+                self._notify_if_idle(stopped_s)
                 done = stay.length == stay.response.tokens
                 turn = None if done else _turn_at(stay.response, stay.length)
                 if turn is not None:  # cut just where a turn ends: the environment answers meanwhile
@@ -504,6 +515,19 @@ class SimulatedWorker:
     def _close_lost_span(self, now_s: float) -> None:
         if self._lost_since_s is not None and self._away is not None:
             self._recorder.span(self.index, self._away, self._lost_since_s, now_s, self.policy_version)
+
+    def _notify(self, notice: Callable[[SpotTrainer, float], None], now_s: float | None = None) -> None:
+        """Tells the spot trainer, where there is one, at the boundary at which the engine stands. The clock may round two
+        notices of one instant apart, so they are told in the order in which they were made."""
+        if self._drafting is None or self._drafting.spot is None:
+            return
+        at_s = self.engine.now_s if now_s is None else now_s
+        self._notices.append(partial(notice, self._drafting.spot, at_s))
+        call_at(self._env, at_s, lambda: self._notices.popleft()())
+
+    def _notify_if_idle(self, now_s: float | None = None) -> None:
+        if not self._stays:
+            self._notify(lambda spot, at_s: spot.idle(self.index, at_s), now_s)
 
     def _open_rollout_span(self) -> None:
         if self._busy_since_s is None:

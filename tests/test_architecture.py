@@ -16,6 +16,7 @@ LAYERS = (
     "rollout synthesis ranks profilers importers training workload faults speculation",
     "engine",
     "result scenario history",
+    "spot_trainer",
     "drafting",
     "worker trainer",  # write what happens through result's Recorder
     "dispatch",

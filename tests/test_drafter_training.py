@@ -42,7 +42,7 @@ def test_as_the_code_has_it_the_first_ones_train_alone():
 def test_all_training_stops_the_moment_the_rollout_ends():
     state, _ = after_idling(SpotTraining(), 3, [0, 2])
     state, stopped = state.rollout_over()
-    assert stopped == (0, 2) and state.training == () and state.states == (IDLE,) * 3
+    assert stopped == (0, 2) and state.training == () and state.states == (IDLE, BUSY, IDLE)
     assert state.rollout_over()[1] == ()
 
 
@@ -56,12 +56,20 @@ def test_a_worker_that_serves_again_leaves_the_session():
         state.fell_idle(1)
 
 
+def test_workers_that_wait_when_a_rollout_begins_train_at_once():
+    state, _ = after_idling(SpotTraining(idle_workers=2), 3, [0, 2])
+    state, _ = state.rollout_over()
+    assert state.rollout_begins(1)[1] == ()
+    state, started = state.rollout_begins(10)
+    assert started == (0, 2) and state.states == (TRAINING, BUSY, TRAINING)
+
+
 def test_it_trains_every_tenth_step_and_a_static_drafter_never():
     state = coordinator(SpotTraining(), 1)
-    trains = [state.next_rollout(step).fell_idle(0)[1] == (0,) for step in range(21)]
+    trains = [state.rollout_begins(step)[0].fell_idle(0)[1] == (0,) for step in range(21)]
     assert [step for step, trained in enumerate(trains) if trained] == [0, 10, 20]
     static = coordinator(SpotTraining(adaptive=False, every_updates=1), 1)
-    assert not any(static.next_rollout(step).fell_idle(0)[1] for step in range(21))
+    assert not any(static.rollout_begins(step)[0].fell_idle(0)[1] for step in range(21))
 
 
 @given(
@@ -73,19 +81,19 @@ def test_nobody_trains_who_serves_or_when_the_rollout_is_over(events: list[tuple
     rolling = True
     for event, number in events:
         before = state
-        if event == "idle" and state.states[number] is BUSY and rolling:
+        if event == "idle" and state.states[number] is BUSY:
             state, started = state.fell_idle(number)
             assert set(started) == set(state.training) - set(before.training)
             assert all(before.states[i] is IDLE or i == number for i in started)
-        elif event == "busy" and state.states[number] is not BUSY and rolling:
+        elif event == "busy" and state.states[number] is not BUSY:
             state = state.got_busy(number)
             assert state.states[number] is BUSY
         elif event == "over":
             state, _ = state.rollout_over()
             rolling = False
-        elif event == "next":
-            state, rolling = state.next_rollout(number), True
-            assert set(state.states) == {BUSY}
+        elif event == "next" and not rolling:
+            (state, started), rolling = state.rollout_begins(number), True
+            assert all(before.states[i] is IDLE for i in started)
         assert rolling or state.training == ()
         assert state.train or state.training == ()
         assert len(state.states) == 5

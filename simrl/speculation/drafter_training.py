@@ -104,15 +104,15 @@ class Coordinator:
         return self._with(worker, self.states[worker], WorkerState.BUSY)
 
     def rollout_over(self) -> tuple[Coordinator, tuple[int, ...]]:
-        """The rollout has ended: all training stops at once. Gives the workers that trained; all are idle then."""
-        idle = tuple(WorkerState.IDLE for _ in self.states)
-        return replace(self, states=idle, train=False), self.training
+        """The rollout has ended: all training stops at once. Gives the workers that trained; they are idle then."""
+        states = tuple(WorkerState.IDLE if state is WorkerState.TRAINING else state for state in self.states)
+        return replace(self, states=states, train=False), self.training
 
-    def next_rollout(self, step: int) -> Coordinator:
-        """A new rollout begins, with all workers busy; it is that of step 0, 1, …"""
-        parameters = self.parameters
-        busy = tuple(WorkerState.BUSY for _ in self.states)
-        return replace(self, states=busy, train=parameters.adaptive and step % parameters.every_updates == 0)
+    def rollout_begins(self, step: int) -> tuple[Coordinator, tuple[int, ...]]:
+        """The rollout of step 0, 1, … begins (the one before is over) with the workers as they are: where it trains, those that
+        wait may start."""
+        train = self.parameters.adaptive and step % self.parameters.every_updates == 0
+        return replace(self, train=train)._promoted()
 
     def _with(self, worker: int, before: WorkerState, after: WorkerState) -> Coordinator:
         if self.states[worker] is not before:
@@ -135,7 +135,7 @@ class Coordinator:
 
 def coordinator(parameters: SpotTraining, workers: int) -> Coordinator:
     """All workers busy, in the rollout of step 0."""
-    return Coordinator(parameters, (WorkerState.BUSY,) * workers).next_rollout(0)
+    return Coordinator(parameters, (WorkerState.BUSY,) * workers).rollout_begins(0)[0]
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,9 @@ class Decoupled:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What a worker drafts with. `model` names a model drafter: `eagle`, or a model that `simrl.hardware` knows. `gate` says
-    when it drafts at all. With `strategies` drafts are trees, chosen by BEG-MAB. `exact_match`: the method needs it."""
+    """What a worker drafts with. `model` names a model drafter: `eagle`, or a model that `simrl.hardware` knows; `round_s` is
+    what a round of its drafts takes beside its passes. `gate` says when it drafts at all. With `strategies` drafts are trees,
+    chosen by BEG-MAB. `exact_match`: the method needs it."""
 
     name: str
     drafter: DrafterKind
@@ -67,6 +68,7 @@ class Speculation:
     training: SpotTraining | None = None
     graphs: GraphMemory | None = None
     decoupled: Decoupled | None = None
+    round_s: float = 0.0
     own_text: bool = False
     exact_match: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -253,17 +255,22 @@ def tlt(
     bandit: bool = True,
     bucketed_graphs: bool = True,
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1,
-    train_every_updates: Annotated[int, Field(ge=1, le=100_000)] = 10,
+    round_s: Annotated[float, Field(ge=0, le=1)] = 2e-3,
+    training: SpotTraining | None = None,
 ) -> Speculation:
     """An EAGLE-type drafter with draft trees once few responses are left, trained on idle workers.
 
     A worker speculates once it has had at most `threshold` running requests for `patience` decode passes in a row, after a
     prefill of all that runs. BEG-MAB chooses depth, top-k and tokens to verify by batch (`bandit`; otherwise always the
-    strategy of the smallest batch). Workers that are idle train the drafter until the rollout ends (`adaptive`), in every
-    `train_every_updates`-th step; otherwise it falls behind the policy. The graphs of all strategies, captured in buckets or
-    not, come out of the KV cache.
-    Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it.
+    strategy of the smallest batch). A round of drafting takes `round_s` (assumed) beside the drafter's kernels: host time, and
+    the building of trees. Workers that have no samples train the drafter until the rollout ends (`adaptive`), in every 10th
+    step (`training` has this and all else of it: every_updates, iteration_s, recovery_iterations, idle_workers, join …); what
+    was saved comes with the next weights. Otherwise it falls behind the policy. The graphs of all strategies, captured in
+    buckets or not, come out of the KV cache.
+    Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it; what
+    its training data take of the inference phase.
     """
+    training = training or SpotTraining()
     strategies = TLT_STRATEGIES if bandit else TLT_STRATEGIES[2:3]
     thresholds = (1, 2, 5, 21) if bandit else (1,)
     return Speculation(
@@ -273,7 +280,8 @@ def tlt(
         model=EAGLE,
         gate=Elastic(threshold=threshold, patience=patience),
         strategies=BegMab(strategies=strategies, batch_thresholds=thresholds, epsilon=epsilon),
-        training=SpotTraining(adaptive=adaptive, every_updates=train_every_updates),
+        training=training.model_copy(update={"adaptive": adaptive and training.adaptive}),
+        round_s=round_s,
         graphs=GraphMemory(capture="bucketed" if bucketed_graphs else "vanilla"),
     )
 

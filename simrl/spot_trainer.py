@@ -1,0 +1,133 @@
+"""The spot trainer at work: when which workers train the drafter, and how far the drafter that decodes is behind (TLT §4.2;
+the rules, without a clock, are `simrl.speculation.drafter_training`).
+
+Invariant: a worker trains only from the moment that it has nothing to serve to the moment that anything else wants its GPUs,
+so training delays nothing. Weights of version v always come with the drafter as it was saved when v was made, whichever
+worker loads them, and whenever: inside a rollout nothing changes.
+
+Nothing to serve means no sample at all: a worker whose samples all wait for an environment holds their KV cache, and TLT's
+workers train when that memory is released. Where rollout and training share GPUs, a session ends when the last worker has
+nothing to serve (the rollout is over); GPUs that the trainer takes are its own until their worker has loaded weights. Where
+they do not, rollouts need not end, and TLT says nothing: idle workers train while others serve or wait, and every policy
+update ends the session, saves, and begins another if its step trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simrl.result import Recorder
+from simrl.speculation.drafter_training import Coordinator, Drafter, SpotTraining, WorkerState
+
+KIND = "train_drafter"  # of its spans
+
+
+class SpotTrainer:
+    """What workers and the trainer tell, in the order in which it happens; who asks is told how stale a drafter is."""
+
+    def __init__(self, parameters: SpotTraining, recorder: Recorder, workers: int, colocated: bool) -> None:
+        self._parameters = parameters
+        self._recorder = recorder
+        self._colocated = colocated
+        self._coordinator = Coordinator(parameters, (WorkerState.IDLE,) * workers, train=False)
+        self._serving: set[int] = set()
+        self._rolling = False
+        self._drafter = Drafter()
+        self._behind = [0.0]
+        self._since_s: dict[int, float] = {}  # workers in the session
+        self._counted_s = 0.0  # to here its iterations are counted
+        self._over_s = 0.0  # then it has had all it may have
+        self._look(0.0)
+
+    def updates_behind(self, policy_version: int) -> float:
+        """How many policy updates the drafter that was saved with these weights is behind them."""
+        return self._behind[policy_version]
+
+    @property
+    def behind(self) -> list[float]:
+        """The same for every policy version so far."""
+        return list(self._behind)
+
+    def serves(self, worker: int, now_s: float) -> None:
+        """A worker has something to serve."""
+        self._serving.add(worker)
+        self._take(worker, now_s)
+        self._look(now_s)
+
+    def idle(self, worker: int, now_s: float) -> None:
+        """A worker has nothing to serve, and nobody else has its GPUs."""
+        self._serving.discard(worker)
+        self._look(now_s)
+        if self._coordinator.states[worker] is WorkerState.BUSY:
+            self._count(now_s)
+            self._coordinator, started = self._coordinator.fell_idle(worker)
+            self._start(started, now_s)
+
+    def occupied(self, lanes: Sequence[int], now_s: float) -> None:
+        """GPUs are taken for something else: a load of weights, the trainer, a fault. Lanes of no worker do not matter."""
+        for worker in lanes:
+            if worker < len(self._coordinator.states):
+                self._serving.discard(worker)
+                self._take(worker, now_s)
+        self._look(now_s)
+
+    def policy_updated(self, now_s: float) -> None:
+        """The trainer has made a policy update."""
+        self._end_rollout(now_s)
+        self._drafter = self._drafter.policy_updated()
+        self._behind.append(self._drafter.staleness)
+        self._look(now_s)
+
+    def stop(self, now_s: float) -> None:
+        """The simulation ends."""
+        self._end_rollout(now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Whether a rollout begins or is over."""
+        rolls = bool(self._serving) or not self._colocated
+        if rolls and not self._rolling:
+            self._rolling = True
+            self._coordinator, started = self._coordinator.rollout_begins(len(self._behind) - 1)
+            self._start(started, now_s)
+        elif self._rolling and not rolls:
+            self._end_rollout(now_s)
+
+    def _end_rollout(self, now_s: float) -> None:
+        self._rolling = False
+        self._count(now_s)
+        self._coordinator, stopped = self._coordinator.rollout_over()
+        self._leave(stopped, now_s)
+
+    def _take(self, worker: int, now_s: float) -> None:
+        state = self._coordinator.states[worker]
+        if state is WorkerState.BUSY:
+            return
+        self._count(now_s)
+        self._coordinator = self._coordinator.got_busy(worker)
+        if state is WorkerState.TRAINING:
+            self._leave((worker,), now_s)
+
+    def _start(self, started: Sequence[int], now_s: float) -> None:
+        if started and not self._since_s:
+            p = self._parameters
+            self._drafter = self._drafter.session_started()
+            self._counted_s = now_s + p.activation_s
+            self._over_s = self._counted_s + p.most_iterations * p.iteration_s
+        self._since_s.update(dict.fromkeys(started, now_s))
+
+    def _leave(self, stopped: Sequence[int], now_s: float) -> None:
+        for worker in stopped:
+            since_s, until_s = self._since_s.pop(worker), min(now_s, self._over_s)
+            if until_s > since_s:
+                self._recorder.span(worker, KIND, since_s, until_s, len(self._behind) - 1)
+        if stopped and not self._since_s:
+            self._drafter = self._drafter.session_over(self._parameters)
+
+    def _count(self, now_s: float) -> None:
+        """The session's iterations that have ended. Whoever joins or leaves while one runs, it counts as one of those there are
+        at its end."""
+        iteration_s = self._parameters.iteration_s
+        done = int((now_s - self._counted_s) / iteration_s + 1e-9)
+        if self._since_s and done > 0:
+            self._drafter = self._drafter.trained_for(done * iteration_s, len(self._since_s), self._parameters)
+            self._counted_s += done * iteration_s

@@ -95,6 +95,7 @@ class _Run:
         self.train_s = 0.0
         self.migrated: set[int] = set()
         self.betas: dict[int, float] = {}
+        self.lately: list[Rollout] = []  # what ended since the last plan
 
     # The trainer's side.
 
@@ -195,7 +196,7 @@ class _Run:
         ranked = [[sample for prompt in part.prompts for sample in samples_of[prompt]] for part in ranking]
 
         representative = [part.representative_tokens for part in ranking]
-        table = stage.times.table(representative, [len(samples) for samples in ranked], len(active))
+        table = stage.times.table(representative, [len(samples) for samples in ranked], len(active)) / self.tokens_a_pass()
         workers = self.workers_per_group(table)
         group_s = allocation.predicted_s(table, workers)
         if self.rule.alternation == "pairing" and self.steps:
@@ -216,6 +217,14 @@ class _Run:
             if self.rule.migration:
                 step.group_of.update(dict.fromkeys((sample.uid for sample in samples), group))
         return step
+
+    def tokens_a_pass(self) -> float:
+        """What a pass yields of a response now that speculation goes as it does (RhymeRL Fig. 12: τ knows the acceptance):
+        of the responses that ended since the last plan."""
+        tokens = sum(rollout.tokens for rollout in self.lately)
+        accepted = sum(rollout.accepted_tokens for rollout in self.lately)
+        self.lately = []
+        return tokens / (tokens - accepted) if tokens > accepted else 1.0
 
     def workers_per_group(self, table: allocation.Floats) -> tuple[int, ...]:
         """The two-tier plan; the exact one where the search finds none; equal numbers if `max_workers` allows neither."""
@@ -249,6 +258,7 @@ class _Run:
         if not end.ok:
             raise end.value  # a worker that died, or its engine's error
         rollout: Rollout = end.value
+        self.lately.append(rollout)
         group = step.group_of.get(sample.uid)
         if group is not None:
             del group.unfinished[sample.uid]

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from simrl import cli_acceptance, cli_allocate, cli_profile, cli_systems, cli_trace
+from simrl import cli_acceptance, cli_allocate, cli_profile, cli_speculation, cli_systems, cli_trace
 from simrl.errors import InputError, StoppedError
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -34,6 +34,7 @@ app = typer.Typer(
 app.add_typer(cli_trace.app, name="trace")
 app.add_typer(cli_profile.app, name="profile")
 app.add_typer(cli_systems.app, name="systems")
+app.add_typer(cli_speculation.app, name="speculation")
 app.command(epilog="Example:  simrl allocate --trace my_run.parquet --profile p.parquet --workers 32")(
     cli_allocate.allocate
 )

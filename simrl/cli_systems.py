@@ -26,7 +26,9 @@ MEANINGS = {
     "log_probs": "forward passes before an update: old policy, reference",
     "on_loss": "samples whose worker is lost go on elsewhere, or wait for it",
     "adapt_split_every": "move GPUs by what was idle, after so many updates; 0: never; not with lost workers",
-    "speculation": "a method (`simrl systems show histospec`), or {name: histospec, gate: open}; none",
+    "speculation": "a method (`simrl speculation`), or {name: histospec, gate: open}; none",
+    "gate": "when it drafts: always, while the batch is small enough to pay, or once few responses are left",
+    "window": "how many tokens to draft: {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
     "dynamic_sampling": "drop groups with equal rewards, refill in rounds of so many times a batch",
 }
 AsJson = Annotated[
@@ -61,7 +63,11 @@ def systems(context: typer.Context, as_json: AsJson = False) -> None:
         age = "not bounded" if bound is None else f"at most {bound}" if bound else "0"
         table.add_row(system["name"], system["summary"], age, system["paper"])
     console.print(table)
-    console.print("\nsimrl systems show NAME prints the rule, the parameters, and what is not modelled.", markup=False)
+    console.print(
+        "\nsimrl systems show NAME prints the rule, the parameters, and what is not modelled.\n"
+        "simrl speculation lists the methods of speculation; any of them goes with any system.",
+        markup=False,
+    )
 
 
 @app.command(epilog="Example:  simrl systems show areal")
@@ -77,36 +83,57 @@ def show(
     if as_json:
         print(json.dumps(system, indent=1, ensure_ascii=False))
         return
-    print(f"{name}: {system['summary']}\n")
-    for heading, text in (("Modelled", system["modelled"]), ("Not modelled", system["not_modelled"])):
-        print(textwrap.fill(f"{heading}: {text}", 100), end="\n\n")
+    print_rule(system)
     bound = system["off_policyness"]
     print(f"pipeline        {system['pipeline']}")
     print(f"dispatch        {system['dispatch']}")
     print(f"speculation     {system['speculation']}")
     print(f"off-policyness  {'not bounded by the rule' if bound is None else f'at most {bound} with the defaults'}")
     print(f"paper           {system['paper']}\n")
-    print("parameter, default, what it takes:")
-    width = max(map(len, system["parameters"]))
-    for key, parameter in system["parameters"].items():
-        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(key, "")
-        line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
-        print(f"{line}: {meaning}" if meaning else line)
+    print_parameters(system["parameters"])
     example = next(iter(system["parameters"].items()))
     print(f"\nIn a scenario:  systems: [{{name: {name}, {example[0]}: {json.dumps(example[1]['default'])}}}]")
 
 
+def print_rule(page: dict[str, Any]) -> None:
+    """What a system or a method does, and what of it is not modelled."""
+    print(f"{page['name']}: {page['summary']}\n")
+    for heading, text in (("Modelled", page["modelled"]), ("Not modelled", page["not_modelled"])):
+        if text:
+            print(textwrap.fill(f"{heading}: {text}", 100), end="\n\n")
+
+
+def print_parameters(parameters: dict[str, Any]) -> None:
+    """A line each."""
+    print("parameter, default, what it takes:")
+    width = max(map(len, parameters))
+    for key, parameter in parameters.items():
+        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(key, "")
+        line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
+        print(f"{line}: {meaning}" if meaning else line)
+
+
+def documented(function: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring of a recipe or a method says: a line, the rule, and what is not modelled."""
+    summary, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
+    modelled, found, not_modelled = rest.partition("Not modelled:")
+    assert found, f"the docstring of {function.__name__} does not say what is not modelled"
+    return {
+        "summary": summary,
+        "modelled": " ".join(modelled.split()),
+        "not_modelled": " ".join(not_modelled.split()),
+    }
+
+
 def describe(name: str) -> dict[str, Any]:
-    """A recipe with its defaults as plain data; its docstring is a line, the rule, and what is not modelled."""
+    """A recipe with its defaults as plain data."""
     from pydantic import TypeAdapter
 
     from simrl.systems import RECIPES, common_parameters
 
     recipe = RECIPES[name]
     system = recipe()
-    summary, _, rest = inspect.cleandoc(recipe.__doc__ or "").partition("\n")
-    modelled, found, not_modelled = rest.partition("Not modelled:")
-    assert found, f"the docstring of {name} does not say what is not modelled"
+    said = documented(recipe)
     parameters = dict(inspect.signature(recipe).parameters)
     schema = recipe_schema(recipe)
     for key, parameter in common_parameters(recipe).items():
@@ -114,16 +141,16 @@ def describe(name: str) -> dict[str, Any]:
         schema["properties"][key] = TypeAdapter(parameter.annotation).json_schema()
     return {
         "name": name,
-        "summary": summary,
+        "summary": said["summary"],
         "pipeline": system.schedule,
         "dispatch": system.dispatch.name,
         "speculation": system.speculation.label if system.speculation else "none",
         "paper": system.paper,
         "off_policyness": system.off_policyness,
-        "modelled": " ".join(modelled.split()),
-        "not_modelled": " ".join(not_modelled.split()),
+        "modelled": said["modelled"],
+        "not_modelled": said["not_modelled"],
         "parameters": {
-            key: {"default": parameter.default, "takes": _takes(schema["properties"][key])}
+            key: {"default": parameter.default, "takes": takes(schema["properties"][key])}
             for key, parameter in parameters.items()
         },
     }
@@ -136,12 +163,16 @@ def recipe_schema(recipe: Callable[..., Any]) -> dict[str, Any]:
     return TypeAdapter(inspect.unwrap(recipe)).json_schema()
 
 
-def _takes(schema: dict[str, Any]) -> str:
+def takes(schema: dict[str, Any]) -> str:
     """The values that a parameter takes, in words."""
     if "anyOf" in schema:
-        return " or ".join(_takes(one) for one in schema["anyOf"])
+        return " or ".join(takes(one) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return " | ".join(schema.get("enum", [schema.get("const")]))
+    if "$ref" in schema or "oneOf" in schema:
+        return "an object"
+    if schema.get("type") == "array":
+        return "a list"
     kind = {"integer": "whole number", "number": "number", "boolean": "true | false", "null": "null"}.get(
         schema.get("type", ""), schema.get("type", "value")
     )

@@ -26,9 +26,10 @@ LAYERS = (
     "metrics timeline trace_report allocation_report acceptance_report table",
     "plots perfetto",
     "compare",
-    "cli cli_trace cli_profile cli_allocate cli_acceptance cli_systems",
+    "cli_systems",
+    "cli cli_trace cli_profile cli_allocate cli_acceptance cli_speculation",
 )
-TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_acceptance", "cli_systems"}}  # one command line
+TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_acceptance", "cli_speculation"}}  # one command line
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}

@@ -50,6 +50,15 @@ class Decoupled:
 
 
 @dataclass(frozen=True)
+class ModelFree:
+    """TLT: drafts from the group's other responses take the place of the learned drafter's under policy versions before
+    `before_version`, and (`if_slower`) under those for which its drafts are predicted to be slower."""
+
+    before_version: int
+    if_slower: bool
+
+
+@dataclass(frozen=True)
 class Speculation:
     """What a worker drafts with. `model` names a model drafter: `eagle`, or a model that `simrl.hardware` knows; `round_s` is
     what a round of its drafts takes beside its passes. `gate` says when it drafts at all. With `strategies` drafts are trees,
@@ -66,6 +75,7 @@ class Speculation:
     budget: LengthBudget | None = None
     strategies: BegMab | None = None
     training: SpotTraining | None = None
+    model_free: ModelFree | None = None
     graphs: GraphMemory | None = None
     decoupled: Decoupled | None = None
     round_s: float = 0.0
@@ -142,6 +152,7 @@ def histospec_code(
 def ngram(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
     """Drafts from the response's own text (n-gram, prompt lookup): what followed the same last tokens before.
 
+    The last tokens of a response are looked up in it; what followed the earliest match is the draft.
     Not modelled: matches in the prompt, whose tokens a trace does not have.
     """
     return Speculation(
@@ -177,6 +188,7 @@ def siblings(
 def srt(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
     """A tree for each prompt, updated while its responses run: drafts from siblings and the response's own text.
 
+    As siblings with `own_text`: whatever the group has generated at a worker so far can be drafted from at once.
     Not modelled: what the tree keeps of earlier epochs (that is histospec), and siblings at other workers.
     """
     return Speculation(
@@ -256,6 +268,8 @@ def tlt(
     bucketed_graphs: bool = True,
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1,
     round_s: Annotated[float, Field(ge=0, le=1)] = 2e-3,
+    drafter_from_update: Annotated[int, Field(ge=0, le=1_000_000)] = 0,
+    model_free_if_slower: bool = True,
     training: SpotTraining | None = None,
 ) -> Speculation:
     """An EAGLE-type drafter with draft trees once few responses are left, trained on idle workers.
@@ -265,8 +279,12 @@ def tlt(
     strategy of the smallest batch). A round of drafting takes `round_s` (assumed) beside the drafter's kernels: host time, and
     the building of trees. Workers that have no samples train the drafter until the rollout ends (`adaptive`), in every 10th
     step (`training` has this and all else of it: every_updates, iteration_s, recovery_iterations, idle_workers, join …); what
-    was saved comes with the next weights. Otherwise it falls behind the policy. The graphs of all strategies, captured in
-    buckets or not, come out of the KV cache.
+    was saved comes with the next weights. Otherwise it falls behind the policy. Before policy version `drafter_from_update`
+    there is no learned drafter (0: one that was trained before, as the paper has it): a worker drafts from the group's other
+    responses there (method siblings), and where these are predicted to be faster (`model_free_if_slower`): tokens a second of
+    one response of typical length, by the profile, the times of drafting, the learned drafter's acceptance as far as it has
+    drifted, and what the scenario says of siblings (speculation.runs). The graphs of all strategies, captured in buckets or
+    not, come out of the KV cache.
     Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it; what
     its training data take of the inference phase.
     """
@@ -278,9 +296,11 @@ def tlt(
         drafter="model",
         paper="Taming the Long Tail, arXiv 2511.16665",
         model=EAGLE,
+        window=Fixed(tokens=8),
         gate=Elastic(threshold=threshold, patience=patience),
         strategies=BegMab(strategies=strategies, batch_thresholds=thresholds, epsilon=epsilon),
         training=training.model_copy(update={"adaptive": adaptive and training.adaptive}),
+        model_free=ModelFree(drafter_from_update, model_free_if_slower),
         round_s=round_s,
         graphs=GraphMemory(capture="bucketed" if bucketed_graphs else "vanilla"),
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,23 +27,40 @@ from simrl.history import LengthHistory
 from simrl.profile import TableProfile
 from simrl.rollout import Rollout
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
-from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, OPEN, RUNS, Decoding, packed, plain, rules
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    MODEL,
+    OPEN,
+    RUNS,
+    SIBLINGS,
+    Decoding,
+    chains,
+    packed,
+    read_only,
+    rules,
+    trees,
+)
 from simrl.speculation.draft_times import DraftTimes, eagle_drafts, model_drafts, text_drafts
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
+from simrl.speculation.draws import mixed
 from simrl.speculation.gates import Elastic, batch_gate
 from simrl.speculation.graph_memory import graph_bytes
 from simrl.speculation.history import history_runs
 from simrl.speculation.inputs import HistoryWorkers, SpeculationInputs
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.ngram import ngram_runs
-from simrl.speculation.run_model import draw_trace_runs
-from simrl.speculation.siblings import WholeResponseRuns, whole_response_runs
+from simrl.speculation.passes import run_passes
+from simrl.speculation.run_model import draw_runs, draw_trace_runs
+from simrl.speculation.siblings import SiblingIndex, WholeResponseRuns, sibling_index, whole_response_runs
 from simrl.speculation.specactor import Plan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
+from simrl.speculation.trees import accept_length, tree_log_acceptances
 from simrl.speculation.windows import Fixed
 from simrl.spot_trainer import SpotTrainer
 from simrl.trace import Response, Sample, Trace
 
 Ints = NDArray[np.int64]
+PREDICTED_RESPONSES = 64  # drawn from a run model, to say what siblings accept
 MOST_PLANNED_WINDOW = 16  # Algorithm 1 tries no larger one; verifications that long are dearer than what they bring
 
 
@@ -59,6 +77,12 @@ class DraftPlan:
     weight_bytes: float
     kv_bytes_per_token: float
     facts: dict[str, Any]
+    tree_times: tuple[DraftTimes, ...] = ()  # of each strategy
+
+    @property
+    def first_version(self) -> int:
+        """The first policy version for which there is a learned drafter."""
+        return self.speculation.model_free.before_version if self.speculation.model_free else 0
 
     @property
     def draft_gpus(self) -> int:
@@ -80,10 +104,16 @@ def plan_drafting(
     facts: dict[str, Any] = {"method": speculation.label, "drafter": speculation.drafter}
     has_ids = "response_ids" in trace.table.column_names
     acceptance, plan, graphs = None, None, 0.0
+    tree_times: tuple[DraftTimes, ...] = ()
     if speculation.drafter == "model":
         acceptance = inputs.acceptance_of(speculation)
         facts |= {"model": speculation.model, "acceptance": acceptance.model_dump()}
         times = _model_times(speculation, target, gpu, tp, kv_tokens)
+        if speculation.strategies:
+            tree_times = tuple(
+                _model_times(speculation, target, gpu, tp, kv_tokens, strategy.topk)
+                for strategy in speculation.strategies.strategies
+            )
         if speculation.graphs and speculation.strategies:
             graphs = graph_bytes(speculation.graphs, target, speculation.strategies.strategies)
             facts["graph_bytes"] = graphs
@@ -117,6 +147,7 @@ def plan_drafting(
         weight_bytes=(times.weight_bytes_per_gpu if own else 0.0) + graphs,
         kv_bytes_per_token=times.kv_bytes_per_token_per_gpu if own else 0.0,
         facts=facts,
+        tree_times=tree_times,
     )
 
 
@@ -125,8 +156,9 @@ def typical_context(trace: Trace) -> int:
     return round(float(trace.column("prompt_tokens").mean()) + float(trace.column("response_tokens").mean()) / 2)
 
 
-def _model_times(speculation: Speculation, target: ModelShape, gpu: Gpu, tp: int, kv_tokens: int) -> DraftTimes:
-    branches = speculation.strategies.strategies[0].topk if speculation.strategies else 1
+def _model_times(
+    speculation: Speculation, target: ModelShape, gpu: Gpu, tp: int, kv_tokens: int, branches: int = 1
+) -> DraftTimes:
     if speculation.model == EAGLE:
         return eagle_drafts(target, gpu, tp, kv_tokens, branches, speculation.round_s)
     shape = model_shape(speculation.model)
@@ -240,10 +272,12 @@ class Drafting:
         spot: SpotTrainer | None = None,
     ) -> None:
         self.spot = spot
+        self._plan = plan
         self._speculation = plan.speculation
         self._acceptance = plan.acceptance
         self._seed = seed
         self._runs: AcceptRuns | None = None
+        self._siblings: SiblingIndex | None = None
         self._old: WholeResponseRuns | None = None
         self._builders: _IndexBuilders | None = None
         self._lengths = LengthHistory() if plan.speculation.budget else None
@@ -252,9 +286,24 @@ class Drafting:
             self._builders = _IndexBuilders(plan.inputs.history_workers)
         if plan.speculation.drafter == "old_response":
             self._old = whole_response_runs(trace)
-        elif plan.speculation.drafter != "model":
+        kv_tokens = typical_context(trace)
+        self._slower = learned_is_slower(plan, profile, kv_tokens)
+        worst = plan.acceptance.drift(np.inf) if plan.acceptance else 1.0
+        falls_back = plan.first_version > 0 or self._slower(worst)
+        if plan.speculation.drafter == "siblings" or falls_back:
+            if _has_ids(trace):
+                self._siblings = read_only(sibling_index(trace))
+            else:
+                self._runs = draw_trace_runs(plan.inputs.runs_of("siblings"), trace, seed)
+        elif plan.speculation.drafter in ("history", "ngram"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
-        self.decoding = _decoding(plan, self._runs, profile, typical_context(trace), max_num_seqs)
+        self._own = _decoding(plan, self._runs, self._siblings, profile, kv_tokens, max_num_seqs)
+        self._model_free = _with_times(self._own, text_drafts()) if falls_back else None
+        self.decoding = self._decoding_of(0)
+
+    def key(self, worker: int) -> int:
+        """That of the draws of a worker's bandit."""
+        return int(mixed(self._seed, worker))
 
     def give(self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float) -> None:
         """A sample begins at an engine: from now on it drafts from what there is for it."""
@@ -262,9 +311,11 @@ class Drafting:
             old, accepted = int(self._old.old_tokens[response.row]), int(self._old.accepted[response.row])
             if old and not engine.generated_tokens(slot):
                 engine.verify_old(slot, old, accepted)
-        elif self._acceptance is not None:
+        elif self._acceptance is not None and engine.decoding is not self._model_free:
             key = sample_key(self._seed, sample.prompt_id, sample.epoch, sample.sample)
             engine.draft_from(slot, MODEL, key, self._acceptance.hardness(key, response.tokens))
+        elif self._siblings is not None:
+            engine.draft_from(slot, SIBLINGS, response.row)
         elif self._runs is not None:
             first = int(self._runs.first[response.row])
             ready = self._builders is None or self._builders.ready(sample.prompt_id, sample.epoch - 1, now_s)
@@ -288,15 +339,34 @@ class Drafting:
             else:
                 self._lengths.withdrawn(rollout.sample)
 
-    def weights_loaded(self, engine: Engine, policy_version: int) -> None:
-        """An engine has other weights: how far they are from the drafter's, and an elastic gate that is shut again.
+    def weights_loaded(self, engine: Engine, policy_version: int) -> bool:
+        """An engine has other weights: how far they are from the drafter's, and an elastic gate that is shut again. Siblings
+        that are over are forgotten. Returns whether samples draft from something else now, and have to be given it.
 
         A drafter that is trained comes with the weights as it was saved when they were made; any other stays as it was at
         first."""
         engine.new_rollout()
+        engine.forget_rows()
         if self._acceptance is not None:
-            behind = policy_version if self.spot is None else self.spot.updates_behind(policy_version)
-            engine.drift = self._acceptance.drift(behind)
+            engine.drift = self._acceptance.drift(self._updates_behind(policy_version))
+        decoding = self._decoding_of(policy_version)
+        if decoding is engine.decoding:
+            return False
+        engine.decoding = decoding
+        return True
+
+    def _updates_behind(self, policy_version: int) -> float:
+        if self.spot is not None:
+            return self.spot.updates_behind(policy_version)
+        return max(policy_version - self._plan.first_version, 0)
+
+    def _decoding_of(self, policy_version: int) -> Decoding:
+        """With the learned drafter, or with what takes its place as long as there is none, or it is slower."""
+        if self._model_free is None or self._acceptance is None:
+            return self._own
+        missing = policy_version < self._plan.first_version
+        slower = self._slower(self._acceptance.drift(self._updates_behind(policy_version)))
+        return self._model_free if missing or slower else self._own
 
     def _budget(self, sample: Sample) -> int | None:
         """DAS: the window by what the prompt's responses were."""
@@ -315,7 +385,7 @@ class Drafting:
 
 def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:
     """What a text drafter does on a trace: run on its tokens where it has them, drawn from the run model where not."""
-    if "response_ids" in trace.table.column_names:
+    if _has_ids(trace):
         if speculation.drafter == "ngram":
             return ngram_runs(trace)
         return history_runs(
@@ -325,32 +395,82 @@ def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace,
     return draw_trace_runs(model, trace, seed, speculation.epochs_back)
 
 
+def learned_is_slower(plan: DraftPlan, profile: TableProfile, kv_tokens: int) -> Callable[[float], bool]:
+    """Whether a learned drafter whose acceptance has drifted so far is predicted to be slower than drafts from siblings, where
+    the method asks: by the tokens a second of one response of typical length, with the best of the trees for it. What siblings
+    accept is what the scenario's run model says, also on a trace with token ids, which nobody has before the run."""
+    speculation = plan.speculation
+    if speculation.model_free is None or not speculation.model_free.if_slower:
+        return lambda drift: False
+    assert plan.acceptance is not None and speculation.strategies is not None
+    most = max(strategy.tokens_to_verify for strategy in speculation.strategies.strategies)
+    arms = [
+        (
+            tree_log_acceptances(plan.acceptance, strategy),
+            profile.verify_s(1, strategy.tokens_to_verify - 1, kv_tokens) + times.draft_s(1, strategy.draft_depth),
+        )
+        for strategy, times in zip(speculation.strategies.strategies, plan.tree_times, strict=True)
+        if strategy.tokens_to_verify == most
+    ]
+    lengths = np.full(PREDICTED_RESPONSES, round(plan.inputs.runs_of("siblings").typical_tokens))
+    runs = draw_runs(plan.inputs.runs_of("siblings"), lengths, np.arange(PREDICTED_RESPONSES))
+    window = speculation.window.rule
+    passes = run_passes(runs, lengths, window)
+    from_siblings = passes.accept_length / (
+        profile.verify_s(1, int(passes.drafted.sum()) / int(passes.passes.sum()), kv_tokens)
+        + text_drafts().draft_s(1, window.most_tokens)
+    )
+    return lambda drift: max(accept_length(logs * drift) / seconds for logs, seconds in arms) < from_siblings
+
+
+def _has_ids(trace: Trace) -> bool:
+    return "response_ids" in trace.table.column_names
+
+
+def _with_times(decoding: Decoding, times: DraftTimes) -> Decoding:
+    """The same with other times of drafting."""
+    arms = len(decoding.round_s)
+    return decoding._replace(
+        draft_sequences=times.sequences,
+        round_s=np.tile(times.round_s, (arms, 1)),
+        step_s=np.tile(times.step_s, (arms, 1)),
+    )
+
+
 def _decoding(
-    plan: DraftPlan, runs: AcceptRuns | None, profile: TableProfile, kv_tokens: int, max_num_seqs: int
+    plan: DraftPlan,
+    runs: AcceptRuns | None,
+    siblings: SiblingIndex | None,
+    profile: TableProfile,
+    kv_tokens: int,
+    max_num_seqs: int,
 ) -> Decoding:
     speculation, times = plan.speculation, plan.times
-    window = speculation.window.rule
-    gate, more = OPEN, {}
-    decoding = plain()._replace(
-        draft_sequences=times.sequences, round_s=times.round_s[None, :], step_s=times.step_s[None, :]
-    )
-    if runs is not None:
-        decoding = decoding._replace(runs=packed(runs))
+    window, gate, more = speculation.window.rule, OPEN, {"own_text": int(speculation.own_text)}
+    parts: dict[str, Any] = {}
     if plan.decoupled is not None:
         assert speculation.decoupled is not None
         window = Fixed(tokens=plan.decoupled.window).rule
-        more = {"decoupled": 1, "reconfigure_every": speculation.decoupled.reconfigure_every}
+        more |= {"decoupled": 1, "reconfigure_every": speculation.decoupled.reconfigure_every}
         windows, coupled = reconfiguration_table(plan.decoupled, speculation.decoupled.objective)
         # The drafters of a worker share its requests.
         sequences = times.sequences * plan.decoupled.draft_gpus
-        decoding = decoding._replace(best_window=windows, best_coupled=coupled, draft_sequences=sequences)
+        parts |= {"best_window": windows, "best_coupled": coupled, "draft_sequences": sequences}
     elif isinstance(speculation.gate, Elastic):
-        gate, more = ELASTIC, {"threshold": speculation.gate.threshold, "patience": speculation.gate.patience}
+        gate = ELASTIC
+        more |= {"threshold": speculation.gate.threshold, "patience": speculation.gate.patience}
     elif speculation.gate == "batch":
         gate = BATCH
-        thresholds = batch_gate(profile, times, window, kv_tokens, max_num_seqs)
-        decoding = decoding._replace(gate_batch=thresholds)
-    if plan.acceptance is not None:
-        longest = max(window.most_tokens, MOST_PLANNED_WINDOW)
-        decoding = decoding._replace(log_acceptances=plan.acceptance.log_acceptances(longest)[None, :])
-    return decoding._replace(rule=rules(gate, window, **more))
+        parts["gate_batch"] = batch_gate(profile, times, window, kv_tokens, max_num_seqs)
+    rule = rules(gate, window, **more)
+    if plan.tree_times:
+        assert plan.acceptance is not None and speculation.strategies is not None
+        logs = [tree_log_acceptances(plan.acceptance, strategy) for strategy in speculation.strategies.strategies]
+        decoding = trees(rule, speculation.strategies, plan.tree_times, logs)
+    else:
+        decoding = chains(rule, times, plan.acceptance, MOST_PLANNED_WINDOW if plan.decoupled else 0)
+    if runs is not None:
+        parts["runs"] = packed(runs)
+    if siblings is not None:
+        parts["siblings"] = siblings
+    return decoding._replace(**parts)

@@ -196,7 +196,7 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
     if prepared.drafts is not None:
         training = prepared.drafts.speculation.training
         if training is not None and training.adaptive:
-            spot = SpotTrainer(training, recorder, units, prepared.colocated)
+            spot = SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
         drafting = Drafting(
             prepared.drafts, prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed, spot
         )

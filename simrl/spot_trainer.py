@@ -25,10 +25,13 @@ KIND = "train_drafter"  # of its spans
 class SpotTrainer:
     """What workers and the trainer tell, in the order in which it happens; who asks is told how stale a drafter is."""
 
-    def __init__(self, parameters: SpotTraining, recorder: Recorder, workers: int, colocated: bool) -> None:
+    def __init__(
+        self, parameters: SpotTraining, recorder: Recorder, workers: int, colocated: bool, first_version: int = 0
+    ) -> None:
         self._parameters = parameters
         self._recorder = recorder
         self._colocated = colocated
+        self._first_version = first_version  # with it comes the first drafter
         self._coordinator = Coordinator(parameters, (WorkerState.IDLE,) * workers, train=False)
         self._serving: set[int] = set()
         self._rolling = False
@@ -74,7 +77,8 @@ class SpotTrainer:
     def policy_updated(self, now_s: float) -> None:
         """The trainer has made a policy update."""
         self._end_rollout(now_s)
-        self._drafter = self._drafter.policy_updated()
+        no_drafter_yet = len(self._behind) <= self._first_version
+        self._drafter = Drafter() if no_drafter_yet else self._drafter.policy_updated()
         self._behind.append(self._drafter.staleness)
         self._look(now_s)
 

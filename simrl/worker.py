@@ -136,7 +136,9 @@ class SimulatedWorker:
     ) -> None:
         self.policy_version = 0
         self.index = index
-        self.engine = Engine(tables, limits, drafting.decoding if drafting else None)
+        self.engine = Engine(
+            tables, limits, drafting.decoding if drafting else None, drafting.key(index) if drafting else 0
+        )
         self.load_delay_s = 0.0
         self._env = env
         self._costs = costs
@@ -372,7 +374,9 @@ class SimulatedWorker:
     def _has_weights(self, version: int) -> None:
         self.policy_version = version
         if self._drafting is not None:
-            self._drafting.weights_loaded(self.engine, version)
+            if self._drafting.weights_loaded(self.engine, version):
+                for slot, stay in self._in_slot.items():
+                    self._drafting.give(self.engine, slot, stay.sample, stay.response, self._env.now)
 
     # Watching, turns of an environment.
 

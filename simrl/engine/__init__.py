@@ -261,6 +261,15 @@ class Engine:
         self._flags[ELASTIC_STATE] = ELASTIC_OFF
 
     @property
+    def decoding(self) -> Decoding | None:
+        """How it drafts. It may be changed between passes, for one with the same siblings and the same bandit."""
+        return self._decoding
+
+    @decoding.setter
+    def decoding(self, value: Decoding) -> None:
+        self._decoding = value
+
+    @property
     def drift(self) -> float:
         """What multiplies the hardness of every response: how far the policy is from the drafter."""
         return self._gauges.item(DRIFT)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -203,60 +203,59 @@ def _plan(
 class _IndexBuilders:
     """HistoSpec's history workers: a queue of indexes to build, served by so many builders, kept while there is memory.
 
-    The index of a prompt's epoch is asked for once all of its responses that began are finished. Those of older epochs give way
-    to newer ones; where there are none left, a further index is not kept: the next epoch meets its prompts in the same order,
-    so evicting the oldest of an epoch would evict what is needed first.
+    The index of a prompt's epoch is asked for once all of its responses are finished (of a group of which one was dropped
+    there is none: what the trace says of its drafts holds for whole groups). Those of older epochs give way to newer ones;
+    where there are none left, a further index is not kept: the next epoch meets its prompts in the same order, so evicting
+    the oldest of an epoch would evict what is needed first.
     """
 
-    def __init__(self, parameters: HistoryWorkers) -> None:
+    def __init__(self, parameters: HistoryWorkers, trace: Trace) -> None:
         self._parameters = parameters
+        self._epochs = 1 + int(trace.column("epoch").max())
+        groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
+        self._group_size = Counter(groups)
         self._free_s = [0.0] * min(parameters.workers, 4096)
-        self._running: dict[tuple[int, int], int] = defaultdict(int)
-        self._tokens: dict[tuple[int, int], int] = defaultdict(int)
+        self._finished: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # tokens by sample
         self._ready_s: dict[tuple[int, int], float] = {}
         self._kept_by_epoch: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._bytes: dict[tuple[int, int], float] = {}
         self._kept_bytes = 0.0
 
-    def begins(self, sample: Sample) -> None:
-        """A response that will belong to an index begins."""
-        self._running[sample.prompt_id, sample.epoch] += 1
-
-    def ends(self, sample: Sample, tokens: int, now_s: float) -> None:
-        """It is finished (or, with no tokens, given up)."""
+    def finished(self, sample: Sample, tokens: int, now_s: float) -> None:
+        """A response is there."""
         place = (sample.prompt_id, sample.epoch)
-        self._running[place] -= 1
-        self._tokens[place] += tokens
-        if self._running[place] == 0 and tokens:
-            self._build(place, now_s)
+        size = self._group_size[sample.prompt_id, sample.epoch % self._epochs]
+        if sample.sample < size:  # not one beyond those of the trace
+            self._finished[place][sample.sample] = tokens
+            if len(self._finished[place]) == size and place not in self._ready_s:
+                self._build(place, sum(self._finished[place].values()), now_s)
 
-    def ready(self, prompt_id: int, epoch: int, now_s: float) -> bool:
-        """Whether the index of a prompt's epoch can be asked now."""
-        return self._ready_s.get((prompt_id, epoch), np.inf) <= now_s
+    def ready(self, prompt_id: int, epochs: range, now_s: float) -> bool:
+        """Whether all indexes that a prompt has in these epochs can be asked now."""
+        return all(
+            self._ready_s.get((prompt_id, epoch), np.inf) <= now_s
+            for epoch in epochs
+            if (prompt_id, epoch % self._epochs) in self._group_size
+        )
 
-    def _build(self, place: tuple[int, int], now_s: float) -> None:
+    def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
         p = self._parameters
-        if place in self._ready_s:  # a further response came to a complete group: built anew
-            self._forget(place)
-        own = self._tokens[place] * p.bytes_per_token
+        own = tokens * p.bytes_per_token
         while self._kept_bytes + own > p.memory_bytes:
             oldest = min(self._kept_by_epoch, default=place[1])
             if oldest >= place[1]:
                 return
-            self._forget(self._kept_by_epoch[oldest][0])
+            gone = self._kept_by_epoch[oldest].pop(0)
+            del self._ready_s[gone]
+            self._kept_bytes -= self._bytes.pop(gone)
+            if not self._kept_by_epoch[oldest]:
+                del self._kept_by_epoch[oldest]
         self._kept_by_epoch[place[1]].append(place)
         self._bytes[place] = own
         self._kept_bytes += own
         start_s = max(heapq.heappop(self._free_s), now_s)
-        self._ready_s[place] = start_s + self._tokens[place] / p.tokens_per_s
+        self._ready_s[place] = start_s + tokens / p.tokens_per_s
         heapq.heappush(self._free_s, self._ready_s[place])
-
-    def _forget(self, place: tuple[int, int]) -> None:
-        del self._ready_s[place]
-        self._kept_bytes -= self._bytes.pop(place)
-        self._kept_by_epoch[place[1]].remove(place)
-        if not self._kept_by_epoch[place[1]]:
-            del self._kept_by_epoch[place[1]]
 
 
 class Drafting:
@@ -283,7 +282,7 @@ class Drafting:
         self._lengths = LengthHistory() if plan.speculation.budget else None
         self._edges: dict[int, NDArray[np.float64]] = {}
         if plan.speculation.drafter == "history":
-            self._builders = _IndexBuilders(plan.inputs.history_workers)
+            self._builders = _IndexBuilders(plan.inputs.history_workers, trace)
         if plan.speculation.drafter == "old_response":
             self._old = whole_response_runs(trace)
         kv_tokens = typical_context(trace)
@@ -318,21 +317,20 @@ class Drafting:
             engine.draft_from(slot, SIBLINGS, response.row)
         elif self._runs is not None:
             first = int(self._runs.first[response.row])
-            ready = self._builders is None or self._builders.ready(sample.prompt_id, sample.epoch - 1, now_s)
+            earlier = range(max(sample.epoch - self._speculation.epochs_back, 0), sample.epoch)
+            ready = self._builders is None or self._builders.ready(sample.prompt_id, earlier, now_s)
             if first >= 0 and ready:
                 engine.draft_from(slot, RUNS, first, window=self._budget(sample))
 
     def begins(self, sample: Sample) -> None:
         """A sample begins, or goes on, at a worker."""
-        if self._builders is not None:
-            self._builders.begins(sample)
         if self._lengths is not None:
             self._lengths.expect(sample)
 
     def ends(self, rollout: Rollout, now_s: float) -> None:
         """It is finished there, or leaves."""
-        if self._builders is not None:
-            self._builders.ends(rollout.sample, rollout.tokens if rollout.done else 0, now_s)
+        if self._builders is not None and rollout.done:
+            self._builders.finished(rollout.sample, rollout.tokens, now_s)
         if self._lengths is not None:
             if rollout.done:
                 self._lengths.observe(rollout)

@@ -61,6 +61,7 @@ from simrl.trace import Response, Sample, Trace
 
 Ints = NDArray[np.int64]
 PREDICTED_RESPONSES = 64  # drawn from a run model, to say what siblings accept
+MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
 MOST_PLANNED_WINDOW = 16  # Algorithm 1 tries no larger one; verifications that long are dearer than what they bring
 
 
@@ -287,7 +288,7 @@ class Drafting:
             self._old = whole_response_runs(trace)
         kv_tokens = typical_context(trace)
         self._slower = learned_is_slower(plan, profile, kv_tokens)
-        worst = plan.acceptance.drift(np.inf) if plan.acceptance else 1.0
+        worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
         falls_back = plan.first_version > 0 or self._slower(worst)
         if plan.speculation.drafter == "siblings" or falls_back:
             if _has_ids(trace):

@@ -641,3 +641,182 @@ def test_a_slowdown_holds_from_the_boundary_on_at_which_it_is_set():
     set_s = engine.now_s
     engine.slowdown = 3
     assert engine.next_stop_s() - set_s == pytest.approx(3 * (plain.next_stop_s() - set_s), rel=1e-12)
+
+
+# What a pass costs does not depend on the cache here, so speed-ups can be counted.
+FLAT = TABLES._replace(attention_s=np.zeros_like(TABLES.attention_s))
+ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=4000)
+ROUND_S, STEP_S = 2e-4, 5e-4
+
+
+def flat_pass_s(sequences, drafted):
+    tokens = sequences * (1 + drafted)
+    dense_s = np.interp(tokens, FLAT.dense_tokens, FLAT.dense_s)
+    return dense_s + np.interp(tokens, FLAT.sampled_sequences, FLAT.sampled_s) + FLAT.between_passes_s
+
+
+def decode_s(decoding, responses, source=RUNS, tables=FLAT):
+    """Requests of 10 tokens from the first token of all to the last one; the engine afterwards."""
+    engine = Engine(tables, ROOMY, decoding)
+    slots = [engine.submit(10, response) for response in responses]
+    if decoding is not None:
+        for slot in slots:
+            engine.draft_from(slot, source, 0)
+    ended_s = engine.run_until_idle()
+    return max(ended_s[slots]) - engine.first_token_s(slots[0]), engine
+
+
+def always(drafted, accepted, gate=OPEN, **more):
+    """Runs of one response for everybody: `drafted` tokens at every place, of which so many are right."""
+    runs = AcceptRuns(np.zeros(1), np.full(200, drafted, np.uint8), np.full(200, accepted, np.uint8))
+    decoding = chains(entries(gate, Fixed(tokens=drafted).rule), drafting_s(ROUND_S, STEP_S))
+    return decoding._replace(runs=packed(runs), **more)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_perfect_drafter_reaches_the_analytical_speed_up(batch):
+    plain_s, _ = decode_s(None, [1 + 120] * batch)
+    with_drafts_s, engine = decode_s(always(4, 4), [1 + 120] * batch)
+    speed_up = 5 * flat_pass_s(batch, 0) / (flat_pass_s(batch, 4) + ROUND_S + 4 * STEP_S)
+    assert plain_s / with_drafts_s == pytest.approx(speed_up, rel=1e-12)
+    assert engine.drafted(0)[1:] == (96, 24)  # 120 tokens = 96 accepted + one more in each of 24 passes
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_hopeless_drafter_costs_exactly_its_overhead(batch):
+    plain_s, _ = decode_s(None, [1 + 120] * batch)
+    with_drafts_s, engine = decode_s(always(4, 0), [1 + 120] * batch)
+    overhead_s = flat_pass_s(batch, 4) - flat_pass_s(batch, 0) + ROUND_S + 4 * STEP_S
+    assert with_drafts_s - plain_s == pytest.approx(120 * overhead_s, rel=1e-9)
+    assert engine.drafted(0) == (480, 0, 120)
+
+
+def test_a_gate_turns_a_hopeless_drafter_off_after_its_first_try():
+    plain_s, _ = decode_s(None, [1 + 120] * 5)
+    pays_from_half = np.where(np.arange(101) >= 50, 64, 0)
+    with_drafts_s, engine = decode_s(always(4, 0, BATCH, gate_batch=pays_from_half), [1 + 120] * 5)
+    overhead_s = flat_pass_s(5, 4) - flat_pass_s(5, 0) + ROUND_S + 4 * STEP_S
+    assert with_drafts_s - plain_s == pytest.approx(overhead_s, rel=1e-9)
+    assert engine.drafted(0) == (4, 0, 1)
+
+
+def tree(levels, nodes, logs=None, topk=2):
+    """A fixed strategy; `logs` are its -ln P(accepted), a hopeless one's by default."""
+    bandit = BegMab(strategies=((levels, topk, nodes + 1),), batch_thresholds=(1,))
+    logs = np.full(levels, np.inf) if logs is None else logs
+    return trees(entries(), bandit, [drafting_s(ROUND_S, STEP_S)], [logs])
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_tree_costs_its_levels_to_draft_and_its_nodes_to_verify(batch):
+    plain_s, _ = decode_s(None, [1 + 120] * batch)
+    hopeless_s, engine = decode_s(tree(3, 8), [1 + 120] * batch, MODEL)
+    overhead_s = flat_pass_s(batch, 8) - flat_pass_s(batch, 0) + ROUND_S + 3 * STEP_S
+    assert hopeless_s - plain_s == pytest.approx(120 * overhead_s, rel=1e-9)
+    assert engine.drafted(0) == (120 * 8, 0, 120)
+
+
+def test_of_a_tree_no_more_than_its_levels_are_accepted():
+    perfect_s, engine = decode_s(tree(3, 8, np.zeros(3)), [1 + 120] * 5, MODEL)
+    assert perfect_s == pytest.approx(30 * (flat_pass_s(5, 8) + ROUND_S + 3 * STEP_S), rel=1e-9)
+    assert engine.drafted(0) == (30 * 8, 90, 30)
+
+
+def test_a_bandit_settles_on_the_strategy_that_yields_more_tokens_a_second():
+    bandit = BegMab(strategies=((2, 2, 9), (6, 2, 9)), batch_thresholds=(1,), epsilon=0.05)
+    deep, shallow = np.zeros(6), np.zeros(2)
+    times = [drafting_s(ROUND_S, 1e-5)] * 2
+    for better, logs in ((1, [shallow, deep]), (0, [shallow, np.full(6, np.inf)])):
+        learnt_s, engine = decode_s(trees(entries(), bandit, times, logs), [2000], MODEL)
+        alone = [
+            decode_s(trees(entries(), BegMab(strategies=(s,), batch_thresholds=(1,)), times[:1], [log]), [2000], MODEL)[
+                0
+            ]
+            for s, log in zip(bandit.strategies, logs, strict=True)
+        ]
+        assert alone[better] < learnt_s < 1.1 * alone[better] < alone[1 - better]
+        assert engine.generated_tokens(0) == 2000
+
+
+@settings(max_examples=50, deadline=None)
+@given(limits, st.lists(requests, min_size=1, max_size=12), draftings())
+def test_drafts_change_when_tokens_come_never_how_many(limits, requests, drafting):
+    engine, reference = Engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
+    slots = [engine.submit(*r) for r in requests]
+    for i, (slot, r) in enumerate(zip(slots, requests, strict=True)):
+        drafting.give(engine, slot, reference, reference.submit(*r), i)
+    ended_s = engine.run_until_idle()
+    assert np.isfinite(ended_s[slots]).all()
+    assert [engine.generated_tokens(slot) for slot in slots] == [r[1] for r in requests]
+    assert engine.totals["generated_tokens"] == sum(r[1] - r[2] for r in requests)
+
+
+def from_siblings(responses, own_text=0):
+    """How an engine decodes the responses, given as token ids, of one group."""
+    index = sibling_index(trace_of({(0, 0): [list(ids) for ids in responses]}))
+    rule = entries(window=Fixed(tokens=8).rule, own_text=own_text)
+    return chains(rule, drafting_s(ROUND_S, 0.0))._replace(siblings=read_only(index))
+
+
+def rollout(engine, row, response):
+    """One row alone, to its end. Returns its (drafted, accepted, verifications)."""
+    slot = engine.submit(10, response)
+    engine.draft_from(slot, SIBLINGS, row)
+    engine.next_stop_s()
+    engine.take_next_stop()
+    return engine.drafted(slot)
+
+
+def test_a_response_like_its_sibling_s_is_drafted_from_it_until_it_is_forgotten():
+    ids = np.arange(100)
+    engine = Engine(TABLES, ROOMY, from_siblings([ids, ids]))
+    assert rollout(engine, 0, 100) == (0, 0, 0)  # nobody to draft from, and its own text is not
+    # Three tokens come one by one; then nine a pass. Of 97 tokens, ten passes gain 90, the eleventh the rest.
+    assert rollout(engine, 1, 100) == (87, 87, 11)
+    assert rollout(engine, 1, 100) == (87, 87, 11)  # the same row again
+    engine.forget_rows()
+    assert rollout(engine, 1, 100) == (0, 0, 0)
+
+
+def test_what_an_aborted_sibling_had_stays_known():
+    ids = np.arange(100)
+    engine = Engine(TABLES, ROOMY, from_siblings([ids, ids]))
+    slot = engine.submit(10, 100)
+    engine.draft_from(slot, SIBLINGS, 0)
+    engine.stop_at(slot, 43, WATCH)
+    engine.next_stop_s()
+    engine.take_next_stop()
+    assert engine.abort(slot) == 43
+    # Of the tokens from the 4th to the 43rd, every ninth comes besides.
+    assert rollout(engine, 1, 100)[:2] == (36, 36)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 6), st.floats(0.01, 0.8), st.integers(0, 1), st.sampled_from([16, 512]))
+def test_what_siblings_will_generate_changes_no_draft(seed, n, until_s, own_text, budget):
+    rng = np.random.default_rng(seed)
+    responses = [phrases(rng, rng.integers(20, 150)) for _ in range(n)]
+
+    def run(ids):
+        engine = Engine(TABLES, ROOMY._replace(max_num_batched_tokens=budget), from_siblings(ids, own_text))
+        slots = [engine.submit(10, response.size) for response in responses]
+        for row, slot in enumerate(slots):
+            engine.draft_from(slot, SIBLINGS, row)
+        engine.settle(until_s)
+        return engine.now_s, [(engine.generated_tokens(slot), engine.drafted(slot)) for slot in slots]
+
+    now_s, requests = run(responses)
+    poisoned = [
+        np.r_[ids[:generated], rng.integers(0, 30, ids.size - generated)]
+        for ids, (generated, _) in zip(responses, requests, strict=True)
+    ]
+    assert run(poisoned) == (now_s, requests)
+
+
+def test_a_strategy_that_verifies_nothing_and_times_of_different_batches_are_refused():
+    with pytest.raises(InputError, match=r"draft tree \(3, 2, 1\)"):
+        tree(3, 0)
+    bandit = BegMab(strategies=((2, 2, 9), (6, 2, 9)), batch_thresholds=(1,))
+    other = DraftTimes(np.array([1.0, 32.0]), np.zeros(2), np.zeros(2), 0, 0, "assumed", "a test")
+    with pytest.raises(InputError, match="different batches"):
+        trees(entries(), bandit, [drafting_s(0, 0), other], [np.zeros(2), np.zeros(6)])

@@ -47,6 +47,8 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
                               off_policyness: carried_off_policyness_max is theirs
     dropped_share             share of all generated tokens, from the start on, that a rule threw away
+    duplicate_share           share of all tokens generated, from the start on, that were duplicates of best-of-N: another
+                              drafter finished the response first. No other column counts them
     migrated_share            share of all samples, from the start on, that were at more than one worker
     settled                   whether off-policyness no longer grew: its mean in the second half of the window is within 10 %
                               (or 0.1) of the first half's. Where not, a buffer was still filling
@@ -90,6 +92,7 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
         "carried_share": int(steps.column("carried_tokens").to_numpy().sum()) / response,
         "carried_off_policyness_max": int(steps.column("carried_off_policyness_max").to_numpy().max()),
         "dropped_share": _dropped_share(result),
+        "duplicate_share": _duplicate_share(result),
         "migrated_share": _migrated_share(result),
         "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1),
         "gpu_hours_per_1k_samples": gpu_hours,
@@ -116,6 +119,13 @@ def _dropped_share(result: Result) -> float:
     tokens = result.samples.column("generated_tokens").to_numpy()
     dropped = pc.equal(result.samples.column("status"), "dropped").to_numpy()
     return float(tokens[dropped].sum() / max(tokens.sum(), 1))
+
+
+def _duplicate_share(result: Result) -> float:
+    tokens, duplicates = (
+        int(result.samples.column(name).to_numpy().sum()) for name in ("generated_tokens", "duplicate_tokens")
+    )
+    return duplicates / max(tokens + duplicates, 1)
 
 
 def _migrated_share(result: Result) -> float:

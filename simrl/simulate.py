@@ -31,6 +31,7 @@ from simrl.split import adapt
 from simrl.spot_trainer import SpotTrainer
 from simrl.synthesis import synthesise
 from simrl.systems import System, make_system
+from simrl.tail_drafting import TailPlan, plan_tail
 from simrl.trace import Trace, read_trace
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.training import TrainingCosts, deal, longest_first, pack
@@ -53,6 +54,7 @@ class Prepared:
     train_gpus: int
     costs: WorkerCosts
     drafts: DraftPlan | None = None
+    tail: TailPlan | None = None
 
     @property
     def gpus_per_worker(self) -> int:
@@ -93,6 +95,7 @@ class Prepared:
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
             "speculation": self.drafts.facts if self.drafts else None,
+            "best_of_n": self.tail.facts if self.tail else None,
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
         }
@@ -128,9 +131,14 @@ def prepare(scenario: Scenario) -> Prepared:
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
-    limits = _limits(scenario, model, kind, trace, drafts)
+    tail = None
+    if system.best_of_n is not None:
+        tail = plan_tail(
+            system.best_of_n, drafts, scenario.speculation, trace, profile, model, kind, cluster.tp, cluster.gpus
+        )
+    limits = _limits(scenario, model, kind, trace, drafts, tail)
     longest = _longest_allowed(trace)
-    verified = limits.max_num_batched_tokens if drafts else 0
+    verified = limits.max_num_batched_tokens if drafts or tail else 0
     profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
     costs = _costs(scenario, system, model, kind, train_gpus)
     needed = costs.memory_bytes(longest)
@@ -157,7 +165,9 @@ def prepare(scenario: Scenario) -> Prepared:
         evaluate_every=scenario.training.evaluate_every,
         evaluate_s=scenario.training.evaluate_s,
     )
-    return Prepared(scenario, system, model, kind, trace, profile, limits, workers, train_gpus, worker_costs, drafts)
+    return Prepared(
+        scenario, system, model, kind, trace, profile, limits, workers, train_gpus, worker_costs, drafts, tail
+    )
 
 
 def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:
@@ -200,8 +210,13 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         drafting = Drafting(
             prepared.drafts, prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed, spot
         )
+    drafters = {}
+    if prepared.tail is not None:
+        drafters = prepared.tail.drafters(prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed)
     workers = [
-        SimulatedWorker(env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder, drafting)
+        SimulatedWorker(
+            env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder, drafting, drafters
+        )
         for i in range(units)
     ]
     costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
@@ -218,6 +233,7 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         workload=workload,
         times=_rollout_times(prepared),
         steps=scenario.steps,
+        best_of_n=prepared.tail.rule if prepared.tail else None,
     )
     if adapts:
         for unit in train_lanes:
@@ -232,7 +248,7 @@ def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None 
         for worker in workers:
             worker.stop(env.now)
         for rollout in dispatcher.waiting():
-            recorder.stay_ended(rollout)
+            recorder.stay_ended(rollout, 0)
         metadata = {**prepared.inputs(), "faults": faults}
         if spot is not None:
             spot.stop(env.now)
@@ -346,13 +362,19 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     return profile.with_corrections(config.forward_correction, config.between_passes_s)
 
 
-def _limits(scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace, drafts: DraftPlan | None) -> Limits:
+def _limits(
+    scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace, drafts: DraftPlan | None, tail: TailPlan | None
+) -> Limits:
     engine, tp = scenario.engine, scenario.cluster.tp
     tokens = engine.kv_cache_tokens
     if tokens is None:
-        weights = model.weight_bytes / tp + (drafts.weight_bytes if drafts else 0.0)
+        weights = model.weight_bytes / tp
+        drafters = [plan for plan in (drafts, tail) if plan is not None]  # of a worker, one drafts at a time
+        weights += sum(plan.weight_bytes for plan in drafters)
         free = kind.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
-        kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + (drafts.kv_bytes_per_token if drafts else 0.0)
+        kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + max(
+            (plan.kv_bytes_per_token for plan in drafters), default=0.0
+        )
         tokens = int(free // kv_bytes)
         if tokens < engine.block_size:
             raise InputError(

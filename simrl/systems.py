@@ -25,6 +25,7 @@ from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
 from simrl.pipelines.areal import Areal
 from simrl.pipelines.batchwise import Batchwise
+from simrl.pipelines.best_of_n import best_of_n as best_of_n_batch
 from simrl.pipelines.dynamic_sampling import dynamic_sampling as sample_dynamically
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import HistoPipe
@@ -34,6 +35,7 @@ from simrl.pipelines.rlhfuse import RLHFuse
 from simrl.pipelines.rollpacker import tail_batching
 from simrl.pipelines.sortedrl import shortest_first
 from simrl.pipelines.verl_fully_async import VerlFullyAsync, oldest_off_policyness
+from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.gates import Elastic
 from simrl.speculation.methods import (
     Speculation,
@@ -78,6 +80,7 @@ class System:
     host_buffer: bool = False
     extra_rollout_gpus: float = 0.0
     speculation: Speculation | None = None
+    best_of_n: BestOfN | None = None
     needs_rewards: bool = False
     adapt_split_every: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -724,6 +727,11 @@ def specactor(
     reconfigure: bool = True,
     draft_gpus: Annotated[int, Field(ge=1, le=1024)] | None = None,
     window: Annotated[int, Field(ge=1, le=64)] | None = None,
+    best_of_n: bool = True,
+    b_max: Count = 8,
+    drafters: tuple[str, ...] = ("ngram", "qwen2.5-0.5b", "qwen2.5-1.5b"),
+    assignment: Literal["by_drafter", "by_request"] = "by_drafter",
+    kv: Literal["recompute", "transfer"] = "recompute",
     dispatch: Plain = "least_requests",
     minibatches: Count = 1,
     log_probs: NotNegative = 1,
@@ -731,12 +739,22 @@ def specactor(
     """verl colocated, rollout with drafters on GPUs of their own that draft ahead while windows are verified; on-policy.
 
     As verl_colocated, with the method specactor: Algorithm 1 plans how many of the GPUs draft and how far (`decoupled`),
-    Algorithm 2 gives responses of low acceptance their own window and mode (`reconfigure`).
-    Not modelled: as verl_colocated, and the method specactor.
+    Algorithm 2 gives responses of low acceptance their own window and mode (`reconfigure`). Workers that the tail frees each
+    get one of the `drafters`, coupled, on their own tp GPUs, and generate requests of low acceptance besides, at most `b_max`
+    each, from the tokens that these have (`best_of_n`): by Algorithm 3, or request by request in the order of the draft
+    ladder ("fastest-of-N"). A request is done when its first copy is; what the others generated are duplicates. A copy
+    recomputes its KV cache, or has it over the network (`kv`). b_max is assumed. All `drafters` are resident, so their
+    weights shrink the KV cache of every worker.
+    Not modelled: as verl_colocated, and the method specactor; the choice of the first drafter by the ladder (it is `model`);
+    copies that draft decoupled; a KV cache of which the head is recomputed while the tail is on its way; acceptances of
+    different drafters that go together.
     """
+    rule = BestOfN(drafters, b_max, assignment, kv) if best_of_n and drafters else None
     return replace(
         verl_colocated(dispatch, minibatches, log_probs),
         name="specactor",
+        pipeline=Batchwise(0, best_of_n_batch if rule else full_batch),
+        best_of_n=rule,
         paper="SpecActor, arXiv 2511.16193",
         speculation=specactor_drafting(model, decoupled, draft_gpus, window, objective, reconfigure),
     )

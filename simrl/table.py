@@ -89,6 +89,8 @@ def _tokens_apart(rows: Sequence[Row]) -> list[str]:
             said.append(
                 f"{row['carried_share']:.1%} of the trained tokens came from a step before, up to {age} updates old"
             )
+        if row["duplicate_share"] > 0:
+            said.append(f"{row['duplicate_share']:.1%} of all that was generated were duplicates (best-of-N)")
         if row["migrated_share"] > 0:
             said.append(f"{row['migrated_share']:.1%} of the samples moved between workers")
         if row["speculation"] != "none" and row["accept_length"] is None:

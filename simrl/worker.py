@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
@@ -65,6 +65,15 @@ class RolloutWorker(Protocol):
 
     def when(self, condition: TokensReached) -> simpy.Event:
         """Fires once, at the first boundary at which the condition holds; never if the stay it watches ends before."""
+        ...
+
+    def progress(self, sample: Sample) -> simpy.Event:
+        """Fires with the `Rollout` of a stay as it is at the boundary, not done, its drafts counted; with None if no such stay
+        is here. (A server that streams what it generates, and counts drafts by request, has it at hand.)"""
+        ...
+
+    def draft_with(self, drafter: str | None) -> None:
+        """An idle worker drafts with another of the drafters that it holds; None: with its own again."""
         ...
 
 
@@ -133,18 +142,22 @@ class SimulatedWorker:
         responses: Mapping[int, Response],
         recorder: Recorder,
         drafting: Drafting | None = None,
+        drafters: Mapping[str, Drafting] | None = None,
     ) -> None:
         self.policy_version = 0
         self.index = index
-        self.engine = Engine(
-            tables, limits, drafting.decoding if drafting else None, drafting.key(index) if drafting else 0
-        )
+        # One for each drafter, all over the same GPUs and KV cache; no more than one of them has requests.
+        held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
+        self._engines = {
+            name: (Engine(tables, limits, each.decoding if each else None, each.key(index) if each else 0), each)
+            for name, each in held
+        }
+        self.engine, self._drafting = self._engines[None]
         self.load_delay_s = 0.0
         self._env = env
         self._costs = costs
         self._responses = responses
         self._recorder = recorder
-        self._drafting = drafting
         self._stays: dict[int, _Stay] = {}
         self._in_slot: dict[int, _Stay] = {}
         self._decoding: set[int] = set()  # slots that are not paused
@@ -158,6 +171,11 @@ class SimulatedWorker:
         self._away: str | None = None  # the kind of span that says so
         self._asked_version = 0
         self._evaluations = 0
+
+    @property
+    def generated_total(self) -> int:
+        """Tokens since the start, with whatever drafter."""
+        return sum(engine.generated_total for engine, _ in self._engines.values())
 
     def submit(
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
@@ -183,6 +201,14 @@ class SimulatedWorker:
         event = self._env.event()
         self._command(lambda: self._watch(condition, event))
         return event
+
+    def progress(self, sample: Sample) -> simpy.Event:
+        event = self._env.event()
+        self._command(lambda: self._report(sample, event))
+        return event
+
+    def draft_with(self, drafter: str | None) -> None:
+        self._command(lambda: self._change_drafter(drafter))
 
     def slow_down(self, factor: float) -> None:
         """Every forward pass takes `factor` times as long from now on."""
@@ -378,6 +404,32 @@ class SimulatedWorker:
                 for slot, stay in self._in_slot.items():
                     self._drafting.give(self.engine, slot, stay.sample, stay.response, self._env.now)
 
+    # Drafters, and how far a stay is.
+
+    def _change_drafter(self, drafter: str | None) -> None:
+        if self._stays:
+            raise RuntimeError(f"worker {self.index} is to draft with {drafter} while it has requests")
+        before = self.engine
+        self.engine, self._drafting = self._engines[drafter]
+        self.engine.now_s, self.engine.slowdown = before.now_s, before.slowdown
+        self.engine.admitting = before.admitting
+        if self._drafting is not None:
+            self._drafting.weights_loaded(self.engine, self.policy_version)
+
+    def _report(self, sample: Sample, event: simpy.Event) -> None:
+        stay, now_s = self._stays.get(sample.uid), self.engine.now_s
+        rollout = None
+        if stay is not None:
+            segments, first_token_s = list(stay.segments), stay.first_token_s
+            tokens = stay.closed_tokens if stay.slot is None else self.engine.generated_tokens(stay.slot)
+            if tokens > stay.closed_tokens:
+                new = tokens - stay.closed_tokens
+                segments.append(Segment(self.index, self.policy_version, new, stay.started_s, now_s))
+                if math.isnan(first_token_s) and stay.slot is not None:
+                    first_token_s = self.engine.first_token_s(stay.slot)
+            rollout = self._as_rollout(stay, segments, first_token_s, done=False)
+        call_at(self._env, now_s, partial(event.succeed, rollout))
+
     # Watching, turns of an environment.
 
     def _watch(self, condition: TokensReached, event: simpy.Event) -> None:
@@ -481,24 +533,26 @@ class SimulatedWorker:
         # Without a token yet, the engine's time may be one that it only looked ahead to.
         if stay.slot is not None and stay.closed_tokens and math.isnan(stay.first_token_s):
             stay.first_token_s = self.engine.first_token_s(stay.slot)
+        rollout = self._as_rollout(stay, stay.segments, stay.first_token_s, done)
+        if self._drafting is not None:
+            self._drafting.ends(rollout, now_s)
+        self._recorder.stay_ended(rollout, rollout.tokens - (stay.partial.tokens if stay.partial else 0))
+        return rollout
+
+    def _as_rollout(self, stay: _Stay, segments: Sequence[Segment], first_token_s: float, done: bool) -> Rollout:
+        """What there is of a stay, with what was drafted for it, stays before it counted."""
         rollout = Rollout(
             stay.sample,
-            tuple(stay.segments),
+            tuple(segments),
             done,
-            stay.first_token_s,
+            first_token_s,
             carried_tokens=stay.partial.carried_tokens if stay.partial else 0,
             observation_tokens=stay.observation_tokens,
             environment_until_s=stay.environment_until_s,
         )
-        if self._drafting is not None:
-            rollout = self._with_drafts(rollout, stay)
-            self._drafting.ends(rollout, now_s)
-        self._recorder.stay_ended(rollout)
-        return rollout
-
-    def _with_drafts(self, rollout: Rollout, stay: _Stay) -> Rollout:
-        """What was drafted for a stay, those before it counted."""
-        drafted, accepted, verifications = self.engine.drafted(stay.slot) if stay.slot is not None else (0, 0, 0)
+        drafted, accepted, verifications = 0, 0, 0
+        if self._drafting is not None and stay.slot is not None:
+            drafted, accepted, verifications = self.engine.drafted(stay.slot)
         before = stay.partial or rollout
         return rollout._replace(
             drafted_tokens=before.drafted_tokens + drafted,

@@ -23,8 +23,9 @@ def assert_nothing_is_lost(watched: Watched) -> None:
         assert all(a["ended_s"] <= b["started_s"] for a, b in pairwise(parts))
         assert (row["status"] == "trained") == (row["trained_step"] is not None)
         assert row["status"] != "trained" or row["finished_s"] is not None
-    generated = sum(worker.engine.generated_total for worker in watched.workers)
-    assert generated == sum(row["generated_tokens"] for row in samples)
+    generated = sum(worker.generated_total for worker in watched.workers)
+    assert generated == sum(row["generated_tokens"] + row["duplicate_tokens"] for row in samples)
+    assert watched.prepared.tail or not any(row["duplicate_tokens"] for row in samples)
     for spans in lanes(result).values():
         assert (spans[0]["started_s"], spans[-1]["ended_s"]) == (0.0, result.metadata["end_s"])
         assert all(a["ended_s"] == b["started_s"] for a, b in pairwise(spans))

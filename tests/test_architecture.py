@@ -18,6 +18,7 @@ LAYERS = (
     "result scenario history",
     "spot_trainer",
     "drafting",
+    "tail_drafting",
     "worker trainer",  # write what happens through result's Recorder
     "dispatch",
     "pipelines split",
@@ -29,7 +30,9 @@ LAYERS = (
     "cli_systems",
     "cli cli_trace cli_profile cli_allocate cli_acceptance cli_speculation",
 )
-TOGETHER = {"cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_acceptance", "cli_speculation"}}  # one command line
+TOGETHER = {
+    "cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_acceptance", "cli_speculation"}
+}  # one command line
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}

@@ -121,8 +121,9 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
     segments = defaultdict(list)
     for segment in rows(result.segments):
         segments[segment["uid"]].append(segment)
-    generated = sum(worker.engine.generated_total for worker in watched.workers)
-    assert generated == sum(row["generated_tokens"] for row in samples)
+    generated = sum(worker.generated_total for worker in watched.workers)
+    assert generated == sum(row["generated_tokens"] + row["duplicate_tokens"] for row in samples)
+    assert watched.prepared.tail or not any(row["duplicate_tokens"] for row in samples)
     assert generated == sum(span.tokens for span in watched.workers[0]._recorder.spans)
     for row in samples:
         parts = segments[row["uid"]]
@@ -481,6 +482,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_cause(system):
         workload=workload,
         times=RolloutTimes(ready.profile, 1, 1),
         steps=2,
+        best_of_n=ready.tail.rule if ready.tail else None,
     )
     with pytest.raises(ConnectionError, match="engine 3 died"):
         env.run(until=env.process(ready.system.pipeline(stage)))

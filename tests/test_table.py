@@ -33,6 +33,7 @@ def compared(tmp_path):
             "carried_off_policyness_max": 0,
             "dropped_share": 0.0,
             "migrated_share": 0.0,
+            "duplicate_share": 0.0,
             "settled": True,
             "gpu_hours_per_1k_samples": 3.08,
             "cost_per_1k_samples": 7.7,

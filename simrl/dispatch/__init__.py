@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -100,15 +99,27 @@ DISPATCHES: dict[str, Dispatch] = {
 }
 
 
+class _Stay:
+    """A job at a worker: its own stay (`job.stay`), or one of its duplicates."""
+
+    __slots__ = ("job", "tokens", "worker")
+
+    def __init__(self, job: _Job, worker: int, tokens: int | None) -> None:
+        self.job = job
+        self.worker = worker
+        self.tokens = tokens  # with so many it ends at the latest
+
+
 class _Job:
     """A sample that was submitted and has not come back: where it is, and what is to become of it when its stay ends.
 
     It is at a worker, in the queue, or on a shelf (`waits_in`); a move or a withdrawal takes effect when its stay has ended.
+    Duplicates run beside all that, until one of them, or the job's own stay, comes to its end.
     """
 
     __slots__ = (
-        "destination", "done", "fate", "max_tokens", "min_version", "partial", "pooled", "queued", "reserved", "sample",
-        "stay_tokens", "waits_in", "worker",
+        "destination", "done", "duplicates", "fate", "max_tokens", "min_version", "partial", "pooled", "queued", "reserved",
+        "sample", "stay", "waits_in", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -120,11 +131,12 @@ class _Job:
         self.max_tokens = max_tokens
         self.min_version = min_version
         self.worker: int | None = None
+        self.stay: _Stay | None = None
+        self.duplicates: list[_Stay] = []
         self.queued = False
         self.waits_in: dict[int, _Job] | None = None
         self.fate: Literal["run", "move", "lost", "withdraw"] = "run"
         self.destination: int | None = None
-        self.stay_tokens: int | None = None
         self.reserved = 0
         self.pooled = False  # the KV cache of `partial` is in the pool
 
@@ -152,6 +164,7 @@ class Dispatcher:
         self._jobs: dict[int, _Job] = {}
         self._expected: set[int] = set()  # samples that the history waits for
         self._at: list[dict[int, _Job]] = [{} for _ in workers]
+        self._duplicates: list[list[_Stay]] = [[] for _ in workers]  # those that end just now, too
         self._for_worker: list[dict[int, _Job]] = [{} for _ in workers]  # waiting for just this worker
         self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
         self._until_active: list[list[simpy.Event]] = [[] for _ in workers]
@@ -165,6 +178,7 @@ class Dispatcher:
         self._lost = np.zeros(len(workers), dtype=bool)
         self._retired = np.zeros(len(workers), dtype=bool)
         self._loss = env.event()
+        self._freed = env.event()
         self._placed = 0
 
     def submit(
@@ -234,17 +248,44 @@ class Dispatcher:
             job.fate, job.destination = "move", worker
             self._workers[job.worker].abort(sample)
 
+    def duplicate(self, sample: Sample, worker: int, partial: Rollout, cached: bool = False) -> bool:
+        """Lets a sample that is at a worker be generated at another one besides, from what it had (`partial`) on; `cached`:
+        its KV cache comes over the network. The first of its stays to come to its end is what counts, the others are aborted
+        at once. Where a duplicate ends early, its worker lost or retired, the sample goes on without.
+
+        Returns whether there is one now: not of a sample that ends, moves or waits, nor at a worker that has it already, takes
+        no samples, or has too old weights.
+        """
+        job = self._jobs.get(sample.uid)
+        if job is None or job.done.triggered or job.stay is None or job.fate != "run" or not self._active[worker]:
+            return False
+        at = self._workers[worker]
+        here = [job.stay.worker, *(stay.worker for stay in job.duplicates)]
+        if worker in here or at.policy_version < job.min_version:
+            return False
+        stay = _Stay(job, worker, job.stay.tokens)
+        job.duplicates.append(stay)
+        self._not_empty(worker)
+        self._duplicates[worker].append(stay)
+        cached = cached and bool(partial.segments) and partial.segments[-1].policy_version == at.policy_version
+        on_fire(at.submit(sample, partial, stay.tokens, cached), lambda end: self._stay_ended(stay, end))
+        return True
+
     def held(self) -> list[list[Sample]]:
-        """The unfinished samples at each worker, in the order they came there."""
+        """The unfinished samples at each worker, in the order they came there; duplicates not counted."""
         return [[job.sample for job in jobs.values()] for jobs in self._at]
 
     def number_held(self) -> list[int]:
-        """How many unfinished samples each worker has."""
+        """How many unfinished samples each worker has; duplicates not counted."""
         counts: list[int] = self._unfinished.tolist()
         return counts
 
+    def duplicated(self) -> list[list[Sample]]:
+        """The samples of which each worker has a duplicate, in the order they came there; aborted ones till they have ended."""
+        return [[stay.job.sample for stay in stays] for stays in self._duplicates]
+
     def empty(self, worker: int) -> simpy.Event:
-        """Fires when no sample is at the worker; at once if there is none."""
+        """Fires when no sample is at the worker, nor a duplicate of one; at once if there is none."""
         event = self._env.event()
         self._until_empty[worker].append(event)
         self._tell_if_empty(worker)
@@ -284,6 +325,9 @@ class Dispatcher:
                 job.fate = "lost" if lost else "move"
             if not lost:
                 self._workers[worker].abort(job.sample)
+        for stay in list(self._duplicates[worker]):
+            if not lost and stay in stay.job.duplicates:
+                self._abort(stay)
         if not (lost and self._rule.on_loss == "wait"):
             for job in list(self._for_worker[worker].values()):
                 self._take_out(job)
@@ -307,6 +351,10 @@ class Dispatcher:
         """Fires when the next worker is lost."""
         return self._loss
 
+    def freed(self) -> simpy.Event:
+        """Fires with the next worker that takes samples and, from then on, has nothing."""
+        return self._freed
+
     def _take_samples(self, worker: int) -> None:
         if self._lost[worker] or self._retired[worker]:
             return
@@ -314,6 +362,8 @@ class Dispatcher:
         self._tell_if_active(worker)
         self._fill(worker)
         self.weights_changed()
+        if not self._at[worker] and not self._duplicates[worker]:
+            self._tell_freed(worker)
 
     def weights_changed(self) -> None:
         """Some worker has other weights now: who waited for them may start."""
@@ -457,20 +507,26 @@ class Dispatcher:
             self._shelve(job, self._for_worker[worker])
 
     def _start(self, job: _Job, worker: int) -> None:
+        for duplicate in [stay for stay in job.duplicates if stay.worker == worker]:
+            self._abort(duplicate)
         job.worker, job.destination = worker, None
-        self._empty_s[worker], self._empty_since_s[worker] = self.empty_s(worker), None
+        self._not_empty(worker)
         self._at[worker][job.sample.uid] = job
         self._unfinished[worker] += 1
-        job.stay_tokens = job.max_tokens
+        tokens = job.max_tokens
         if self._rule.chunk_tokens is not None:
             chunk_end = (job.partial.tokens if job.partial else 0) + self._rule.chunk_tokens
-            job.stay_tokens = chunk_end if job.max_tokens is None else min(job.max_tokens, chunk_end)
+            tokens = chunk_end if job.max_tokens is None else min(job.max_tokens, chunk_end)
+        job.stay = own = _Stay(job, worker, tokens)
         job.reserved = self._context_tokens(job)
         self._reserved[worker] += job.reserved
         at, segments = self._workers[worker], job.partial.segments if job.partial else ()
         cached = job.pooled and bool(segments) and segments[-1].policy_version == at.policy_version
-        stay = at.submit(job.sample, job.partial, job.stay_tokens, cached)
-        on_fire(stay, partial(self._stay_ended, job, worker))
+        on_fire(at.submit(job.sample, job.partial, tokens, cached), lambda end: self._stay_ended(own, end))
+
+    def _not_empty(self, worker: int) -> None:
+        """Something comes to the worker."""
+        self._empty_s[worker], self._empty_since_s[worker] = self.empty_s(worker), None
 
     def _context_tokens(self, job: _Job) -> int:
         """What a stay will hold when its chunk ends, if its response does not end before."""
@@ -480,30 +536,76 @@ class Dispatcher:
 
     # From a worker onwards.
 
-    def _stay_ended(self, job: _Job, worker: int, stay: Any) -> None:
+    def _stay_ended(self, stay: _Stay, end: Any) -> None:
         crowded = len(self._queue) > 0  # then nobody had room
-        job.worker = None
-        self._unfinished[worker] -= 1
-        self._reserved[worker] -= job.reserved
-        del self._at[worker][job.sample.uid]
-        if stay.ok:
-            self._go_on_or_back(job, worker, stay.value)
+        job, worker = stay.job, stay.worker
+        room_at = worker
+        if job.stay is stay:
+            self._leave(job)
         else:
-            stay.defused = True
+            self._duplicates[worker].remove(stay)
+            if not self._counts(stay, end):
+                self._tell_if_empty(worker)
+                return
+            job.duplicates.remove(stay)
+            if job.stay is None:
+                self._take_out(job)
+            else:
+                own, room_at = job.stay, job.stay.worker
+                self._leave(job)
+                self._duplicates[room_at].append(own)
+                self._workers[room_at].abort(job.sample)
+        if end.ok:
+            self._go_on_or_back(job, stay, end.value)
+        else:
+            end.defused = True
+            self._abort_duplicates(job)
             del self._jobs[job.sample.uid]
-            job.done.fail(stay.value)
-        self._fill(worker)
+            job.done.fail(end.value)
+        self._fill(room_at)
         if crowded:
-            self._fill_from_queue(worker)
+            self._fill_from_queue(room_at)
         else:
             self._feed()
         self._tell_if_empty(worker)
 
-    def _go_on_or_back(self, job: _Job, left: int, rollout: Rollout) -> None:
-        """What becomes of a job whose stay has ended."""
-        tokens, fate = rollout.tokens, job.fate
+    def _leave(self, job: _Job) -> None:
+        """A job is at its worker no longer."""
+        assert job.worker is not None
+        self._unfinished[job.worker] -= 1
+        self._reserved[job.worker] -= job.reserved
+        del self._at[job.worker][job.sample.uid]
+        job.worker = job.stay = None
+
+    def _counts(self, duplicate: _Stay, end: Any) -> bool:
+        """Whether a duplicate that has ended is the first of its job's stays to come to its end."""
+        job = duplicate.job
+        if duplicate not in job.duplicates:
+            end.defused = True
+            return False
+        if not end.ok or end.value.done:
+            return True
+        cut = duplicate.tokens is not None and end.value.tokens >= duplicate.tokens
+        if not cut or job.fate != "run":
+            job.duplicates.remove(duplicate)
+            return False
+        return True
+
+    def _abort(self, duplicate: _Stay) -> None:
+        duplicate.job.duplicates.remove(duplicate)
+        self._workers[duplicate.worker].abort(duplicate.job.sample)
+
+    def _abort_duplicates(self, job: _Job) -> None:
+        for duplicate in list(job.duplicates):
+            self._abort(duplicate)
+
+    def _go_on_or_back(self, job: _Job, stay: _Stay, rollout: Rollout) -> None:
+        """What becomes of a job one of whose stays has ended."""
+        left, tokens, fate = stay.worker, rollout.tokens, job.fate
         finished = rollout.done or (job.max_tokens is not None and tokens >= job.max_tokens)
-        cut = job.stay_tokens is not None and tokens >= job.stay_tokens
+        cut = stay.tokens is not None and tokens >= stay.tokens
+        if cut:
+            self._abort_duplicates(job)
         if finished or fate == "withdraw" or (fate == "run" and not cut):
             self._hand_back(job, rollout)
             return
@@ -527,7 +629,8 @@ class Dispatcher:
             self._enqueue(job)
 
     def _hand_back(self, job: _Job, rollout: Rollout) -> None:
-        self._recorder.stay_ended(rollout)
+        self._abort_duplicates(job)
+        self._recorder.came_back(rollout)
         if rollout.done:
             self.history.observe(rollout)
             self._queue.observe(rollout)
@@ -545,9 +648,15 @@ class Dispatcher:
                 event.succeed()
 
     def _tell_if_empty(self, worker: int) -> None:
-        if not self._at[worker]:
+        if not self._at[worker] and not self._duplicates[worker]:
             if self._empty_since_s[worker] is None:
                 self._empty_since_s[worker] = self._env.now
+                self._tell_freed(worker)
             told, self._until_empty[worker] = self._until_empty[worker], []
             for event in told:
                 event.succeed()
+
+    def _tell_freed(self, worker: int) -> None:
+        if self._active[worker]:
+            told, self._freed = self._freed, self._env.event()
+            told.succeed(worker)

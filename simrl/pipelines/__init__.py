@@ -12,6 +12,7 @@ import simpy
 from simrl.dispatch import Dispatcher
 from simrl.profile import RolloutTimes
 from simrl.result import Recorder
+from simrl.speculation.best_of_n import BestOfN
 from simrl.trainer import Rewarder, Trainer
 from simrl.worker import RolloutWorker
 from simrl.workload import Workload
@@ -20,7 +21,7 @@ from simrl.workload import Workload
 @dataclass(frozen=True)
 class Stage:
     """Everything a pipeline moves: the clock, the actors, the workload (endless) and how many updates to make. `times` is what
-    was profiled before the run: how long a worker takes for responses of a length."""
+    was profiled before the run: how long a worker takes for responses of a length; `best_of_n` is what freed workers do."""
 
     env: simpy.Environment
     workers: list[RolloutWorker]
@@ -31,6 +32,7 @@ class Stage:
     workload: Workload
     times: RolloutTimes
     steps: int
+    best_of_n: BestOfN | None = None
 
 
 Pipeline = Callable[[Stage], simpy.events.ProcessGenerator]

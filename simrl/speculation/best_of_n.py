@@ -8,6 +8,7 @@ the first of them has it whole; the others' copies are duplicates.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +19,20 @@ from simrl.speculation.specactor import coupled_tgs, renewal_rate
 
 Floats = NDArray[np.float64]
 Execution = Literal["coupled", "decoupled"]
+
+
+@dataclass(frozen=True)
+class BestOfN:
+    """What freed workers do: the drafters there are, how many requests at most a worker drafts for (b_max), the routine that
+    assigns them, and how a duplicate gets its KV cache. `own` is the drafter that all workers begin with, `order` that of the
+    draft ladder, the fastest first; both are known once a scenario is prepared."""
+
+    drafters: tuple[str, ...]
+    most_load: int
+    assignment: Literal["by_drafter", "by_request"]
+    kv: Literal["recompute", "transfer"]
+    own: str = "none"
+    order: tuple[str, ...] = ()
 
 
 class Ladder(NamedTuple):

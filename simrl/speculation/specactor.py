@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+from scipy.optimize import brentq, nnls
 
 from simrl.errors import InputError
 from simrl.profile import TableProfile
@@ -295,3 +295,17 @@ def token_acceptance(accepted: int, misses: int) -> float:
     What follows a wrong token in its window was judged by none, so accepted / drafted would be too low. nan if nothing was.
     """
     return accepted / (accepted + misses) if accepted + misses else math.nan
+
+
+def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float:
+    """The same from what servers count of a request, where misses are not among it: the p at which a window as long as the mean
+    of its drafts has as many tokens accepted as the mean of its verifications, Σ_{1<=j<=w} pʲ = accepted / verifications.
+
+    So requests with windows of different lengths can be compared, which accepted / drafted cannot. nan without verifications.
+    """
+    if not verifications or not drafted:
+        return math.nan
+    if accepted in (0, drafted):
+        return float(accepted > 0)
+    window, tokens = drafted / verifications, accepted / verifications
+    return float(brentq(lambda p: p * (1 - p**window) / (1 - p) - tokens, 0.0, 1.0 - 1e-12))

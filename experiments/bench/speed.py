@@ -24,8 +24,14 @@ from simrl.hardware import gpu, model_shape
 from simrl.profilers.roofline import roofline_profile
 from simrl.scenario import Scenario
 from simrl.simulate import prepare, simulate_prepared
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.decoding import MODEL, RUNS, chains, packed, rules
+from simrl.speculation.draft_times import model_drafts, text_drafts
+from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
+from simrl.speculation.windows import Fixed
 
 LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, kv_blocks=50_000)
+REQUEST_PASSES = 30e6  # of the bars of speculation: passes times the requests that verify a draft in each
 LENGTHS = {"cap_tokens": 16384, "mean_tokens": 5070, "sigma": 0.9, "prompt_share": 0.6}
 
 
@@ -43,10 +49,15 @@ def scenario(name: str, gpus: int, steps: int, prompts_per_step: int, system: di
     )
 
 
+def batches() -> list[list[int]]:
+    """Response tokens of 256 workers × 64 samples."""
+    return np.minimum(np.random.default_rng(0).lognormal(8.25, 0.9, (256, 64)), 16384).astype(int).tolist()
+
+
 def engines_of_a_batch() -> str:
     """256 workers × 64 samples, each engine run to its end, without SimPy."""
     tables = roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables
-    lengths = np.minimum(np.random.default_rng(0).lognormal(8.25, 0.9, (256, 64)), 16384).astype(int).tolist()
+    lengths = batches()
     passes = 0
     for batch in lengths:
         engine = Engine(tables, LIMITS)
@@ -55,6 +66,53 @@ def engines_of_a_batch() -> str:
         engine.run_until_idle()
         passes += engine.totals["passes"]
     return f"{sum(map(sum, lengths)) / 1e6:.0f} M tokens, {passes / 1e6:.1f} M passes"
+
+
+def speculative(source: int) -> tuple[float, str]:
+    """The same responses decoded with drafts of four tokens: of a model, or replayed from runs. Seconds for 30 M times that a
+    request verifies a draft."""
+    tables = roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables
+    lengths = batches()
+    rule = rules(window=Fixed(tokens=4).rule)
+    if source == MODEL:
+        times = model_drafts(model_shape("qwen2.5-0.5b"), gpu("h100"))
+        decoding = chains(rule, times, ModelAcceptance(by_position=(0.75, 0.7, 0.65)))
+    else:
+        runs = runs_of(sum(map(sum, lengths)))
+        decoding = chains(rule, text_drafts())._replace(runs=packed(runs))
+    verified = 0
+
+    def run() -> str:
+        nonlocal verified
+        verified, accepted, offset = 0, 0, 0
+        for batch in lengths:
+            engine = Engine(tables, LIMITS, decoding)
+            slots = []
+            for tokens in batch:
+                slots.append(engine.submit(512, tokens))
+                engine.draft_from(slots[-1], source, offset)
+                offset += tokens
+            engine.run_until_idle()
+            drafted = [engine.drafted(slot) for slot in slots]
+            accepted += sum(d[1] for d in drafted)
+            verified += sum(d[2] for d in drafted)
+        return f"{verified / 1e6:.0f} M in truth, {1 + accepted / verified:.1f} tokens each"
+
+    seconds, what = measure(run, 3)
+    return seconds * REQUEST_PASSES / verified, what
+
+
+def runs_of(tokens: int) -> AcceptRuns:
+    """Drafts of which each token is right with 85 %, for every place of so many tokens."""
+    rng = np.random.default_rng(1)
+    accepted = np.empty(tokens, dtype=np.uint8)
+    for start in range(0, tokens, 1_000_000):  # all at once would take gigabytes
+        part = accepted[start : start + 1_000_000]
+        wrong = np.flatnonzero(rng.random(part.size) >= 0.85)
+        places = np.arange(part.size)
+        next_wrong = np.r_[wrong, part.size][np.searchsorted(wrong, places)]
+        part[:] = np.minimum(next_wrong - places, MOST_DRAFT_TOKENS)
+    return AcceptRuns(np.zeros(1, dtype=np.int64), np.full(tokens, MOST_DRAFT_TOKENS, dtype=np.uint8), accepted)
 
 
 def one_long_queue() -> str:
@@ -124,6 +182,9 @@ def main(
     rows.insert(2, {"what": f"one more step of one-step-off ({what})", "value": seconds, "unit": "s", "bar": 1.0})
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     rows.append({"what": "peak RSS of all that", "value": rss, "unit": "GB", "bar": 1.0})
+    for name, source, bar_s in (("acceptance from a model", MODEL, 1.5), ("replay of recorded runs", RUNS, 0.5)):
+        seconds, what = speculative(source)
+        rows.append({"what": f"30 M verified drafts, {name} ({what})", "value": seconds, "unit": "s", "bar": bar_s})
     rows.append({"what": "second process: start to first passes", "value": second_process_s(), "unit": "s", "bar": 1.5})
     if as_json:
         print(json.dumps(rows, indent=1))

@@ -441,6 +441,10 @@ def _speculative_stretch(
     # P(the first j + 1 levels of a draft are accepted), of each arm from the pass on that first needs it.
     likely = np.empty((d.log_acceptances.shape[0], n, d.log_acceptances.shape[1]))
     is_known = np.zeros(likely.shape[0], dtype=np.bool_)
+    round_s, step_s = np.empty(likely.shape[0]), np.empty(likely.shape[0])
+    for arm in range(likely.shape[0]):
+        round_s[arm] = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
+        step_s[arm] = interpolate(d.draft_sequences, d.step_s[arm], float(proposing))
 
     grid = tables.decode_kv_tokens
     row = np.empty(grid.shape[0])
@@ -515,8 +519,7 @@ def _speculative_stretch(
             + tables.between_passes_s
         )
         if proposing > 0:
-            round_s = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
-            pass_seconds += round_s + levels * interpolate(d.draft_sequences, d.step_s[arm], float(proposing))
+            pass_seconds += round_s[arm] + levels * step_s[arm]
             remember(gauges, drafted_of_pass, accepted_of_pass)
         now_s += slowdown * pass_seconds
         if trees:

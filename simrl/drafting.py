@@ -1,8 +1,9 @@
 """Drafting: from what each sample's drafts come, in one simulation of one method of speculation.
 
-Invariant: who drafts from what is decided when a sample begins at a worker, from what was finished by then. An index of the
-history is there once the prompt's epoch is complete and its builders were done; nobody drafts from a response that is yet to
-come, though the trace knows it.
+Invariant: who drafts from what is decided when a sample begins at a worker, from what was finished by then, and anew only where
+other weights make the worker change its drafter; siblings lend what they have so far. An index of the history is there once
+the prompt's epoch is complete and its builders were done; nobody drafts from a response that is yet to come, though the trace
+knows it.
 
 `plan_drafting` looks at a scenario before anything runs: what the drafter takes of each worker (memory, GPUs), and where its
 numbers come from. `Drafting` is what workers ask while it runs.
@@ -13,12 +14,13 @@ from __future__ import annotations
 import heapq
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from simrl.engine import Engine
 from simrl.errors import InputError
@@ -61,6 +63,7 @@ from simrl.trace import Response, Sample, Trace
 
 Ints = NDArray[np.int64]
 PREDICTED_RESPONSES = 64  # drawn from a run model, to say what siblings accept
+MOST_LN_DRIFT = 10.0  # more than `ModelAcceptance` allows does not matter
 MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
 MOST_PLANNED_WINDOW = 16  # Algorithm 1 tries no larger one; verifications that long are dearer than what they bring
 
@@ -79,6 +82,7 @@ class DraftPlan:
     kv_bytes_per_token: float
     facts: dict[str, Any]
     tree_times: tuple[DraftTimes, ...] = ()  # of each strategy
+    siblings_faster_beyond: float = np.inf  # so much drift
 
     @property
     def first_version(self) -> int:
@@ -104,7 +108,7 @@ def plan_drafting(
     kv_tokens = typical_context(trace)
     facts: dict[str, Any] = {"method": speculation.label, "drafter": speculation.drafter}
     has_ids = "response_ids" in trace.table.column_names
-    acceptance, plan, graphs = None, None, 0.0
+    acceptance, plan, graphs, faster_beyond = None, None, 0.0, np.inf
     tree_times: tuple[DraftTimes, ...] = ()
     if speculation.drafter == "model":
         acceptance = inputs.acceptance_of(speculation)
@@ -115,6 +119,13 @@ def plan_drafting(
                 _model_times(speculation, target, gpu, tp, kv_tokens, strategy.topk)
                 for strategy in speculation.strategies.strategies
             )
+        if speculation.model_free is not None:
+            faster_beyond = siblings_faster_beyond(speculation, inputs, acceptance, tree_times, profile, kv_tokens)
+            facts["model_free"] = {
+                "before_version": speculation.model_free.before_version,
+                "beyond_drift": faster_beyond if faster_beyond < np.inf else None,
+                "runs": inputs.runs_of("siblings").model_dump(),
+            }
         if speculation.graphs and speculation.strategies:
             graphs = graph_bytes(speculation.graphs, target, speculation.strategies.strategies)
             facts["graph_bytes"] = graphs
@@ -149,6 +160,7 @@ def plan_drafting(
         kv_bytes_per_token=times.kv_bytes_per_token_per_gpu if own else 0.0,
         facts=facts,
         tree_times=tree_times,
+        siblings_faster_beyond=faster_beyond,
     )
 
 
@@ -287,9 +299,8 @@ class Drafting:
         if plan.speculation.drafter == "old_response":
             self._old = whole_response_runs(trace)
         kv_tokens = typical_context(trace)
-        self._slower = learned_is_slower(plan, profile, kv_tokens)
         worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
-        falls_back = plan.first_version > 0 or self._slower(worst)
+        falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
         if plan.speculation.drafter == "siblings" or falls_back:
             if _has_ids(trace):
                 self._siblings = read_only(sibling_index(trace))
@@ -364,8 +375,8 @@ class Drafting:
         if self._model_free is None or self._acceptance is None:
             return self._own
         missing = policy_version < self._plan.first_version
-        slower = self._slower(self._acceptance.drift(self._updates_behind(policy_version)))
-        return self._model_free if missing or slower else self._own
+        drift = self._acceptance.drift(self._updates_behind(policy_version))
+        return self._model_free if missing or drift > self._plan.siblings_faster_beyond else self._own
 
     def _budget(self, sample: Sample) -> int | None:
         """DAS: the window by what the prompt's responses were."""
@@ -394,32 +405,43 @@ def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace,
     return draw_trace_runs(model, trace, seed, speculation.epochs_back)
 
 
-def learned_is_slower(plan: DraftPlan, profile: TableProfile, kv_tokens: int) -> Callable[[float], bool]:
-    """Whether a learned drafter whose acceptance has drifted so far is predicted to be slower than drafts from siblings, where
-    the method asks: by the tokens a second of one response of typical length, with the best of the trees for it. What siblings
-    accept is what the scenario's run model says, also on a trace with token ids, which nobody has before the run."""
-    speculation = plan.speculation
-    if speculation.model_free is None or not speculation.model_free.if_slower:
-        return lambda drift: False
-    assert plan.acceptance is not None and speculation.strategies is not None
+def siblings_faster_beyond(
+    speculation: Speculation,
+    inputs: SpeculationInputs,
+    acceptance: ModelAcceptance,
+    tree_times: Sequence[DraftTimes],
+    profile: TableProfile,
+    kv_tokens: int,
+) -> float:
+    """The drift of a learned drafter's acceptance beyond which drafts from siblings are predicted to be faster; infinite where
+    they never are, or the method does not ask.
+
+    By the tokens a second of one response of typical length, drafted with the best of the trees for it. What siblings accept
+    is what the scenario's run model says, also on a trace with token ids, which nobody has before the run."""
+    if speculation.strategies is None or speculation.model_free is None or not speculation.model_free.if_slower:
+        return np.inf
     most = max(strategy.tokens_to_verify for strategy in speculation.strategies.strategies)
     arms = [
         (
-            tree_log_acceptances(plan.acceptance, strategy),
+            tree_log_acceptances(acceptance, strategy),
             profile.verify_s(1, strategy.tokens_to_verify - 1, kv_tokens) + times.draft_s(1, strategy.draft_depth),
         )
-        for strategy, times in zip(speculation.strategies.strategies, plan.tree_times, strict=True)
+        for strategy, times in zip(speculation.strategies.strategies, tree_times, strict=True)
         if strategy.tokens_to_verify == most
     ]
-    lengths = np.full(PREDICTED_RESPONSES, round(plan.inputs.runs_of("siblings").typical_tokens))
-    runs = draw_runs(plan.inputs.runs_of("siblings"), lengths, np.arange(PREDICTED_RESPONSES))
-    window = speculation.window.rule
-    passes = run_passes(runs, lengths, window)
-    from_siblings = passes.accept_length / (
-        profile.verify_s(1, int(passes.drafted.sum()) / int(passes.passes.sum()), kv_tokens)
-        + text_drafts().draft_s(1, window.most_tokens)
-    )
-    return lambda drift: max(accept_length(logs * drift) / seconds for logs, seconds in arms) < from_siblings
+    model, window = inputs.runs_of("siblings"), speculation.window.rule
+    lengths = np.full(PREDICTED_RESPONSES, max(round(model.typical_tokens), 2))
+    passes = run_passes(draw_runs(model, lengths, np.arange(PREDICTED_RESPONSES)), lengths, window)
+    drafted = float(passes.drafted.sum() / passes.passes.sum())
+    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts().draft_s(1, window.most_tokens)
+    from_siblings = passes.accept_length / pass_s
+
+    def gain(ln_drift: float) -> float:
+        return max(accept_length(logs * np.exp(ln_drift)) / seconds for logs, seconds in arms) - from_siblings
+
+    if gain(0.0) < 0:
+        return 0.0
+    return float(np.exp(brentq(gain, 0.0, MOST_LN_DRIFT))) if gain(MOST_LN_DRIFT) < 0 else np.inf
 
 
 def _has_ids(trace: Trace) -> bool:

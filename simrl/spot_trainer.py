@@ -3,7 +3,8 @@ the rules, without a clock, are `simrl.speculation.drafter_training`).
 
 Invariant: a worker trains only from the moment that it has nothing to serve to the moment that anything else wants its GPUs,
 so training delays nothing. Weights of version v always come with the drafter as it was saved when v was made, whichever
-worker loads them, and whenever: inside a rollout nothing changes.
+worker loads them, and whenever: inside a rollout nothing changes, and what is trained in one is first used in the next (as in
+the public code, which pushes the drafter's weights into the engines after the policy's).
 
 Nothing to serve means no sample at all: a worker whose samples all wait for an environment holds their KV cache, and TLT's
 workers train when that memory is released. Where rollout and training share GPUs, a session ends when the last worker has

@@ -164,6 +164,7 @@ class SimulatedWorker:
         self._commands: list[Callable[[], None]] = []
         self._loads: deque[tuple[LoadMode, int, simpy.Event]] = deque()
         self._plan = 0
+        self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
         self._tokens_before = 0
@@ -399,10 +400,9 @@ class SimulatedWorker:
 
     def _has_weights(self, version: int) -> None:
         self.policy_version = version
-        if self._drafting is not None:
-            if self._drafting.weights_loaded(self.engine, version):
-                for slot, stay in self._in_slot.items():
-                    self._drafting.give(self.engine, slot, stay.sample, stay.response, self._env.now)
+        if self._drafting is not None and self._drafting.weights_loaded(self.engine, version):
+            for slot, stay in self._in_slot.items():
+                self._drafting.give(self.engine, slot, stay.sample, stay.response, self._env.now)
 
     # Drafters, and how far a stay is.
 
@@ -577,10 +577,10 @@ class SimulatedWorker:
     def _notify(self, notice: Callable[[SpotTrainer, float], None], now_s: float | None = None) -> None:
         """Tells the spot trainer, where there is one, at the boundary at which the engine stands. The clock may round two
         notices of one instant apart, so they are told in the order in which they were made."""
-        if self._drafting is None or self._drafting.spot is None:
+        if self._spot is None:
             return
         at_s = self.engine.now_s if now_s is None else now_s
-        self._notices.append(partial(notice, self._drafting.spot, at_s))
+        self._notices.append(partial(notice, self._spot, at_s))
         call_at(self._env, at_s, lambda: self._notices.popleft()())
 
     def _notify_if_idle(self, now_s: float | None = None) -> None:

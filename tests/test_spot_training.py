@@ -232,8 +232,8 @@ def test_two_runs_are_identical():
 )
 def test_with_any_system_every_gpu_second_is_in_one_span_and_nobody_trains_while_serving(system: str):
     training = {"every_updates": 1, "iteration_s": 0.05}
-    config = on_gpus(system, tlt(**FEW, training=training), 3, steps=3)
-    watched = watch(prepared(config))
+    # The learned drafter comes with the first update, where rollouts do not end in the middle of responses.
+    watched = watch(prepared(on_gpus(system, tlt(**FEW, drafter_from_update=1, training=training), 3, steps=3)))
     assert_nothing_is_lost(watched)
     behind = watched.result.metadata["drafter_updates_behind"]
     assert len(behind) >= 4 and all(b <= v for v, b in enumerate(behind))
@@ -335,6 +335,34 @@ def test_graphs_of_the_strategies_come_out_of_the_kv_cache_and_buckets_leave_mor
             more_bytes = ready.drafts.facts["graph_bytes"] - graph_bytes
     assert tokens["vanilla"] < tokens["bucketed"] < tokens["one"] < tokens["plain"]
     assert (tokens["bucketed"] - tokens["vanilla"]) * kv_bytes == pytest.approx(more_bytes, rel=1e-3)
+
+
+def test_with_the_bandit_a_worker_tries_more_than_one_tree():
+    config = on_gpus("verl_colocated", tlt(threshold=100, patience=1), 1, steps=3)
+    watched = watch(prepared(config))
+    bandit = watched.workers[0].engine._bandit
+    per_verification = {
+        row["drafted_tokens"] / row["verifications"] for row in rows(watched.result.samples) if row["verifications"]
+    }
+    assert len(per_verification) > 1 and 15 <= min(per_verification) <= max(per_verification) <= 63
+    assert watched.prepared.drafts.tree_times and bandit is not None
+
+
+def test_running_samples_change_over_to_a_drafter_that_comes_with_new_weights():
+    whole = trace([[[(4, 30), (4, 300)], [(4, 40), (4, 260)]]] * 6)
+    config = on_gpus("areal", tlt(**FEW, adaptive=False, drafter_from_update=2), 1, steps=5)
+    result = simulate_prepared(prepared(config, whole))
+    segments: defaultdict[int, set[int]] = defaultdict(set)
+    for segment in rows(result.segments):
+        segments[segment["uid"]].add(segment["policy_version"])
+    per_verification = {
+        row["uid"]: row["drafted_tokens"] / row["verifications"] for row in rows(result.samples) if row["verifications"]
+    }
+    before = [drafted for uid, drafted in per_verification.items() if max(segments[uid]) < 2]
+    across = [drafted for uid, drafted in per_verification.items() if min(segments[uid]) < 2 <= max(segments[uid])]
+    after = [drafted for uid, drafted in per_verification.items() if min(segments[uid]) >= 2]
+    assert max(before) <= 8 and min(after) > 40
+    assert across and all(8 < drafted < 47 for drafted in across)
 
 
 def test_host_time_of_a_round_makes_drafting_slower():

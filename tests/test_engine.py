@@ -158,7 +158,9 @@ class SameDraws:
 
 
 def drafting_s(round_s, step_s):
-    return DraftTimes(np.array([1.0, 64.0]), np.full(2, round_s), np.full(2, step_s), 0, 0, "assumed", "a test")
+    return DraftTimes(
+        np.array([1.0, 64.0]), np.full(2, 1.0 * round_s), np.full(2, 1.0 * step_s), 0, 0, "assumed", "a test"
+    )
 
 
 def phrases(rng, tokens):

@@ -40,6 +40,7 @@ class Request:
     old_accepted: int = 0
     drafted_total: int = 0
     accepted_total: int = 0
+    stood: int = 0  # in the present pass
     verifications: int = 0
 
     @property
@@ -182,7 +183,7 @@ class ReferenceEngine:
             return False
         if self.rules.elastic is not None:
             return self.speculates
-        rate = self.late_accepted / self.late_drafted if self.late_drafted else 1.0
+        rate = self.late_accepted / self.late_drafted if self.late_drafted >= 1.0 else 1.0
         return self.rules.gate is None or self.rules.gate(rate, len(self.running))
 
     def drafts(self, request: Request) -> bool:
@@ -223,7 +224,8 @@ class ReferenceEngine:
         plan: list[tuple[Request, int]] = []
         free = self.free_blocks
         preempted = False
-        drafting = [r for r in self.running if self.drafts(r)] if self.opened() else []
+        opened = self.opened()
+        drafting = [r for r in self.running if self.drafts(r)] if opened else []
         for request in self.running:
             request.proposal = None
         draft_s = 0.0
@@ -290,6 +292,7 @@ class ReferenceEngine:
             if request.computed == request.known + drafted:
                 ahead = min(request.stop_at or request.response, request.response) - request.generated
                 gain = min(1 + (accepted if drafted else request.old_accepted), ahead)
+                request.stood = min(accepted, ahead)
                 if request.generated == 0:
                     request.first_token_s = self.now_s
                 request.generated += gain
@@ -302,7 +305,7 @@ class ReferenceEngine:
             assert self.rules is not None and request.proposal is not None
             drafted, accepted = request.proposal
             request.drafted_total += drafted
-            request.accepted_total += accepted
+            request.accepted_total += request.stood
             request.verifications += drafted > 0
             self.late_drafted += drafted
             self.late_accepted += accepted
@@ -310,7 +313,8 @@ class ReferenceEngine:
                 in_trees.append(accepted)
             else:
                 request.window = self.rules.window(request.window, drafted, accepted)
-        if verified:
+        gated = self.rules is not None and self.rules.gate is not None and not opened
+        if verified or gated:
             self.late_drafted *= 63 / 64
             self.late_accepted *= 63 / 64
         if in_trees:

@@ -85,8 +85,9 @@ def test_speculation_changes_when_tokens_come_and_never_which(name):
     assert plain.steps.column("response_tokens") == other.steps.column("response_tokens")
     for row in rows(other.samples):
         assert 0 <= row["accepted_tokens"] <= row["drafted_tokens"]
-        assert row["accepted_tokens"] < row["generated_tokens"]
-        assert row["verifications"] <= row["generated_tokens"] - row["accepted_tokens"]
+        assert row["accepted_tokens"] < max(row["generated_tokens"], 1)
+        # The last draft of a response may leave no room for a bonus token.
+        assert row["verifications"] <= row["generated_tokens"] - row["accepted_tokens"] + 1
 
 
 def test_the_whole_old_response_is_verified_once_and_the_rest_decoded():

@@ -54,6 +54,7 @@ from simrl.speculation.decoding import (
     AHEAD,
     AT,
     BANDIT_KEY,
+    BATCH,
     DECODES,
     DRAFTED,
     DRAFTED_TOTAL,
@@ -63,6 +64,7 @@ from simrl.speculation.decoding import (
     ELASTIC_STATE,
     GATE,
     IN_VERIFICATION,
+    LEFT,
     MODEL,
     NONE,
     OLD_ACCEPTED,
@@ -81,6 +83,7 @@ from simrl.speculation.decoding import (
     Decoding,
     draft,
     gate_opens,
+    passes_to_next_try,
     remember,
     window_rule,
 )
@@ -230,6 +233,7 @@ def _propose(
         drafts[ACCEPTED, slot] = 0
         decodes = slots[GENERATED, slot] > 0 and known_tokens(slots, drafts, slot) - slots[COMPUTED, slot] == 1
         drafts[PROPOSED, slot] = speculates and decodes and drafts[SOURCE, slot] != NONE
+        drafts[LEFT, slot] = slots[STOP_AT, slot] - slots[GENERATED, slot]
         proposing += drafts[PROPOSED, slot]
         modelled += drafts[PROPOSED, slot] == 1 and drafts[SOURCE, slot] == MODEL
     trees = d.rule[TREES] == 1 and modelled > 0
@@ -301,7 +305,7 @@ def _learn(
         else:
             drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)
         drafts[DRAFTED_TOTAL, slot] += drafted
-        drafts[ACCEPTED_TOTAL, slot] += accepted
+        drafts[ACCEPTED_TOTAL, slot] += min(accepted, drafts[LEFT, slot])
         drafts[VERIFICATIONS, slot] += drafted > 0
         drafted_of_pass += drafted
         accepted_of_pass += accepted
@@ -495,7 +499,7 @@ def _speculative_stretch(
                     levels = max(levels, drafted)
                 if drafted > 0:
                     totals[0, i] += drafted
-                    totals[1, i] += accepted
+                    totals[1, i] += min(accepted, end_at[i] - has)
                     totals[2, i] += 1
                     drafted_of_pass += drafted
                     accepted_of_pass += accepted
@@ -679,6 +683,8 @@ def run_speculative(
         if passes > 0 and not (speculates and _any_source(slots, drafts, counters)):
             if rule[GATE] == ELASTIC and n <= rule[THRESHOLD]:
                 passes = min(passes, max(rule[PATIENCE] - flags[ELASTIC_STATE], 1))
+            elif rule[GATE] == BATCH and not speculates:
+                passes = passes_to_next_try(gauges, passes)
             now_s = _decode_stretch(slots, counters, now_s, tables, limits, slowdown, passes, until_s)
         elif (
             passes > 0
@@ -711,6 +717,9 @@ def run_speculative(
             _learn(slots, drafts, counters, gauges, bandit, d, arm, now_s - before_s)
         batch = counters[N_RUNNING]
         stop(slots, times, counters, now_s)
+        if rule[GATE] == BATCH and not speculates:
+            for _ in range(counters[PASSES] - passes_before):
+                remember(gauges, 0, 0)
         if rule[GATE] == ELASTIC and flags[ELASTIC_STATE] != ELASTIC_ON and counters[PREFILL_TOTAL] == prefill_before:
             for _ in range(counters[PASSES] - passes_before):
                 flags[ELASTIC_STATE] = next_elastic(flags[ELASTIC_STATE], batch, rule[THRESHOLD], rule[PATIENCE])

@@ -247,6 +247,16 @@ def remember(gauges: Floats, drafted: int, accepted: int) -> None:
 
 
 @njit(cache=True)
+def passes_to_next_try(gauges: Floats, most: int) -> int:
+    """Of passes without drafts, at most so many: those after which too little of the drafts of late is remembered."""
+    late, passes = gauges[LATE_DRAFTED], 0
+    while late >= 1.0 and passes < most:
+        late *= 1.0 - 1.0 / MEMORY_PASSES
+        passes += 1
+    return max(passes, 1)
+
+
+@njit(cache=True)
 def gate_opens(rule: Ints, gate_batch: Ints, flags: Ints, gauges: Floats, batch: int) -> bool:
     """Whether a pass over `batch` running requests verifies drafts (`simrl.speculation.gates`)."""
     if rule[GATE] == BATCH:

@@ -5,7 +5,8 @@ Invariant: a gate looks at the running batch and at what became of earlier draft
 HistoSpec (RhymeRL, arXiv 2508.18588, §5.4) profiles beforehand up to which batch speculating pays at each acceptance rate, and
 stops while the batch is larger. Its acceptance rate is accepted over drafted tokens, so a pass yields 1 + rate × drafted tokens
 of each response, whatever the distribution behind it; how many are drafted follows from the window's rule. While the gate is
-shut nothing is learnt: the estimate stays as it was last, and what opens the gate again is a smaller batch.
+shut nothing is learnt, and what was is forgotten pass by pass: a smaller batch opens the gate again, or that too little is
+remembered to keep it shut, and then it tries anew. (The paper does not say how a worker that has stopped finds out.)
 
 TLT (arXiv 2511.16665, §5.1; code fastrl) speculates once few requests are left, and then to the end of the rollout.
 """
@@ -115,8 +116,9 @@ def _stationary(rule: WindowRule, p: Floats) -> tuple[Floats, Floats]:
 @njit(cache=True)
 def gate_allows(thresholds: Ints, late_drafted: float, late_accepted: float, batch: int) -> bool:
     """Whether a pass over `batch` running requests speculates, by `batch_gate` and the tokens drafted and accepted of late
-    (counts that may fade, so floats). Before any draft acceptance counts as perfect: without a try nothing is learnt."""
-    rate = late_accepted / late_drafted if late_drafted > 0.0 else 1.0
+    (counts that fade, so floats). With less than one draft token of late, acceptance counts as perfect: without a try nothing
+    is learnt."""
+    rate = late_accepted / late_drafted if late_drafted >= 1.0 else 1.0
     return batch <= thresholds[int(rate * (RATES - 1) + 0.5)]
 
 

@@ -57,7 +57,8 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     speculation               the method, and its parameters; "none" for plain decoding
     acceptance_rate           accepted draft tokens / drafted ones, of all samples from the start on; None without drafts
     speculation_rate          share of all generated tokens that came from drafts
-    accept_length             tokens that a pass with a draft yields, the bonus token included; None without drafts
+    accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
+                              without drafts
     """
     start_s, end_s = window(result, warmup_steps)
     seconds = end_s - start_s
@@ -102,16 +103,16 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
 
 
 def _speculation(result: Result) -> dict[str, Any]:
-    generated, drafted, accepted, verifications = (
+    generated, drafted, accepted, verifications, verified = (
         int(result.samples.column(name).to_numpy().sum())
-        for name in ("generated_tokens", "drafted_tokens", "accepted_tokens", "verifications")
+        for name in ("generated_tokens", "drafted_tokens", "accepted_tokens", "verifications", "verified_tokens")
     )
     facts = result.metadata.get("speculation")
     return {
         "speculation": facts["method"] if facts else "none",
         "acceptance_rate": accepted / drafted if drafted else None,
         "speculation_rate": accepted / max(generated, 1),
-        "accept_length": 1 + accepted / verifications if verifications else None,
+        "accept_length": verified / verifications if verifications else None,
     }
 
 

@@ -20,7 +20,8 @@ class Rollout(NamedTuple):
     """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one, `reward`
     before it is scored. The first `carried_tokens` were generated for a step that then went on without the sample.
     In a rollout of several turns, `observation_tokens` came from the environment, which has answered at `environment_until_s`.
-    With speculation, `drafted_tokens` were verified for it in `verifications` passes, and `accepted_tokens` of them stood.
+    With speculation, `drafted_tokens` were verified for it in `verifications` passes, `accepted_tokens` of them stood, and
+    these passes yielded `verified_tokens`.
     `token_ids` where tokens are real."""
 
     sample: Sample
@@ -34,6 +35,7 @@ class Rollout(NamedTuple):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verifications: int = 0
+    verified_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
 
     @property

@@ -550,14 +550,16 @@ class SimulatedWorker:
             observation_tokens=stay.observation_tokens,
             environment_until_s=stay.environment_until_s,
         )
-        drafted, accepted, verifications = 0, 0, 0
+        drafted, accepted, verifications, verified = 0, 0, 0, 0
         if self._drafting is not None and stay.slot is not None:
             drafted, accepted, verifications = self.engine.drafted(stay.slot)
+            verified = self.engine.verified_tokens(stay.slot)
         before = stay.partial or rollout
         return rollout._replace(
             drafted_tokens=before.drafted_tokens + drafted,
             accepted_tokens=before.accepted_tokens + accepted,
             verifications=before.verifications + verifications,
+            verified_tokens=before.verified_tokens + verified,
         )
 
     def _close_segment(self, stay: _Stay, now_s: float) -> None:

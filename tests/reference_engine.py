@@ -40,7 +40,9 @@ class Request:
     old_accepted: int = 0
     drafted_total: int = 0
     accepted_total: int = 0
+    verified_total: int = 0
     stood: int = 0  # in the present pass
+    gained: int = 0
     verifications: int = 0
 
     @property
@@ -292,7 +294,7 @@ class ReferenceEngine:
             if request.computed == request.known + drafted:
                 ahead = min(request.stop_at or request.response, request.response) - request.generated
                 gain = min(1 + (accepted if drafted else request.old_accepted), ahead)
-                request.stood = min(accepted, ahead)
+                request.stood, request.gained = min(accepted, ahead), gain
                 if request.generated == 0:
                     request.first_token_s = self.now_s
                 request.generated += gain
@@ -307,6 +309,7 @@ class ReferenceEngine:
             request.drafted_total += drafted
             request.accepted_total += request.stood
             request.verifications += drafted > 0
+            request.verified_total += request.gained if drafted else 0
             self.late_drafted += drafted
             self.late_accepted += accepted
             if request.key is not None and arm.tree is not None:

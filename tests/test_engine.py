@@ -249,6 +249,7 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
                 assert engine.first_token_s(slot) == pytest.approx(first_s, rel=1e-9, nan_ok=True)
                 r = requests[by_slot[slot]]
                 assert engine.drafted(slot) == (r.drafted_total, r.accepted_total, r.verifications)
+                assert engine.verified_tokens(slot) == r.verified_total
                 del slots[by_slot[slot]]
             elif kind == PAUSE:
                 paused.append(by_slot[slot])

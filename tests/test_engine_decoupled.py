@@ -85,5 +85,6 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigu
     for slot, request in zip(slots, theirs, strict=True):
         assert ended[slot] - start_s == pytest.approx(request.ended_s, rel=1e-9, abs=1e-12)
         assert engine.drafted(slot)[1:] == (request.accepted, request.verifications)
+        assert engine.verified_tokens(slot) == request.accepted + request.misses + request.bonuses
     assert engine.free_blocks == ROOMY.kv_blocks
     assert int(engine._gauges[DRAFT_TOKENS]) >= worker.drafted  # the engine counts abandoned passes too

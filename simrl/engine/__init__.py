@@ -83,6 +83,7 @@ from simrl.speculation.decoding import (
     SOURCE,
     TREES,
     VERIFICATIONS,
+    VERIFIED_TOTAL,
     WINDOW,
     WINDOW_START,
     Decoding,
@@ -282,6 +283,10 @@ class Engine:
         """Of a request, also an ended one until its slot is used again: tokens drafted, accepted, and passes that verified."""
         total: list[int] = self._drafts[DRAFTED_TOTAL : VERIFICATIONS + 1, slot].tolist()
         return total[0], total[1], total[2]
+
+    def verified_tokens(self, slot: int) -> int:
+        """The tokens that those passes yielded it, bonus tokens and corrections included."""
+        return self._drafts.item(VERIFIED_TOTAL, slot)
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
         """Sets the next stop of a request, in place of the one before: the boundary at which it has `tokens` of its response.

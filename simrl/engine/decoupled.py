@@ -60,6 +60,7 @@ from simrl.speculation.decoding import (
     RIGHT,
     SOURCE,
     VERIFICATIONS,
+    VERIFIED_TOTAL,
     WINDOW,
     WINDOW_START,
     Decoding,
@@ -184,6 +185,7 @@ def _verified(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Deco
         drafts[ACCEPTED_TOTAL, slot] += accepted
         drafts[MISSES_TOTAL, slot] += missed
         drafts[VERIFICATIONS, slot] += 1
+        drafts[VERIFIED_TOTAL, slot] += slots[GENERATED, slot] - (slots[STOP_AT, slot] - left)
         drafted_of_pass += window
         accepted_of_pass += accepted
         before, generated = slots[STOP_AT, slot] - left, slots[GENERATED, slot]

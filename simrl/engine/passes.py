@@ -78,6 +78,7 @@ from simrl.speculation.decoding import (
     THRESHOLD,
     TREES,
     VERIFICATIONS,
+    VERIFIED_TOTAL,
     WINDOW,
     WINDOW_MOST,
     Decoding,
@@ -306,7 +307,9 @@ def _learn(
             drafts[WINDOW, slot] = next_window(rule, drafts[WINDOW, slot], drafted, accepted)
         drafts[DRAFTED_TOTAL, slot] += drafted
         drafts[ACCEPTED_TOTAL, slot] += min(accepted, drafts[LEFT, slot])
-        drafts[VERIFICATIONS, slot] += drafted > 0
+        if drafted > 0:
+            drafts[VERIFICATIONS, slot] += 1
+            drafts[VERIFIED_TOTAL, slot] += min(1 + accepted, drafts[LEFT, slot])
         drafted_of_pass += drafted
         accepted_of_pass += accepted
     if proposed > 0:
@@ -435,7 +438,7 @@ def _speculative_stretch(
     end_at = slots[STOP_AT][batch]
     room = slots[BLOCKS][batch] * size - slots[COMPUTED][batch] + generated  # generated tokens that its blocks hold
     before = generated.copy()
-    totals = np.zeros((3, n), dtype=np.int64)
+    totals = np.zeros((4, n), dtype=np.int64)
     proposing, modelled, from_siblings = 0, 0, False
     for i in range(n):
         proposing += source[i] != NONE
@@ -501,6 +504,7 @@ def _speculative_stretch(
                     totals[0, i] += drafted
                     totals[1, i] += min(accepted, end_at[i] - has)
                     totals[2, i] += 1
+                    totals[3, i] += min(1 + accepted, end_at[i] - has)
                     drafted_of_pass += drafted
                     accepted_of_pass += accepted
             if has + 1 + drafted > room[i]:
@@ -537,7 +541,7 @@ def _speculative_stretch(
         slots[GENERATED, slot] = generated[i]
         slots[BLOCKS, slot] = (room[i] + slots[COMPUTED, slot] - generated[i]) // size
         drafts[WINDOW, slot] = window[i]
-        for j in range(3):
+        for j in range(4):
             drafts[DRAFTED_TOTAL + j, slot] += totals[j, i]
     counters[FREE_BLOCKS] = free
     counters[PASSES] += done

@@ -36,12 +36,13 @@ Floats = NDArray[np.float64]
 # row of the trace), its window; whether it drafts for the present pass, how many tokens, and how many of them are accepted; the
 # old response that is verified as a whole and how much of it stands ...
 SOURCE, AT, WINDOW, PROPOSED, DRAFTED, ACCEPTED, OLD_TOKENS, OLD_ACCEPTED = range(8)
-# ... and totals: tokens drafted, tokens accepted, passes that verified a draft, drafts with a wrong token (decoupled only).
-DRAFTED_TOTAL, ACCEPTED_TOTAL, VERIFICATIONS, MISSES_TOTAL = range(8, 12)
+# ... and totals: tokens drafted, tokens accepted, passes that verified a draft, tokens that these passes
+# yielded, drafts with a wrong token (decoupled only).
+DRAFTED_TOTAL, ACCEPTED_TOTAL, VERIFICATIONS, VERIFIED_TOTAL, MISSES_TOTAL = range(8, 13)
 # Where drafting is decoupled: whether a request is coupled all the same; tokens drafted ahead, and those in verification, of
 # which the first are right; tokens that it may still gain; whether the drafter works for it now, and may.
-COUPLED, AHEAD, IN_VERIFICATION, RIGHT, LEFT, DRAFTING, DECODES = range(12, 19)
-ROWS = 19
+COUPLED, AHEAD, IN_VERIFICATION, RIGHT, LEFT, DRAFTING, DECODES = range(13, 20)
+ROWS = 20
 
 # Kinds of sources.
 NONE, RUNS, MODEL, SIBLINGS = range(4)

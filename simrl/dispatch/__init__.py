@@ -428,6 +428,12 @@ class Dispatcher:
             room &= (self._unfinished == 0) | (self._reserved + chunk <= self._kv_tokens)
         return room
 
+    def _load(self) -> NDArray[np.int64]:
+        """What each worker has, as rules see it: duplicates take no room from samples, but samples go where there are none."""
+        if not any(self._duplicates):
+            return self._unfinished
+        return self._unfinished + np.array([len(stays) for stays in self._duplicates])
+
     def _room(self) -> int:
         """How many samples may be placed at once; one after the other where it depends on their lengths."""
         if self._kv_tokens is not None:
@@ -488,7 +494,7 @@ class Dispatcher:
                         self._shelve(job, self._too_new)
                     break
                 samples = [job.sample for job in same]
-                places = self._rule.place(samples, self._unfinished[workers], self._placed, self.history)
+                places = self._rule.place(samples, self._load()[workers], self._placed, self.history)
                 again = []
                 for job, place in zip(same, places, strict=True):
                     worker = int(workers[place])

@@ -309,10 +309,15 @@ def _words(measured: Measured, rows: list[dict[str, Any]]) -> str:
 
 
 def model_yaml(description: dict[str, Any]) -> str:
-    """The fitted model as a scenario would hold it."""
+    """The fitted model as a section of a scenario."""
     model = RunModel.model_validate(description["run_model"]).model_dump(mode="json")
+    drafter = description["drafter"].partition("-")[0]  # history, be it the paper's or the code's
     return yaml.safe_dump(
-        {"acceptance": model}, default_flow_style=None, sort_keys=False, width=120, allow_unicode=True
+        {"speculation": {"runs": {drafter: model}}},
+        default_flow_style=None,
+        sort_keys=False,
+        width=120,
+        allow_unicode=True,
     )
 
 

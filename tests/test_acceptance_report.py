@@ -14,7 +14,7 @@ from simrl.errors import InputError
 from simrl.hardware import gpu, model_shape
 from simrl.profile import TableProfile
 from simrl.profilers.roofline import roofline_profile
-from simrl.speculation.run_model import RunModel
+from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.windows import Fixed
 from simrl.trace import Trace, write_trace
 
@@ -87,7 +87,8 @@ def test_plain_decoding_is_the_profiles(profile: TableProfile):
 def test_the_model_that_is_printed_is_one():
     d = report(measure(TRACE, "siblings"))
     assert d["run_model_accept_length"] == pytest.approx(d["accept_length"], rel=0.1)
-    model = RunModel.model_validate(yaml.safe_load(model_yaml(d))["acceptance"])
+    section = yaml.safe_load(model_yaml(d))["speculation"]
+    model = SpeculationInputs.model_validate(section).runs_of("siblings")
     assert model.kind == "measured" and model.first_epoch and model.model_dump(mode="json") == d["run_model"]
 
 

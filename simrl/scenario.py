@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,15 +208,10 @@ def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
         return systems
     named = [{"name": entry} if isinstance(entry, str) else entry for entry in systems]
     named = [{"name": pipeline} for pipeline in choices.pipelines] or named
-    chosen: list[Any] = []
-    for entry in named:
-        for dispatch in choices.dispatches or [None]:
-            for speculation in choices.speculations or [None]:
-                given = {"dispatch": dispatch, "speculation": speculation}
-                made = {**entry, **{key: value for key, value in given.items() if value is not None}}
-                if made not in chosen:
-                    chosen.append(made)
-    return chosen
+    dispatches = [{"dispatch": rule} for rule in choices.dispatches] or [{}]
+    speculations = [{"speculation": method} for method in choices.speculations] or [{}]
+    chosen = [{**entry, **rule, **method} for entry, rule, method in product(named, dispatches, speculations)]
+    return [made for i, made in enumerate(chosen) if made not in chosen[:i]]
 
 
 def _read(path: Path) -> DictConfig:

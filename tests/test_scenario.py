@@ -13,8 +13,8 @@ from simrl.hardware import MODELS
 from simrl.scenario import Scenario, load_scenarios
 
 KEYS = (
-    "a scenario has name, seed, steps, warmup_steps, model, cluster, workload, profile, engine, training, faults, "
-    "systems, vary"
+    "a scenario has name, seed, steps, warmup_steps, model, cluster, workload, profile, engine, training, speculation, "
+    "faults, systems, vary"
 )
 
 

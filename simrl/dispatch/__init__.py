@@ -432,7 +432,8 @@ class Dispatcher:
         """What each worker has, as rules see it: duplicates take no room from samples, but samples go where there are none."""
         if not any(self._duplicates):
             return self._unfinished
-        return self._unfinished + np.array([len(stays) for stays in self._duplicates])
+        load: NDArray[np.int64] = self._unfinished + np.array([len(stays) for stays in self._duplicates])
+        return load
 
     def _room(self) -> int:
         """How many samples may be placed at once; one after the other where it depends on their lengths."""

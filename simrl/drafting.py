@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from simrl.engine import Engine
 from simrl.errors import InputError
@@ -441,6 +440,8 @@ def siblings_faster_beyond(
 
     if gain(0.0) < 0:
         return 0.0
+    from scipy.optimize import brentq  # takes 0.3 s to import
+
     return float(np.exp(brentq(gain, 0.0, MOST_LN_DRIFT))) if gain(MOST_LN_DRIFT) < 0 else np.inf
 
 

@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.optimize import brentq, nnls
 
 from simrl.errors import InputError
 from simrl.profile import TableProfile
@@ -51,6 +50,8 @@ def fit_affine(requests: Sequence[float], seconds: Sequence[float], what: str = 
     if not (np.isfinite(s).all() and (s > 0).all()):
         bad = int(np.flatnonzero(~(np.isfinite(s) & (s > 0)))[0])
         raise InputError(f"fit of the {what}: {s[bad]} s at batch {b[bad]:g}; seconds must be positive")
+    from scipy.optimize import nnls  # takes 0.3 s to import
+
     (slope_s, fixed_s), _ = nnls(np.column_stack([b / s, 1.0 / s]), np.ones_like(s))
     return Affine(float(slope_s), float(fixed_s))
 
@@ -308,4 +309,6 @@ def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float
     if accepted in (0, drafted):
         return float(accepted > 0)
     window, tokens = drafted / verifications, accepted / verifications
+    from scipy.optimize import brentq  # takes 0.3 s to import
+
     return float(brentq(lambda p: p * (1 - p**window) / (1 - p) - tokens, 0.0, 1.0 - 1e-12))

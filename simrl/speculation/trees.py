@@ -19,7 +19,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.optimize import brentq
 from scipy.special import betaincinv
 
 from simrl.errors import InputError
@@ -97,6 +96,8 @@ def fitted_probability(tokens: float, strategy: Strategy, shape: TreeShape | Non
         raise InputError(
             f"accept length {tokens}: trees {tuple(strategy)} have {tokens + excess(least):.2f} to {tokens + excess(most):.2f}"
         )
+    from scipy.optimize import brentq  # takes 0.3 s to import
+
     return float(brentq(excess, least, most, xtol=1e-4))
 
 

@@ -43,10 +43,10 @@ def epochs(*lengths: list[list[list[int]]]) -> Trace:
 
 
 def timed(trace: Trace, steps: int, workers: int = 2, **parameters):
-    """A pass takes a second, a load ten, an update a hundred, a reward nothing; hardly anything else takes time."""
+    """A pass takes a second and gives a token, a load ten, an update a hundred, a reward nothing; else hardly anything does."""
     config = on_gpus(
         "rhymerl",
-        {"two_tier": False, "log_probs": 0, **parameters},
+        {"two_tier": False, "log_probs": 0, "speculation": "none", **parameters},
         workers,
         steps=steps,
         training={"mfu": 1.0, "publish_s": 100.0, "reward_s": 0.0, "load_overhead_s": 10.0},

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from helpers import lanes, on_gpus, one_second_a_pass, prepared, rows, scenario, trace
 
@@ -107,7 +108,8 @@ def test_a_profile_of_another_model_gpu_or_tp_is_refused(tmp_path):
 def test_a_profile_that_does_not_reach_the_longest_sample_is_refused(tmp_path):
     path = tmp_path / "p.parquet"
     metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
-    write_profile(TableProfile(one_second_a_pass(), metadata), path)  # dense up to 1 token
+    narrow = one_second_a_pass()._replace(dense_tokens=np.array([1.0]), dense_s=np.array([1.0]))
+    write_profile(TableProfile(narrow, metadata), path)
     line = refusal(scenario(profile={"path": str(path)}))
     assert f"{path}: profiled up to 1 tokens in a pass (max_num_batched_tokens), the scenario needs 8192" in line
 

@@ -93,7 +93,7 @@ def test_fits_refuse_what_they_cannot_use():
     with pytest.raises(InputError, match=r"pass: 0.0 s at batch 2"):
         fit_affine([1, 2], [1.0, 0.0])
     with pytest.raises(InputError, match="verification of 1 tokens a request: 1 batch sizes"):
-        fit_verify(TableProfile(one_second_a_pass(), METADATA), 4096, [1, 512], 100)
+        fit_verify(TableProfile(one_second_a_pass(), METADATA), 4, [1, 2048], 100)
 
 
 # --- Rates.

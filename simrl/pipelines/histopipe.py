@@ -196,7 +196,9 @@ class _Run:
         ranked = [[sample for prompt in part.prompts for sample in samples_of[prompt]] for part in ranking]
 
         representative = [part.representative_tokens for part in ranking]
-        table = stage.times.table(representative, [len(samples) for samples in ranked], len(active)) / self.tokens_a_pass()
+        table = (
+            stage.times.table(representative, [len(samples) for samples in ranked], len(active)) / self.tokens_a_pass()
+        )
         workers = self.workers_per_group(table)
         group_s = allocation.predicted_s(table, workers)
         if self.rule.alternation == "pairing" and self.steps:

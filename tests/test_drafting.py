@@ -88,7 +88,9 @@ def test_speculation_changes_when_tokens_come_and_never_which(name):
         assert row["accepted_tokens"] < max(row["generated_tokens"], 1)
         assert row["accepted_tokens"] <= row["verified_tokens"] <= row["accepted_tokens"] + row["verifications"]
         assert row["verifications"] <= row["verified_tokens"] <= row["generated_tokens"]
-        if name != "specactor":  # decoupled, a window that is right to its end has no bonus token; else the last pass at most
+        if (
+            name != "specactor"
+        ):  # decoupled, a window that is right to its end has no bonus token; else the last pass at most
             assert row["verified_tokens"] >= row["accepted_tokens"] + row["verifications"] - 1
 
 

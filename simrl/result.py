@@ -132,9 +132,9 @@ class Recorder:
     def stay_ended(self, rollout: Rollout, generated_tokens: int | None = None) -> None:
         """A stay on a worker is over: the rollout as it is now, done or not, and how many of its tokens are of this stay (None:
         those that were not there before). Of a sample that is at several workers, the furthest rollout counts."""
-        uid = rollout.sample.uid
+        uid, has = rollout.sample.uid, rollout.tokens
         before = self._rollouts.get(uid)
-        had, has = before.tokens if before else 0, rollout.tokens
+        had = before.tokens if before else 0
         self._generated[uid] = self._generated.get(uid, 0) + (
             has - had if generated_tokens is None else generated_tokens
         )
@@ -212,7 +212,7 @@ class Recorder:
     def _samples_table(self) -> pa.Table:
         rows = []
         for uid, rollout in sorted(self._rollouts.items(), key=itemgetter(0)):
-            sample, segments = rollout.sample, rollout.segments
+            sample, segments, tokens = rollout.sample, rollout.segments, rollout.tokens
             if uid in self._trained:
                 status = "trained"
             elif uid in self._dropped:
@@ -227,7 +227,7 @@ class Recorder:
                     sample.prompt_id,
                     sample.sample,
                     sample.prompt_tokens,
-                    rollout.tokens,
+                    tokens,
                     segments[0].started_s if segments else None,
                     segments[-1].ended_s if rollout.done else None,
                     segments[-1].worker if segments else None,
@@ -237,7 +237,7 @@ class Recorder:
                     rollout.accepted_tokens,
                     rollout.verifications,
                     rollout.verified_tokens,
-                    self._generated.get(uid, rollout.tokens) - rollout.tokens,
+                    self._generated.get(uid, tokens) - tokens,
                 )
             )
         return _table(SampleRow, rows)

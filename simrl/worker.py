@@ -271,7 +271,7 @@ class SimulatedWorker:
             nothing = stay.partial or Rollout(stay.sample, (), False)
             call_at(self._env, self.engine.now_s, partial(stay.event.succeed, nothing))
             return
-        if not self._stays:
+        if self._spot is not None and not self._stays:
             self._notify(lambda spot, now_s: spot.serves(self.index, now_s))
         self._stays[stay.sample.uid] = stay
         if self._drafting is not None:
@@ -536,7 +536,7 @@ class SimulatedWorker:
         rollout = self._as_rollout(stay, stay.segments, stay.first_token_s, done)
         if self._drafting is not None:
             self._drafting.ends(rollout, now_s)
-        self._recorder.stay_ended(rollout, rollout.tokens - (stay.partial.tokens if stay.partial else 0))
+        self._recorder.stay_ended(rollout, stay.closed_tokens - (stay.partial.tokens if stay.partial else 0))
         return rollout
 
     def _as_rollout(self, stay: _Stay, segments: Sequence[Segment], first_token_s: float, done: bool) -> Rollout:
@@ -550,8 +550,10 @@ class SimulatedWorker:
             observation_tokens=stay.observation_tokens,
             environment_until_s=stay.environment_until_s,
         )
+        if self._drafting is None:
+            return rollout
         drafted, accepted, verifications, verified = 0, 0, 0, 0
-        if self._drafting is not None and stay.slot is not None:
+        if stay.slot is not None:
             drafted, accepted, verifications = self.engine.drafted(stay.slot)
             verified = self.engine.verified_tokens(stay.slot)
         before = stay.partial or rollout

@@ -356,9 +356,9 @@ class Engine:
         if not self.busy:
             return np.inf
         slots, drafts, counters, gauges, flags, bandit = self._state()
-        if self._decoding is not None:
-            gauges, flags, bandit = gauges.copy(), flags.copy(), copied(bandit)
-        self._ahead = slots.copy(), drafts.copy(), counters.copy(), gauges, flags, bandit
+        if self._decoding is not None:  # else they never change
+            drafts, gauges, flags, bandit = drafts.copy(), gauges.copy(), flags.copy(), copied(bandit)
+        self._ahead = slots.copy(), drafts, counters.copy(), gauges, flags, bandit
         self._ahead_s = self._run(self._ahead, np.inf, True)
         return self._ahead_s if self._ahead[2].item(N_STOPPED) else np.inf
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -229,9 +229,9 @@ class _IndexBuilders:
         self._free_s = [0.0] * min(parameters.workers, 4096)
         self._finished: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # tokens by sample
         self._ready_s: dict[tuple[int, int], float] = {}
-        self._kept_by_epoch: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._kept: dict[int, deque[tuple[int, int]]] = defaultdict(deque)  # by epoch, oldest first
         self._bytes: dict[tuple[int, int], float] = {}
-        self._kept_bytes = 0.0
+        self._epoch_bytes: dict[int, float] = defaultdict(float)
 
     def finished(self, sample: Sample, tokens: int, now_s: float) -> None:
         """A response is there."""
@@ -253,21 +253,25 @@ class _IndexBuilders:
     def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
         p = self._parameters
         own = tokens * p.bytes_per_token
-        while self._kept_bytes + own > p.memory_bytes:
-            oldest = min(self._kept_by_epoch, default=place[1])
-            if oldest >= place[1]:
-                return
-            gone = self._kept_by_epoch[oldest].pop(0)
-            del self._ready_s[gone]
-            self._kept_bytes -= self._bytes.pop(gone)
-            if not self._kept_by_epoch[oldest]:
-                del self._kept_by_epoch[oldest]
-        self._kept_by_epoch[place[1]].append(place)
+        staying = sum(kept for epoch, kept in self._epoch_bytes.items() if epoch >= place[1])
+        if staying + own > p.memory_bytes:  # also without all older ones
+            return
+        while sum(self._epoch_bytes.values()) + own > p.memory_bytes:
+            self._evict(min(self._epoch_bytes))
+        self._kept[place[1]].append(place)
         self._bytes[place] = own
-        self._kept_bytes += own
+        self._epoch_bytes[place[1]] += own
         start_s = max(heapq.heappop(self._free_s), now_s)
         self._ready_s[place] = start_s + tokens / p.tokens_per_s
         heapq.heappush(self._free_s, self._ready_s[place])
+
+    def _evict(self, epoch: int) -> None:
+        """The oldest index of an epoch goes."""
+        gone = self._kept[epoch].popleft()
+        del self._ready_s[gone]
+        self._epoch_bytes[epoch] -= self._bytes.pop(gone)
+        if not self._kept[epoch]:
+            del self._kept[epoch], self._epoch_bytes[epoch]
 
 
 class Drafting:
@@ -292,7 +296,9 @@ class Drafting:
         self._old: WholeResponseRuns | None = None
         self._builders: _IndexBuilders | None = None
         self._lengths = LengthHistory() if plan.speculation.budget else None
-        self._edges: dict[int, NDArray[np.float64]] = {}
+        self._edges: dict[int, tuple[int, NDArray[np.float64]]] = {}  # by epoch: how many were finished, the edges
+        self._finished: set[tuple[int, int, int]] = set()  # prompt, epoch, sample
+        self._finished_in: Counter[int] = Counter()  # by epoch
         if plan.speculation.drafter == "history":
             self._builders = _IndexBuilders(plan.inputs.history_workers, trace)
         if plan.speculation.drafter == "old_response":
@@ -318,7 +324,9 @@ class Drafting:
     def give(self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float) -> None:
         """A sample begins at an engine: from now on it drafts from what there is for it."""
         if self._old is not None:
-            old, accepted = int(self._old.old_tokens[response.row]), int(self._old.accepted[response.row])
+            old, accepted, ago = (int(column[response.row]) for column in self._old)
+            if (sample.prompt_id, sample.epoch - ago, sample.sample) not in self._finished:
+                return
             if old and not engine.generated_tokens(slot):
                 engine.verify_old(slot, old, accepted)
         elif self._acceptance is not None and engine.decoding is not self._model_free:
@@ -340,6 +348,10 @@ class Drafting:
 
     def ends(self, rollout: Rollout, now_s: float) -> None:
         """It is finished there, or leaves."""
+        sample = rollout.sample
+        if rollout.done:
+            self._finished.add((sample.prompt_id, sample.epoch, sample.sample))
+            self._finished_in[sample.epoch] += 1
         if self._builders is not None and rollout.done:
             self._builders.finished(rollout.sample, rollout.tokens, now_s)
         if self._lengths is not None:
@@ -386,10 +398,12 @@ class Drafting:
         if np.isnan(median):
             return budget.tokens[1]
         epoch = sample.epoch - 1
-        if epoch not in self._edges:
+        finished = self._finished_in[epoch]
+        if finished > 1.1 * self._edges.get(epoch, (0, None))[0]:  # else they are much the same
             medians = list(self._lengths.medians(epoch).values())
-            self._edges[epoch] = np.quantile(medians, budget.quantiles) if medians else np.array([0.0, np.inf])
-        return budget.tokens[int(np.searchsorted(self._edges[epoch], median))]
+            edges = np.quantile(medians, budget.quantiles) if medians else np.array([0.0, np.inf])
+            self._edges[epoch] = finished, edges
+        return budget.tokens[int(np.searchsorted(self._edges[epoch][1], median))]
 
 
 def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:

@@ -23,6 +23,10 @@ from simrl.training import TrainingConfig
 
 DEFAULT_MFU = TrainingConfig().mfu
 UNEQUAL = 0.03  # tokens a sample, between rows that are compared
+NOTHING_DRAFTED = (
+    "from histories only prompts draft that come again within the run, whose responses were all finished: a trace of several "
+    "epochs, or workload.synthetic.prompts, and more steps; from siblings, those at the same worker"
+)
 LONGEST_LINE = 36  # characters of a label; what is longer goes on in the next line
 Row = Mapping[str, Any]
 
@@ -94,7 +98,7 @@ def _tokens_apart(rows: Sequence[Row]) -> list[str]:
         if row["migrated_share"] > 0:
             said.append(f"{row['migrated_share']:.1%} of the samples moved between workers")
         if row["speculation"] != "none" and row["accept_length"] is None:
-            said.append(f"nothing was drafted by {row['speculation']} (histories need a second epoch within the run)")
+            said.append(f"{row['speculation']} drafted nothing ({NOTHING_DRAFTED})")
         if said:
             lines.append(f"{_name(row)}: {', '.join(said)}")
     return lines

@@ -299,6 +299,11 @@ class ReferenceEngine:
                     request.first_token_s = self.now_s
                 request.generated += gain
                 self.generated_tokens += gain
+                if request.old_tokens:
+                    request.drafted_total += request.old_tokens
+                    request.accepted_total += min(request.old_accepted, gain)
+                    request.verifications += 1
+                    request.verified_total += gain
                 request.old_tokens = request.old_accepted = 0
                 request.computed = request.known - 1
         verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
@@ -345,7 +350,8 @@ class ReferenceEngine:
                 self.calm = self.calm + 1 if batch <= threshold else 0
                 if self.calm >= patience:
                     self.speculates = True
-                    self.recompute_running()
+                    if any(r.key is not None for r in self.running):
+                        self.recompute_running()
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables

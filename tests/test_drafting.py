@@ -9,16 +9,18 @@ import pytest
 from helpers import rows, scenario
 from token_traces import random_groups, trace_of
 
+from simrl.drafting import Drafting, _IndexBuilders
 from simrl.metrics import summary
 from simrl.result import Result
 from simrl.simulate import simulate
 from simrl.speculation.history import history_runs
+from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.methods import METHODS
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import run_passes
 from simrl.speculation.siblings import whole_response_runs
 from simrl.speculation.windows import Aimd, Fixed
-from simrl.trace import Trace, write_trace
+from simrl.trace import Sample, Trace, write_trace
 
 OPEN: dict[str, Any] = {"name": "histospec", "gate": "open"}
 
@@ -103,6 +105,8 @@ def test_the_whole_old_response_is_verified_once_and_the_rest_decoded():
     took, alone = ([r["finished_s"] - r["started_s"] for r in rows(x.samples)] for x in (result, plain))
     assert took[0] == pytest.approx(alone[0])
     assert took[1] < 0.4 * alone[1]  # 10 tokens of 40 are decoded
+    assert drafts(result)[1, 0, 0] == (40, 30, 1)
+    assert summary(result, 0)["speculation_rate"] == 30 / 80
 
 
 def poisoned(trace: Trace, epoch: int) -> Trace:
@@ -118,10 +122,53 @@ def poisoned(trace: Trace, epoch: int) -> Trace:
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().drafter != "model"])
 def test_nobody_drafts_from_a_later_epoch(name):
     trace = random_groups(2, epochs=3)
-    before, after = (drafts(simulated(t, name)) for t in (trace, poisoned(trace, 2)))
-    assert {place: d for place, d in before.items() if place[0] < 2} == {
-        place: d for place, d in after.items() if place[0] < 2
-    }
+    one = {"cluster": {"gpu": "h100", "gpus": 1, "tp": 1}}  # siblings are at one worker
+    before, after = (simulated(t, name, **one) for t in (trace, poisoned(trace, 2)))
+    earlier, same = (
+        [
+            (r["uid"], r["drafted_tokens"], r["accepted_tokens"], r["finished_s"])
+            for r in rows(x.samples)
+            if r["epoch"] < 2
+        ]
+        for x in (before, after)
+    )
+    assert earlier == same
+    assert sum(drafted for _, drafted, _, _ in earlier) > 0
+    if name != "spec_rl":  # whose old responses agree in nothing here, poisoned or not
+        assert drafts(before) != drafts(after)
+
+
+@pytest.mark.parametrize("system", ["areal", "april", "sortedrl", "rollpacker", "rhymerl", "verl_colocated"])
+@pytest.mark.parametrize("name", ["spec_rl", "histospec"])
+def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
+    """Whatever a sample is given to draft from was generated, to its end, before."""
+    finished, given = set(), []
+
+    def ends(self, rollout, now_s):
+        if rollout.done:
+            finished.add((rollout.sample.prompt_id, rollout.sample.epoch, rollout.sample.sample))
+        real_ends(self, rollout, now_s)
+
+    def give(self, engine, slot, sample, response, now_s):
+        before = engine._drafts[:, slot].copy()
+        real_give(self, engine, slot, sample, response, now_s)
+        if not np.array_equal(before, engine._drafts[:, slot]):
+            needed = range(4) if name == "histospec" else [sample.sample]
+            given.append(all((sample.prompt_id, sample.epoch - 1, i) in finished for i in needed))
+
+    real_ends, real_give = Drafting.ends, Drafting.give
+    monkeypatch.setattr(Drafting, "ends", ends)
+    monkeypatch.setattr(Drafting, "give", give)
+    simulated(random_groups(8, epochs=6), {"name": name}, system, steps=12)
+    assert all(given)
+    assert given or system == "rollpacker"  # which drops responses of every group
+
+
+def test_an_index_too_large_for_the_memory_evicts_none():
+    builders = _IndexBuilders(HistoryWorkers(memory_bytes=160), trace_of({(0, p): [[0]] for p in range(9)}))
+    for prompt, tokens in ((0, 4), (1, 4), (2, 100)):
+        builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
+    assert [builders.ready(prompt, range(1), 1e9) for prompt in range(3)] == [True, True, False]
 
 
 def test_a_prompt_whose_index_is_not_built_yet_decodes_without_drafts():

@@ -201,6 +201,11 @@ def iterate(
                 times[FIRST_TOKEN, slot] = now_s
             slots[GENERATED, slot] += gain
             slots[COMPUTED, slot] = slots[PROMPT, slot] + slots[GENERATED, slot] - 1
+            if drafts[OLD_TOKENS, slot] > 0:
+                drafts[DRAFTED_TOTAL, slot] += drafts[OLD_TOKENS, slot]
+                drafts[ACCEPTED_TOTAL, slot] += min(stands, gain)
+                drafts[VERIFICATIONS, slot] += 1
+                drafts[VERIFIED_TOTAL, slot] += gain
             drafts[OLD_TOKENS, slot] = 0
             drafts[OLD_ACCEPTED, slot] = 0
             counters[GENERATED_TOTAL] += gain
@@ -684,7 +689,7 @@ def run_speculative(
         speculates = gate_opens(rule, d.gate_batch, flags, gauges, n)
         passes = stretch_length(slots, drafts, counters, limits)
         passes_before, prefill_before = counters[PASSES], counters[PREFILL_TOTAL]
-        if passes > 0 and not (speculates and _any_source(slots, drafts, counters)):
+        if passes > 0 and not (speculates and _any_source(slots, drafts, counters, NONE)):
             if rule[GATE] == ELASTIC and n <= rule[THRESHOLD]:
                 passes = min(passes, max(rule[PATIENCE] - flags[ELASTIC_STATE], 1))
             elif rule[GATE] == BATCH and not speculates:
@@ -727,16 +732,18 @@ def run_speculative(
         if rule[GATE] == ELASTIC and flags[ELASTIC_STATE] != ELASTIC_ON and counters[PREFILL_TOTAL] == prefill_before:
             for _ in range(counters[PASSES] - passes_before):
                 flags[ELASTIC_STATE] = next_elastic(flags[ELASTIC_STATE], batch, rule[THRESHOLD], rule[PATIENCE])
-            if flags[ELASTIC_STATE] == ELASTIC_ON:  # the drafter needs the hidden states of all that runs
-                drop_caches(slots, counters)
+            if flags[ELASTIC_STATE] == ELASTIC_ON and _any_source(slots, drafts, counters, MODEL):
+                drop_caches(slots, counters)  # a drafter that is a model needs the hidden states of all that runs
         if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s
 
 
 @njit(cache=True)
-def _any_source(slots: Ints, drafts: Ints, counters: Ints) -> bool:
-    for i in range(counters[N_RUNNING]):  # noqa: SIM110 (numba)
-        if drafts[SOURCE, slots[RUNNING, i]] != NONE:
+def _any_source(slots: Ints, drafts: Ints, counters: Ints, source: int) -> bool:
+    """Whether a running request drafts from this source (`NONE`: from any)."""
+    for i in range(counters[N_RUNNING]):
+        own = drafts[SOURCE, slots[RUNNING, i]]
+        if own != NONE and (own == source or source == NONE):
             return True
     return False

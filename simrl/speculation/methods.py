@@ -107,7 +107,9 @@ def histospec(
     the
     acceptance of late, decode without drafts. Indexes are built by history workers (scenario: speculation.history_workers); a
     prompt whose index is not ready decodes without drafts, as all do in the first epoch.
-    Not modelled: the way of an index (megabytes) to its worker; samples that start before their index is ready go without.
+    With `epochs_back` of more than one, all of these epochs' indexes have to be there.
+    Not modelled: the way of an index (megabytes) to its worker; indexes that come while a sample runs; indexes of a part of a
+    group: a prompt of which a response was dropped (RollPacker, APRIL …) decodes without drafts in the next epoch.
     """
     rule = HistoryRule(
         longest_match_tokens=longest_match_tokens, shortest_match_tokens=shortest_match_tokens, branch=branch
@@ -232,6 +234,7 @@ def spec_rl() -> Speculation:
     """Verifies the whole response of the epoch before with the prompt, and decodes on from where it stands (lenience 0).
 
     One prefill of prompt and old response; what agrees from the beginning on is kept, so nothing that is generated changes.
+    Needs a trace with token ids. The old response is verified only if it is finished by then.
     Not modelled: lenience, which accepts tokens that the policy would not have sampled.
     """
     return Speculation(name="spec_rl", drafter="old_response", paper="SPEC-RL, arXiv 2509.23232")
@@ -274,19 +277,20 @@ def tlt(
 ) -> Speculation:
     """An EAGLE-type drafter with draft trees once few responses are left, trained on idle workers.
 
-    A worker speculates once it has had at most `threshold` running requests for `patience` decode passes in a row, after a
-    prefill of all that runs. BEG-MAB chooses depth, top-k and tokens to verify by batch (`bandit`; otherwise always the
-    strategy of the smallest batch). A round of drafting takes `round_s` (assumed) beside the drafter's kernels: host time, and
-    the building of trees. Workers that have no samples train the drafter until the rollout ends (`adaptive`), in every 10th
-    step (`training` has this and all else of it: every_updates, iteration_s, recovery_iterations, idle_workers, join …); what
-    was saved comes with the next weights. Otherwise it falls behind the policy. Before policy version `drafter_from_update`
-    there is no learned drafter (0: one that was trained before, as the paper has it): a worker drafts from the group's other
-    responses there (method siblings), and where these are predicted to be faster (`model_free_if_slower`): tokens a second of
-    one response of typical length, by the profile, the times of drafting, the learned drafter's acceptance as far as it has
-    drifted, and what the scenario says of siblings (speculation.runs). The graphs of all strategies, captured in buckets or
-    not, come out of the KV cache.
-    Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it; what
-    its training data take of the inference phase.
+    A worker speculates once it has had at most `threshold` running requests for `patience` decode passes in a row,
+    after a prefill of all that runs. BEG-MAB chooses depth, top-k and tokens to verify by batch (`bandit`; otherwise
+    always the strategy of 8 levels and 48 tokens). A round of drafting takes `round_s` (assumed) beside the drafter's
+    kernels: host time, and the building of trees. Workers that have no samples train the drafter until the rollout
+    ends (`adaptive`), in every 10th step (`training` has this and all else of it: every_updates, iteration_s,
+    recovery_iterations, idle_workers, join …); what was saved comes with the next weights. Otherwise it falls behind
+    the policy. Before policy version `drafter_from_update` there is no learned drafter (0: one that was trained
+    before, as the paper has it): a worker drafts from the group's other responses there (method siblings), and where
+    these are predicted to be faster (`model_free_if_slower`): tokens a second of one response of typical length, by
+    the profile, the times of drafting, the learned drafter's acceptance as far as it has drifted, and what the
+    scenario says of siblings (speculation.runs). The graphs of all strategies, captured in buckets or not, come out
+    of the KV cache.
+    Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it;
+    what its training data take of the inference phase.
     """
     training = training or SpotTraining()
     strategies = TLT_STRATEGIES if bandit else TLT_STRATEGIES[2:3]

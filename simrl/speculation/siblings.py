@@ -219,10 +219,11 @@ def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
 
 
 class WholeResponseRuns(NamedTuple):
-    """SPEC-RL on recorded responses: arrays (rows,) in tokens. Where a row has no old response, both are 0."""
+    """SPEC-RL on recorded responses: arrays (rows,), the first two in tokens. Where a row has no old response, all are 0."""
 
     old_tokens: Ints  # to verify in one pass
     accepted: Ints  # the first so many are kept, the response goes on from there
+    epochs_ago: Ints  # how many epochs before the old response was generated
 
 
 def whole_response_runs(trace: Trace) -> WholeResponseRuns:
@@ -239,7 +240,8 @@ def whole_response_runs(trace: Trace) -> WholeResponseRuns:
     same = (prompt[order][1:] == prompt[order][:-1]) & (sample[order][1:] == sample[order][:-1])
     same &= epoch[order][1:] > epoch[order][:-1]
     old[order[1:][same]] = order[:-1][same]
-    return WholeResponseRuns(np.where(old >= 0, lengths[old], 0), _common(ids, first, old))
+    ago = np.where(old >= 0, epoch - epoch[old], 0)
+    return WholeResponseRuns(np.where(old >= 0, lengths[old], 0), _common(ids, first, old), ago.astype(np.int64))
 
 
 @dataclass

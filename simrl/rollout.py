@@ -20,8 +20,9 @@ class Rollout(NamedTuple):
     """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one, `reward`
     before it is scored. The first `carried_tokens` were generated for a step that then went on without the sample.
     In a rollout of several turns, `observation_tokens` came from the environment, which has answered at `environment_until_s`.
-    With speculation, `drafted_tokens` were verified for it in `verifications` passes, `accepted_tokens` of them stood, and
-    these passes yielded `verified_tokens`.
+    With speculation, `drafted_tokens` were drafted for it, of which `unverified_tokens` were thrown away before they were
+    verified (drafted ahead, decoupled), the others verified in `verifications` passes; `accepted_tokens` stood, and these
+    passes yielded `verified_tokens`.
     `token_ids` where tokens are real."""
 
     sample: Sample
@@ -36,6 +37,7 @@ class Rollout(NamedTuple):
     accepted_tokens: int = 0
     verifications: int = 0
     verified_tokens: int = 0
+    unverified_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
 
     @property

@@ -552,16 +552,17 @@ class SimulatedWorker:
         )
         if self._drafting is None:
             return rollout
-        drafted, accepted, verifications, verified = 0, 0, 0, 0
+        drafted, accepted, verifications, verified, unverified = 0, 0, 0, 0, 0
         if stay.slot is not None:
             drafted, accepted, verifications = self.engine.drafted(stay.slot)
-            verified = self.engine.verified_tokens(stay.slot)
+            verified, unverified = self.engine.verified_tokens(stay.slot), self.engine.unverified_tokens(stay.slot)
         before = stay.partial or rollout
         return rollout._replace(
             drafted_tokens=before.drafted_tokens + drafted,
             accepted_tokens=before.accepted_tokens + accepted,
             verifications=before.verifications + verifications,
             verified_tokens=before.verified_tokens + verified,
+            unverified_tokens=before.unverified_tokens + unverified,
         )
 
     def _close_segment(self, stay: _Stay, now_s: float) -> None:

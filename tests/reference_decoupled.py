@@ -27,8 +27,8 @@ Of what falls on one instant, this is the order: (1) a verification ends, its re
 empty drafter pass is abandoned; (2) a drafter pass ends; (3) a verification starts; then an empty drafter pass is abandoned;
 (4) a drafter pass starts. A pass that takes no time ends in the next round of these four, at the same instant.
 
-Counts: every drafted token is accepted, wrong (the correction took its place: one a miss) or wasted; `drafted` counts the
-tokens of passes that were not abandoned. Every generated token is an accepted one, a correction or a bonus.
+Counts: every drafted token is accepted, wrong (the correction took its place: one a miss) or wasted; those of passes that were
+abandoned are, too. Every generated token is an accepted one, a correction or a bonus.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Request:
     ended_s: float = math.nan
     # Counts of this request.
     verifications: int = 0
+    verified: int = 0  # tokens of the windows, whatever came of them
     misses: int = 0
     bonuses: int = 0
     accepted: int = 0
@@ -161,6 +162,7 @@ class DecoupledWorker:
         bonus = request.coupled and right == window and left > window
         request.generated += accepted + missed + bonus
         request.verifications += 1
+        request.verified += window
         request.accepted += accepted
         request.misses += missed
         request.bonuses += bonus
@@ -188,16 +190,18 @@ class DecoupledWorker:
                 request.ahead += 1
             else:
                 request.wasted += 1
-        self.drafted += len(self._drafting)
         self.draft_passes += 1
         self._stop_drafting()
 
     def _abandon_if_for_nobody(self) -> None:
         if self._drafting and all(request.attempt != attempt for request, attempt in self._drafting):
             self.abandoned_passes += 1
+            for request, _ in self._drafting:
+                request.wasted += 1
             self._stop_drafting()
 
     def _stop_drafting(self) -> None:
+        self.drafted += len(self._drafting)
         self.draft_busy_s += self.now_s - self._draft_started_s
         self._drafting = []
         self._draft_ends_s = math.inf

@@ -12,11 +12,14 @@ from test_engine import TABLES
 
 from simrl.engine import Engine
 from simrl.engine.state import Limits
-from simrl.profile import pass_s
+from simrl.pipelines.best_of_n import _acceptance
+from simrl.profile import Tables, pass_s
+from simrl.rollout import Rollout
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import DRAFT_TOKENS, MODEL, Decoding, plain, rules
-from simrl.speculation.specactor import reconfigured, token_acceptance
+from simrl.speculation.specactor import reconfigured, renewal_rate, token_acceptance
 from simrl.speculation.windows import Fixed
+from simrl.trace import Sample
 
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=4000)
 LOG_ACCEPTANCES = ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(16)
@@ -84,7 +87,73 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigu
         ended.update({slot: time_s for slot, time_s, _ in engine.take_next_stop()})
     for slot, request in zip(slots, theirs, strict=True):
         assert ended[slot] - start_s == pytest.approx(request.ended_s, rel=1e-9, abs=1e-12)
-        assert engine.drafted(slot)[1:] == (request.accepted, request.verifications)
+        drafted = request.accepted + request.misses + request.wasted
+        assert engine.drafted(slot) == (drafted, request.accepted, request.verifications)
+        assert drafted - engine.unverified_tokens(slot) == request.verified
         assert engine.verified_tokens(slot) == request.accepted + request.misses + request.bonuses
     assert engine.free_blocks == ROOMY.kv_blocks
-    assert int(engine._gauges[DRAFT_TOKENS]) >= worker.drafted  # the engine counts abandoned passes too
+    assert int(engine._gauges[DRAFT_TOKENS]) == worker.drafted
+
+
+def alone(p: float, window: int, draft_s: float, verify_s: float, tokens: int) -> tuple[Engine, int, float]:
+    """A request that is alone at an engine, all passes of one length; and the seconds it took from its first token on."""
+    any_tokens, wide, nothing = np.array([0.0, 1e6]), np.array([0.0, 1e6]), np.zeros(2)
+    attention_s = np.zeros((2, 2, 2, 2))
+    tables = Tables(any_tokens, nothing + verify_s, any_tokens, nothing, wide, wide, wide, wide, attention_s, 0.0)
+    limits = Limits(max_num_seqs=1, max_num_batched_tokens=512, block_size=16, kv_blocks=(tokens + 64) // 16)
+    decoding = decoupled(window, 0.0)._replace(
+        log_acceptances=ModelAcceptance(by_position=(p,)).log_acceptances(window)[None, :],
+        draft_sequences=np.array([1.0]),
+        step_s=np.array([[draft_s]]),
+    )
+    engine = Engine(tables, limits, decoding)
+    slot = engine.submit(8, tokens + 1, 0, 7)
+    engine.draft_from(slot, MODEL, 7_000)
+    engine.settle(0.0)
+    started_s = engine.now_s
+    engine.run_until_idle()
+    return engine, slot, engine.now_s - started_s
+
+
+@pytest.mark.parametrize("p", [0.5, 0.7, 0.9, 0.95])
+@pytest.mark.parametrize("window", [3, 5, 8])
+@pytest.mark.parametrize("balance", [0.4, 1.0, 2.3])
+def test_alone_in_the_engine_a_request_has_the_renewal_rate(p, window, balance):
+    tokens, verify_s = 15_000, balance * window
+    _, _, seconds = alone(p, window, 1.0, verify_s, tokens)
+    assert tokens / seconds == pytest.approx(renewal_rate(p, window, 1.0, verify_s), rel=0.02)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_what_is_thrown_away_counts_as_drafted_and_says_nothing_of_the_acceptance(p):
+    engine, slot, _ = alone(p, 5, 1.0, 5.0, 15_000)
+    drafted, accepted, verifications = engine.drafted(slot)
+    unverified = engine.unverified_tokens(slot)
+    assert drafted == int(engine._gauges[DRAFT_TOKENS])
+    assert drafted - unverified == 5 * verifications
+    misses = 15_000 - accepted
+    # By the time a window is verified, the next has been drafted (the drafter's pass may lag by one); a miss throws it away.
+    assert 4 * misses <= unverified <= 6 * (misses + 1)
+    rollout = Rollout(
+        Sample(0, 0, 0, 0, 0, 8),
+        (),
+        True,
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
+        verifications=verifications,
+        unverified_tokens=unverified,
+    )
+    assert _acceptance(rollout) == pytest.approx(p, abs=0.02)
+
+
+def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():
+    engine, counted = Engine(TABLES, ROOMY, decoupled(4, 2e-3)), 0
+    slots = [engine.submit(20, 400, 0, 19) for _ in range(6)]
+    for key, slot in enumerate(slots):
+        engine.draft_from(slot, MODEL, key)
+    for i, slot in enumerate(slots):
+        engine.settle(0.1 * (i + 1))
+        engine.abort(slot)
+        assert engine.unverified_tokens(slot) > 0
+        counted += engine.drafted(slot)[0]
+    assert counted == int(engine._gauges[DRAFT_TOKENS])

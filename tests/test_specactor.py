@@ -6,12 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from helpers import one_second_a_pass
+from helpers import one_second_a_pass, prepared, rows, scenario, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_decoupled import DecoupledWorker, Request
 
 from simrl.errors import InputError
+from simrl.metrics import summary
 from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.speculation.best_of_n import (
     assign_by_drafter,
@@ -20,6 +21,7 @@ from simrl.speculation.best_of_n import (
     draft_ladder,
     ladder_order,
 )
+from simrl.speculation.decoding import DRAFT_TOKENS
 from simrl.speculation.specactor import (
     COUPLED,
     DECOUPLED,
@@ -172,7 +174,7 @@ def test_a_pass_that_drafts_for_nobody_any_more_is_abandoned():
     # w = 2, D = 2, V = 3: verified 4-7; at 7 the pass 6-8 is in the air, for nobody: drafts 7-9, 9-11, verified 11-14.
     worker = run([Request(key=1, response=2, window=2)], 1e-12, constant(2.0), constant(3.0))
     assert worker.now_s == 14.0
-    assert (worker.abandoned_passes, worker.draft_passes, worker.drafted) == (2, 6, 6)
+    assert (worker.abandoned_passes, worker.draft_passes, worker.drafted) == (2, 6, 8)
 
 
 def test_a_pass_that_still_drafts_for_somebody_goes_on():
@@ -558,3 +560,14 @@ def test_best_of_n_refuses_a_worker_that_is_there_twice():
         assign_by_drafter({}, {"a": [3]}, [3], {}, 1)
     with pytest.raises(InputError, match="no drafters"):
         assign_by_drafter({}, {}, [3], {}, 1)
+
+
+# --- In a scenario.
+
+
+def test_every_token_that_a_drafter_drafts_is_some_samples():
+    watched = watch(prepared(scenario({"name": "specactor", "best_of_n": False})))
+    drafted = sum(row["drafted_tokens"] for row in rows(watched.result.samples))
+    assert drafted == sum(int(worker.engine._gauges[DRAFT_TOKENS]) for worker in watched.workers) > 0
+    accepted = sum(row["accepted_tokens"] for row in rows(watched.result.samples))
+    assert summary(watched.result, 0)["acceptance_rate"] == pytest.approx(accepted / drafted)

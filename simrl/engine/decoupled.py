@@ -7,6 +7,9 @@ that is right to the end yields its tokens (decoupled) or one more (coupled); ot
 all that was drafted ahead is thrown away. Whoever is thrown back drafts again from the drafter's next boundary on, which is at
 once if the pass under way is for nobody any more.
 
+A token counts as drafted from the beginning of the drafter's pass for it on, so what is thrown away counts, and a pass that is
+abandoned; what is learnt of the drafter is of verified windows alone.
+
 Invariant: of what falls on one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a
 drafter pass starts. `tests/reference_decoupled.py` is the same, an event at a time.
 
@@ -59,6 +62,7 @@ from simrl.speculation.decoding import (
     RECONFIGURE_EVERY,
     RIGHT,
     SOURCE,
+    UNVERIFIED_TOTAL,
     VERIFICATIONS,
     VERIFIED_TOTAL,
     WINDOW,
@@ -67,7 +71,7 @@ from simrl.speculation.decoding import (
     draft,
     remember,
 )
-from simrl.speculation.specactor import reconfigured
+from simrl.speculation.specactor import reconfigured, token_acceptance
 
 
 @njit(cache=True)
@@ -95,6 +99,8 @@ def _start_draft(
             may = unverified < 2 * window
         may = may and drafts[DECODES, slot] == 1 and drafts[SOURCE, slot] != NONE
         drafts[DRAFTING, slot] = may
+        drafts[DRAFTED_TOTAL, slot] += may
+        drafts[UNVERIFIED_TOTAL, slot] += may
         n += may
     if n > 0:
         gauges[DRAFT_ENDS_S] = now_s + slowdown * interpolate(d.draft_sequences, d.step_s[0], float(n))
@@ -181,7 +187,7 @@ def _verified(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Deco
             right = min(right, drafts[DRAFTED, slot])
         accepted = min(right, left)
         missed = right < min(window, left)
-        drafts[DRAFTED_TOTAL, slot] += window
+        drafts[UNVERIFIED_TOTAL, slot] -= window
         drafts[ACCEPTED_TOTAL, slot] += accepted
         drafts[MISSES_TOTAL, slot] += missed
         drafts[VERIFICATIONS, slot] += 1
@@ -195,7 +201,7 @@ def _verified(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Deco
         every = d.rule[RECONFIGURE_EVERY]
         if every > 0 and before // every < generated // every:
             window, coupled = reconfigured(
-                _acceptance(drafts, slot),
+                token_acceptance(drafts[ACCEPTED_TOTAL, slot], drafts[MISSES_TOTAL, slot]),
                 _mean_acceptance(slots, drafts, counters),
                 d.rule[WINDOW_START],
                 d.best_window,
@@ -208,18 +214,12 @@ def _verified(slots: Ints, drafts: Ints, counters: Ints, gauges: Floats, d: Deco
 
 
 @njit(cache=True)
-def _acceptance(drafts: Ints, slot: int) -> float:
-    """Of the tokens of a request that were judged, those that were right; nan if none was."""
-    judged = drafts[ACCEPTED_TOTAL, slot] + drafts[MISSES_TOTAL, slot]
-    return drafts[ACCEPTED_TOTAL, slot] / judged if judged > 0 else np.nan
-
-
-@njit(cache=True)
 def _mean_acceptance(slots: Ints, drafts: Ints, counters: Ints) -> float:
     """Over the running requests of which it is known."""
     total, known = 0.0, 0
     for i in range(counters[N_RUNNING]):
-        acceptance = _acceptance(drafts, slots[RUNNING, i])
+        slot = slots[RUNNING, i]
+        acceptance = token_acceptance(drafts[ACCEPTED_TOTAL, slot], drafts[MISSES_TOTAL, slot])
         if not np.isnan(acceptance):
             total += acceptance
             known += 1

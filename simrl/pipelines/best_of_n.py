@@ -142,7 +142,8 @@ class _Tail:
 
 
 def _acceptance(rollout: Rollout) -> float:
-    return counted_acceptance(rollout.drafted_tokens, rollout.accepted_tokens, rollout.verifications)
+    verified = rollout.drafted_tokens - rollout.unverified_tokens
+    return counted_acceptance(verified, rollout.accepted_tokens, rollout.verifications)
 
 
 def _known(acceptances: dict[int, float]) -> dict[int, float]:

@@ -40,9 +40,10 @@ SOURCE, AT, WINDOW, PROPOSED, DRAFTED, ACCEPTED, OLD_TOKENS, OLD_ACCEPTED = rang
 # yielded, drafts with a wrong token (decoupled only).
 DRAFTED_TOTAL, ACCEPTED_TOTAL, VERIFICATIONS, VERIFIED_TOTAL, MISSES_TOTAL = range(8, 13)
 # Where drafting is decoupled: whether a request is coupled all the same; tokens drafted ahead, and those in verification, of
-# which the first are right; tokens that it may still gain; whether the drafter works for it now, and may.
-COUPLED, AHEAD, IN_VERIFICATION, RIGHT, LEFT, DRAFTING, DECODES = range(13, 20)
-ROWS = 20
+# which the first are right; tokens that it may still gain; whether the drafter works for it now, and may; of the tokens drafted
+# in all, those in no window that was verified.
+COUPLED, AHEAD, IN_VERIFICATION, RIGHT, LEFT, DRAFTING, DECODES, UNVERIFIED_TOTAL = range(13, 21)
+ROWS = 21
 
 # Kinds of sources.
 NONE, RUNS, MODEL, SIBLINGS = range(4)

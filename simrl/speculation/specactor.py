@@ -290,6 +290,7 @@ def reconfigure(
     return [reconfigured(p, mean, plan.window, windows, coupled) for p in acceptances]
 
 
+@njit(cache=True)
 def token_acceptance(accepted: int, misses: int) -> float:
     """The estimate of p from what verifications showed: of the tokens that were judged, those that were right.
 

@@ -13,9 +13,9 @@ steps      one row a policy update: step, policy_version (before it), started_s,
 samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
            unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step; with speculation,
            drafted_tokens (also those thrown away unverified, of which decoupled drafting has many), accepted_tokens of them,
-           verifications (passes that verified a draft), verified_tokens (what these yielded); with best-of-N, duplicate_tokens: those generated for it besides, by stays that were not the
-           first to finish. All other columns are of the stays that were, or, while none is, of those that have the most
-           tokens
+           verifications (passes that verified a draft), verified_tokens (what these yielded); with best-of-N,
+           duplicate_tokens: those generated for it besides, by stays that were not the first to finish. All other columns are
+           of the stays that were, or, while none is, of those that have the most tokens
 segments   uid, worker, policy_version, tokens, started_s, ended_s
 """
 

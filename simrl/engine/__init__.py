@@ -281,13 +281,13 @@ class Engine:
         self._gauges[DRIFT] = value
 
     def drafted(self, slot: int) -> tuple[int, int, int]:
-        """Of a request, also an ended one until its slot is used again: tokens drafted, also those drafted ahead (and thrown away,
-        where that is what became of them), accepted, and passes that verified."""
+        """Of a request, also an ended one until its slot is used again: tokens drafted (also ahead, whatever became of them),
+        accepted, and passes that verified."""
         total: list[int] = self._drafts[DRAFTED_TOTAL : VERIFICATIONS + 1, slot].tolist()
         return total[0], total[1], total[2]
 
     def unverified_tokens(self, slot: int) -> int:
-        """Of the tokens drafted, those that are in no window that was verified: thrown away, or ahead now. 0 unless decoupled."""
+        """Of the tokens drafted, those in no window that was verified: thrown away, or ahead now. 0 unless decoupled."""
         return self._drafts.item(UNVERIFIED_TOTAL, slot)
 
     def verified_tokens(self, slot: int) -> int:

@@ -21,8 +21,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from simrl.engine import EngineConfig
 from simrl.errors import InputError
 from simrl.files import write_whole_file
+from simrl.hardware import GPUS, MODELS
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, SKY, VERMILLION
 from simrl.profile import TableProfile
 from simrl.speculation.draft_times import text_drafts
@@ -231,10 +233,21 @@ def _similarities(trace: Trace) -> list[dict[str, Any]]:
     return found
 
 
+def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:
+    """The sequences of such a length that fit the GPUs' memory beside the weights; no bound for an unknown model or GPU."""
+    metadata = profile.metadata
+    if metadata.model not in MODELS or metadata.gpu not in GPUS:
+        return math.inf
+    shape, memory_bytes = MODELS[metadata.model], GPUS[metadata.gpu].memory_bytes
+    config = EngineConfig()
+    free = memory_bytes * config.gpu_memory_utilization - config.reserve_bytes - shape.weight_bytes / metadata.tp
+    return max(free, 0.0) / (shape.kv_bytes_per_token / min(metadata.tp, shape.kv_heads) * kv_tokens)
+
+
 def _pays(measured: Measured, profile: TableProfile) -> dict[str, Any]:
     """Seconds a token with and without drafts by batch, all sequences of the trace's typical length and acceptance.
 
-    The window asked for, and the best of the fixed ones. Batches go as far as the profile does.
+    The window asked for, and the best of the fixed ones. Batches go as far as the profile and the GPUs' memory do.
     """
     served, tokens = measured.served, measured.trace.column("response_tokens").astype(np.int64)
     prompts = measured.trace.column("prompt_tokens").astype(np.int64)
@@ -253,9 +266,10 @@ def _pays(measured: Measured, profile: TableProfile) -> dict[str, Any]:
         draft_s = float(np.interp(batch, times.sequences, times.round_s))
         return (profile.verify_s(batch, drafted, kv_tokens) + draft_s) / passes.accept_length
 
+    room = _sequences_that_fit(profile, kv_tokens)
     rows = []
     for batch in BATCHES:
-        if batch > min(t.decode_sequences[-1], most_positions) or kv_tokens > t.decode_kv_tokens[-1]:
+        if batch > min(t.decode_sequences[-1], most_positions, room) or kv_tokens > t.decode_kv_tokens[-1]:
             break
         plain_s = profile.decode_s(batch, kv_tokens)
         best = min(windows, key=lambda name: token_s(windows[name], batch))

@@ -28,7 +28,7 @@ MEANINGS = {
     "adapt_split_every": "move GPUs by what was idle, after so many updates; 0: never; not with lost workers",
     "speculation": "a method (`simrl speculation`), or {name: histospec, gate: open}; none",
     "gate": "when it drafts: always, while the batch is small enough to pay, or once few responses are left",
-    "window": "how many tokens to draft: {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
+    "window": "tokens to draft; as an object, {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
     "dynamic_sampling": "drop groups with equal rewards, refill in rounds of so many times a batch",
 }
 AsJson = Annotated[

@@ -188,27 +188,22 @@ def _plan(
     gpus: int,
     kv_tokens: int,
 ) -> Plan:
-    """Algorithm 1, before the run. What the method fixes takes the place of what was found."""
+    """Algorithm 1, before the run; what the method fixes, it does not choose."""
     asked = speculation.decoupled
     assert asked is not None
     _, first, end = trace.step_slices[0]
     requests = end - first
     most = max(min(requests, int(times.sequences[-1]), int(profile.tables.decode_sequences[-1])), 2)
     batches = sorted({1, 2, max(most // 4, 1), max(most // 2, 1), most})
-    plan = plan_decoupled(
+    return plan_decoupled(
         fit_draft(lambda b: times.draft_s(b, 1), batches),
-        {tp: fit_verify(profile, MOST_PLANNED_WINDOW, batches, kv_tokens)},
+        {tp: fit_verify(profile, max(MOST_PLANNED_WINDOW, asked.window or 0), batches, kv_tokens)},
         gpus,
         requests,
         acceptance.by_position[0],
         asked.objective,
-    )
-    return Plan(
-        **{
-            **plan.__dict__,
-            "draft_gpus": asked.draft_gpus or plan.draft_gpus,
-            "window": asked.window or plan.window,
-        }
+        asked.draft_gpus,
+        asked.window,
     )
 
 
@@ -310,7 +305,7 @@ class Drafting:
             if _has_ids(trace):
                 self._siblings = read_only(sibling_index(trace))
             else:
-                self._runs = draw_trace_runs(plan.inputs.runs_of("siblings"), trace, seed)
+                self._runs = _with_siblings(draw_trace_runs(plan.inputs.runs_of("siblings"), trace, seed), trace)
         elif plan.speculation.drafter in ("history", "ngram"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
         self._own = _decoding(plan, self._runs, self._siblings, profile, kv_tokens, max_num_seqs)
@@ -404,6 +399,14 @@ class Drafting:
             edges = np.quantile(medians, budget.quantiles) if medians else np.array([0.0, np.inf])
             self._edges[epoch] = finished, edges
         return budget.tokens[int(np.searchsorted(self._edges[epoch][1], median))]
+
+
+def _with_siblings(runs: AcceptRuns, trace: Trace) -> AcceptRuns:
+    """A response that is alone in its group has none to draft from."""
+    groups = list(zip(trace.column("step").tolist(), trace.column("prompt_id").tolist(), strict=True))
+    size = Counter(groups)
+    alone = np.array([size[group] == 1 for group in groups])
+    return runs._replace(first=np.where(alone, -1, runs.first))
 
 
 def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:

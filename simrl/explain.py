@@ -1,6 +1,7 @@
 """What pydantic found wrong with data that a user wrote, in the one line that an `InputError` has room for."""
 
-from typing import Any, get_args
+from collections.abc import Iterable
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,10 +30,14 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     return key, f"{key}{found}: {message}" if key else message
 
 
-def call_error(error: ValidationError) -> str:
+def call_error(error: ValidationError, known: Iterable[str]) -> str:
     """The first finding among the arguments of a call: which, the value found, what is right."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
+    if first["type"] == "unexpected_keyword_argument":
+        return f"unknown parameter {place!r}; it has {', '.join(known) or 'none'}"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {place}"
     return f"{place} is {_shortened(first['input'])}: {first['msg']}"
 
 
@@ -41,18 +46,21 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
     alternative of a type it tried."""
     keys: list[str] = []
     by_kind: dict[str, type[BaseModel]] = {}
+    names = False  # whether the next key is one that the user chose, of a dictionary
     for key in location:
         if key in by_kind:  # pydantic's name for an alternative, no key
             model, by_kind = by_kind[str(key)], {}
             continue
         keys.append(str(key))
-        if isinstance(key, int):
-            continue  # a place in a list of what the key before it holds
+        if isinstance(key, int) or names:
+            names = False
+            continue  # a place in a list, or a name, of what the key before it holds
         field = model.model_fields.get(key)
         inner = [] if field is None else _models(field.annotation)
         if not inner:
             break
         by_kind = {kind: each for each in inner if "kind" in each.model_fields for kind in _kinds(each)}
+        names = get_origin(field.annotation) is dict if field is not None else False
         model = inner[0]
     return keys, model
 

@@ -261,6 +261,12 @@ def _draw_updates(panels: Sequence[Axes], result: Result, window: Window) -> Non
         )
 
 
+def _drafters(metadata: Mapping[str, Any]) -> str:
+    """The GPUs beside a worker's own that draft for it."""
+    plan = (metadata.get("speculation") or {}).get("plan")
+    return f" and {plan['draft_gpus']} for its drafter" if plan else ""
+
+
 def _write_title(figure: Figure, result: Result) -> None:
     """The system; what it runs on; its averages in the steady state."""
     metadata, scenario = result.metadata, result.metadata["scenario"]
@@ -270,7 +276,7 @@ def _write_title(figure: Figure, result: Result) -> None:
     name = ", ".join(part for part in (row["system"], row["variant"]) if part)
     setting = (
         f"{scenario['model']} on {row['gpus']} {scenario['cluster']['gpu']}: "
-        f"{workers} rollout worker{'s' * (workers > 1)} of {tp} GPU{'s' * (tp > 1)}, "
+        f"{workers} rollout worker{'s' * (workers > 1)} of {tp} GPU{'s' * (tp > 1)}{_drafters(metadata)}, "
         + ("training on the same GPUs" if colocated else f"{metadata['train_gpus']} train GPUs")
     )
     averages = (

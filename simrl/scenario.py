@@ -209,9 +209,14 @@ def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
     named = [{"name": entry} if isinstance(entry, str) else entry for entry in systems]
     named = [{"name": pipeline} for pipeline in choices.pipelines] or named
     dispatches = [{"dispatch": rule} for rule in choices.dispatches] or [{}]
-    speculations = [{"speculation": method} for method in choices.speculations] or [{}]
+    speculations = [{"speculation": _value(method)} for method in choices.speculations] or [{}]
     chosen = [{**entry, **rule, **method} for entry, rule, method in product(named, dispatches, speculations)]
     return [made for i, made in enumerate(chosen) if made not in chosen[:i]]
+
+
+def _value(text: str) -> Any:
+    """`{name: histospec, gate: open}` as an object, a name as it is."""
+    return parse_override(f"speculation={text}")[1] if text.startswith("{") else text
 
 
 def _read(path: Path) -> DictConfig:

@@ -738,8 +738,8 @@ def specactor(
 ) -> System:
     """verl colocated, rollout with drafters on GPUs of their own that draft ahead while windows are verified; on-policy.
 
-    As verl_colocated, with the method specactor: Algorithm 1 plans how many of the GPUs draft and how far (`decoupled`),
-    Algorithm 2 gives responses of low acceptance their own window and mode (`reconfigure`). Workers that the tail frees each
+    As verl_colocated, with the method specactor: the verifier is the worker's tp, Algorithm 1 plans how many GPUs draft for it,
+    and how far (`decoupled`), Algorithm 2 gives responses of low acceptance their own window and mode (`reconfigure`). Workers that the tail frees each
     get one of the `drafters`, coupled, on their own tp GPUs, and generate requests of low acceptance besides, at most `b_max`
     each, from the tokens that these have (`best_of_n`): by Algorithm 3, or request by request in the order of the draft
     ladder ("fastest-of-N"). A request is done when its first copy is; what the others generated are duplicates. A copy
@@ -854,7 +854,7 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
         system = recipe(**{key: value for key, value in parameters.items() if key not in common})
         system = with_common(system, **{key: value for key, value in parameters.items() if key in common})
     except ValidationError as error:
-        raise InputError(f"system {name}: {call_error(error)}") from error
+        raise InputError(f"system {name}: {call_error(error, known)}") from error
     return replace(system, parameters=dict(parameters))
 
 

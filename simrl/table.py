@@ -253,7 +253,9 @@ def _drafts(facts: Mapping[str, Any]) -> str:
     """Where a method's acceptance and its times come from."""
     acceptance, times = facts["acceptance"], facts["draft_times"]
     found = acceptance if isinstance(acceptance, str) else f"acceptance {_source(acceptance)}"
-    return f"{facts['method']}, {found}; drafting {_source(times)}"
+    plan = facts.get("plan")
+    planned = f", {plan['draft_gpus']} draft GPUs a worker and windows of {plan['window']}" if plan else ""
+    return f"{facts['method']}{planned}, {found}; drafting {_source(times)}"
 
 
 def _source(facts: Mapping[str, Any]) -> str:
@@ -281,6 +283,8 @@ def _provenance(folders: Iterable[Path]) -> list[str]:
         ]
         if metadata.get("speculation"):
             lines.append(f"Drafts: {_drafts(metadata['speculation'])}")
+        if metadata.get("best_of_n"):
+            lines += [f"Drafts of the tail: {_drafts(facts)}" for facts in metadata["best_of_n"]["drafters"].values()]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:
                 lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")

@@ -68,6 +68,24 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
             ("compare", "scenario.yaml", "systems=[{name: split, speculation: {name: tlt, epsilon: 3}}]"),
             "tlt: epsilon is 3",
         ),
+        (("compare", "scenario.yaml", "--speculation", "{gate: open}"), "has no name; give none, or one of histospec"),
+        (
+            ("compare", "scenario.yaml", "--speculation", "{name: ngram, gat: open}"),
+            "unknown parameter 'gat'; it has window",
+        ),
+        (
+            ("compare", "scenario.yaml", "--speculation", "{name: ngram, window: {kind: fixed, tokens: 33}}"),
+            "ngram: a window of 33 tokens; texts are drafted up to 32",
+        ),
+        (("compare", "scenario.yaml", "--speculation", "{name: das, quantiles: [0.8, 0.5]}"), "must rise"),
+        (
+            ("compare", "scenario.yaml", "speculation={acceptance: {egale: {by_position: [0.5]}}}"),
+            "'egale' is no drafter; give the acceptance of eagle or of a model",
+        ),
+        (
+            ("compare", "scenario.yaml", "speculation={acceptance: {eagle: {p: [0.5]}}}"),
+            "key speculation.acceptance.eagle.by_position is missing",
+        ),
         (("compare", "scenario.yaml", "--pipeline", "split", "--dispatch", "mine"), "dispatch is 'mine'"),
         (("compare", "scenario.yaml", "speculation.verification=guess"), "speculation.verification is 'guess'"),
     ],

@@ -225,3 +225,17 @@ def test_results_say_where_acceptance_is_from():
     facts = simulated(trace, "histospec").metadata["speculation"]
     assert facts["acceptance"] == "measured from the trace's tokens"
     assert simulated(trace, "draft_model").metadata["speculation"]["acceptance"]["kind"] == "assumed"
+
+
+@pytest.mark.parametrize("method", ["siblings", "srt"])
+def test_who_is_alone_in_a_group_has_no_siblings(method):
+    asked = scenario({"name": "verl_colocated", "speculation": method})
+    workload = asked.workload.model_dump()
+    workload["synthetic"]["group"] = 1
+    alone = simulate(scenario(method_of(asked), workload=workload))
+    assert simulate(asked).samples.column("drafted_tokens").to_numpy().sum() > 0
+    assert alone.samples.column("drafted_tokens").to_numpy().sum() == 0
+
+
+def method_of(asked):
+    return {"name": asked.system.name, **asked.system.parameters}

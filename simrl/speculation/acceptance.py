@@ -51,7 +51,7 @@ class ModelAcceptance(BaseModel):
         default="rejection_sampling", description="the rule under which by_position was found"
     )
     kind: Literal["measured", "digitised", "assumed"] = "assumed"
-    source: str = Field(default="assumed", description="where the numbers come from")
+    source: str = Field(default="the scenario", description="where the numbers come from")
 
     def log_acceptances(self, most_tokens: int) -> Floats:
         """-ln P(the first j tokens are accepted) at hardness 1 for j = 1 … most_tokens, rising; shape (most_tokens,)."""

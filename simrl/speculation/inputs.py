@@ -5,11 +5,13 @@ Invariant: an input that nobody gave is a stated default, and says so (`kind: as
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from simrl.errors import InputError
+from simrl.hardware import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
@@ -53,6 +55,16 @@ class SpeculationInputs(BaseModel):
         default={}, description="of text drafters on traces without token ids, as `simrl acceptance` fits them"
     )
     history_workers: HistoryWorkers = HistoryWorkers()
+
+    @field_validator("acceptance")
+    @classmethod
+    def _of_known_models(cls, given: dict[str, ModelAcceptance]) -> dict[str, ModelAcceptance]:
+        for name in given:
+            if name != EAGLE and name not in MODELS and not Path(name).exists():
+                raise ValueError(
+                    f"{name!r} is no drafter; give the acceptance of eagle or of a model: {', '.join(MODELS)}"
+                )
+        return given
 
     def acceptance_of(self, speculation: Speculation) -> ModelAcceptance:
         """The acceptance of a method's model drafter under the scenario's verification rule.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
@@ -17,6 +18,7 @@ from pydantic import Field, ValidationError, validate_call
 from simrl.errors import InputError
 from simrl.explain import call_error
 from simrl.speculation.bandit import BegMab, Strategy
+from simrl.speculation.drafter import MOST_DRAFT_TOKENS
 from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.gates import Elastic
 from simrl.speculation.graph_memory import GraphMemory
@@ -174,7 +176,7 @@ def siblings(
 
     Also from those that are still running, as far as they are. `own_text` looks in the response itself as well. On a trace
     without token ids, what the run model says of siblings stands for it.
-    Not modelled: siblings at other workers.
+    Not modelled: siblings at other workers; on a trace without token ids, that siblings may be at other workers.
     """
     return Speculation(
         name="siblings",
@@ -218,6 +220,8 @@ def das(
     belong to its models.
     Not modelled: the paper's own solution for the budgets.
     """
+    if not quantiles[0] < quantiles[1]:
+        raise InputError(f"speculation das: quantiles {quantiles} must rise")
     return Speculation(
         name="das",
         drafter="history",
@@ -321,14 +325,14 @@ def specactor(
 ) -> Speculation:
     """A draft model on GPUs of its own that drafts ahead while windows are verified, planned by Algorithm 1.
 
-    The planner gives each worker `draft_gpus` beside its tp, and the window, by the published TGS or by the renewal rate
-    of what
-    is executed (both may be set). Every 1,000 tokens a response whose acceptance is under its worker's mean gets its own
-    window
-    and mode (`reconfigure`, Algorithm 2). A miss throws away what was drafted ahead. `decoupled=False` drafts on the
-    worker's own
-    GPUs, in turns with verification.
-    Not modelled: the drafter's prefill, the messages between drafter and verifier.
+    The verifier is the worker's tp; Algorithm 1 chooses the drafter GPUs beside it and the window, by the published TGS or by
+    the renewal rate of what is executed (`objective`). Where `draft_gpus` or `window` is set, it chooses the other alone.
+    Every 1,000 tokens a response whose acceptance is under its worker's mean gets its own window and mode (`reconfigure`,
+    Algorithm 2). A miss throws away what was drafted ahead. The drafter's weights, the target's (which drafter GPUs keep, too,
+    a worker's share each) and the KV cache of its requests at their typical length must fit a drafter GPU.
+    `decoupled=False` drafts on the worker's own GPUs, in turns with verification.
+    Not modelled: the drafter's prefill, the messages between drafter and verifier; that drafters have no room for longer
+    requests than typical ones; verifiers of another size than the worker's tp, which Algorithm 1 compares as well.
     """
     plan = Decoupled(draft_gpus, window, objective, 1000 if reconfigure else 0) if decoupled else None
     return Speculation(
@@ -357,10 +361,15 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
     if name == "none" and not given:
         return None
     if name not in METHODS:
-        raise InputError(
-            f"speculation is {name!r}; give none, or one of {', '.join(METHODS)}, as a name or {{name: …}}"
-        )
+        said = f"speculation is {name!r}" if name is not None else f"speculation {asked!r} has no name"
+        raise InputError(f"{said}; give none, or one of {', '.join(METHODS)}, or {{name: histospec, gate: open}}")
     try:
-        return replace(METHODS[name](**given), parameters=given)
+        made = replace(METHODS[name](**given), parameters=given)
     except ValidationError as error:
-        raise InputError(f"speculation {name}: {call_error(error)}") from error
+        raise InputError(f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}") from error
+    longest = made.window.rule.most_tokens
+    if made.drafter != "model" and longest > MOST_DRAFT_TOKENS:
+        raise InputError(
+            f"speculation {name}: a window of {longest} tokens; texts are drafted up to {MOST_DRAFT_TOKENS}"
+        )
+    return made

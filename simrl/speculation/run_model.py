@@ -92,7 +92,7 @@ class RunModel(BaseModel):
         default=False, description="whether there are drafts in the first epoch (siblings, n-grams: yes; history: no)"
     )
     kind: Literal["measured", "digitised", "assumed"] = "assumed"
-    source: str = Field(default="assumed", description="where the numbers come from")
+    source: str = Field(default="the scenario", description="where the numbers come from")
 
     @model_validator(mode="after")
     def _whole(self) -> RunModel:

@@ -16,7 +16,7 @@ import simpy
 
 import simrl
 from simrl.dispatch import Dispatcher
-from simrl.drafting import Drafting, DraftPlan, plan_drafting
+from simrl.drafting import Drafting, DraftPlan, plan_drafting, typical_context
 from simrl.engine import Engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError
@@ -137,6 +137,8 @@ def prepare(scenario: Scenario) -> Prepared:
             system.best_of_n, drafts, scenario.speculation, trace, profile, model, kind, cluster.tp, cluster.gpus
         )
     limits = _limits(scenario, model, kind, trace, drafts, tail)
+    if drafts is not None and drafts.decoupled is not None:
+        _require_room_for_drafter(scenario, model, kind, trace, drafts, drafts.decoupled.requests, limits)
     longest = _longest_allowed(trace)
     verified = limits.max_num_batched_tokens if drafts or tail else 0
     profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
@@ -308,6 +310,11 @@ def _split(gpus: int, tp: int, system: System) -> tuple[int, int]:
                 f"system {system.name}: extra_rollout_gpus {system.extra_rollout_gpus} of {gpus} GPUs makes no worker of {tp}; "
                 "use more"
             )
+        if gpus < tp:
+            raise InputError(
+                f"system {system.name}: a rollout worker takes {tp} GPUs, those of its drafter included, and there are "
+                f"{gpus}; use more GPUs, or fewer draft_gpus"
+            )
         return gpus // tp + extra, gpus
     workers = int(gpus * system.rollout_share + 1e-9) // tp
     train_gpus = gpus - workers * tp
@@ -391,6 +398,29 @@ def _limits(
             f"tp {tp}, {kind.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
         )
     return Limits(engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, tokens // engine.block_size)
+
+
+def _require_room_for_drafter(
+    scenario: Scenario, model: ModelShape, kind: Gpu, trace: Trace, drafts: DraftPlan, requests: int, limits: Limits
+) -> None:
+    """A drafter's own GPU holds its weights, a worker's share of the target's (every worker keeps these, SpecActor §4.2), and
+    the KV cache of its part of the requests that a worker runs at a time, no more than the worker's own cache has room for."""
+    engine, times = scenario.engine, drafts.times
+    running = min(requests, engine.max_num_seqs)
+    tokens = min(running * typical_context(trace), limits.kv_blocks * limits.block_size)
+    kept = model.weight_bytes / scenario.cluster.tp
+    kv_bytes = tokens * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
+    room = kind.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
+    if times.weight_bytes_per_gpu + kept + kv_bytes > room:
+        smaller = times.weight_bytes_per_gpu + kept > room
+        raise InputError(
+            f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
+            f"{times.weight_bytes_per_gpu / 1e9:.1f} GB for its weights, {kept / 1e9:.1f} for those of {model.name}, which it "
+            f"keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on {drafts.draft_gpus}; a {kind.name} has "
+            f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "
+            f"{engine.reserve_bytes / 1e9:.0f} reserve); use a smaller drafter, a larger tp or "
+            f"{'decoupled: false' if smaller else 'more draft_gpus'}"
+        )
 
 
 def _costs(scenario: Scenario, system: System, model: ModelShape, kind: Gpu, train_gpus: int) -> TrainingCosts:

@@ -738,13 +738,13 @@ def specactor(
 ) -> System:
     """verl colocated, rollout with drafters on GPUs of their own that draft ahead while windows are verified; on-policy.
 
-    As verl_colocated, with the method specactor: the verifier is the worker's tp, Algorithm 1 plans how many GPUs draft for it,
-    and how far (`decoupled`), Algorithm 2 gives responses of low acceptance their own window and mode (`reconfigure`). Workers that the tail frees each
-    get one of the `drafters`, coupled, on their own tp GPUs, and generate requests of low acceptance besides, at most `b_max`
-    each, from the tokens that these have (`best_of_n`): by Algorithm 3, or request by request in the order of the draft
-    ladder ("fastest-of-N"). A request is done when its first copy is; what the others generated are duplicates. A copy
-    recomputes its KV cache, or has it over the network (`kv`). b_max is assumed. All `drafters` are resident, so their
-    weights shrink the KV cache of every worker.
+    As verl_colocated, with the method specactor: the verifier is the worker's tp, Algorithm 1 plans how many GPUs draft for it
+    and how far (`decoupled`), Algorithm 2 gives responses of low acceptance their own window and mode (`reconfigure`).
+    Workers that the tail frees each get one of the `drafters`, coupled, on their own tp GPUs, and generate requests of low
+    acceptance besides, at most `b_max` each, from the tokens that these have (`best_of_n`): by Algorithm 3, or request by
+    request in the order of the draft ladder ("fastest-of-N"). A request is done when its first copy is; what the others
+    generated are duplicates. A copy recomputes its KV cache, or has it over the network (`kv`). b_max is assumed. All
+    `drafters` are resident, so their weights shrink the KV cache of every worker.
     Not modelled: as verl_colocated, and the method specactor; the choice of the first drafter by the ladder (it is `model`);
     copies that draft decoupled; a KV cache of which the head is recomputed while the tail is on its way; acceptances of
     different drafters that go together.

@@ -14,6 +14,7 @@ from reference_decoupled import DecoupledWorker, Request
 from simrl.errors import InputError
 from simrl.metrics import summary
 from simrl.profile import ProfileMetadata, TableProfile, Tables
+from simrl.simulate import prepare
 from simrl.speculation.best_of_n import (
     assign_by_drafter,
     assign_by_request,
@@ -571,3 +572,62 @@ def test_every_token_that_a_drafter_drafts_is_some_samples():
     assert drafted == sum(int(worker.engine._gauges[DRAFT_TOKENS]) for worker in watched.workers) > 0
     accepted = sum(row["accepted_tokens"] for row in rows(watched.result.samples))
     assert summary(watched.result, 0)["acceptance_rate"] == pytest.approx(accepted / drafted)
+
+
+LONG = {"steps": 1, "cap_tokens": 4000, "mean_tokens": 3000, "sigma": 0.2, "prompt_tokens": 20}
+
+
+def test_the_plan_that_is_told_is_the_one_that_runs():
+    for asked in ({}, {"window": 3}, {"draft_gpus": 2}, {"window": 20, "draft_gpus": 3}):
+        cluster = {"gpu": "h100", "gpus": 16, "tp": 4}
+        ready = prepare(scenario({"name": "specactor", "best_of_n": False, **asked}, cluster=cluster, model="qwen3-8b"))
+        plan, told = ready.drafts.decoupled, ready.drafts.facts["plan"]
+        assert asked.items() <= told.items()
+        group = 8  # responses of a step
+        assert told["requests"] == plan.requests == math.ceil((4 + plan.draft_gpus) * group / 16)
+        seconds = plan.draft_s(plan.requests), plan.verify[plan.window - 1](plan.requests)
+        assert told["tgs"] == pytest.approx(decoupled_tgs(0.65, plan.window, *seconds))
+        assert told["renewal_rate"] == pytest.approx(renewal_rate(0.65, plan.window, *seconds))
+
+
+@given(st.integers(1, 4), st.integers(1, 16), probabilities)
+def test_what_is_fixed_is_not_chosen_and_the_rest_is_the_best_for_it(draft_gpus, window, acceptance):
+    fits = {4: VERIFIERS[4]}
+    by_gpus = plan_decoupled(DRAFT, fits, 256, 8192, acceptance, draft_gpus=draft_gpus)
+    by_window = plan_decoupled(DRAFT, fits, 256, 8192, acceptance, window=window)
+    both = plan_decoupled(DRAFT, fits, 256, 8192, acceptance, draft_gpus=draft_gpus, window=window)
+    assert (both.draft_gpus, both.window) == (by_gpus.draft_gpus, by_window.window) == (draft_gpus, window)
+    assert both.tgs <= by_window.tgs
+    assert plan_decoupled(DRAFT, fits, 256, 8192, acceptance).tgs >= by_gpus.tgs
+    with pytest.raises(InputError, match="the window is 17, and the verifier of 4 GPUs has fits for 1 to 16"):
+        plan_decoupled(DRAFT, fits, 256, 8192, acceptance, window=17)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changes", "line"),
+    [
+        (
+            {"draft_gpus": 1024},
+            {},
+            "a rollout worker takes 1025 GPUs, those of its drafter included, and there are 4; use",
+        ),
+        (
+            {"model": "qwen2.5-32b"},
+            {"model": "qwen3-14b"},
+            "a GPU of the drafter qwen2.5-32b needs 65.5 GB for its weights, 29.5 for those of qwen3-14b, which it keeps, and "
+            "0.1 for the KV cache of 4 requests on 1; a h100 has 73",
+        ),
+        (
+            {"model": "qwen2.5-7b"},
+            {
+                "engine": {"reserve_bytes": 55e9, "kv_cache_tokens": 400_000},
+                "workload": {"synthetic": {**LONG, "prompts_per_step": 64, "group": 8}},
+            },
+            "for the KV cache of 256 requests on 1; .* a larger tp or more draft_gpus",
+        ),
+    ],
+)
+def test_a_drafter_that_has_no_room_is_refused_in_one_line(parameters, changes, line):
+    with pytest.raises(InputError, match=line) as refused:
+        prepare(scenario({"name": "specactor", "best_of_n": False, **parameters}, **changes))
+    assert "\n" not in str(refused.value)

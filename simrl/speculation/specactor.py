@@ -170,8 +170,11 @@ def plan_decoupled(
     requests: int,
     acceptance: float,
     objective: Objective = "tgs",
+    draft_gpus: int | None = None,
+    window: int | None = None,
 ) -> Plan:
-    """Algorithm 1: the drafter GPUs, the verifier and the window with the largest objective; of equals, the first found.
+    """Algorithm 1: the drafter GPUs, the verifier and the window with the largest objective; of equals, the first found. Where
+    `draft_gpus` or the `window` is given, it is not chosen, and neither its bound nor the GPUs that there are limit it.
 
     `verifiers` gives V by the GPUs that a verifier can have (the set 𝔾), as `fit_verify` makes it; `requests` (B) are rolled
     out on `gpus` (G) in all. For every verifier and 1 … g_v drafter GPUs, which then share b = ceil((g_d + g_v)·B / G)
@@ -180,7 +183,8 @@ def plan_decoupled(
 
     The paper is silent on three things. The drafters, one GPU each, draft for b / g_d requests each (no fewer than one). The
     bound has V_w in it, so each window is held against its own, and none exceeds the entries of the verifier. A verifier
-    that leaves no GPU to a drafter is passed over. Raises `InputError` where nothing is left to choose from.
+    that leaves no GPU to a drafter is passed over. Raises `InputError` where nothing is left to choose from, and for a
+    `window` that a verifier has no fit for.
     """
     if objective not in _DECOUPLED_RATES:
         raise InputError(f"plan of decoupled drafting: objective is {objective!r}; it is 'tgs' or 'renewal'")
@@ -195,16 +199,21 @@ def plan_decoupled(
                 f"plan of decoupled drafting: the verifier of {verify_gpus} GPUs has {len(verify)} fits; "
                 "a verifier has a GPU or more, and a fit for each window"
             )
-        for draft_gpus in range(1, min(verify_gpus, gpus - verify_gpus) + 1):
-            b = math.ceil((draft_gpus + verify_gpus) * requests / gpus)
-            draft_s = _shared_draft_s(draft, draft_gpus, b)
-            for window in _windows(Affine(draft.slope_s / draft_gpus, draft.fixed_s), verify):
-                seconds = draft_s, verify[window - 1](b)
-                tgs, renewal = decoupled_tgs(acceptance, window, *seconds), renewal_rate(acceptance, window, *seconds)
+        if window is not None and not 1 <= window <= len(verify):
+            raise InputError(
+                f"plan of decoupled drafting: the window is {window}, and the verifier of {verify_gpus} GPUs has fits for "
+                f"1 to {len(verify)}; give one of these"
+            )
+        for g_d in [draft_gpus] if draft_gpus else range(1, min(verify_gpus, gpus - verify_gpus) + 1):
+            b = math.ceil((g_d + verify_gpus) * requests / gpus)
+            draft_s = _shared_draft_s(draft, g_d, b)
+            for w in [window] if window else _windows(Affine(draft.slope_s / g_d, draft.fixed_s), verify):
+                seconds = draft_s, verify[w - 1](b)
+                tgs, renewal = decoupled_tgs(acceptance, w, *seconds), renewal_rate(acceptance, w, *seconds)
                 value = tgs if objective == "tgs" else renewal
                 if value > most:
                     most = value
-                    best = Plan(draft_gpus, verify_gpus, window, b, tgs, renewal, draft, tuple(verify))
+                    best = Plan(g_d, verify_gpus, w, b, tgs, renewal, draft, tuple(verify))
     if best is None:
         raise InputError(
             f"plan of decoupled drafting: no verifier of {sorted(verifiers)} GPUs leaves a drafter one of {gpus}; "

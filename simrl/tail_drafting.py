@@ -5,8 +5,9 @@ of all of them are on every worker's GPUs from the start on, and the KV cache is
 so a worker changes its drafter at once; what that costs is room for requests, on all workers, all the time.
 
 The draft ladder says how long each one's drafts are, and in which order the later form of the assignment asks for them: by the
-speed-up at a batch of `most_load` and at the acceptance rate that is known of the drafter before the run. That is a model's
-input, and of a text drafter the share of positions, in the first step of the trace, whose next token it would draft right.
+speed-up at a batch of `most_load` and at the acceptance rate that is known of the drafter before the run. That is the
+scenario's: of a model its acceptance; of the n-gram the share of positions whose next token it would draft right in responses
+of typical length, by its run model. The tokens of the trace are the run's own future, so they are not looked at.
 """
 
 from __future__ import annotations
@@ -14,28 +15,33 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from simrl.drafting import Drafting, DraftPlan, plan_drafting, text_runs, typical_context
+import numpy as np
+
+from simrl.drafting import PREDICTED_RESPONSES, Drafting, DraftPlan, plan_drafting, typical_context
 from simrl.errors import InputError
 from simrl.hardware import Gpu, ModelShape
 from simrl.profile import TableProfile
+from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.best_of_n import BestOfN, draft_ladder, ladder_order
 from simrl.speculation.draws import mixed
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.methods import Speculation, draft_model, ngram
+from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.specactor import fit_verify
 from simrl.speculation.windows import Fixed
 from simrl.trace import Trace
 
-NGRAM = "ngram"
+NGRAM: Literal["ngram"] = "ngram"
 Seconds = Callable[[int], float]
 MOST_WINDOW = 15  # as far as the planner of decoupled drafting looks: verifications of 16 tokens
 
 
 @dataclass(frozen=True)
 class TailPlan:
-    """`rule` complete, the plan of each of its drafters, and what they take of every worker's GPUs, in bytes on each."""
+    """`rule` complete, the plan of each of its drafters, and what they take of every worker's GPUs, in bytes on each: beside
+    the drafter that all begin with, where that is on the same GPUs."""
 
     rule: BestOfN
     plans: dict[str, DraftPlan]
@@ -79,7 +85,7 @@ def plan_tail(
         name: plan_drafting(_speculation(name, 1), inputs, trace, profile, target, gpu, tp, gpus)
         for name in rule.drafters
     }
-    rates = {name: _rate(plan, inputs, trace) for name, plan in plans.items()}
+    rates = {name: _rate(plan) for name, plan in plans.items()}
     batches = sorted({1, 2, max(most // 2, 1), most})
     # As functions: to a type checker, a NamedTuple is a tuple.
     verify = [v.__call__ for v in fit_verify(profile, MOST_WINDOW + 1, batches, typical_context(trace))]
@@ -92,22 +98,24 @@ def plan_tail(
     first = "none" if own is None else own.speculation.model or own.speculation.name
     order = ladder_order(ladder, rates)
     resident = own.speculation.model if own is not None and not own.draft_gpus else ""
+    weight_bytes = sum(plan.weight_bytes for name, plan in plans.items() if name != resident)
     return TailPlan(
         rule=replace(rule, own=first, order=order),
         plans=plans,
-        weight_bytes=sum(plan.weight_bytes for name, plan in plans.items() if name != resident),
+        weight_bytes=weight_bytes,
         kv_bytes_per_token=max(plan.kv_bytes_per_token for plan in plans.values()),
         facts={
             "ladder": {
                 name: {
                     "acceptance": rates[name],
+                    "source": _known(plans[name]).source,
                     "window": windows[name],
                     "speedup": ladder.speedup(name, rates[name]),
                 }
                 for name in order
             },
             "drafters": {name: plan.facts for name, plan in plans.items()},
-            "weight_bytes": sum(plan.weight_bytes for plan in plans.values()),
+            "weight_bytes": weight_bytes,
         },
     )
 
@@ -122,10 +130,15 @@ def _draft_s(plan: DraftPlan) -> Seconds:
     return lambda sequences: plan.times.draft_s(sequences, 1)
 
 
-def _rate(plan: DraftPlan, inputs: SpeculationInputs, trace: Trace) -> float:
-    if plan.acceptance is not None:
-        return plan.acceptance.by_position[0]
-    _, first, end = trace.step_slices[0]
-    step = Trace(trace.table.slice(first, end - first), trace.metadata)
-    runs = text_runs(plan.speculation, inputs, step, 0)
-    return float((runs.accepted > 0).mean()) if runs.accepted.size else 0.0
+def _known(plan: DraftPlan) -> ModelAcceptance | RunModel:
+    """What a scenario says of a drafter."""
+    return plan.acceptance or plan.inputs.runs_of(NGRAM)
+
+
+def _rate(plan: DraftPlan) -> float:
+    """The probability that the next token is drafted right."""
+    known = _known(plan)
+    if isinstance(known, ModelAcceptance):
+        return known.by_position[0]
+    lengths = np.full(PREDICTED_RESPONSES, max(round(known.typical_tokens), 2))
+    return float((draw_runs(known, lengths, np.arange(PREDICTED_RESPONSES)).accepted > 0).mean())

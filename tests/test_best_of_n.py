@@ -36,7 +36,7 @@ from simrl.events import call_at
 from simrl.simulate import prepare
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.specactor import counted_acceptance
-from simrl.trace import Turn
+from simrl.trace import Turn, write_trace
 
 # Duplicates, at the dispatcher.
 
@@ -250,11 +250,12 @@ def test_a_freed_worker_drafts_for_the_last_request_from_the_tokens_it_has():
     first, second = (s for s in rows(watched.result.samples))
     segments = [(s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in rows(watched.result.segments)]
     # Worker 1 is free at 4; at 5, worker 0 tells that the other request has 5 tokens. The prefill brings the 6th, a plain pass
-    # the 7th, with which [1, 2, 3] has been there before; from then on a pass yields the window and one more.
+    # the 7th, with which [1, 2, 3] has been there before. What followed is drafted, as far as there is any: 4 tokens, then 4
+    # again, as the match of 5 is later in the text; from 17 on a pass yields the window and one more.
     assert segments[0] == (0, 5, 0.0, 5.0)
     assert segments[1][:3] == (1, 43, 5.0)
-    left = 48 - 7
-    assert segments[1][3] == pytest.approx(5 + 2 + math.ceil(left / (window + 1)), abs=0.01)
+    assert window == 5
+    assert segments[1][3] == pytest.approx(5 + 2 + 2 + math.ceil((48 - 17) / (window + 1)), abs=0.01)
     stops_s = math.floor(segments[1][3]) + 1  # worker 0, at its next boundary
     assert (first["duplicate_tokens"], second["duplicate_tokens"]) == (stops_s - 5, 0)
     assert first["accepted_tokens"] > 0
@@ -425,6 +426,7 @@ def test_drafters_of_freed_workers_take_room_from_the_kv_cache_of_all():
         - drafters_bytes
     )
     a_token = ready.model.kv_bytes_per_token + max(ready.drafts.kv_bytes_per_token, ready.tail.kv_bytes_per_token)
+    assert ready.inputs()["best_of_n"]["weight_bytes"] == ready.tail.weight_bytes
     assert three == int(free // a_token) // engine.block_size * engine.block_size < none
 
 
@@ -447,6 +449,31 @@ def test_windows_and_order_come_from_the_draft_ladder():
         assert plan.speculation.window.rule.start_tokens == ladder[name]["window"]
         assert plan.decoupled is None
         assert ladder[name]["acceptance"] == (0.65 if name != "ngram" else pytest.approx(0.4, abs=0.1))
+        assert ladder[name]["source"] == "assumed"
+
+
+def test_the_ladder_does_not_look_at_the_tokens_of_the_run(tmp_path):
+    def ladder(text):
+        path = tmp_path / f"{len(set(text))}.parquet"
+        write_trace(trace_of({(0, 0): [text] * 4}), path)
+        return prepare(scenario("specactor", workload={"trace": str(path)}, steps=1)).tail.facts["ladder"]
+
+    assert ladder(REPEATS) == ladder(list(range(len(REPEATS)))), "an n-gram drafts the first, and nothing of the second"
+
+
+def test_the_place_of_the_ngram_is_that_of_its_run_model():
+    def place(wrong, right):
+        buckets = {
+            "gaps": [{"up_to_tokens": 64, "share": 1, "mean_tokens": wrong}],
+            "hits": [{"up_to_tokens": 64, "share": 1, "mean_tokens": right}],
+        }
+        runs = {"ngram": {"classes": [{"share": 1, "share_of_long": 1, **buckets}], "first_epoch": True}}
+        return prepare(scenario("specactor", speculation={"runs": runs})).tail.facts["ladder"]["ngram"]
+
+    seldom, often = place(30, 2), place(2, 30)
+    assert seldom["acceptance"] == pytest.approx(2 / 32, abs=0.02)
+    assert often["acceptance"] == pytest.approx(30 / 32, abs=0.02)
+    assert often["window"] > seldom["window"] and often["speedup"] > seldom["speedup"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from simrl.speculation.bandit import BegMab, BegMabSelector, Strategy
-from simrl.speculation.windows import Aimd, Fixed, Mimd, Window, next_window, next_windows
+from simrl.speculation.windows import Aimd, Fixed, Mimd, Window, next_window
 
 # --- Windows. An event is (drafted, accepted); None: a pass without a draft; "all": the whole window, all accepted.
 
@@ -83,26 +83,6 @@ def test_a_window_is_never_below_its_start_nor_above_its_maximum(parameters, pas
         before, window = window, next_window(parameters.rule, window, drafted, accepted)
         assert 2 <= window <= parameters.most_tokens
         assert window <= before or accepted == drafted > 0, "only success makes a window grow"
-
-
-@given(RULES, st.lists(st.tuples(st.integers(2, 64), st.floats(0, 1), st.floats(0, 1)), max_size=30))
-def test_a_batch_is_its_responses_one_by_one(parameters, responses):
-    windows = np.array([min(window, parameters.most_tokens) for window, _, _ in responses], dtype=np.int64)
-    drafted = np.array([round(s * w) for w, (_, s, _) in zip(windows, responses, strict=True)], dtype=np.int64)
-    accepted = np.array([round(s * d) for d, (_, _, s) in zip(drafted, responses, strict=True)], dtype=np.int64)
-    one_by_one = [
-        next_window.py_func(parameters.rule, int(w), int(d), int(a))
-        for w, d, a in zip(windows, drafted, accepted, strict=True)
-    ]
-    before = windows.copy()
-    assert next_windows(parameters.rule, windows, drafted, accepted).tolist() == one_by_one
-    assert (windows == before).all()
-
-
-def test_a_batch_whose_arrays_differ_in_length_is_refused():
-    two, three = np.full(2, 2), np.full(3, 2)
-    with pytest.raises(ValueError, match="one entry a response"):
-        next_windows(Aimd().rule, three, three, two)
 
 
 def test_windows_are_written_by_kind_and_checked():

@@ -8,14 +8,19 @@ from simrl.hardware import GPUS, MODELS
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.draft_times import eagle_shape
 from simrl.speculation.drafter_training import (
+    Coordinator,
     Drafter,
     SpotTraining,
     WorkerState,
-    coordinator,
     training_iteration_s,
 )
 
 BUSY, IDLE, TRAINING = WorkerState.BUSY, WorkerState.IDLE, WorkerState.TRAINING
+
+
+def coordinator(parameters, workers):
+    """All workers busy, in the rollout of step 0."""
+    return Coordinator(parameters, (BUSY,) * workers).rollout_begins(0)[0]
 
 
 def after_idling(parameters, workers, order):

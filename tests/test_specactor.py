@@ -18,7 +18,6 @@ from simrl.simulate import prepare
 from simrl.speculation.best_of_n import (
     assign_by_drafter,
     assign_by_request,
-    best_drafter,
     draft_ladder,
     ladder_order,
 )
@@ -483,13 +482,13 @@ def test_the_ladder_is_the_speedup_over_plain_decoding(execution):
     assert (ladder.speedups[0] >= ladder.speedups[1]).all(), "at one acceptance, the faster drafter is better"
 
 
-def test_the_best_drafter_weighs_acceptance_against_draft_time():
+def test_the_first_of_the_ladder_weighs_acceptance_against_draft_time():
     ladder = draft_ladder({"ngram": lambda b: 0.0001, "0.5b": lambda b: 0.002, "1.5b": lambda b: 0.003}, VERIFY, 16)
-    assert best_drafter(ladder, {"ngram": 0.2, "0.5b": 0.7, "1.5b": 0.75}) == "0.5b"
-    assert best_drafter(ladder, {"ngram": 0.2, "0.5b": 0.5, "1.5b": 0.8}) == "1.5b"
+    assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.7, "1.5b": 0.75})[0] == "0.5b"
+    assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.5, "1.5b": 0.8})[0] == "1.5b"
     assert ladder_order(ladder, {"ngram": 0.9, "0.5b": 0.1, "1.5b": 0.5}) == ("ngram", "1.5b", "0.5b")
     with pytest.raises(InputError, match=r"no acceptance rate of '1\.5b'"):
-        best_drafter(ladder, {"ngram": 0.2, "0.5b": 0.7})
+        ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.7})
     with pytest.raises(InputError, match="no drafter '7b'"):
         ladder.speedup("7b", 0.5)
 

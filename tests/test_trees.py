@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from simrl.errors import InputError
 from simrl.hardware import GPUS, MODELS
@@ -12,7 +13,7 @@ from simrl.profile import read_profile
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.draft_times import eagle_drafts
-from simrl.speculation.trees import TreeShape, accept_length, fitted_probability, tree_log_acceptances
+from simrl.speculation.trees import TreeShape, accept_length, tree_log_acceptances
 
 PROFILE = Path(__file__).parents[1] / "profiles" / "qwen3-32b_h100_tp4.parquet"
 ALIKE = 1e6  # the drafter is equally sure everywhere
@@ -90,9 +91,20 @@ def test_draws_follow_the_levels_reached():
 ACCEPT_LENGTHS = {4: 8.29, 6: 8.66, 8: 8.67, 10: 8.67, 12: 8.60, 16: 8.42}
 
 
+def fitted(tokens: float, strategy: Strategy) -> ModelAcceptance:
+    """The acceptance, the same at each level, with which a strategy has this accept length."""
+
+    def acceptance(p: float) -> ModelAcceptance:
+        return ModelAcceptance(by_position=(p,))
+
+    def excess(p: float) -> float:
+        return accept_length(tree_log_acceptances(acceptance(p), strategy)) - tokens
+
+    return acceptance(brentq(excess, 1e-3, 1 - 1e-4, xtol=1e-4))
+
+
 def test_accept_lengths_by_topk_come_near_the_published_ones():
-    p = fitted_probability(ACCEPT_LENGTHS[8], Strategy(12, 8, 64))
-    acceptance = ModelAcceptance(by_position=(p,))
+    acceptance = fitted(ACCEPT_LENGTHS[8], Strategy(12, 8, 64))
     off = {
         topk: accept_length(tree_log_acceptances(acceptance, Strategy(12, topk, 64))) / stated - 1
         for topk, stated in ACCEPT_LENGTHS.items()
@@ -107,7 +119,7 @@ def test_larger_batches_want_fewer_tokens_verified_as_published():
     1.4 times too high at small batches, as host time and the building of trees are left out (and 1.25 too low at the
     largest)."""
     profile, drafts = read_profile(PROFILE), eagle_drafts(MODELS["qwen3-32b"], GPUS["h100"], 4, 2048, branches=8)
-    acceptance = ModelAcceptance(by_position=(fitted_probability(8.67, Strategy(10, 8, 64)),))
+    acceptance = fitted(8.67, Strategy(10, 8, 64))
     lengths = {v: accept_length(tree_log_acceptances(acceptance, Strategy(10, 8, v))) for v in (16, 32, 48, 64)}
 
     def speed_up(batch, v):
@@ -129,16 +141,6 @@ def test_how_much_of_a_published_round_the_kernels_leave_open():
     profile, drafts = read_profile(PROFILE), eagle_drafts(MODELS["qwen3-32b"], GPUS["h100"], 4, 2048, branches=8)
     round_s = 8.67 / 3.64 * profile.decode_s(1, 2048)
     assert round_s - profile.verify_s(1, 63, 2048) - drafts.draft_s(1, 10) == pytest.approx(7e-3, abs=5e-4)
-
-
-def test_a_fitted_probability_gives_back_its_accept_length():
-    strategy = Strategy(8, 4, 48)
-    p = fitted_probability(6.53, strategy)  # TLT Table 4, the adaptive drafter on Target-R
-    assert accept_length(tree_log_acceptances(ModelAcceptance(by_position=(p,)), strategy)) == pytest.approx(
-        6.53, abs=5e-3
-    )
-    with pytest.raises(InputError, match=r"accept length 9\.5: trees \(8, 4, 48\) have 1\.\d\d to 9\.00"):
-        fitted_probability(9.5, strategy)
 
 
 def test_trees_beyond_all_bounds_are_refused():

@@ -89,21 +89,14 @@ def draft_ladder(
 
 
 def ladder_order(ladder: Ladder, acceptances: Mapping[str, float]) -> tuple[str, ...]:
-    """The drafters from the fastest on, each at its own acceptance rate. Raises `InputError` where one has none."""
+    """The drafters from the fastest on, each at its own acceptance rate; the first may be slower than none, as `ladder.speedup`
+    says. Raises `InputError` where one has no rate."""
     missing = [drafter for drafter in ladder.drafters if drafter not in acceptances]
     if missing:
         raise InputError(
             f"draft ladder: no acceptance rate of {missing[0]!r}; give one for every drafter on the ladder"
         )
     return tuple(sorted(ladder.drafters, key=lambda drafter: -ladder.speedup(drafter, acceptances[drafter])))
-
-
-def best_drafter(ladder: Ladder, acceptances: Mapping[str, float]) -> str:
-    """The drafter a rollout starts with: the fastest at the mean acceptance rates seen so far (§4.2, Figure 10b).
-
-    It may be slower than none: `ladder.speedup` says.
-    """
-    return ladder_order(ladder, acceptances)[0]
 
 
 class Assignment(NamedTuple):

@@ -133,11 +133,6 @@ class Coordinator:
         return replace(self, states=states), started
 
 
-def coordinator(parameters: SpotTraining, workers: int) -> Coordinator:
-    """All workers busy, in the rollout of step 0."""
-    return Coordinator(parameters, (WorkerState.BUSY,) * workers).rollout_begins(0)[0]
-
-
 @dataclass(frozen=True)
 class Drafter:
     """`staleness`: policy updates that the published drafter is behind; what decodes uses it until the next `published`.

@@ -82,25 +82,6 @@ def accept_length(log_acceptances: Floats) -> float:
     return 1.0 + float(np.exp(-log_acceptances).sum())
 
 
-def fitted_probability(tokens: float, strategy: Strategy, shape: TreeShape | None = None) -> float:
-    """The probability of the first choice, the same at each level, with which a strategy has this accept length (`tokens`).
-
-    For a published or measured accept length of trees. Raises `InputError` for one that the strategy cannot have.
-    """
-
-    def excess(p: float) -> float:
-        return accept_length(tree_log_acceptances(ModelAcceptance(by_position=(p,)), strategy, shape)) - tokens
-
-    least, most = 1e-3, 1.0 - 1e-4
-    if excess(least) > 0 or excess(most) < 0:
-        raise InputError(
-            f"accept length {tokens}: trees {tuple(strategy)} have {tokens + excess(least):.2f} to {tokens + excess(most):.2f}"
-        )
-    from scipy.optimize import brentq  # takes 0.3 s to import
-
-    return float(brentq(excess, least, most, xtol=1e-4))
-
-
 @njit(cache=True)
 def _draws(depth: int, topk: int) -> Floats:
     """A draw for each place of each tree; shape (depth, topk, TREES)."""

@@ -12,12 +12,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-Ints = NDArray[np.int64]
 
 MOST_TOKENS = 1024  # far beyond what a verification pass is worth; keeps sums and products small
 _AIMD, _MIMD, _FIXED = 0, 1, 2
@@ -68,17 +64,6 @@ def next_window(rule: WindowRule, window: int, drafted: int, accepted: int) -> i
     if rule.code == _MIMD:
         return next_window_mimd(window, drafted, accepted, rule.start_tokens, rule.step, rule.most_tokens)
     return window
-
-
-@njit(cache=True)
-def next_windows(rule: WindowRule, windows: Ints, drafted: Ints, accepted: Ints) -> Ints:
-    """`next_window` of every response of a batch; arrays (n,) of int64. Raises `ValueError` if their lengths differ."""
-    if drafted.shape != windows.shape or accepted.shape != windows.shape:
-        raise ValueError("windows, drafted and accepted have one entry a response")
-    following = np.empty_like(windows)
-    for i in range(windows.shape[0]):
-        following[i] = next_window(rule, windows[i], drafted[i], accepted[i])
-    return following
 
 
 class Aimd(BaseModel):

@@ -83,12 +83,8 @@ def main(
         return
     command = [sys.executable, __file__, "--here", *(["--long"] if long else [])]
     rows = []
-    for system in track(
-        systems or [name for name in RECIPES if name not in SLOW],
-        description="measuring",
-        console=Console(stderr=True),
-        transient=True,
-    ):
+    names = systems or [name for name in RECIPES if name not in SLOW]
+    for system in track(names, description="measuring", console=Console(stderr=True), transient=True):
         found = subprocess.run([*command, system], check=True, capture_output=True, text=True)
         rows.append(json.loads(found.stdout))
     if as_json:

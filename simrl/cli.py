@@ -116,6 +116,8 @@ def run(
     from simrl.scenario import Choices, load_scenarios
     from simrl.table import print_comparison
 
+    if system and pipeline:
+        raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices)
     if len(scenarios) > 1:

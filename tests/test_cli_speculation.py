@@ -86,6 +86,7 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
             ("compare", "scenario.yaml", "speculation={acceptance: {eagle: {p: [0.5]}}}"),
             "key speculation.acceptance.eagle.by_position is missing",
         ),
+        (("run", "scenario.yaml", "--system", "split", "--pipeline", "areal"), "are the same option; give one of them"),
         (("compare", "scenario.yaml", "--pipeline", "split", "--dispatch", "mine"), "dispatch is 'mine'"),
         (("compare", "scenario.yaml", "speculation.verification=guess"), "speculation.verification is 'guess'"),
     ],

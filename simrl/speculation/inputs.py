@@ -114,13 +114,13 @@ def assumed_acceptance(model: str, verification: Verification) -> ModelAcceptanc
     )
 
 
-def _assumed(share_of_gaps: float, hit_tokens: float, first_epoch: bool) -> RunModel:
+def _assumed(gap_tokens: float, hit_tokens: float, first_epoch: bool) -> RunModel:
     """Hits of two lengths, few long ones with most of the tokens (RhymeRL Fig. 8), and gaps of one to a few tokens."""
     short, long = (
         Bucket(up_to_tokens=2, share=0.7, mean_tokens=1.4),
         Bucket(up_to_tokens=128, share=0.3, mean_tokens=hit_tokens),
     )
-    gap = Bucket(up_to_tokens=64, share=1.0, mean_tokens=share_of_gaps)
+    gap = Bucket(up_to_tokens=64, share=1.0, mean_tokens=gap_tokens)
     return RunModel(
         classes=(ResponseClass(share=1.0, share_of_long=1.0, wrong_drafts=0.5, gaps=(gap,), hits=(short, long)),),
         first_epoch=first_epoch,

@@ -276,9 +276,7 @@ def _provenance(folders: Iterable[Path]) -> list[str]:
         efficiency = "the default, assumed" if training["mfu"] == DEFAULT_MFU else "from the scenario"
         lines += [
             f"Step times: {', '.join([step_times, *profile['corrections']])}",
-            f"Rollouts: {trace['name']}, {trace['kind']}"
-            if trace["name"] != trace["kind"]
-            else f"Rollouts: {trace['kind']}",
+            f"Rollouts: {_rollouts(trace, metadata)}",
             f"Training: mfu {training['mfu']}, {efficiency}",
         ]
         if metadata.get("speculation"):

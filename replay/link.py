@@ -1,0 +1,138 @@
+"""The line to an engine: commands go out, reports come in, and the other side may die at any time.
+
+Invariant: a line ends once, by `kill` or because the engine's process did; then its connection is at its end (`EOFError`), and no
+process of it is left. Nothing listens on a network: the line is a pipe between a parent and its child.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from replay.host import Close, Command, Failed, Ready, serve
+from replay.vllm_adapter import EngineSettings
+from simrl.errors import InputError, StoppedError
+from simrl.interrupts import ctrl_c_ignored
+
+CLOSE_S = 5.0  # that an engine has to end by itself
+
+
+class Link(Protocol):
+    """A line to one engine. `connection` gives its reports, lists of them; `offset_s` is what its clock is ahead of ours."""
+
+    name: str
+    connection: Connection
+    offset_s: float
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Nothing happens if the engine is gone: its end is told on the connection."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the engine at once."""
+        ...
+
+    def close(self) -> None:
+        """Lets the engine end by itself, for a while."""
+        ...
+
+    def death(self) -> str:
+        """What is known of an engine that is gone."""
+        ...
+
+
+class ProcessLink:
+    """An engine in a child process of this one. What it prints goes to `log`."""
+
+    offset_s = 0.0  # all processes of a host share `time.monotonic()`
+
+    def __init__(self, name: str, settings: EngineSettings, log: Path, setup: Any = None) -> None:
+        self.name = name
+        self._log = log
+        context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
+        self.connection, there = context.Pipe()
+        self.process = context.Process(target=_child, args=(there, settings, str(log), setup), name=name)
+        with ctrl_c_ignored():  # also in the child, until it ignores it by itself
+            self.process.start()
+        there.close()  # so that its death is an end of file here
+
+    def send(self, commands: Sequence[Command]) -> None:
+        try:
+            self.connection.send(list(commands))
+        except (BrokenPipeError, OSError):
+            return
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def close(self) -> None:
+        self.send([Close()])
+        self.process.join(CLOSE_S)
+        if self.process.is_alive():
+            self.kill()
+        self.connection.close()
+
+    def death(self) -> str:
+        self.process.join(CLOSE_S)
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            return f"killed by signal {-code}" + (", perhaps for want of memory" if code == -9 else "")
+        return f"ended with code {code}; its messages are in {self._log}"
+
+
+def _child(connection: Connection, settings: EngineSettings, log: str, setup: Any) -> None:
+    with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    serve(connection, settings, setup)
+
+
+def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:
+    """Their first reports. Raises `InputError` if an engine cannot start, and says why; `StoppedError` if it dies or takes longer."""
+    ready: dict[int, Ready] = {}
+    until_s = time.monotonic() + deadline_s
+    while len(ready) < len(links):
+        left_s = until_s - time.monotonic()
+        waiting: list[Any] = [link.connection for i, link in enumerate(links) if i not in ready]
+        if left_s <= 0:
+            slow = next(link for i, link in enumerate(links) if i not in ready)
+            raise StoppedError(
+                f"{slow.name}: not up after {deadline_s:g} s; a larger model takes longer: raise --start-deadline"
+            )
+        for connection in wait(waiting, min(left_s, 1.0)):
+            i = next(i for i, link in enumerate(links) if link.connection is connection)
+            ready[i] = first_report(links[i])
+    return [ready[i] for i in range(len(links))]
+
+
+def first_report(link: Link) -> Ready:
+    """What an engine says when it is up; raises what `wait_until_ready` says."""
+    try:
+        report = link.connection.recv()[0]
+    except (EOFError, OSError):
+        raise StoppedError(f"{link.name}: {link.death()}, before it was up") from None
+    if isinstance(report, Failed):
+        raise InputError(f"{link.name}: {report.message}")
+    assert isinstance(report, Ready)
+    return report
+
+
+def start_all(start: Sequence[Callable[[], Link]], deadline_s: float) -> list[Link]:
+    """Starts engines side by side and waits until all are up; if one does not come up, none is left."""
+    links: list[Link] = []
+    try:
+        for each in start:
+            links.append(each())
+        wait_until_ready(links, deadline_s)
+    except BaseException:
+        for link in links:
+            link.kill()
+        raise
+    return links

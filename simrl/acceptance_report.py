@@ -27,7 +27,7 @@ from simrl.files import write_whole_file
 from simrl.hardware import GPUS, MODELS
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, SKY, VERMILLION
 from simrl.profile import TableProfile
-from simrl.speculation.draft_times import text_drafts
+from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.history import history_runs
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE
@@ -254,7 +254,7 @@ def _pays(measured: Measured, profile: TableProfile) -> dict[str, Any]:
     # Of a decoding sequence, seen at any of its tokens.
     weight = tokens[served].astype(np.float64)
     kv_tokens = float(np.average(prompts[served] + tokens[served] / 2, weights=weight))
-    t, times = profile.tables, text_drafts()
+    t, times = profile.tables, text_drafts_of(profile)
     most_positions = min(t.dense_tokens[-1], t.sampled_sequences[-1])
     windows = {f"fixed {k}": run_passes(measured.runs, tokens, Fixed(tokens=k).rule).of(served) for k in FIXED_WINDOWS}
     asked = measured.passes.of(served)

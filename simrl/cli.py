@@ -12,14 +12,16 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from simrl import cli_acceptance, cli_allocate, cli_profile, cli_speculation, cli_systems, cli_trace
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, first_line
 
 INTERRUPTED = "interrupted; nothing was written"
 
@@ -131,6 +133,29 @@ def run(
         _print_json(rows)
     else:
         print_comparison(rows, scenarios, folder)
+
+
+def _add_commands() -> None:
+    """Commands of other packages, such as `simrl measure`, through entry points: functions, beside them a module's `EXAMPLE`.
+    One that cannot be loaded says so when it is asked."""
+    for entry in entry_points(group="simrl.commands"):
+        try:
+            command = entry.load()
+        except (ImportError, AttributeError) as error:
+            command = _missing(entry.name, error)
+        example = getattr(sys.modules[command.__module__], "EXAMPLE", f"Example:  simrl {entry.name} --help")
+        app.command(entry.name, epilog=example)(command)
+
+
+def _missing(name: str, error: Exception) -> Callable[[], NoReturn]:
+    def command() -> NoReturn:
+        raise InputError(f"simrl {name}: cannot be loaded ({first_line(error)}); install simrl again, with all of it")
+
+    command.__doc__ = f"Cannot be loaded: {first_line(error)}."
+    return command
+
+
+_add_commands()
 
 
 @app.command(epilog="Example:  simrl version")

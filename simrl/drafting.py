@@ -42,7 +42,7 @@ from simrl.speculation.decoding import (
     rules,
     trees,
 )
-from simrl.speculation.draft_times import DraftTimes, eagle_drafts, model_drafts, text_drafts
+from simrl.speculation.draft_times import DraftTimes, eagle_drafts, model_drafts, text_drafts_of
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed
 from simrl.speculation.gates import Elastic, batch_gate
@@ -138,7 +138,7 @@ def plan_drafting(
                 "renewal_rate": plan.renewal,
             }
     else:
-        times = text_drafts()
+        times = text_drafts_of(profile)
         if speculation.drafter == "old_response" and not has_ids:
             raise InputError(
                 f"{trace.metadata.name}: {speculation.name} compares whole responses, and the trace has no token ids; "
@@ -309,7 +309,7 @@ class Drafting:
         elif plan.speculation.drafter in ("history", "ngram"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
         self._own = _decoding(plan, self._runs, self._siblings, profile, kv_tokens, max_num_seqs)
-        self._model_free = _with_times(self._own, text_drafts()) if falls_back else None
+        self._model_free = _with_times(self._own, text_drafts_of(profile)) if falls_back else None
         self.decoding = self._decoding_of(0)
 
     def key(self, worker: int) -> int:
@@ -449,7 +449,7 @@ def siblings_faster_beyond(
     lengths = np.full(PREDICTED_RESPONSES, max(round(model.typical_tokens), 2))
     passes = run_passes(draw_runs(model, lengths, np.arange(PREDICTED_RESPONSES)), lengths, window)
     drafted = float(passes.drafted.sum() / passes.passes.sum())
-    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts().draft_s(1, window.most_tokens)
+    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts_of(profile).draft_s(1, window.most_tokens)
     from_siblings = passes.accept_length / pass_s
 
     def gain(ln_drift: float) -> float:

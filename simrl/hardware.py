@@ -1,4 +1,5 @@
-"""Shapes of models and data sheets of GPUs: plain numbers, each with its source, from which memory and work follow."""
+"""Shapes of models and data sheets of GPUs, and of a CPU core for replays where there is none: plain numbers, each with its
+source, from which memory and work follow."""
 
 from __future__ import annotations
 
@@ -184,6 +185,17 @@ GPUS: dict[str, Gpu] = {
             network_bytes_per_s=25e9,
             host_bytes_per_s=64e9,
             source="NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet; PCIe 5 x16 instead of NVLink",
+        ),
+        # For replays of small models where there is no GPU: so much that training one of them takes about a second.
+        Gpu(
+            name="cpu",
+            memory_bytes=8192 * MIB,
+            memory_bytes_per_s=10e9,
+            bf16_flops=50e9,
+            link_bytes_per_s=10e9,
+            network_bytes_per_s=10e9,
+            host_bytes_per_s=10e9,
+            source="one core of a server CPU, for replays on a CPU; round figures that are assumed",
         ),
     )
 }

@@ -33,10 +33,22 @@ AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_to
 COLUMNS = ("table", "query_tokens", "sequences", *AXES, "seconds")
 
 
-class ProfileMetadata(BaseModel):
-    """Where a profile comes from: a number that a user sees leads back to this."""
+class DraftRounds(BaseModel):
+    """What passes with drafts take beyond passes with as many plain positions, measured: `round_s` + drafted tokens × `step_s`,
+    at so many `sequences` that draft. It is the proposing of drafts, and what their verification costs on the host."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    sequences: tuple[float, ...]
+    round_s: tuple[float, ...]
+    step_s: tuple[float, ...]
+    source: str
+
+
+class ProfileMetadata(BaseModel):
+    """Where a profile comes from: a number that a user sees leads back to this. What only a measurement knows is None else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str
     gpu: str
@@ -46,6 +58,23 @@ class ProfileMetadata(BaseModel):
     created: str = ""
     licence: str = "Apache-2.0"
     notes: str = ""
+    host: str | None = Field(default=None, description="the machine: its name, processor and GPU, operating system")
+    versions: dict[str, str] = Field(default={}, description="of what ran: vllm, torch, python …")
+    model_shape: dict[str, int | bool | str] = Field(default={}, description="layers, hidden, heads … as in ModelShape")
+    settings: dict[str, int | float | str | bool | None] = Field(
+        default={}, description="what the engine was started with"
+    )
+    repeats: int | None = Field(default=None, description="how often each point was measured")
+    spread: float | None = Field(
+        default=None, description="of a point's repeats: median over the points of IQR / median"
+    )
+    held_out_error: float | None = Field(
+        default=None, description="median |predicted / measured - 1| of passes that were measured and not fitted"
+    )
+    load_weights_s: float | None = Field(
+        default=None, ge=0, description="seconds in which an engine takes other weights"
+    )
+    drafts: DraftRounds | None = None
 
 
 class Tables(NamedTuple):

@@ -91,6 +91,7 @@ class Prepared:
             "train_gpus": self.train_gpus,
             "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
+            "load_weights_kind": "assumed" if self.profile.metadata.load_weights_s is None else "measured",
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
@@ -161,8 +162,11 @@ def prepare(scenario: Scenario) -> Prepared:
     link = kind.bytes_per_s_among(cluster.gpus) if system.rollout_share is None else kind.network_bytes_per_s
     if system.host_buffer:
         link = kind.host_bytes_per_s
+    load_s = profile.metadata.load_weights_s  # the whole change, where an engine was measured
+    if load_s is None:
+        load_s = scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link
     worker_costs = WorkerCosts(
-        load_s=scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link,
+        load_s=load_s,
         fetch_s_per_token=model.kv_bytes_per_token / min(cluster.tp, model.kv_heads) / kind.network_bytes_per_s,
         evaluate_every=scenario.training.evaluate_every,
         evaluate_s=scenario.training.evaluate_s,

@@ -81,7 +81,8 @@ class TrainingConfig(BaseModel):
         default=1.0,
         ge=0,
         le=MOST_SECONDS,
-        description="of a change of weights, besides the transfer: pause, bucket set-up, resume; assumed",
+        description="of a change of weights, besides the transfer: pause, bucket set-up, resume; assumed, and not added where "
+        "the profile has measured the whole change",
     )
     switch_s: float = Field(
         default=2.0,

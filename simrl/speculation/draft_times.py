@@ -182,6 +182,15 @@ def profiled_drafts(
     )
 
 
+def text_drafts_of(profile: TableProfile) -> DraftTimes:
+    """A drafter of text in the engine of a profile: as it was measured there, or else `text_drafts`."""
+    drafts = profile.metadata.drafts
+    if drafts is None:
+        return text_drafts()
+    sequences, round_s, step_s = map(np.array, (drafts.sequences, drafts.round_s, drafts.step_s))
+    return DraftTimes(sequences, round_s, step_s, 0.0, 0.0, "measured", drafts.source)
+
+
 def _kind(kind: str) -> Kind:
     return "measured" if kind == "measured" else "derived" if kind == "derived" else "assumed"
 

@@ -111,7 +111,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """What went wrong, in a line, and where; `remedy` as far as one is known."""
+    """What went wrong, in a line, and where."""
 
     message: str
     trace: str
@@ -143,7 +143,7 @@ class Ended(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The weights are others; nothing was generated in between. `evaluated` ..."""
+    """The weights are others; nothing was generated in between."""
 
     key: int
     version: int
@@ -152,11 +152,12 @@ class Loaded(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What was watched, asked or reset."""
+    """What was watched, asked or reset is so; a reset tells the size of the vocabulary."""
 
     key: int
     at_s: float
     drafts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    vocabulary: int = 0
 
 
 class Alive(NamedTuple):
@@ -313,7 +314,7 @@ class Host:
         if self._engine.unfinished:
             self._engine.step()  # lets the engine see what was aborted
         self._engine.load_weights(command.folder)
-        self._reports.append(Reached(command.key, time.monotonic()))
+        self._reports.append(Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary))
 
     # What is told.
 
@@ -361,13 +362,11 @@ class Host:
         self._reports = []
 
 
-def serve(channel: Channel, settings: EngineSettings, setup: Any = None) -> None:
+def serve(channel: Channel, settings: EngineSettings) -> None:
     """The life of an engine's process: starts it, warms it up, runs the loop. What goes wrong is sent before it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's, who closes this process
     try:
         engine = VllmEngine(settings)
-        if setup is not None:
-            engine.drafter.configure(setup)
         engine.warm_up()
         gc.collect()
         gc.freeze()
@@ -379,5 +378,6 @@ def serve(channel: Channel, settings: EngineSettings, setup: Any = None) -> None
     except InputError as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:
+        traceback.print_exc()  # to its log
         channel.send([Failed(f"{type(error).__name__}: {error}", traceback.format_exc())])
         raise SystemExit(1) from error

@@ -1,7 +1,7 @@
 """The line to an engine: commands go out, reports come in, and the other side may die at any time.
 
-Invariant: a line ends once, by `kill` or because the engine's process did; then its connection is at its end (`EOFError`), and no
-process of it is left. Nothing listens on a network: the line is a pipe between a parent and its child.
+Invariant: a line ends once, by `kill` or because the engine's process did; then its connection is at its end (`EOFError`), and
+no process of it is left. Nothing listens on a network: the line is a pipe between a parent and its child.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class ProcessLink:
 
     offset_s = 0.0  # all processes of a host share `time.monotonic()`
 
-    def __init__(self, name: str, settings: EngineSettings, log: Path, setup: Any = None) -> None:
+    def __init__(self, name: str, settings: EngineSettings, log: Path) -> None:
         self.name = name
         self._log = log
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
         self.connection, there = context.Pipe()
-        self.process = context.Process(target=_child, args=(there, settings, str(log), setup), name=name)
+        self.process = context.Process(target=_child, args=(there, settings, str(log)), name=name)
         with ctrl_c_ignored():  # also in the child, until it ignores it by itself
             self.process.start()
         there.close()  # so that its death is an end of file here
@@ -84,18 +84,24 @@ class ProcessLink:
         code = self.process.exitcode
         if code is not None and code < 0:
             return f"killed by signal {-code}" + (", perhaps for want of memory" if code == -9 else "")
-        return f"ended with code {code}; its messages are in {self._log}"
+        return f"ended with code {code}; the last it said: {_last_line(self._log)}"
 
 
-def _child(connection: Connection, settings: EngineSettings, log: str, setup: Any) -> None:
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+
+
+def _child(connection: Connection, settings: EngineSettings, log: str) -> None:
     with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    serve(connection, settings, setup)
+    serve(connection, settings)
 
 
 def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:
-    """Their first reports. Raises `InputError` if an engine cannot start, and says why; `StoppedError` if it dies or takes longer."""
+    """Their first reports. Raises `InputError` if an engine cannot start, and says why; `StoppedError` if it dies or takes
+    longer."""
     ready: dict[int, Ready] = {}
     until_s = time.monotonic() + deadline_s
     while len(ready) < len(links):

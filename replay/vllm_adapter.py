@@ -3,8 +3,8 @@
 Invariant: whatever differs between the two versions, or reaches behind vLLM's public classes, is here. vLLM is imported when an
 engine is made, never before: its settings are environment variables that it reads on import.
 
-An engine runs in the process that makes it, one step when it is told to; nothing listens on a network. Models load from a folder
-of safetensors, or get random weights from a config; code that comes with a model is never run.
+An engine runs in the process that makes it, one step when it is told to; nothing listens on a network. Models load from a
+folder of safetensors, or get random weights from a config; code that comes with a model is never run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from replay.proposer import put_drafts
 from simrl.errors import InputError
 
 MOST_WARM_TOKENS = 512
@@ -115,6 +116,7 @@ class VllmEngine:
         self.version = vllm_version()
         _check_model(settings)
         prepare_environment(settings)
+        _let_vllm_look_at_llvmlite()
         self.settings = settings
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -146,6 +148,8 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
+        if hasattr(self.drafter, "attach"):
+            self.drafter.attach(self._runner)
 
     # Requests.
 
@@ -168,7 +172,9 @@ class VllmEngine:
         self._engine.abort_request([request_id])
 
     def step(self) -> list[Progress]:
-        """One forward pass, and what came of it."""
+        """One forward pass, and what came of it. What came between two passes may have changed what should be drafted."""
+        if getattr(self.drafter, "stale", False):
+            put_drafts(self._scheduler, self.drafter.redraft())
         return [
             Progress(output.request_id, output.outputs[0].token_ids, output.finished)
             for output in self._engine.step()
@@ -239,6 +245,21 @@ class VllmEngine:
     @property
     def _runner(self) -> Any:
         return self._core.model_executor.driver_worker.worker.model_runner
+
+
+def _let_vllm_look_at_llvmlite() -> None:
+    """At its start on a CPU, vLLM (0.32) reads the `__dict__` of all that stands in any module. llvmlite's library object, there
+    as soon as numba is, answers to every name with a function of the library, to this one too, and vLLM fails on it."""
+    from llvmlite.binding import ffi
+
+    of_library = ffi._lib_wrapper.__getattr__
+
+    def of_library_alone(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return of_library(self, name)
+
+    ffi._lib_wrapper.__getattr__ = of_library_alone
 
 
 def _check_model(settings: EngineSettings) -> None:

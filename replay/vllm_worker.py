@@ -106,6 +106,7 @@ class VllmWorker:
         self.generated_total = 0
         self.dispatcher: HearsOfLosses | None = None
         self.on_done: Callable[[Rollout], None] | None = None
+        self.on_back: Callable[[VllmWorker], None] | None = None
         self._env = env
         self._start = start
         self._responses = responses
@@ -432,9 +433,13 @@ class VllmWorker:
         key, event = self._key(), self._env.event()
         self._loads[key] = (self._asked_version, event)
         commands: list[Command] = [Load(key, self._asked_version, self._weights(self._asked_version), "recompute", 0.0)]
+        if self._setup is not None:
+            commands.insert(0, Draft("configure", (self._setup,)))
         if self._slowdown > 1.0:
             commands.append(Slow(self._slowdown))
         self.link.send(commands)
+        if self.on_back is not None:
+            self.on_back(self)
         self._heard_s = self._env.wall_s()
         for waiting in self._back:
             event.callbacks.append(partial(_pass_on, waiting))  # type: ignore[union-attr]

@@ -25,7 +25,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -164,6 +163,10 @@ class Recorder:
             self._rollouts.setdefault(rollout.sample.uid, rollout)
             self._dropped.add(rollout.sample.uid)
 
+    def rollouts(self) -> list[Rollout]:
+        """Every sample as it is now, in the order of their uids."""
+        return [self._rollouts[uid] for uid in sorted(self._rollouts)]
+
     def result(self, end_s: float, metadata: dict[str, Any]) -> Result:
         """The tables of everything up to `end_s`. Spans that reach beyond are cut there."""
         return Result(
@@ -211,8 +214,9 @@ class Recorder:
 
     def _samples_table(self) -> pa.Table:
         rows = []
-        for uid, rollout in sorted(self._rollouts.items(), key=itemgetter(0)):
+        for rollout in self.rollouts():
             sample, segments, tokens = rollout.sample, rollout.segments, rollout.tokens
+            uid = sample.uid
             if uid in self._trained:
                 status = "trained"
             elif uid in self._dropped:
@@ -243,11 +247,7 @@ class Recorder:
         return _table(SampleRow, rows)
 
     def _segments_table(self) -> pa.Table:
-        rows = [
-            SegmentRow(uid, *s)
-            for uid, rollout in sorted(self._rollouts.items(), key=itemgetter(0))
-            for s in rollout.segments
-        ]
+        rows = [SegmentRow(rollout.sample.uid, *s) for rollout in self.rollouts() for s in rollout.segments]
         return _table(SegmentRow, rows)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -352,6 +352,16 @@ def _garbage_kept() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def gpus_for(scenario: Scenario, workers: int) -> int:
+    """The fewest GPUs that give a scenario's system so many rollout workers. Raises `InputError` if no number does."""
+    system, tp = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster.tp
+    for gpus in range(tp, 128 * workers * tp, tp):
+        with suppress(InputError):
+            if _split(gpus, tp, system)[0] == workers:
+                return gpus
+    raise InputError(f"system {system.name}: no number of GPUs gives {workers} rollout workers at tp {tp}; ask for others")
 
 
 def _longest_allowed(trace: Trace) -> int:

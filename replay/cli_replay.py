@@ -1,0 +1,160 @@
+"""`simrl replay`: a scenario on real vLLM engines, and what the simulator had predicted beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simrl.errors import InputError, StoppedError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from simrl.scenario import Scenario
+
+
+def replay(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="changes to the scenario, such as steps=2 seed=3"),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="rollout workers; the cluster is cut to what gives the system so many")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="the model's folder (default: the scenario's model)")] = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(help="a folder with the weights of policy version 0, 1, 2 … (repeat; the last one stays)"),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="the system to run; the scenario's only one if not given")] = None,
+    dispatch: Annotated[str | None, typer.Option(help="with this dispatch in place of its own")] = None,
+    speculation: Annotated[str | None, typer.Option(help="with this speculation in place of its own")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
+    dtype: Annotated[str, typer.Option(help="of the weights: auto, bfloat16, float32")] = "auto",
+    dummy: Annotated[bool, typer.Option("--dummy", help="random weights: the folder needs only a config.json")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="of a CPU engine")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of the sampling")] = 1.0,
+    ray: Annotated[
+        str | None, typer.Option(help="address of a Ray cluster to place the engines on, or 'local'")
+    ] = None,
+    step_deadline: Annotated[
+        float, typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung")
+    ] = 60.0,
+    start_deadline: Annotated[float, typer.Option(min=1.0, help="seconds that the engines have to start")] = 600.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="where the results go (default: results/NAME-replay)")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of tables")] = False,
+) -> None:
+    """Run a scenario's schedule on real vLLM engines and show measured beside predicted.
+
+    The same pipeline, dispatch and drafter objects that simulate the scenario run here on the clock of the wall: lengths are
+    the trace's, tokens are really generated, weights really loaded; training holds for the predicted time.
+    """
+    from rich.console import Console
+
+    from replay.replayer import ReplayConfig, check_replayable, engine_settings, process_fleet
+    from replay.replayer import replay as run_replay
+    from simrl.agreement import agree
+    from simrl.agreement_plot import plot_agreement
+    from simrl.agreement_table import print_agreement
+    from simrl.compare import MANIFEST
+    from simrl.files import write_whole_folder
+    from simrl.simulate import prepare, simulate_prepared
+    from simrl.trace import write_trace
+
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"--device {device}: choose cpu or cuda")
+    chosen = _scenario(scenario, overrides or [], system, dispatch, speculation, workers)
+    prepared = prepare(chosen)
+    config = ReplayConfig(
+        model=_folder(model or Path(chosen.model)),
+        weights=tuple(weights or ()),
+        device=device,
+        dtype=dtype,
+        dummy_weights=dummy,
+        temperature=temperature,
+        threads=threads,
+        step_deadline_s=step_deadline,
+        start_deadline_s=start_deadline,
+    )
+    check_replayable(prepared, config)
+    settings = engine_settings(prepared, config)
+    folder = output or Path("results") / f"{chosen.name}-{chosen.system.name}-replay"
+    said = Console(stderr=True, highlight=False)
+    with write_whole_folder(folder, MANIFEST) as temporary:
+        predicted = simulate_prepared(prepared)
+        said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {chosen.steps} updates; starting engines …")
+        logs = temporary / "logs"
+        logs.mkdir()
+        if ray is None:
+            fleet = process_fleet(prepared.workers, settings, config, logs)
+        else:
+            from replay.ray_link import ray_fleet
+
+            fleet = ray_fleet(prepared.workers, settings, config, ray)
+        with fleet, _progress() as progress:
+            task = progress.add_task("replaying: updates", total=chosen.steps)
+            measured = run_replay(prepared, fleet, config, lambda step: progress.update(task, completed=step + 1))
+        for name, result in (("predicted", predicted), ("measured", measured.result)):
+            (temporary / name).mkdir()
+            result.write(temporary / name)
+        if measured.trace is not None:
+            write_trace(measured.trace, temporary / "trace.parquet")
+        agreement = agree(predicted, measured.result)
+        text = json.dumps({"folder": str(folder), **agreement.as_json()}, indent=1)
+        (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
+        plot_agreement(predicted, measured.result, agreement, temporary / "agreement.png")
+    if as_json:
+        print(text)
+    else:
+        print_agreement(agreement, Console(highlight=False, markup=False))
+        for event in measured.result.metadata["replay"]["happened"]:
+            print(f"At {event['at_s']:.1f} s: {event['message']}.")
+        print(f"Training and rewards were held for the predicted time. Written to {folder}.")
+    if measured.stopped is not None:
+        why = str(measured.stopped) or "interrupted"
+        raise StoppedError(f"{why}; what was measured by then is in {folder}")
+
+
+def _scenario(
+    file: Path,
+    overrides: list[str],
+    system: str | None,
+    dispatch: str | None,
+    speculation: str | None,
+    workers: int | None,
+) -> Scenario:
+    from simrl.scenario import Choices, load_scenarios
+    from simrl.simulate import gpus_for
+
+    choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
+    scenarios = load_scenarios(file, overrides, system, choices)
+    if len(scenarios) > 1:
+        names = ", ".join(dict.fromkeys(s.system.name for s in scenarios))
+        raise InputError(f"{file}: {len(scenarios)} runs ({names}); a replay is of one: choose it with --system NAME")
+    chosen = scenarios[0]
+    if workers is None:
+        return chosen
+    cluster = chosen.cluster.model_copy(update={"gpus": gpus_for(chosen, workers)})
+    return chosen.model_copy(update={"cluster": cluster})
+
+
+def _folder(model: Path) -> Path:
+    """A model's folder, also where its config.json is named."""
+    folder = model.parent if model.name == "config.json" else model
+    if not (folder / "config.json").is_file():
+        raise InputError(f"model {model}: no folder with a config.json; name one with --model (a real engine needs it)")
+    return folder
+
+
+def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

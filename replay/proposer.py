@@ -8,8 +8,8 @@ vLLM asks for drafts at the end of a pass (`propose`), when the batch of the nex
 pass (an abort, a window, speculation switched off) can change what should be drafted. Nothing of the state has moved by then:
 where `stale` says so, `redraft` drafts anew, and `put_drafts` hands it to the scheduler.
 
-Who drives the engine calls `attach` and `configure` once; then, for each stay of a response, `begins` before it is submitted and
-`ends` when it is over. A request it was not told of (a warm-up) gets no drafts.
+Who drives the engine calls `attach` and `configure` once; then, for each stay of a response, `begins` before it is submitted
+and `ends` when it is over. A request it was not told of (a warm-up) gets no drafts.
 
 vLLM is known here by `batch_of` and `put_drafts` alone, which touch what 0.26 and 0.32 have alike; none of it is imported.
 """
@@ -53,10 +53,10 @@ Kind = Literal["none", "history", "ngram", "oracle", "fixed"]
 class DrafterSetup:
     """What drafts, how long, and when: plain data, to be sent to where the engine is.
 
-    "oracle" drafts the continuation that it is told, wrong from where the draws of `acceptance` say: forced acceptance. These are
-    the simulated engine's draws for a model drafter: with the same key both accept the same, as long as what is generated is
-    what was told (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window says, whatever they
-    are: to time verification.
+    "oracle" drafts the continuation that it is told, wrong from where the draws of `acceptance` say: forced acceptance. These
+    are the simulated engine's draws for a model drafter: with the same key both accept the same, as long as what is generated
+    is what was told (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window says, whatever
+    they are: to time verification.
 
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100 % (`batch_gate`), or TLT's.
     """

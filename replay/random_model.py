@@ -1,0 +1,131 @@
+"""Small random models for replays: Qwen3 in shape, nothing learnt, and yet responses that can be drafted from their history.
+
+Invariant: a model is a pure function of its arguments; a folder is written whole or not at all.
+
+A random transformer either repeats one token or never comes back to where it was. Three things make it something between:
+
+- `sharpness` scales the head: the entropy of the next token falls with it.
+- `memory` scales what attention adds. Next tokens then depend on the last ones and a little on all before; the more, the fewer
+  the places of an old response that tell how a new one goes on.
+- The head has no part along what a token leads to by itself, so that no token calls for itself again.
+
+Measured with the defaults and a nudge between epochs (6 prompts of 16 random tokens, 4 responses of 300 tokens an epoch; seeds
+0 and 1; acceptance is that of the paper's HistoSpec, accepted of drafted tokens, teacher-forced on the second epoch):
+
+    layers, hidden, vocab   entropy at T=1   different tokens in 300   acceptance at T=1   acceptance, greedy
+    2, 128,  512            0.50, 0.49 nat   134, 134                  0.49, 0.52          0.59, 0.75
+    2, 128, 2048            0.55, 0.54       219, 217                  0.48, 0.49          0.68, 0.71
+    4, 256,  512            0.45, 0.42       152, 148                  0.52, 0.50          0.61, 0.80
+    4, 256, 2048            0.53, 0.54       231, 232                  0.48, 0.48          0.55, 0.83
+
+No token followed itself. Entropy does not drift with the length. Greedy responses run into loops of tens of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from simrl.errors import InputError
+from simrl.files import write_whole_folder
+
+INITIALIZER_RANGE = 0.08
+_MANIFEST = "files.txt"
+
+
+def make_model(
+    folder: str | Path,
+    layers: int = 2,
+    hidden: int = 128,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab: int = 512,
+    seed: int = 0,
+    sharpness: float | None = None,
+    memory: float | None = None,
+    most_tokens: int = 8192,
+) -> Path:
+    """Writes a random model, float32, as a Hugging Face folder (config.json, model.safetensors); see the top of the module.
+
+    `sharpness` is 14 × √(128 / hidden) and `memory` 0.06 / layers unless given. Raises `InputError` for a shape that is none.
+    """
+    if hidden % (2 * heads) or heads % kv_heads or min(layers, vocab - 1, most_tokens) < 1:
+        raise InputError(
+            f"{layers} layers of {hidden} with {heads} heads, {kv_heads} of keys, and {vocab} tokens are no model; "
+            "let hidden be an even multiple of heads, heads a multiple of kv_heads, vocab at least 2"
+        )
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=most_tokens,
+        initializer_range=INITIALIZER_RANGE,
+        tie_word_embeddings=False,
+        dtype="float32",
+        architectures=["Qwen3ForCausalLM"],
+    )
+    model = Qwen3ForCausalLM(config)
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.dim() < 2:  # of a norm
+                weights.fill_(1.0)
+                continue
+            weights.normal_(0.0, INITIALIZER_RANGE, generator=draws)
+            if name.endswith("o_proj.weight"):
+                weights.mul_(0.06 / layers if memory is None else memory)
+        alone = model.model(torch.arange(vocab)[:, None]).last_hidden_state[:, 0]
+        head = model.lm_head.weight
+        head.sub_((head * alone).sum(1, keepdim=True) / (alone * alone).sum(1, keepdim=True) * alone)
+        head.mul_(14.0 * (128 / hidden) ** 0.5 if sharpness is None else sharpness)
+    with _quiet(), write_whole_folder(Path(folder), _MANIFEST) as temporary:
+        model.save_pretrained(temporary)
+    return Path(folder)
+
+
+def nudge(folder: str | Path, out: str | Path, scale: float = 0.01, seed: int = 1) -> Path:
+    """Writes the same model after a small random update, as the next policy version: each matrix gets noise of `scale` times
+    its own standard deviation. Raises `InputError` for a folder without a model."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    try:
+        with _quiet():
+            model = Qwen3ForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            )
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: holds no model ({str(error).splitlines()[0]}); name what make_model wrote"
+        ) from error
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.dim() >= 2:
+                weights.add_(torch.randn(weights.shape, generator=draws), alpha=scale * float(weights.std()))
+    with _quiet(), write_whole_folder(Path(out), _MANIFEST) as temporary:
+        model.save_pretrained(temporary)
+    return Path(out)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars."""
+    from transformers.utils import logging
+
+    shown: Any = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

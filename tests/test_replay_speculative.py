@@ -1,0 +1,98 @@
+"""Which drafter of a real engine a method of speculation is, and which method none can be."""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import prepared, scenario
+from token_traces import random_groups
+
+from replay.speculative import drafter_setup, forced_setup, own_config, speculative_config
+from simrl.errors import InputError
+from simrl.simulate import Prepared
+from simrl.speculation.gates import RATES
+from simrl.speculation.windows import Aimd, Mimd
+from simrl.trace import write_trace
+
+Of = Callable[[str | dict[str, Any]], Prepared]
+
+
+@pytest.fixture(scope="module")
+def of(tmp_path_factory: pytest.TempPathFactory) -> Of:
+    """A scenario with a method, on a trace with token ids."""
+    file = tmp_path_factory.mktemp("trace") / "trace.parquet"
+    write_trace(random_groups(0, epochs=2), file)
+    workload = {"trace": str(file)}
+    return lambda method: prepared(
+        scenario({"name": "verl_colocated", "speculation": method}, workload=workload, steps=2)
+    )
+
+
+def test_history_is_drafted_by_simrl_with_the_window_the_gate_and_the_rule_of_the_method(of: Of) -> None:
+    paper, code = of("histospec"), of("histospec_code")
+    assert speculative_config(paper) == own_config(32)
+    assert speculative_config(code) == own_config(16)
+    setup, other = drafter_setup(paper), drafter_setup(code)
+    assert setup is not None and other is not None
+    assert (setup.kind, setup.window, setup.history.branch) == ("history", Aimd(), "reward")
+    assert isinstance(setup.gate, tuple) and len(setup.gate) == RATES and max(setup.gate) > 0
+    assert (other.kind, other.window, other.gate, other.history.least_probability) == ("history", Mimd(), None, 0.1)
+
+
+def test_n_grams_are_vllms_own_unless_the_method_has_a_gate_or_a_window_that_moves(of: Of) -> None:
+    plain, moving = of("ngram"), of({"name": "ngram", "window": {"kind": "aimd"}})
+    assert speculative_config(plain)["method"] == "ngram"
+    assert drafter_setup(plain) is None
+    for one, ngram in ((plain, "simrl"), (moving, "vllm")):
+        setup = drafter_setup(one, ngram)  # type: ignore[arg-type]
+        assert setup is not None and setup.kind == "ngram"
+        assert speculative_config(one, ngram)["method"] == "custom_class"  # type: ignore[arg-type]
+
+
+def test_a_draft_model_is_vllms_own_from_a_folder(of: Of, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'qwen2.5-0.5b' is none; give model: FOLDER"):
+        speculative_config(of("draft_model"))
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    config = speculative_config(of("draft_model"), draft_folder=tmp_path)
+    assert config == {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 4}
+    assert drafter_setup(of("draft_model")) is None
+
+
+@pytest.mark.skipif(find_spec("arctic_inference") is not None, reason="arctic-inference is installed")
+def test_suffix_decoding_says_what_to_install(of: Of) -> None:
+    with pytest.raises(InputError, match="pip install arctic-inference"):
+        speculative_config(of("srt"))
+
+
+def test_forced_acceptance_is_that_of_the_scenario_position_by_position(of: Of) -> None:
+    one = of("draft_model")
+    setup = forced_setup(one)
+    assert one.drafts is not None and setup.acceptance is not None
+    assert setup.acceptance == one.drafts.acceptance
+    rates = own_config(4, setup.acceptance)["synthetic_acceptance_rates"]
+    by_position = [setup.acceptance.by_position[min(i, len(setup.acceptance.by_position) - 1)] for i in range(4)]
+    assert rates == pytest.approx(np.cumprod(by_position))
+    with pytest.raises(InputError, match="choose draft_model"):
+        forced_setup(of("histospec"))
+
+
+@pytest.mark.parametrize(
+    ("method", "remedy"),
+    [
+        ("tlt", "not trees that a bandit chooses; choose draft_model"),
+        ("specactor", "decoupled: false"),
+        ("spec_rl", "choose histospec"),
+        ("das", "choose histospec"),
+        ("siblings", "choose srt"),
+        ({"name": "srt", "gate": "batch"}, "leave out gate and window"),
+        ({"name": "draft_model", "window": {"kind": "aimd"}}, "leave out gate and window"),
+    ],
+)
+def test_what_no_engine_does_is_refused_with_a_remedy(of: Of, method: str | dict[str, Any], remedy: str) -> None:
+    for told in (speculative_config, drafter_setup):
+        with pytest.raises(InputError, match=remedy):
+            told(of(method))

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from simrl import cli_acceptance, cli_allocate, cli_profile, cli_speculation, cli_systems, cli_trace
+from simrl import cli_acceptance, cli_agreement, cli_allocate, cli_profile, cli_speculation, cli_systems, cli_trace
 from simrl.errors import InputError, StoppedError, first_line
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -70,6 +70,7 @@ OutputFolder = Annotated[
     epilog="Examples:  simrl compare experiments/quickstart.yaml   |   "
     "simrl compare experiments/quickstart.yaml cluster.gpus=128 seed=3 'systems=\\[split,{name: areal, eta: 4}]'   |   "
     "simrl compare experiments/quickstart.yaml --pipeline areal --pipeline rhymerl --speculation none --speculation histospec"
+    "   |   simrl compare scenario.yaml --measured results/replay"
 )
 def compare(
     scenario: ScenarioFile,
@@ -77,6 +78,12 @@ def compare(
     pipeline: Pipelines = None,
     dispatch: Dispatches = None,
     speculation: Speculations = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="a result folder, such as a replay's, to compare with SCENARIO: one with one system, or a result folder too"
+        ),
+    ] = None,
     output: OutputFolder = None,
     jobs: Annotated[int, typer.Option(min=1, help="simulations at the same time")] = os.cpu_count() or 1,
     as_json: AsJson = False,
@@ -87,6 +94,9 @@ def compare(
     from simrl.table import print_comparison
 
     choices = Choices(pipeline or (), dispatch or (), speculation or ())
+    if measured is not None:
+        cli_agreement.compare_with_measured(scenario, measured, overrides or [], choices, output, as_json)
+        return
     scenarios = load_scenarios(scenario, overrides or [], choices=choices)
     folder = output or Path("results") / scenarios[0].name
     replaced = (folder / "comparison.json").exists()

@@ -3,6 +3,7 @@ end of the last update. That leaves the first filling of the pipelines out; whet
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,13 @@ def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool
         for rollout in (True, False)
         for code, name in enumerate(names)
     }
+
+
+def rollout_bubble(gpu_s: Mapping[tuple[bool, str], float]) -> float:
+    """Share of idle GPU-seconds, of those of `gpu_seconds`, on GPUs that roll out; their training and switching (colocated) not
+    counted."""
+    kinds = ("rollout", "load_weights", "train_drafter", "idle")
+    return gpu_s.get((True, "idle"), 0.0) / sum(gpu_s.get((True, kind), 0.0) for kind in kinds)
 
 
 def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -> dict[str, Any]:
@@ -68,8 +76,6 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     )
     gpu_s = gpu_seconds(result, start_s, end_s)
     gpus = int(result.metadata["gpus"])
-    rollout_kinds = ("rollout", "load_weights", "train_drafter", "idle")
-    rollout_s = sum(v for (rolls, kind), v in gpu_s.items() if rolls and kind in rollout_kinds)
     train_s = sum(v for (rolls, _), v in gpu_s.items() if not rolls)
     ages = steps.column("off_policyness_mean").to_numpy()
     tokens = steps.column("response_tokens").to_numpy()
@@ -86,7 +92,7 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
         "samples_per_s": samples / seconds,
         "tokens_per_s": (prompt + response) / seconds,
         "step_s": seconds / steps.num_rows,
-        "rollout_bubble": gpu_s.get((True, "idle"), 0.0) / rollout_s,
+        "rollout_bubble": rollout_bubble(gpu_s),
         "train_idle": gpu_s.get((False, "idle"), 0.0) / train_s if train_s else 0.0,
         "off_policyness_mean": float(np.average(ages, weights=tokens)),
         "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),

@@ -75,7 +75,7 @@ def plot_timeline(result: Result, path: str | Path, steps: int = 3, first_step: 
     those of `metrics.summary`, over the whole run after its warm-up; the shares below are of the GPU time shown. Raises
     `InputError` for steps that the run does not have, and for a path that is no .png or cannot be written.
     """
-    _save(timeline_figure(result, steady_window(result, steps, first_step)), Path(path))
+    save_png(timeline_figure(result, steady_window(result, steps, first_step)), Path(path))
 
 
 def plot_comparison(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
@@ -84,7 +84,7 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None
     Beside each bar stands what the speed comes with: bubbles and off-policyness; the fastest of a variant in bold. Raises
     `InputError` without rows, and for a path that is no .png or cannot be written.
     """
-    _save(comparison_figure(rows), Path(path))
+    save_png(comparison_figure(rows), Path(path))
 
 
 def timeline_figure(result: Result, window: Window) -> Figure:
@@ -157,13 +157,13 @@ def comparison_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         group = [row for row in rows if row["variant"] == variant]
         best = max(row["samples_per_s"] for row in group)
         if variant:
-            axes.text(0.15 / width, line + 0.75, _plain(variant), fontweight="bold", backgroundcolor=PAPER, **text)
+            axes.text(0.15 / width, line + 0.75, plain(variant), fontweight="bold", backgroundcolor=PAPER, **text)
         line += heads[variant]
         for row in group:
             color = BAR_COLORS[systems.index(row["system"]) % len(BAR_COLORS)]
             axes.barh(line + 0.5, row["samples_per_s"], height=0.78, color=color)
             weight = "bold" if row["samples_per_s"] == best else "normal"
-            axes.text((names - 0.1) / width, line + 0.5, _plain(row["system"]), ha="right", fontweight=weight, **text)
+            axes.text((names - 0.1) / width, line + 0.5, plain(row["system"]), ha="right", fontweight=weight, **text)
             for x, (_, _, cell) in zip(ends, COLUMNS, strict=True):
                 axes.text(x, line + 0.5, cell.format(**row), ha="right", fontweight=weight, **text)
             line += 1
@@ -287,8 +287,8 @@ def _write_title(figure: Figure, result: Result) -> None:
     )
     height = figure.get_figheight()
     place: dict[str, Any] = {"va": "top", "color": INK}
-    figure.text(0.012, 1 - 0.10 / height, _plain(name), fontsize="x-large", fontweight="bold", **place)
-    figure.text(0.012, 1 - 0.41 / height, _plain(setting), **place)
+    figure.text(0.012, 1 - 0.10 / height, plain(name), fontsize="x-large", fontweight="bold", **place)
+    figure.text(0.012, 1 - 0.41 / height, plain(setting), **place)
     figure.text(0.012, 1 - 0.63 / height, averages, **place)
 
 
@@ -346,12 +346,13 @@ def _thousands(value: float, _position: int | None = None) -> str:
     return f"{value:,.0f}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text in which matplotlib finds no formula."""
     return text.replace("$", r"\$")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_png(figure: Figure, path: Path) -> None:
+    """The same figure gives the same bytes."""
     if path.suffix.lower() != ".png":
         raise InputError(f"{path}: this picture is written as PNG; name it .png")
     with write_whole_file(path) as temporary:

@@ -1,0 +1,345 @@
+"""Agreement: how far a measured run is from the predicted one, in time and in what was decided.
+
+Invariant: computed from the tables of two results alone, over the samples that finished in both. So any two runs of one
+schedule on one trace can be compared: a simulation with a replay, also an interrupted one, and two repeats with each other.
+
+Most errors are on the *rollout clock*: the seconds up to an instant in which at least one worker rolled out. Training that is
+held for a stated time in both runs would dilute an error of the wall clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import permutations
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.decisions import Difference, differences
+from simrl.errors import InputError
+from simrl.metrics import gpu_seconds, rollout_bubble
+from simrl.result import Result
+from simrl.run_view import Floats, Ints, RunView, view_run
+from simrl.timeline import spans
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Both(Generic[T]):
+    """The same of the two runs."""
+
+    predicted: T
+    measured: T
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is compared as a whole; None where there is nothing.
+
+    rollout_s, wall_s  rollout clock and wall clock at the last update that both runs made
+    bubble             share of idle GPU time of rollout workers (`metrics.rollout_bubble`), from the start of the first rollout
+                       to the end of the last
+    acceptance         accepted / drafted tokens, and
+    accept_length      tokens that a pass with a draft yields, both of the samples that finished in both runs
+    """
+
+    rollout_s: Both[float | None]
+    wall_s: Both[float | None]
+    bubble: Both[float | None]
+    acceptance: Both[float | None]
+    accept_length: Both[float | None]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Predicted against measured; None where there is nothing to compare.
+
+    makespan_err       (predicted - measured) / measured of the rollout clock
+    wall_err           the same of the wall clock: training, rewards and waiting are in it
+    sample_mape        mean |predicted - measured| / measured of when a sample finished, on the rollout clock
+    latency_mape       the same of its seconds from start to finish, on the wall clock
+    bubble_err         predicted - measured
+    acceptance_err     predicted - measured
+    accept_length_err  (predicted - measured) / measured
+    """
+
+    makespan_err: float | None
+    wall_err: float | None
+    sample_mape: float | None
+    latency_mape: float | None
+    bubble_err: float | None
+    acceptance_err: float | None
+    accept_length_err: float | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a worker did for the samples of one policy update.
+
+    From the start of the first of these samples at the worker to the end of the last: seconds since the start of the run; the
+    tokens it generated of them; the samples that were at the worker meanwhile, whichever update they are for, as a mean over
+    the time it rolled out; the tokens that a pass with a draft yielded (of the samples that finished there; None without
+    drafts); the weights that generated the tokens.
+    """
+
+    started_s: float
+    ended_s: float
+    tokens: int
+    batch: float
+    accept_length: float | None
+    policy_versions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of a policy update at one worker, or at all (`worker` is None). None in a run in which there were none."""
+
+    step: int
+    worker: int | None
+    predicted: Share | None
+    measured: Share | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Predicted against measured.
+
+    `updates` that either run made; samples that finished in both, or in one of them only; the figures and their errors; the
+    updates that both runs made, as a whole (`steps`) and by worker (`parts`); the differences, in time.
+    """
+
+    workers: int
+    updates: Both[int]
+    samples: int
+    finished_in_one: Both[int]
+    figures: Figures
+    errors: Errors
+    near_tie_s: float
+    steps: tuple[Part, ...]
+    parts: tuple[Part, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def real_differences(self) -> tuple[Difference, ...]:
+        """Those that are no near-ties."""
+        return tuple(d for d in self.differences if d.near_tie_ms is None)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far repeats of one run are from each other: sizes of the errors over all pairs, either way round."""
+
+    repeats: int
+    largest: Errors
+    mean: Errors
+
+
+def agree(predicted: Result, measured: Result, near_tie_s: float | None = None) -> Agreement:
+    """Compares two runs of one schedule on one trace.
+
+    Two events of a run that are no more than `near_tie_s` apart may change places. By default it is the time of two passes, as
+    a command waits for the end of one, in either run. Raises `InputError` for runs of different systems or traces, or on
+    different numbers of workers.
+    """
+    p, m = view_run(predicted), view_run(measured)
+    uids = _finished_in_both(p, m)
+    figures = _figures(p, m, uids)
+    tie_s = 2 * max(_pass_s(p), _pass_s(m)) if near_tie_s is None else near_tie_s
+    updates = min(len(p.updated_s), len(m.updated_s))
+    places: list[int | None] = [None, *range(p.workers)]
+    parts = [
+        part
+        for step in range(updates)
+        for worker in places
+        if (part := Part(step, worker, _share(p, step, worker), _share(m, step, worker))).predicted or part.measured
+    ]
+    return Agreement(
+        workers=p.workers,
+        updates=Both(len(p.updated_s), len(m.updated_s)),
+        samples=len(uids),
+        finished_in_one=Both(len(p.finished_s) - len(uids), len(m.finished_s) - len(uids)),
+        figures=figures,
+        errors=_errors(p, m, uids, figures),
+        near_tie_s=tie_s,
+        steps=tuple(part for part in parts if part.worker is None),
+        parts=tuple(part for part in parts if part.worker is not None),
+        differences=tuple(sorted(differences(p, m, uids, tie_s), key=lambda d: d.at_s)),
+    )
+
+
+def repeat_spread(results: Sequence[Result]) -> Spread:
+    """The errors between repeats of one run, to be read beside those of a prediction. Raises `InputError` for one."""
+    if len(results) < 2:
+        raise InputError(f"{len(results)} run has no spread; repeat it")
+    views = [view_run(result) for result in results]
+    pairs = [(a, b, _finished_in_both(a, b)) for a, b in permutations(views, 2)]
+    found = [_errors(a, b, uids, _figures(a, b, uids)) for a, b, uids in pairs]
+    sizes = {
+        field.name: [abs(e) for each in found if (e := getattr(each, field.name)) is not None]
+        for field in fields(Errors)
+    }
+    return Spread(
+        repeats=len(results),
+        largest=Errors(**{name: max(values, default=None) for name, values in sizes.items()}),
+        mean=Errors(**{name: sum(values) / len(values) if values else None for name, values in sizes.items()}),
+    )
+
+
+def finished_on_clock(predicted: Result, measured: Result) -> tuple[Ints, Floats, Floats]:
+    """The samples that finished in both (uids) and when, on the rollout clock of either run."""
+    p, m = view_run(predicted), view_run(measured)
+    uids = _finished_in_both(p, m)
+    return np.array(uids, np.int64), _completions(p, uids), _completions(m, uids)
+
+
+def _finished_in_both(p: RunView, m: RunView) -> list[int]:
+    """Their uids; raises `InputError` for runs that cannot be compared."""
+    systems = p.result.metadata.get("system"), m.result.metadata.get("system")
+    if None not in systems and systems[0] != systems[1]:
+        raise InputError(f"predicted is {systems[0]}, measured {systems[1]}; compare two runs of one system")
+    if p.workers != m.workers:
+        raise InputError(
+            f"predicted has {p.workers} rollout worker{'s' * (p.workers != 1)}, measured {m.workers}; "
+            "compare runs on the same number"
+        )
+    uids = sorted(p.finished_s.keys() & m.finished_s.keys())
+    tokens = [dict(zip(v.samples["uid"].tolist(), v.samples["generated_tokens"].tolist(), strict=True)) for v in (p, m)]
+    for uid in sorted(p.names.keys() & m.names.keys()):
+        if p.names[uid] != m.names[uid]:
+            raise InputError(
+                f"sample {uid} is {p.name(uid)} (prompt/sample/epoch) predicted and {m.name(uid)} measured: runs of "
+                "different traces; compare two of one trace"
+            )
+    for uid in uids:
+        if tokens[0][uid] != tokens[1][uid]:
+            raise InputError(
+                f"sample {p.name(uid)} (prompt/sample/epoch) has {tokens[0][uid]} tokens predicted and {tokens[1][uid]} "
+                "measured: runs of different traces, or seeds; compare two of one trace"
+            )
+    return uids
+
+
+# How far the times are apart.
+
+
+def _figures(p: RunView, m: RunView, uids: Sequence[int]) -> Figures:
+    until = Both(_until(p, m, uids), _until(m, p, uids))
+    rates = [_draft_rates(view, np.isin(view.samples["uid"], uids)) for view in (p, m)]
+    return Figures(
+        rollout_s=Both(float(p.clock(until.predicted)) or None, float(m.clock(until.measured)) or None),
+        wall_s=Both(until.predicted or None, until.measured or None),
+        bubble=Both(_bubble(p, until.predicted), _bubble(m, until.measured)),
+        acceptance=Both(rates[0][0], rates[1][0]),
+        accept_length=Both(rates[0][1], rates[1][1]),
+    )
+
+
+def _errors(p: RunView, m: RunView, uids: Sequence[int], figures: Figures) -> Errors:
+    latencies = [np.array([v.finished_s[uid] - v.started_s[uid] for uid in uids]) for v in (p, m)]
+    return Errors(
+        makespan_err=_relative(figures.rollout_s),
+        wall_err=_relative(figures.wall_s),
+        sample_mape=_mape(_completions(p, uids), _completions(m, uids)),
+        latency_mape=_mape(*latencies),
+        bubble_err=_apart(figures.bubble),
+        acceptance_err=_apart(figures.acceptance),
+        accept_length_err=_relative(figures.accept_length),
+    )
+
+
+def _until(view: RunView, other: RunView, uids: Sequence[int]) -> float:
+    """Where the run made the last update that both made; without one, where the last sample of both finished."""
+    updates = min(len(view.updated_s), len(other.updated_s))
+    if updates:
+        return float(view.updated_s[updates - 1])
+    return max((view.finished_s[uid] for uid in uids), default=0.0)
+
+
+def _completions(view: RunView, uids: Sequence[int]) -> Floats:
+    return np.asarray(view.clock([view.finished_s[uid] for uid in uids]), np.float64)
+
+
+def _bubble(view: RunView, until_s: float) -> float | None:
+    rolled = spans(view.result).within(0.0, until_s)
+    rolled = rolled.where(np.array([kind == "rollout" for kind in rolled.kinds], bool)[rolled.kind])
+    if not len(rolled.kind):
+        return None
+    first_s, last_s = float(rolled.started_s.min()), float(rolled.ended_s.max())
+    return rollout_bubble(gpu_seconds(view.result, first_s, last_s))
+
+
+def _draft_rates(view: RunView, chosen: NDArray[np.bool_]) -> tuple[float | None, float | None]:
+    """Accepted / drafted tokens of some samples, and tokens that a pass with a draft yields; None without drafts."""
+    drafted, accepted, verifications, verified = (
+        int(view.samples[name][chosen].sum())
+        for name in ("drafted_tokens", "accepted_tokens", "verifications", "verified_tokens")
+    )
+    return accepted / drafted if drafted else None, verified / verifications if verifications else None
+
+
+def _relative(both: Both[float | None]) -> float | None:
+    if both.predicted is None or not both.measured:
+        return None
+    return both.predicted / both.measured - 1
+
+
+def _apart(both: Both[float | None]) -> float | None:
+    return None if both.predicted is None or both.measured is None else both.predicted - both.measured
+
+
+def _mape(predicted: Floats, measured: Floats) -> float | None:
+    some = measured > 0
+    if not some.any():
+        return None
+    return float(np.mean(np.abs(predicted[some] - measured[some]) / measured[some]))
+
+
+# Updates and workers.
+
+
+def _share(view: RunView, step: int, worker: int | None) -> Share | None:
+    segments, samples = view.segments, view.samples
+    mine = segments["trained_step"] == step
+    theirs = samples["trained_step"] == step
+    if worker is not None:
+        mine &= segments["worker"] == worker
+        theirs &= samples["worker"] == worker
+    if not mine.any():
+        return None
+    started_s, ended_s = float(segments["started_s"][mine].min()), float(segments["ended_s"][mine].max())
+    return Share(
+        started_s=started_s,
+        ended_s=ended_s,
+        tokens=int(segments["tokens"][mine].sum()),
+        batch=_batch(view, range(view.workers) if worker is None else (worker,), started_s, ended_s),
+        accept_length=_draft_rates(view, theirs)[1],
+        policy_versions=tuple(np.unique(segments["policy_version"][mine]).tolist()),
+    )
+
+
+def _batch(view: RunView, workers: Sequence[int], start_s: float, end_s: float) -> float:
+    """Samples at a worker while it rolls out: the mean over its time, in the window, and over the workers."""
+    samples_s, rollout_s = 0.0, 0.0
+    for worker in workers:
+        clock, here = view.clocks[worker], view.segments["worker"] == worker
+        first, last = clock(start_s), clock(end_s)
+        begins, ends = (np.clip(clock(view.segments[n][here]), first, last) for n in ("started_s", "ended_s"))
+        samples_s += float((ends - begins).sum())
+        rollout_s += float(last - first)
+    return samples_s / rollout_s if rollout_s else 0.0
+
+
+def _pass_s(view: RunView) -> float:
+    """The median of what a token took a sample, times the tokens that a pass yields."""
+    tokens = view.segments["tokens"]
+    if not len(tokens):
+        return 0.0
+    token_s = float(np.median((view.segments["ended_s"] - view.segments["started_s"]) / np.maximum(tokens, 1)))
+    return token_s * (_draft_rates(view, np.ones(len(view.samples["uid"]), bool))[1] or 1.0)

@@ -1,0 +1,286 @@
+"""What two runs of one schedule decided otherwise, and whether a near-tie explains it.
+
+Invariant: from the tables alone, and about samples that finished in both runs: which workers they went to, in which order they
+started at one, which weights made them; and which weights each worker loaded. A difference is a near-tie only if two events at
+hand, hardly apart in one run, came in another order in the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from simrl.run_view import Floats, Ints, Load, RunView
+
+Moment = tuple[float, float]  # seconds since the start of the run: predicted, measured
+
+# Of what comes at one instant, a sample that ends there is first, and one that starts meets the weights that are loaded there.
+FINISH, CHANGE, START = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that was decided otherwise, told in a sentence.
+
+    kind         "worker" (which worker a sample went to), "migration" (to which others then), "order" (which of two samples
+                 started first at a worker), "loads" (which weights a worker loaded), "versions" (which weights made a sample)
+    at_s         when, in the predicted run; in the measured one, of what only that one has
+    near_tie_ms  None for a real difference; else the gap between two events, hardly apart, that changed places where the runs
+                 parted
+    """
+
+    kind: str
+    worker: int | None
+    uid: int | None
+    text: str
+    at_s: float
+    near_tie_ms: float | None
+
+
+class _Stay(NamedTuple):
+    """What begins at an instant: a stay at a worker, tokens under a version."""
+
+    value: int
+    started_s: float
+
+
+_Begun = Sequence[_Stay] | Sequence[Load]
+
+
+def differences(p: RunView, m: RunView, uids: Sequence[int], tie_s: float) -> Iterator[Difference]:
+    """Of a predicted and a measured run, about the samples `uids`. Events within `tie_s` may change places."""
+    stays = (_by_sample(p, "worker"), _by_sample(m, "worker"))
+    versions = (_by_sample(p, "policy_version"), _by_sample(m, "policy_version"))
+    places = {uid: sorted({s.value for run in stays for s in run.get(uid, ())}) for uid in uids}
+    of_sample = {uid: _sample_events(p, m, uid) for uid in uids}
+    loads = [_load_events(worker, p.loads[worker], m.loads[worker]) for worker in range(p.workers)]
+    at_worker = [
+        _Events.joined([loads[worker], *(of_sample[uid] for uid in uids if worker in places[uid])])
+        for worker in range(p.workers)
+    ]
+    of_run = _run_events(p, m)
+    for uid in uids:
+        started_s, finished_s = (p.started_s[uid], m.started_s[uid]), (p.finished_s[uid], m.finished_s[uid])
+        here, there = stays[0].get(uid, []), stays[1].get(uid, [])
+        if decided_s := _parting(here, there):
+            moved = here[:1] and there[:1] and here[0].value == there[0].value
+            text = f"sample {p.name(uid)}: worker {_values(here)} (predicted), {_values(there)} (measured)"
+            rivals = _Events.joined([of_run, *(at_worker[worker] for worker in places[uid])])
+            yield rivals.difference(
+                "migration" if moved else "worker", uid, text, decided_s, [_or(decided_s, finished_s)], tie_s
+            )
+        here, there = versions[0].get(uid, []), versions[1].get(uid, [])
+        if decided_s := _parting(here, there):
+            text = f"sample {p.name(uid)}: made by weights {_values(here)} (predicted), {_values(there)} (measured)"
+            rivals = _Events.joined([of_sample[uid], *(loads[worker] for worker in places[uid])])
+            yield rivals.difference("versions", uid, text, decided_s, [decided_s, started_s, finished_s], tie_s)
+    for worker in range(p.workers):
+        rivals = _Events.joined([of_run, at_worker[worker]])
+        yield from _other_loads(p, m, worker, rivals, tie_s)
+        yield from _other_orders(p, uids, worker, stays, tie_s)
+
+
+def _by_sample(view: RunView, column: str) -> dict[int, list[_Stay]]:
+    """By uid, the values of a column of the segments where they change."""
+    found: dict[int, list[_Stay]] = {}
+    table = view.segments
+    for uid, value, at_s in zip(*(table[n].tolist() for n in ("uid", column, "started_s")), strict=True):
+        mine = found.setdefault(uid, [])
+        if not mine or mine[-1].value != value:
+            mine.append(_Stay(value, at_s))
+    return found
+
+
+def _parting(predicted: _Begun, measured: _Begun) -> Moment | None:
+    """When, in either run, the first value begins that the other does not have there: infinitely late where there is none; None
+    if all are the same."""
+    if [each.value for each in predicted] == [each.value for each in measured]:
+        return None
+    first = _first_other(predicted, measured)
+    return (
+        predicted[first].started_s if first < len(predicted) else math.inf,
+        measured[first].started_s if first < len(measured) else math.inf,
+    )
+
+
+def _or(decided_s: Moment, otherwise_s: Moment) -> Moment:
+    """The second where the first never was."""
+    return (
+        decided_s[0] if math.isfinite(decided_s[0]) else otherwise_s[0],
+        decided_s[1] if math.isfinite(decided_s[1]) else otherwise_s[1],
+    )
+
+
+def _first_other(predicted: _Begun, measured: _Begun) -> int:
+    shorter = min(len(predicted), len(measured))
+    return next((i for i in range(shorter) if predicted[i].value != measured[i].value), shorter)
+
+
+def _values(stays: Sequence[_Stay]) -> str:
+    return ", then ".join(str(each.value) for each in stays) or "none"
+
+
+def _other_loads(p: RunView, m: RunView, worker: int, rivals: _Events, tie_s: float) -> Iterator[Difference]:
+    """Of a run that was interrupted, only the loads that it came to are compared."""
+    here, there = p.loads[worker], m.loads[worker]
+    if len(p.updated_s) > len(m.updated_s):
+        here = here[: len(there)]
+    elif len(m.updated_s) > len(p.updated_s):
+        there = there[: len(here)]
+    if decided_s := _parting(here, there):
+        i = _first_other(here, there)
+        loaded = [f"version {run[i].value}" if i < len(run) else "none" for run in (here, there)]
+        text = f"worker {worker}: its load {i + 1} of weights is {loaded[0]} (predicted), {loaded[1]} (measured)"
+        yield rivals.difference("loads", worker, text, decided_s, [decided_s], tie_s)
+
+
+def _other_orders(
+    p: RunView,
+    uids: Sequence[int],
+    worker: int,
+    stays: tuple[dict[int, list[_Stay]], dict[int, list[_Stay]]],
+    tie_s: float,
+) -> Iterator[Difference]:
+    """Samples that started at the worker in both runs, in another order. What starts within `tie_s` in both has none.
+
+    Each sample is compared with the one that, of those before it in the prediction, starts last in the measurement; all that
+    overtook the same sample are one difference.
+    """
+    first = [
+        {uid: next((s.started_s for s in found.get(uid, ()) if s.value == worker), None) for uid in uids}
+        for found in stays
+    ]
+    common = [uid for uid in uids if first[0][uid] is not None and first[1][uid] is not None]
+    common.sort(key=lambda uid: (first[0][uid], first[1][uid]))
+    p_s, m_s = (np.array([run[uid] for uid in common], np.float64) for run in first)
+    if len(common) < 2:
+        return
+    last = _last_so_far(m_s)
+    found: list[tuple[int, int, bool]] = []  # overtaken, overtaking, really so
+    for i in range(1, len(common)):
+        before = int(np.searchsorted(p_s[:i], p_s[i] - tie_s, "left"))  # these start well before it in the prediction
+        clear, near = (last[before - 1] if before else -1), last[int(np.searchsorted(p_s[:i], p_s[i], "left")) - 1]
+        if clear >= 0 and m_s[clear] > m_s[i] + tie_s:
+            found.append((int(clear), i, True))
+        elif clear >= 0 and m_s[clear] > m_s[i]:
+            found.append((int(clear), i, False))
+        elif p_s[i] > p_s[0] and m_s[near] > m_s[i] + tie_s:
+            found.append((int(near), i, False))
+    for (slow, real), same in groupby(sorted(found, key=lambda f: (f[0], f[2], f[1])), key=lambda f: (f[0], f[2])):
+        fast = [i for _, i, _ in same]
+        gaps = [min(p_s[i] - p_s[slow], m_s[slow] - m_s[i]) for i in fast]
+        others = f" and {len(fast) - 1} others" if len(fast) > 1 else ""
+        text = (
+            f"worker {worker}: sample {p.name(common[slow])} starts before {p.name(common[fast[0]])}{others} (predicted), "
+            "after (measured)"
+        )
+        tie_ms = None if real else 1000 * float(max(gaps))
+        yield Difference("order", worker, common[slow], _tied(text, tie_ms, "they start"), float(p_s[slow]), tie_ms)
+
+
+def _last_so_far(values: Floats) -> Ints:
+    """For each place, where the largest value up to it stands."""
+    largest = np.maximum.accumulate(values)
+    new = np.r_[True, values[1:] > largest[:-1]]
+    return np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))
+
+
+class _Events(NamedTuple):
+    """What may have decided something, as it came in both runs: (predicted, measured) seconds, infinite where it did not."""
+
+    said: list[str]
+    at_s: Floats
+    rank: Ints  # which of two at one instant is first: FINISH, CHANGE or START
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Events]) -> _Events:
+        return cls(
+            [said for part in parts for said in part.said],
+            np.concatenate([np.empty((0, 2)), *(part.at_s for part in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(part.rank for part in parts)]),
+        )
+
+    def difference(
+        self, kind: str, where: int | None, text: str, decided_s: Moment, about_s: Sequence[Moment], tie_s: float
+    ) -> Difference:
+        """Of a decision on a sample (with kind "loads", on a worker) that fell at these seconds of the two runs. What may have
+        turned it lies within `tie_s` of one of `about_s`."""
+        tie_ms, which = self._near_tie(decided_s, about_s, tie_s, reacts=kind != "versions")
+        at_s = decided_s[0] if math.isfinite(decided_s[0]) else decided_s[1]
+        worker, uid = (where, None) if kind == "loads" else (None, where)
+        return Difference(kind, worker, uid, _tied(text, tie_ms, which), at_s, tie_ms)
+
+    def _near_tie(
+        self, decided_s: Moment, about_s: Sequence[Moment], tie_s: float, reacts: bool
+    ) -> tuple[float | None, str]:
+        """The two closest of these events (the decision is one) that came in one order in one run and in another in the other.
+
+        One of the two is of a sample. Two samples that finish at one instant may be seen in either order.
+        """
+        with np.errstate(invalid="ignore"):  # what comes in neither run is around nothing
+            from_s = np.abs(self.at_s[:, None, :] - np.array(about_s)[None, :, :])
+            around = np.flatnonzero((from_s <= tie_s).any(axis=(1, 2)))
+            at_s = np.vstack([self.at_s[around], decided_s])
+            apart_s = at_s[:, None, :] - at_s[None, :, :]
+        rank = np.r_[self.rank[around], START]
+        ranked = np.sign(rank[:, None] - rank[None, :])[..., None]
+        order = np.where(apart_s == 0, ranked, np.sign(apart_s))
+        turned = order[..., 0] * order[..., 1]
+        finish = rank == FINISH
+        one_instant = (turned == 0) & (order != 0).any(axis=-1) & finish[:, None] & finish[None, :]
+        changes = (rank[:, None] == CHANGE) & (rank[None, :] == CHANGE)
+        gaps_s = np.abs(apart_s)
+        if (
+            reacts
+        ):  # a start soon after an end or a change follows from it: what counts is by how much it came first elsewhere
+            starts = (rank[:, None] == START) & (rank[None, :] != START)
+            follows = starts[..., None] & (order > 0)
+            gaps_s = np.where(follows | follows.transpose(1, 0, 2), math.inf, gaps_s)
+        gaps_s = np.where(((turned < 0) & ~changes) | one_instant, gaps_s.min(axis=-1), math.inf)
+        i, j = sorted(divmod(int(np.argmin(gaps_s)), len(at_s)))
+        if not gaps_s[i, j] <= tie_s:
+            return None, ""
+        first, second = ([*(self.said[k] for k in around), "this choice"][k] for k in (i, j))
+        return 1000 * float(gaps_s[i, j]), f"{first} and {second} are"
+
+
+def _events(said: Sequence[str], at_s: Sequence[Sequence[float]], rank: int) -> _Events:
+    return _Events(list(said), np.array(at_s, np.float64).reshape(-1, 2), np.full(len(said), rank))
+
+
+def _sample_events(p: RunView, m: RunView, uid: int) -> _Events:
+    starts = _events([f"the start of {p.name(uid)}"], [(p.started_s[uid], m.started_s[uid])], START)
+    ends = _events([f"the end of {p.name(uid)}"], [(p.finished_s[uid], m.finished_s[uid])], FINISH)
+    return _Events.joined([starts, ends])
+
+
+def _load_events(worker: int, predicted: Sequence[Load], measured: Sequence[Load]) -> _Events:
+    """Start and end of each load, as nothing is generated in between. A version's nth load in one run belongs to its nth in the
+    other."""
+    times: dict[tuple[int, int, int], list[float]] = {}
+    for run, loads in enumerate((predicted, measured)):
+        seen: Counter[int] = Counter()
+        for version, *at_s in loads:
+            for edge in (0, 1):
+                times.setdefault((version, seen[version], edge), [math.inf, math.inf])[run] = at_s[edge]
+            seen[version] += 1
+    return _events(
+        [f"worker {worker}'s load of version {version}" for version, *_ in times], list(times.values()), CHANGE
+    )
+
+
+def _run_events(p: RunView, m: RunView) -> _Events:
+    updates = list(zip_longest(p.updated_s.tolist(), m.updated_s.tolist(), fillvalue=math.inf))
+    said = [*(f"the end of update {i}" for i in range(len(updates))), "the end of the run"]
+    end_s = p.result.metadata["end_s"], m.result.metadata["end_s"]
+    return _events(said, [*updates, end_s], CHANGE)
+
+
+def _tied(text: str, tie_ms: float | None, which: str) -> str:
+    return text if tie_ms is None else f"{text}; a near-tie: {which} {tie_ms:.2g} ms apart"

@@ -17,7 +17,7 @@ import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -188,6 +188,7 @@ class _Stay:
     first_s: float | None = None
     told_first: bool = False
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
+    drafts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # vLLM's own, as `Ended` has them
 
 
 class Host:
@@ -204,6 +205,11 @@ class Host:
         self._slowdown = 1.0
         self._requests = 0
         self.closed = False
+
+    @property
+    def stays(self) -> Mapping[int, _Stay]:
+        """Those that are here, by their number."""
+        return self._stays
 
     def run(self) -> None:
         """Until it is told to close, or nobody is there any more."""
@@ -280,6 +286,8 @@ class Host:
                 continue
             if stay.first_s is None and gained.token_ids:
                 stay.first_s = now_s
+            if gained.draft_tokens:
+                _count(stay.drafts, gained.draft_tokens, len(gained.token_ids))
             stay.unreported += gained.token_ids
             stay.have += len(gained.token_ids)
             if stay.watches:
@@ -344,7 +352,7 @@ class Host:
 
     def _drafts(self, stay: _Stay) -> tuple[int, int, int, int]:
         if not self._drafts_here:
-            return 0, 0, 0, 0
+            return tuple(stay.drafts)  # type: ignore[return-value]
         return tuple(self._engine.drafter.counts(stay.request_id))  # type: ignore[return-value]
 
     @property
@@ -362,7 +370,18 @@ class Host:
         self._reports = []
 
 
-def serve(channel: Channel, settings: EngineSettings) -> None:
+def _count(drafts: list[int], drafted: int, yielded: int) -> None:
+    """A pass that verified a draft yields what was accepted, and a token more."""
+    for i, more in enumerate((drafted, yielded - 1, 1, yielded)):
+        drafts[i] += more
+
+
+def run_host(engine: VllmEngine, channel: Channel) -> None:
+    """The loop of a replay."""
+    Host(engine, channel).run()
+
+
+def serve(channel: Channel, settings: EngineSettings, work: Callable[[VllmEngine, Channel], None] = run_host) -> None:
     """The life of an engine's process: starts it, warms it up, runs the loop. What goes wrong is sent before it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's, who closes this process
     try:
@@ -372,7 +391,7 @@ def serve(channel: Channel, settings: EngineSettings) -> None:
         gc.freeze()
         ready = Ready(os.getpid(), engine.version, engine.kv_cache_tokens, engine.vocabulary, time.monotonic())
         channel.send([ready])
-        Host(engine, channel).run()
+        work(engine, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # whoever controlled it is gone
     except InputError as error:

@@ -15,11 +15,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from replay.host import Close, Command, Failed, Ready, serve
-from replay.vllm_adapter import EngineSettings
+from replay.host import Channel, Close, Command, Failed, Ready, run_host, serve
+from replay.vllm_adapter import EngineSettings, VllmEngine
 from simrl.errors import InputError, StoppedError
 from simrl.interrupts import ctrl_c_ignored
 
+Work = Callable[[VllmEngine, Channel], None]
 CLOSE_S = 5.0  # that an engine has to end by itself
 
 
@@ -48,16 +49,16 @@ class Link(Protocol):
 
 
 class ProcessLink:
-    """An engine in a child process of this one. What it prints goes to `log`."""
+    """An engine in a child process of this one, whose `work` is the loop of `Host`, or another. What it prints goes to `log`."""
 
     offset_s = 0.0  # all processes of a host share `time.monotonic()`
 
-    def __init__(self, name: str, settings: EngineSettings, log: Path) -> None:
+    def __init__(self, name: str, settings: EngineSettings, log: Path, work: Work = run_host) -> None:
         self.name = name
         self._log = log
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
         self.connection, there = context.Pipe()
-        self.process = context.Process(target=_child, args=(there, settings, str(log)), name=name)
+        self.process = context.Process(target=_child, args=(there, settings, str(log), work), name=name)
         with ctrl_c_ignored():  # also in the child, until it ignores it by itself
             self.process.start()
         there.close()  # so that its death is an end of file here
@@ -92,11 +93,11 @@ def _last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
-def _child(connection: Connection, settings: EngineSettings, log: str) -> None:
+def _child(connection: Connection, settings: EngineSettings, log: str, work: Work) -> None:
     with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    serve(connection, settings)
+    serve(connection, settings, work)
 
 
 def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:

@@ -43,6 +43,7 @@ class ReplayConfig:
     device: str = "cpu"
     dtype: str = "auto"
     dummy_weights: bool = False
+    draft_model: Path | None = None
     temperature: float = 1.0
     threads: int = 1
     step_deadline_s: float = 60.0
@@ -95,7 +96,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
     if prepared.drafts is not None:
         from replay.speculative import speculative_config
 
-        speculative = speculative_config(prepared)
+        speculative = speculative_config(prepared, draft_folder=config.draft_model)
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
     longest = int(trace.column("prompt_tokens").max()) + trace.metadata.cap_tokens
     return EngineSettings(

@@ -51,11 +51,12 @@ class EngineSettings:
 
 
 class Progress(NamedTuple):
-    """What a step did for a request: the tokens it gained, and whether it has all of them now."""
+    """What a step did for a request: the tokens it gained, whether it has all now, how many drafted ones were verified."""
 
     request_id: str
     token_ids: Sequence[int]
     finished: bool
+    draft_tokens: int = 0
 
 
 def vllm_version() -> str:
@@ -148,8 +149,11 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
+        self._verified: dict[str, list[int]] = {}  # the drafts of the step that runs, by vLLM's ids
         if hasattr(self.drafter, "attach"):
             self.drafter.attach(self._runner)
+        elif settings.speculative is not None:
+            self._watch_drafts()
 
     # Requests.
 
@@ -175,11 +179,24 @@ class VllmEngine:
         """One forward pass, and what came of it. What came between two passes may have changed what should be drafted."""
         if getattr(self.drafter, "stale", False):
             put_drafts(self._scheduler, self.drafter.redraft())
+        outputs = self._engine.step()
+        drafts = {vllm_id.rpartition("-")[0]: len(ids) for vllm_id, ids in self._verified.items()}
         return [
-            Progress(output.request_id, output.outputs[0].token_ids, output.finished)
-            for output in self._engine.step()
+            Progress(output.request_id, output.outputs[0].token_ids, output.finished, drafts.get(output.request_id, 0))
+            for output in outputs
             if output.outputs
         ]
+
+    def _watch_drafts(self) -> None:
+        """vLLM's own drafters do not say, in all versions, what was verified of which request; the schedule of a step does."""
+        schedule = self._scheduler.schedule
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            scheduled = schedule(*arguments, **named)
+            self._verified = scheduled.scheduled_spec_decode_tokens
+            return scheduled
+
+        self._scheduler.schedule = watched
 
     @property
     def unfinished(self) -> int:
@@ -248,8 +265,8 @@ class VllmEngine:
 
 
 def _let_vllm_look_at_llvmlite() -> None:
-    """At its start on a CPU, vLLM (0.32) reads the `__dict__` of all that stands in any module. llvmlite's library object, there
-    as soon as numba is, answers to every name with a function of the library, to this one too, and vLLM fails on it."""
+    """At its start on a CPU, vLLM (0.32) reads the `__dict__` of all that stands in any module. llvmlite's library object,
+    there as soon as numba is, answers to every name with a function of the library, to this one too, and vLLM fails on it."""
     from llvmlite.binding import ffi
 
     of_library = ffi._lib_wrapper.__getattr__

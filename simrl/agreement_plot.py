@@ -183,7 +183,7 @@ def _write_legend(figure: Figure, signs: Sequence[Patch | Line2D], bottom: float
         handles=signs,
         loc="lower center",
         bbox_to_anchor=(0.535, bottom),
-        ncols=min(len(signs), 5),
+        ncols=len(signs) if len(signs) <= 6 else -(-len(signs) // 2),
         frameon=False,
         fontsize="x-small",
         labelcolor=INK,
@@ -225,8 +225,9 @@ def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Re
 def _write_title(figure: Figure, predicted: Result, agreement: Agreement, errors: Sequence[str]) -> None:
     scenario, height = predicted.metadata.get("scenario", {}), figure.get_figheight()
     name = " on ".join(str(x) for x in (predicted.metadata.get("label"), scenario.get("model")) if x)
-    real, ties = len(agreement.real_differences), len(agreement.differences)
-    decided = f"{real} decided otherwise, {ties - real} near-ties" if ties else "the same decisions"
+    real, all_ = len(agreement.real_differences), len(agreement.differences)
+    ties = f"{all_ - real} near-tie{'s' * (all_ - real != 1)}"
+    decided = f"{real} decided otherwise, {ties}" if all_ else "the same decisions"
     place: dict[str, Any] = {"va": "top", "color": INK}
     figure.text(
         0.012,

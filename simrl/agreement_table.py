@@ -15,6 +15,10 @@ from rich.text import Text
 
 from simrl.agreement import Agreement, Both, Part, Share, Spread
 
+MEANING = (
+    "Rollout clock: seconds in which some worker rolled out, here up to the last update; a sample's end is on it, its latency "
+    "(from its start) on the wall clock. Error: predicted / measured - 1, or the difference in percentage points"
+)
 MOST_ROWS = 32
 MOST_DIFFERENCES = 10
 POINTS = ("bubble_err", "acceptance_err")  # differences of shares, in percentage points
@@ -25,6 +29,8 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
     if agreement.parts:
         _print_parts(agreement, console)
     console.print(_errors(agreement, spread))
+    if agreement.samples:
+        console.print(Text(MEANING))
     for line in [*_missing(agreement), verdict(agreement)]:
         console.print(Text(line))
     shown = sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)[:MOST_DIFFERENCES]

@@ -71,18 +71,17 @@ def differences(p: RunView, m: RunView, uids: Sequence[int], tie_s: float) -> It
         if decided_s := _parting(here, there):
             moved = here[:1] and there[:1] and here[0].value == there[0].value
             text = f"sample {p.name(uid)}: worker {_values(here)} (predicted), {_values(there)} (measured)"
-            rivals = _Events.joined([of_run, *(at_worker[worker] for worker in places[uid])])
-            yield rivals.difference(
-                "migration" if moved else "worker", uid, text, decided_s, [_or(decided_s, finished_s)], tie_s
-            )
+            rivals = [of_run, *(at_worker[worker] for worker in places[uid])]
+            kind, about_s = "migration" if moved else "worker", [_or(decided_s, finished_s)]
+            yield _difference(kind, uid, text, decided_s, about_s, rivals, tie_s)
         here, there = versions[0].get(uid, []), versions[1].get(uid, [])
         if decided_s := _parting(here, there):
             text = f"sample {p.name(uid)}: made by weights {_values(here)} (predicted), {_values(there)} (measured)"
-            rivals = _Events.joined([of_sample[uid], *(loads[worker] for worker in places[uid])])
-            yield rivals.difference("versions", uid, text, decided_s, [decided_s, started_s, finished_s], tie_s)
+            rivals = [of_sample[uid], *(loads[worker] for worker in places[uid])]
+            about_s = [decided_s, started_s, finished_s]
+            yield _difference("versions", uid, text, decided_s, about_s, rivals, tie_s)
     for worker in range(p.workers):
-        rivals = _Events.joined([of_run, at_worker[worker]])
-        yield from _other_loads(p, m, worker, rivals, tie_s)
+        yield from _other_loads(p, m, worker, [of_run, at_worker[worker]], tie_s)
         yield from _other_orders(p, uids, worker, stays, tie_s)
 
 
@@ -126,7 +125,7 @@ def _values(stays: Sequence[_Stay]) -> str:
     return ", then ".join(str(each.value) for each in stays) or "none"
 
 
-def _other_loads(p: RunView, m: RunView, worker: int, rivals: _Events, tie_s: float) -> Iterator[Difference]:
+def _other_loads(p: RunView, m: RunView, worker: int, rivals: Sequence[_Events], tie_s: float) -> Iterator[Difference]:
     """Of a run that was interrupted, only the loads that it came to are compared."""
     here, there = p.loads[worker], m.loads[worker]
     if len(p.updated_s) > len(m.updated_s):
@@ -137,7 +136,7 @@ def _other_loads(p: RunView, m: RunView, worker: int, rivals: _Events, tie_s: fl
         i = _first_other(here, there)
         loaded = [f"version {run[i].value}" if i < len(run) else "none" for run in (here, there)]
         text = f"worker {worker}: its load {i + 1} of weights is {loaded[0]} (predicted), {loaded[1]} (measured)"
-        yield rivals.difference("loads", worker, text, decided_s, [decided_s], tie_s)
+        yield _difference("loads", worker, text, decided_s, [decided_s], rivals, tie_s)
 
 
 def _other_orders(
@@ -206,48 +205,57 @@ class _Events(NamedTuple):
             np.concatenate([np.empty(0, np.int64), *(part.rank for part in parts)]),
         )
 
-    def difference(
-        self, kind: str, where: int | None, text: str, decided_s: Moment, about_s: Sequence[Moment], tie_s: float
-    ) -> Difference:
-        """Of a decision on a sample (with kind "loads", on a worker) that fell at these seconds of the two runs. What may have
-        turned it lies within `tie_s` of one of `about_s`."""
-        tie_ms, which = self._near_tie(decided_s, about_s, tie_s, reacts=kind != "versions")
-        at_s = decided_s[0] if math.isfinite(decided_s[0]) else decided_s[1]
-        worker, uid = (where, None) if kind == "loads" else (None, where)
-        return Difference(kind, worker, uid, _tied(text, tie_ms, which), at_s, tie_ms)
+    def around(self, about_s: Sequence[Moment], tie_s: float) -> _Events:
+        """Those within `tie_s` of one of these moments, in either run."""
+        with np.errstate(invalid="ignore"):  # infinitely late events and moments: they are not close
+            apart_s = np.abs(self.at_s[:, None, :] - np.array(about_s)[None, :, :])
+        close = np.flatnonzero((apart_s <= tie_s).any(axis=(1, 2)))
+        return _Events([self.said[i] for i in close], self.at_s[close], self.rank[close])
 
-    def _near_tie(
-        self, decided_s: Moment, about_s: Sequence[Moment], tie_s: float, reacts: bool
-    ) -> tuple[float | None, str]:
-        """The two closest of these events (the decision is one) that came in one order in one run and in another in the other.
 
-        One of the two is of a sample. Two samples that finish at one instant may be seen in either order.
-        """
-        with np.errstate(invalid="ignore"):  # what comes in neither run is around nothing
-            from_s = np.abs(self.at_s[:, None, :] - np.array(about_s)[None, :, :])
-            around = np.flatnonzero((from_s <= tie_s).any(axis=(1, 2)))
-            at_s = np.vstack([self.at_s[around], decided_s])
-            apart_s = at_s[:, None, :] - at_s[None, :, :]
-        rank = np.r_[self.rank[around], START]
-        ranked = np.sign(rank[:, None] - rank[None, :])[..., None]
-        order = np.where(apart_s == 0, ranked, np.sign(apart_s))
-        turned = order[..., 0] * order[..., 1]
-        finish = rank == FINISH
-        one_instant = (turned == 0) & (order != 0).any(axis=-1) & finish[:, None] & finish[None, :]
-        changes = (rank[:, None] == CHANGE) & (rank[None, :] == CHANGE)
-        gaps_s = np.abs(apart_s)
-        if (
-            reacts
-        ):  # a start soon after an end or a change follows from it: what counts is by how much it came first elsewhere
-            starts = (rank[:, None] == START) & (rank[None, :] != START)
-            follows = starts[..., None] & (order > 0)
-            gaps_s = np.where(follows | follows.transpose(1, 0, 2), math.inf, gaps_s)
-        gaps_s = np.where(((turned < 0) & ~changes) | one_instant, gaps_s.min(axis=-1), math.inf)
-        i, j = sorted(divmod(int(np.argmin(gaps_s)), len(at_s)))
-        if not gaps_s[i, j] <= tie_s:
-            return None, ""
-        first, second = ([*(self.said[k] for k in around), "this choice"][k] for k in (i, j))
-        return 1000 * float(gaps_s[i, j]), f"{first} and {second} are"
+def _difference(
+    kind: str,
+    where: int,
+    text: str,
+    decided_s: Moment,
+    about_s: Sequence[Moment],
+    rivals: Sequence[_Events],
+    tie_s: float,
+) -> Difference:
+    """Of a decision on a sample (with kind "loads", on a worker) that fell at these seconds of the two runs. What may have
+    turned it are those of its rivals that lie within `tie_s` of one of `about_s`."""
+    decision = _events(["this choice"], [decided_s], START)
+    events = _Events.joined([*(part.around(about_s, tie_s) for part in rivals), decision])
+    tie_ms, which = _near_tie(events, tie_s, reacts=kind != "versions")
+    at_s = decided_s[0] if math.isfinite(decided_s[0]) else decided_s[1]
+    worker, uid = (where, None) if kind == "loads" else (None, where)
+    return Difference(kind, worker, uid, _tied(text, tie_ms, which), at_s, tie_ms)
+
+
+def _near_tie(events: _Events, tie_s: float, reacts: bool) -> tuple[float | None, str]:
+    """The two closest events that came in one order in one run and in another in the other: their gap, and what they are.
+
+    One of the two is of a sample. Two samples that finish at one instant may be seen in either order. With `reacts`, a start
+    soon after an end or a change follows from it: then what counts is by how much it came first in the other run.
+    """
+    at_s, rank = events.at_s, events.rank
+    with np.errstate(invalid="ignore"):  # what comes in neither run has no order
+        apart_s = at_s[:, None, :] - at_s[None, :, :]
+    ranked = np.sign(rank[:, None] - rank[None, :])[..., None]
+    order = np.where(apart_s == 0, ranked, np.sign(apart_s))
+    turned = order[..., 0] * order[..., 1]
+    finish, change, start = (rank == each for each in (FINISH, CHANGE, START))
+    one_instant = (turned == 0) & (order != 0).any(axis=-1) & np.logical_and.outer(finish, finish)
+    swapped = (turned < 0) & ~np.logical_and.outer(change, change)
+    gaps_s = np.abs(apart_s)
+    if reacts:
+        follows = np.logical_and.outer(start, ~start)[..., None] & (order > 0)
+        gaps_s[follows | follows.transpose(1, 0, 2)] = math.inf
+    closest_s = np.where(swapped | one_instant, gaps_s.min(axis=-1), math.inf)
+    i, j = sorted(divmod(int(np.argmin(closest_s)), len(rank)))
+    if not closest_s[i, j] <= tie_s:
+        return None, ""
+    return 1000 * float(closest_s[i, j]), f"{events.said[i]} and {events.said[j]} are"
 
 
 def _events(said: Sequence[str], at_s: Sequence[Sequence[float]], rank: int) -> _Events:

@@ -72,7 +72,7 @@ class Spans(NamedTuple):
 
     def rolls_out(self) -> NDArray[np.bool_]:
         """Whether each span is on a rollout worker's GPUs."""
-        return np.array([rolls_out(lane) for lane in self.lanes])[self.lane]
+        return np.array([rolls_out(lane) for lane in self.lanes], bool)[self.lane]
 
 
 def rolls_out(lane: Lane) -> bool:

@@ -217,27 +217,29 @@ def test_a_sample_at_another_worker_is_a_real_difference():
     assert found.differences[0].text == "sample 1/0/0: worker 1 (predicted), 0 (measured)"
 
 
-def finishing(first_s: float, second_s: float) -> dict[int, list[Stay]]:
-    """Samples 2 and 3 wait, and start where 0 and 1 end, in this order."""
+def finishing(first_s: float, second_s: float, lag_s: float = 0.0) -> dict[int, list[Stay]]:
+    """Samples 2 and 3 wait, and start where 0 and 1 end, in this order and so much later."""
     ends = {0: first_s, 1: second_s}
     earlier, later = sorted(ends, key=ends.__getitem__)
     return {
         **{w: [(w, 0, 10, 0.0, ends[w])] for w in ends},
-        2: [(earlier, 0, 10, ends[earlier], 9.0)],
-        3: [(later, 0, 10, ends[later], 9.5)],
+        2: [(earlier, 0, 10, ends[earlier] + lag_s, 9.0)],
+        3: [(later, 0, 10, ends[later] + lag_s, 9.5)],
     }
 
 
-def test_two_completions_that_changed_places_are_named_as_the_near_tie_behind_another_worker():
-    found = agree(a_run(finishing(4.0, 4.003)), a_run(finishing(4.3, 4.2)), near_tie_s=0.01)
+@pytest.mark.parametrize("lag_s", [0.0, 0.006])
+def test_two_completions_that_changed_places_are_named_as_the_near_tie_behind_another_worker(lag_s: float):
+    found = agree(a_run(finishing(4.0, 4.003, lag_s)), a_run(finishing(4.3, 4.2, lag_s)), near_tie_s=0.01)
     assert kinds(found) == [("worker", True), ("worker", True)]
     assert [d.near_tie_ms for d in found.differences] == pytest.approx([3.0, 3.0])
     assert re.search(r"near-tie: the (start|end) of \d/0/0 and .* are 3 ms apart", found.differences[0].text)
     assert not found.real_differences
 
 
-def test_completions_that_changed_places_by_more_are_no_near_tie():
-    found = agree(a_run(finishing(4.0, 4.1)), a_run(finishing(4.3, 4.2)), near_tie_s=0.01)
+@pytest.mark.parametrize("lag_s", [0.0, 0.006])
+def test_completions_that_changed_places_by_more_are_no_near_tie_though_starts_follow_them_closely(lag_s: float):
+    found = agree(a_run(finishing(4.0, 4.1, lag_s)), a_run(finishing(4.3, 4.2, lag_s)), near_tie_s=0.01)
     assert kinds(found) == [("worker", False), ("worker", False)]
 
 
@@ -371,6 +373,8 @@ def test_of_an_interrupted_run_what_finished_is_compared(share: float):
     text = printed(found)
     assert f"{found.finished_in_one.predicted} finished only in" in " ".join(text.split())
     assert f"Updates: 3 predicted, {part.steps.num_rows} measured" in text
+    timeline = agreement_figure(predicted, part, found).axes[0]
+    assert timeline.get_xlim()[1] >= part.metadata["end_s"]
 
 
 def test_runs_without_a_rollout_have_no_errors_and_no_decisions(tmp_path: Path):

@@ -58,13 +58,14 @@ def replay(
     """
     from rich.console import Console
 
-    from replay.replayer import ReplayConfig, check_replayable, engine_settings, process_fleet
+    from replay.replayer import ReplayConfig, check_engine, check_replayable, engine_settings, process_fleet
     from replay.replayer import replay as run_replay
     from simrl.agreement import agree
     from simrl.agreement_plot import plot_agreement
     from simrl.agreement_table import print_agreement
     from simrl.compare import MANIFEST
     from simrl.files import write_whole_folder
+    from simrl.interrupts import ctrl_c_once
     from simrl.simulate import prepare, simulate_prepared
     from simrl.trace import write_trace
 
@@ -85,10 +86,11 @@ def replay(
         start_deadline_s=start_deadline,
     )
     check_replayable(prepared, config)
+    check_engine(config)
     settings = engine_settings(prepared, config)
     folder = output or Path("results") / f"{chosen.name}-{chosen.system.name}-replay"
     said = Console(stderr=True, highlight=False)
-    with write_whole_folder(folder, MANIFEST) as temporary:
+    with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
         predicted = simulate_prepared(prepared)
         said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {chosen.steps} updates; starting engines …")
         logs = temporary / "logs"

@@ -20,6 +20,7 @@ from typing import Any
 import simpy
 
 from simrl.events import call_at
+from simrl.interrupts import ctrl_c_waits
 
 LONGEST_WAIT_S = 0.5  # a signal is noticed after that at the latest
 
@@ -31,8 +32,10 @@ class WallClock(simpy.Environment):
         super().__init__()
         self.monotonic_s = time.monotonic()
         self._listeners: dict[Connection, tuple[Callable[[Any], None], Callable[[], None]]] = {}
+        self._ended: set[Connection] = set()  # of them, those at whose end this has yet to be told
         self._checks: list[Callable[[], None]] = []
         self._checked_s = 0.0
+        self._pressed: list[int] = []  # Ctrl-C, while it waits
 
     def restart(self) -> None:
         """The clock shows 0 again. Only before anything is scheduled: engines are up, the schedule begins."""
@@ -46,15 +49,21 @@ class WallClock(simpy.Environment):
 
     def listen(self, connection: Connection, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         """Calls `on_message` with each message that comes, at the instant at which it is read, and `on_end` once when the other
-        side is gone; nothing is heard from it after that."""
+        side is gone; nothing is heard from it after that, nor after `forget`."""
         self._listeners[connection] = (on_message, on_end)
 
     def forget(self, connection: Connection) -> None:
+        """Also what was read from it and not told yet."""
         self._listeners.pop(connection, None)
 
     def check(self, call: Callable[[], None]) -> None:
         """Calls about twice a second, to look for what sends no message, such as an engine that hangs."""
         self._checks.append(call)
+
+    def run(self, until: Any = None) -> Any:
+        """As SimPy's. Ctrl-C comes between two events, never within one."""
+        with ctrl_c_waits() as self._pressed:
+            return super().run(until)
 
     def step(self) -> None:
         """Processes the next event once it is due; hears what is said meanwhile, which makes events of its own."""
@@ -62,23 +71,36 @@ class WallClock(simpy.Environment):
             if ahead_s == math.inf and not self._listeners:
                 break  # nobody will ever say anything: SimPy says so, too
             self._hear(min(ahead_s, LONGEST_WAIT_S))
+            if self._pressed:
+                raise KeyboardInterrupt
             if self.wall_s() - self._checked_s >= LONGEST_WAIT_S:
                 self._checked_s = self.wall_s()
                 for call in self._checks:
                     call()
+        if self._pressed:
+            raise KeyboardInterrupt
         super().step()
 
     def _hear(self, timeout_s: float) -> None:
         """Waits so long at most for messages. Each becomes an event of the instant at which it was read."""
-        if not self._listeners:
+        heard = [connection for connection in self._listeners if connection not in self._ended]
+        if not heard:
             time.sleep(timeout_s)
             return
-        for connection in wait(list(self._listeners), timeout_s):
+        for connection in wait(heard, timeout_s):
             assert isinstance(connection, Connection)
-            on_message, on_end = self._listeners[connection]
             try:
-                call = partial(on_message, connection.recv())
+                tell = partial(self._tell, connection, connection.recv())
             except (EOFError, OSError):
-                self.forget(connection)
-                call = partial(on_end)
-            call_at(self, self.wall_s(), call)
+                self._ended.add(connection)
+                tell = partial(self._tell_end, connection)
+            call_at(self, self.wall_s(), tell)
+
+    def _tell(self, connection: Connection, message: Any) -> None:
+        if connection in self._listeners:  # else forgotten since it was read
+            self._listeners[connection][0](message)
+
+    def _tell_end(self, connection: Connection) -> None:
+        self._ended.discard(connection)
+        if connection in self._listeners:
+            self._listeners.pop(connection)[1]()

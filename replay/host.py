@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
 import traceback
 from collections import deque
@@ -21,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from replay.vllm_adapter import EngineSettings, VllmEngine
+from replay.vllm_adapter import EngineSettings, VllmEngine, explained
 from simrl.errors import InputError
 
 REPORT_EVERY_S = 0.05
@@ -351,9 +350,9 @@ class Host:
             self._reports += [Reached(key, now_s) for key in reached]
 
     def _drafts(self, stay: _Stay) -> tuple[int, int, int, int]:
-        if not self._drafts_here:
-            return tuple(stay.drafts)  # type: ignore[return-value]
-        return tuple(self._engine.drafter.counts(stay.request_id))  # type: ignore[return-value]
+        counts = self._engine.drafter.counts(stay.request_id) if self._drafts_here else stay.drafts
+        drafted, accepted, verifications, verified = counts
+        return drafted, accepted, verifications, verified
 
     @property
     def _drafts_here(self) -> bool:
@@ -381,11 +380,15 @@ def run_host(engine: VllmEngine, channel: Channel) -> None:
     Host(engine, channel).run()
 
 
-def serve(channel: Channel, settings: EngineSettings, work: Callable[[VllmEngine, Channel], None] = run_host) -> None:
+def serve(
+    channel: Channel,
+    settings: EngineSettings,
+    work: Callable[[VllmEngine, Channel], None] = run_host,
+    start: Callable[[EngineSettings], VllmEngine] = VllmEngine,
+) -> None:
     """The life of an engine's process: starts it, warms it up, runs the loop. What goes wrong is sent before it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's, who closes this process
     try:
-        engine = VllmEngine(settings)
+        engine = start(settings)
         engine.warm_up()
         gc.collect()
         gc.freeze()
@@ -398,5 +401,5 @@ def serve(channel: Channel, settings: EngineSettings, work: Callable[[VllmEngine
         channel.send([Failed(str(error), "")])
     except BaseException as error:
         traceback.print_exc()  # to its log
-        channel.send([Failed(f"{type(error).__name__}: {error}", traceback.format_exc())])
+        channel.send([Failed(explained(error, settings), traceback.format_exc())])
         raise SystemExit(1) from error

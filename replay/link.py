@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from replay.host import Channel, Close, Command, Failed, Ready, run_host, serve
 from replay.vllm_adapter import EngineSettings, VllmEngine
 from simrl.errors import InputError, StoppedError
-from simrl.interrupts import ctrl_c_ignored
+from simrl.interrupts import ctrl_c_waits
 
 Work = Callable[[VllmEngine, Channel], None]
+Start = Callable[[EngineSettings], VllmEngine]
 CLOSE_S = 5.0  # that an engine has to end by itself
+WANT_OF_MEMORY = (
+    ", perhaps for want of memory (`dmesg` tells); use fewer engines on this machine, or lower engine.kv_cache_tokens"
+)
 
 
 class Link(Protocol):
@@ -49,43 +58,80 @@ class Link(Protocol):
 
 
 class ProcessLink:
-    """An engine in a child process of this one, whose `work` is the loop of `Host`, or another. What it prints goes to `log`."""
+    """An engine in a child process of this one, whose `work` is the loop of `Host`, or another. What it prints goes to `log`.
+
+    A thread writes to the pipe: an engine that is in a long step, or hangs, reads nothing, and nobody waits for it here.
+    """
 
     offset_s = 0.0  # all processes of a host share `time.monotonic()`
 
-    def __init__(self, name: str, settings: EngineSettings, log: Path, work: Work = run_host) -> None:
+    def __init__(
+        self, name: str, settings: EngineSettings, log: Path, work: Work = run_host, start: Start = VllmEngine
+    ) -> None:
         self.name = name
         self._log = log
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
         self.connection, there = context.Pipe()
-        self.process = context.Process(target=_child, args=(there, settings, str(log), work), name=name)
-        with ctrl_c_ignored():  # also in the child, until it ignores it by itself
-            self.process.start()
+        self.process = context.Process(target=_child, args=(there, settings, str(log), work, start), name=name)
+        try:
+            with ctrl_c_waits(), _born_deaf():
+                self.process.start()
+        except BaseException:
+            if self.process.pid is not None:
+                self.process.kill()
+            raise
         there.close()  # so that its death is an end of file here
+        self._out: SimpleQueue[list[Command] | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name=f"commands to {name}", daemon=True)
+        self._writer.start()
 
     def send(self, commands: Sequence[Command]) -> None:
-        try:
-            self.connection.send(list(commands))
-        except (BrokenPipeError, OSError):
-            return
+        self._out.put(list(commands))
 
     def kill(self) -> None:
         self.process.kill()
         self.process.join()
+        self._out.put(None)
 
     def close(self) -> None:
         self.send([Close()])
-        self.process.join(CLOSE_S)
-        if self.process.is_alive():
-            self.kill()
+        self._hear_it_out(time.monotonic() + CLOSE_S)
+        self.kill()
+        self._writer.join()
         self.connection.close()
 
     def death(self) -> str:
         self.process.join(CLOSE_S)
         code = self.process.exitcode
         if code is not None and code < 0:
-            return f"killed by signal {-code}" + (", perhaps for want of memory" if code == -9 else "")
+            return f"killed by signal {-code}" + (WANT_OF_MEMORY if code == -signal.SIGKILL else "")
         return f"ended with code {code}; the last it said: {_last_line(self._log)}"
+
+    def _write(self) -> None:
+        for commands in iter(self._out.get, None):
+            try:
+                self.connection.send(commands)
+            except OSError:
+                return  # it is gone, which who reads from it hears
+
+    def _hear_it_out(self, until_s: float) -> None:
+        """What it still says is of no use, but it may wait for somebody to read it."""
+        with suppress(EOFError, OSError):
+            while self.connection.poll(max(until_s - time.monotonic(), 0.0)):
+                self.connection.recv()
+        self.process.join(max(until_s - time.monotonic(), 0.0))
+
+
+@contextmanager
+def _born_deaf() -> Iterator[None]:
+    """Processes that are started meanwhile hear neither Ctrl-C nor SIGTERM until they say otherwise, not even while they import
+    what would make them say so: who started them closes them."""
+    resource_tracker.ensure_running()  # its own start would end that
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _last_line(log: Path) -> str:
@@ -93,11 +139,23 @@ def _last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
-def _child(connection: Connection, settings: EngineSettings, log: str, work: Work) -> None:
+def _child(connection: Connection, settings: EngineSettings, log: str, work: Work, start: Start) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    serve(connection, settings, work)
+    serve(connection, settings, work, start)
+
+
+def _end_with_parent() -> None:
+    """An engine that starts, or steps for long, would notice late that nobody is there any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:
@@ -139,7 +197,8 @@ def start_all(start: Sequence[Callable[[], Link]], deadline_s: float) -> list[Li
             links.append(each())
         wait_until_ready(links, deadline_s)
     except BaseException:
-        for link in links:
-            link.kill()
+        with ctrl_c_waits():
+            for link in links:
+                link.kill()
         raise
     return links

@@ -122,7 +122,7 @@ class RayLink:
             there_s = self._ray.get(self._actor.monotonic_s.remote())
             back_s = time.monotonic()
             trips.append((back_s - sent_s, there_s - (sent_s + back_s) / 2))
-        return min(trips)[1]
+        return float(min(trips)[1])
 
 
 def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> Fleet:

@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay.clock import WallClock
-from replay.host import Draft, Reached, Reset
+from replay.host import Close, Draft, Failed, Reached, Reset
 from replay.link import Link, ProcessLink, start_all
 from replay.proposer import DrafterSetup
-from replay.vllm_adapter import EngineSettings, vllm_version
+from replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
 from replay.vllm_worker import VllmWorker
 from simrl.errors import InputError, StoppedError
+from simrl.interrupts import ctrl_c_waits
 from simrl.result import Result
 from simrl.rollout import Rollout
 from simrl.simulate import Prepared, Schedule
 from simrl.trace import Sample, Trace, TraceMetadata
-
-RESET_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,14 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         raise InputError("--dummy and --weights exclude each other: dummy weights are of no version")
 
 
+def check_engine(config: ReplayConfig) -> None:
+    """Raises `InputError` where vLLM is missing or unknown, or folders hold what it must not load; before anything starts."""
+    vllm_version()
+    check_model(config.model, config.dummy_weights)
+    for folder in config.weights:
+        check_weights(folder)
+
+
 def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
     """The engine that the simulator simulates."""
     limits, trace = prepared.limits, prepared.trace
@@ -127,7 +134,7 @@ class Fleet:
 
     def restart(self, worker: int) -> Link:
         """A new engine in the place of one that is gone; it is not up yet."""
-        self.links[worker].kill()
+        self.links[worker].close()
         self.links[worker] = self._start[worker]()
         return self.links[worker]
 
@@ -135,13 +142,16 @@ class Fleet:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for link in self.links:
-            link.close()
+        with ctrl_c_waits():
+            for link in self.links:
+                link.send([Close()])  # to all, before one of them is waited for
+            for link in self.links:
+                link.close()
 
 
 def process_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, logs: Path) -> Fleet:
     """Engines in processes of this machine; what they print goes to a log each."""
-    vllm_version()  # before anything starts
+    check_engine(config)
 
     def start(i: int) -> Callable[[], Link]:
         return lambda: ProcessLink(f"worker {i}", settings, logs / f"worker-{i:03d}.log")
@@ -175,6 +185,7 @@ def replay(
                 config.folder,
                 schedule.recorder,
                 config.step_deadline_s,
+                config.start_deadline_s,
                 happened.append,
                 setup,
             )
@@ -227,12 +238,17 @@ def _reset(fleet: Fleet, config: ReplayConfig, setup: DrafterSetup | None) -> in
     vocabulary = 0
     for link in fleet.links:
         while True:
-            if not link.connection.poll(RESET_S):
-                raise StoppedError(f"{link.name}: no answer for {RESET_S:g} s")
+            if not link.connection.poll(config.start_deadline_s):
+                raise StoppedError(
+                    f"{link.name}: no answer for {config.start_deadline_s:g} s while it loads the first weights; raise "
+                    "--start-deadline"
+                )
             try:
                 reports = link.connection.recv()
             except (EOFError, OSError):
                 raise StoppedError(f"{link.name}: {link.death()}") from None
+            for failed in (report for report in reports if isinstance(report, Failed)):
+                raise StoppedError(f"{link.name}: {failed.message}")
             done = [report for report in reports if isinstance(report, Reached) and report.key == -1]
             if done:
                 vocabulary = done[0].vocabulary

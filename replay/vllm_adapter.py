@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from replay.proposer import put_drafts
-from simrl.errors import InputError
+from simrl.errors import InputError, first_line
 
 MOST_WARM_TOKENS = 512
 KNOWN = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
@@ -92,7 +93,9 @@ def prepare_environment(settings: EngineSettings) -> None:
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"  # models are folders
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where its process group meets
+    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where its process group meets, and over which device
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if settings.device == "cpu":
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
             os.environ[name] = str(settings.threads)
@@ -115,9 +118,11 @@ class VllmEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.version = vllm_version()
-        _check_model(settings)
+        check_model(Path(settings.model), settings.dummy_weights)
         prepare_environment(settings)
-        _let_vllm_look_at_llvmlite()
+        if settings.device == "cpu":
+            _let_vllm_look_at_llvmlite()
+            _expand_temperatures()
         self.settings = settings
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -200,7 +205,7 @@ class VllmEngine:
 
     @property
     def unfinished(self) -> int:
-        return self._engine.get_num_unfinished_requests()
+        return int(self._engine.get_num_unfinished_requests())
 
     @property
     def running(self) -> int:
@@ -248,7 +253,7 @@ class VllmEngine:
     def kv_cache_tokens(self) -> int:
         """Tokens that the KV cache holds."""
         blocks = self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks
-        return (blocks - 1) * self.settings.block_size
+        return int(blocks - 1) * self.settings.block_size
 
     @property
     def vocabulary(self) -> int:
@@ -279,14 +284,100 @@ def _let_vllm_look_at_llvmlite() -> None:
     ffi._lib_wrapper.__getattr__ = of_library_alone
 
 
-def _check_model(settings: EngineSettings) -> None:
-    folder = Path(settings.model)
-    config = folder / "config.json"
+def _expand_temperatures() -> None:
+    """With drafts, vLLM (0.32) on a CPU gives each drafted position the temperature of its request by a kernel for integers,
+    which leaves the floats as they happened to be in memory: almost every draft is rejected then, and what is sampled in its
+    place is of another distribution. (Greedy decoding needs no temperature.) Here torch does it."""
     try:
-        json.loads(config.read_text(encoding="utf-8"))
+        from vllm.utils import cpu_triton_utils
+    except ImportError:
+        return  # another version
+    import torch
+
+    def expanded(
+        output: Any, input_val: Any, cu_num_tokens: Any, replace_from: Any, replace_to: Any, **sizes: Any
+    ) -> None:
+        tokens = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        values = torch.where(input_val == replace_from, replace_to, input_val)
+        output.copy_(torch.repeat_interleave(values, tokens))
+
+    if hasattr(cpu_triton_utils, "_expand_kernel_impl"):
+        cpu_triton_utils._expand_kernel_impl = expanded
+
+
+def check_model(folder: Path, dummy_weights: bool) -> None:
+    """Raises `InputError` for a folder without a config, with code of its own, or with weights that are not safetensors."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{config}: not a model's config ({error}); name a folder with a Hugging Face config.json"
+            f"{file}: not a model's config ({first_line(error)}); name a folder with a Hugging Face config.json"
         ) from error
-    if not settings.dummy_weights and not any(folder.glob("*.safetensors")):
-        raise InputError(f"{folder}: no *.safetensors; give a folder that has weights, or use dummy weights")
+    if not isinstance(config, dict):
+        raise InputError(
+            f"{file}: not a model's config (no JSON object); name a folder with a Hugging Face config.json"
+        )
+    if "auto_map" in config:
+        raise InputError(
+            f"{file}: auto_map names code that comes with the model, which is never run here; use a model that vLLM knows by "
+            "itself (remove auto_map if this is one)"
+        )
+    if not dummy_weights:
+        check_weights(folder)
+
+
+def check_weights(folder: Path) -> None:
+    """Raises `InputError` for a folder that has no safetensors."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = next((file.name for kind in ("*.bin", "*.pt", "*.pth") for file in sorted(folder.glob(kind))), None)
+    if pickled is not None:
+        raise InputError(
+            f"{folder}: {pickled} is a pickle, which could run anything; convert the weights to *.safetensors"
+        )
+    raise InputError(f"{folder}: no *.safetensors; name a folder that has weights, or use --dummy")
+
+
+# What vLLM, or torch below it, says when there is not enough memory, and what helps.
+_REMEDIES = (
+    (
+        "less than desired GPU memory utilization",
+        "lower engine.gpu_memory_utilization, or end what else uses this GPU",
+    ),
+    (
+        r"No available memory for the cache|KV cache is needed|larger than the available KV cache",
+        "its weights leave too little memory for the KV cache of the longest sample: use a larger cluster.tp, raise "
+        "engine.gpu_memory_utilization, or lower the cap of the trace's lengths",
+    ),
+    (
+        r"out of memory|can't allocate memory|MemoryError",
+        "lower engine.kv_cache_tokens, engine.max_num_seqs or engine.max_num_batched_tokens, use a larger cluster.tp, or fewer "
+        "engines on this machine",
+    ),
+    (
+        r"greater than the derived max_model_len",
+        "the longest prompt and the cap of the trace's lengths are more than the model's context: lower them, or use another "
+        "model",
+    ),
+)
+
+
+def explained(error: BaseException, settings: EngineSettings) -> str:
+    """What went wrong in an engine, in a line, and what would help if that is known."""
+    said = []
+    cause: BaseException | None = error
+    while cause is not None:
+        said.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    for text in said:
+        for pattern, remedy in _REMEDIES:
+            found = re.search(f"[^\\n]*({pattern})[^\\n]*", text, re.IGNORECASE)
+            if found:
+                return f"{found.group().strip()}; {remedy} (it was to hold {_wanted(settings)})"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _wanted(settings: EngineSettings) -> str:
+    cache = "all memory left" if settings.kv_blocks is None else f"{settings.kv_blocks * settings.block_size} tokens"
+    return f"samples of {settings.max_model_len} tokens, a KV cache of {cache}, {settings.max_num_seqs} samples at once"

@@ -4,16 +4,16 @@ Invariant: what a schedule may rely on at a `SimulatedWorker` holds here: comman
 boundary after they are given, those of one instant together; `submit`'s event fires exactly once, also when the engine dies or
 hangs, with every token that was reported; times are the engine's own, on the schedule's clock.
 
-An engine that is lost is started again, is told the weights it was last asked for, and takes samples again then; its samples go
-on elsewhere from their last token, by the dispatcher's rule.
+An engine that is lost is started again, gets the weights it was last asked for, and takes samples again then; until that, what
+is submitted comes back at once, and weights count as loaded. Its samples go on elsewhere from their last token, by the
+dispatcher's rule. A loss that a scenario asks for lasts until the scenario ends it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import simpy
 
@@ -39,7 +39,7 @@ from replay.host import (
 )
 from replay.link import Link
 from simrl.errors import StoppedError
-from simrl.events import call_last
+from simrl.events import call_last, on_fire
 from simrl.result import Recorder
 from simrl.rollout import Rollout, Segment, WeightLoad
 from simrl.trace import Response, Sample
@@ -73,16 +73,26 @@ class _Stay:
         self.token_ids = list(partial.token_ids or ()) if partial else []
         self.closed_tokens = len(self.token_ids)
         self.first_token_s = partial.first_token_s if partial else math.nan
-        self.begun_s: float | None = None  # of the open segment
+        self.begun_s = 0.0  # of the open segment
         self.until_s = 0.0
         self.drafts: Drafts = (0, 0, 0, 0)
+        self.aborted = False
+
+
+class _Load(NamedTuple):
+    """Weights that the engine was told to load; `event` is empty for those it gets when it comes back."""
+
+    version: int
+    event: simpy.Event | None
+    held_s: float
 
 
 class VllmWorker:
     """One engine, as schedules see it. `weights` gives the folder of a policy version, `prompt_ids` the tokens of a prompt.
 
-    `start` starts the engine anew after a loss; without a report for `deadline_s` while it has work, it counts as hung and is
-    killed. `tell` hears what happened to it, for the result.
+    `start` starts the engine anew after a loss. It counts as hung, and is killed, when nothing is heard of it for `deadline_s`
+    while it has work, or for `start_deadline_s` while it starts or loads weights. `tell` hears what happened to it, for the
+    result; `on_done` hears of every response, `on_back` of the engine's return, when nothing has been submitted to it yet.
     """
 
     def __init__(
@@ -96,6 +106,7 @@ class VllmWorker:
         weights: Callable[[int], str],
         recorder: Recorder,
         deadline_s: float,
+        start_deadline_s: float,
         tell: Callable[[dict[str, Any]], None],
         setup: Any = None,
     ) -> None:
@@ -114,23 +125,27 @@ class VllmWorker:
         self._weights = weights
         self._recorder = recorder
         self._deadline_s = deadline_s
+        self._start_deadline_s = start_deadline_s
         self._tell = tell
         self._setup = setup
         self._commands: list[Command] = []
-        self._stays: dict[int, _Stay] = {}  # by sample
-        self._by_number: dict[int, _Stay] = {}
+        self._stays: dict[int, _Stay] = {}  # by their numbers
+        self._here: dict[int, _Stay] = {}  # by sample, the last one
         self._numbers = 0
-        self._answers: dict[int, Callable[[Reached], None]] = {}
-        self._loads: dict[int, tuple[int, simpy.Event]] = {}
+        self._asked: dict[int, tuple[_Stay, simpy.Event]] = {}
+        self._watched: dict[int, simpy.Event] = {}
+        self._loads: dict[int, _Load] = {}
         self._busy_since_s: float | None = None
         self._tokens_before = 0
         self._asked_version = 0
         self._heard_s = 0.0
-        self._lost_since_s: float | None = None
-        self._planned = False  # the loss is one that a scenario asked for
+        self._slowdown = 1.0
+        # A lost engine is down, starts, or gets its weights.
+        self._state: Literal["up", "down", "starting", "loading"] = "up"
+        self._lost_since_s = 0.0
+        self._planned = False  # a scenario wants the loss, and tells the dispatcher of it
         self._back: list[simpy.Event] = []
         self._restarts = 0
-        self._slowdown = 1.0
         env.listen(link.connection, self._hear, self._gone)
         env.check(self._look)
 
@@ -140,70 +155,67 @@ class VllmWorker:
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
     ) -> simpy.Event:
         event = self._env.event()
-        if self._lost_since_s is not None:
+        if self._state != "up":
             return event.succeed(partial or Rollout(sample, (), False))
         total = self._responses[sample.uid].tokens
         length = total if max_tokens is None else min(total, max_tokens)
-        self._numbers += 1
-        stay = _Stay(self._numbers, sample, length, length == total, event, partial)
-        self._stays[sample.uid] = self._by_number[stay.number] = stay
+        self._wake()
+        stay = _Stay(self._key(), sample, length, length == total, event, partial)
+        self._stays[stay.number] = self._here[sample.uid] = stay
         had = tuple(stay.token_ids)
         self._command(Begin(stay.number, sample.prompt_id, self._prompt_ids(sample), had, length - len(had)))
         return event
 
     def abort(self, sample: Sample) -> simpy.Event:
         event = self._env.event()
-        stay = self._stays.get(sample.uid)
+        stay = self._here.get(sample.uid)
         if stay is None:
             return event.succeed()
-        # Which of the two comes first, its end or the abort, only the engine knows.
-        stay_event = stay.event
+        first, stay.aborted = not stay.aborted, True
 
         def ended(_: simpy.Event) -> None:
-            rollout = stay_event.value
-            event.succeed(None if rollout.done or rollout.tokens == stay.length else rollout)
+            # Which of the two came first, its end or the abort, only the engine knew.
+            rollout = cast(Rollout, stay.event.value)
+            event.succeed(rollout if first and rollout.tokens < stay.length else None)
 
-        assert stay_event.callbacks is not None
-        stay_event.callbacks.append(ended)
-        self._command(Abort(stay.number))
+        on_fire(stay.event, ended)
+        if first:
+            self._command(Abort(stay.number))
         return event
 
     def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
         event = self._env.event()
         self._asked_version = version
-        if self._lost_since_s is not None:
+        if self._state != "up":
             return event.succeed(WeightLoad(version, self._env.now, self._env.now))
-        key = self._key()
-        self._loads[key] = (version, event)
-        self._command(Load(key, version, self._weights(version), running, self.load_delay_s))
+        self._wake()
+        self._load(version, running, event)
         return event
 
     def when(self, condition: TokensReached) -> simpy.Event:
         event = self._env.event()
-        stay = self._stays.get(condition.sample.uid)
+        stay = self._here.get(condition.sample.uid)
         if stay is not None:
             key = self._key()
-            self._answers[key] = lambda _: event.succeed()
+            self._watched[key] = event
             self._command(Watch(key, stay.number, condition.tokens))
         return event
 
     def progress(self, sample: Sample) -> simpy.Event:
         event = self._env.event()
-        stay = self._stays.get(sample.uid)
+        stay = self._here.get(sample.uid)
         if stay is None:
             return event.succeed()
         key = self._key()
-
-        def answer(reached: Reached) -> None:
-            stay.drafts = reached.drafts
-            event.succeed(self._rollout(stay, done=False) if stay.number in self._by_number else None)
-
-        self._answers[key] = answer
+        self._asked[key] = stay, event
         self._command(Ask(key, stay.number))
         return event
 
     def draft_with(self, drafter: str | None) -> None:
         raise NotImplementedError  # refused before a replay starts
+
+    def lend(self) -> simpy.Event:
+        raise NotImplementedError  # likewise
 
     def draft(self, call: str, *arguments: Any) -> None:
         """A call of the engine's drafter: what it is to learn, whether it drafts."""
@@ -216,37 +228,45 @@ class VllmWorker:
         self._command(Slow(factor))
 
     def fail(self) -> None:
-        """Kills the engine's process; it stays down until `restore`."""
-        if self._lost_since_s is None:
-            self._planned = True
-            self._lose()
-            self._env.forget(self.link.connection)
-            self.link.kill()
+        """Kills the engine's process; it stays down until `restore`, also where it was lost and about to come back."""
+        self._planned = True
+        self._down()
 
     def restore(self) -> simpy.Event:
         """Starts the engine again. Fires with a `WeightLoad` when it has the weights it was last asked for; with None if it was
         not away."""
         event = self._env.event()
-        if self._lost_since_s is None:
+        if self._state == "up":
             return event.succeed()
         self._back.append(event)
-        if self._planned:
+        if self._state == "down":
             self._restart()
         return event
 
     def stop(self, time_s: float) -> None:
         """Closes the spans and records what is unfinished: the run is over."""
+        self._env.forget(self.link.connection)
         self._close_rollout_span(time_s)
-        self._close_lost_span(time_s)
+        if self._state != "up":
+            self._close_lost_span(time_s)
         for stay in list(self._stays.values()):
             self._ended(stay, done=False)
-        self._env.forget(self.link.connection)
 
     # To the engine.
 
     def _key(self) -> int:
         self._numbers += 1
         return self._numbers
+
+    def _wake(self) -> None:
+        """Where it has no work, its deadline begins with this."""
+        if not self._stays and not self._loads:
+            self._heard_s = self._env.wall_s()
+
+    def _load(self, version: int, running: LoadMode, event: simpy.Event | None) -> None:
+        key = self._key()
+        self._loads[key] = _Load(version, event, self.load_delay_s)
+        self._command(Load(key, version, self._weights(version), running, self.load_delay_s))
 
     def _command(self, command: Command) -> None:
         """Commands of one instant go together: else a batch would begin with one request."""
@@ -256,9 +276,7 @@ class VllmWorker:
 
     def _flush(self) -> None:
         commands, self._commands = self._commands, []
-        if self._lost_since_s is None:
-            if not self._stays or len(self._stays) == sum(isinstance(c, Begin) for c in commands):
-                self._heard_s = self._env.wall_s()  # it was idle: its deadline begins now
+        if self._state in ("up", "loading"):
             self.link.send(commands)
 
     # From the engine.
@@ -271,34 +289,30 @@ class VllmWorker:
         for report in reports:
             match report:
                 case Begun(number, at_s):
-                    if number in self._by_number:
-                        self._by_number[number].begun_s = self._time_s(at_s)
-                        self._open_rollout_span(self._time_s(at_s))
+                    self._stays[number].begun_s = self._time_s(at_s)
+                    self._open_rollout_span(self._time_s(at_s))
                 case Gained():
                     self._gained(report)
                 case Ended(number, at_s, whole, drafts):
-                    stay = self._by_number.get(number)
-                    if stay is not None:
-                        stay.drafts = drafts
-                        rollout = self._ended(stay, done=whole and stay.whole)
-                        if not self._stays:
-                            self._close_rollout_span(self._time_s(at_s))
-                        stay.event.succeed(rollout)
+                    stay = self._stays[number]
+                    stay.drafts = drafts
+                    rollout = self._ended(stay, done=whole and stay.whole)
+                    if not self._stays:
+                        self._close_rollout_span(self._time_s(at_s))
+                    stay.event.succeed(rollout)
                 case Loaded():
                     self._loaded(report)
-                case Reached(key):
-                    self._answers.pop(key)(report)
+                case Reached():
+                    self._answered(report)
                 case Ready():
-                    self._restarted()
-                case Failed(message):
-                    raise StoppedError(f"{self.link.name}: {message}")
+                    self._ready()
+                case Failed(message, trace):
+                    raise StoppedError(f"{self.link.name}: {message}") from RuntimeError(trace)
                 case Alive():
                     pass
 
     def _gained(self, report: Gained) -> None:
-        stay = self._by_number.get(report.stay)
-        if stay is None:
-            return
+        stay = self._stays[report.stay]
         if report.first_s is not None and math.isnan(stay.first_token_s):
             stay.first_token_s = self._time_s(report.first_s)
         stay.token_ids += report.token_ids
@@ -306,24 +320,36 @@ class VllmWorker:
         self.generated_total += len(report.token_ids)
 
     def _loaded(self, report: Loaded) -> None:
-        version, event = self._loads.pop(report.key)
+        load = self._loads.pop(report.key)
         started_s, finished_s = self._time_s(report.started_s), self._time_s(report.finished_s)
+        if load.event is None:
+            self._has_weights_again(WeightLoad(load.version, started_s, finished_s))
+            return
         for stay in self._stays.values():
-            self._close_segment(stay)
-            if stay.begun_s is not None:
-                stay.begun_s = finished_s
+            stay.segments = self._segments(stay)
+            stay.closed_tokens, stay.begun_s = len(stay.token_ids), finished_s
         rolling = self._busy_since_s is not None
         self._close_rollout_span(started_s)
-        self.policy_version = version
-        self._recorder.span(self.index, "load_weights", started_s, finished_s, version)
+        self.policy_version = load.version
+        self._recorder.span(self.index, "load_weights", started_s, finished_s, load.version)
         if rolling:
             self._open_rollout_span(finished_s)
-        event.succeed(WeightLoad(version, started_s, finished_s))
+        load.event.succeed(WeightLoad(load.version, started_s, finished_s))
+
+    def _answered(self, report: Reached) -> None:
+        if report.key in self._watched:
+            self._watched.pop(report.key).succeed()
+            return
+        stay, event = self._asked.pop(report.key)
+        stay.drafts = report.drafts
+        event.succeed(self._rollout(stay, done=False) if stay.number in self._stays else None)
 
     # Bookkeeping.
 
     def _ended(self, stay: _Stay, done: bool) -> Rollout:
-        del self._stays[stay.sample.uid], self._by_number[stay.number]
+        del self._stays[stay.number]
+        if self._here.get(stay.sample.uid) is stay:
+            del self._here[stay.sample.uid]
         rollout = self._rollout(stay, done)
         self._recorder.stay_ended(rollout, rollout.tokens - (stay.partial.tokens if stay.partial else 0))
         if done and self.on_done is not None:
@@ -331,12 +357,11 @@ class VllmWorker:
         return rollout
 
     def _rollout(self, stay: _Stay, done: bool) -> Rollout:
-        self._close_segment(stay)
         before = stay.partial or Rollout(stay.sample, (), False)
         drafted, accepted, verifications, verified = stay.drafts
         return Rollout(
             stay.sample,
-            tuple(stay.segments),
+            tuple(self._segments(stay)),
             done,
             stay.first_token_s,
             carried_tokens=before.carried_tokens,
@@ -347,12 +372,12 @@ class VllmWorker:
             token_ids=tuple(stay.token_ids),
         )
 
-    def _close_segment(self, stay: _Stay) -> None:
+    def _segments(self, stay: _Stay) -> list[Segment]:
+        """Those that other weights closed, and the open one as far as it is."""
         new = len(stay.token_ids) - stay.closed_tokens
-        if new and stay.begun_s is not None:
-            stay.segments.append(Segment(self.index, self.policy_version, new, stay.begun_s, stay.until_s))
-            stay.closed_tokens += new
-            stay.begun_s = stay.until_s
+        if not new:
+            return list(stay.segments)
+        return [*stay.segments, Segment(self.index, self.policy_version, new, stay.begun_s, stay.until_s)]
 
     def _open_rollout_span(self, at_s: float) -> None:
         if self._busy_since_s is None:
@@ -366,85 +391,88 @@ class VllmWorker:
             self._busy_since_s = None
 
     def _close_lost_span(self, at_s: float) -> None:
-        if self._lost_since_s is not None:
-            self._recorder.span(self.index, "lost", self._lost_since_s, at_s, self.policy_version)
+        self._recorder.span(self.index, "lost", self._lost_since_s, at_s, self.policy_version)
 
     # Losses.
 
     def _look(self) -> None:
         """A step that never ends: nothing is heard of an engine that has work."""
         silent_s = self._env.wall_s() - self._heard_s
-        if self._lost_since_s is None and (self._stays or self._loads) and silent_s > self._deadline_s:
-            self._happened("hung", f"no step ended for {silent_s:.1f} s (step deadline {self._deadline_s:g} s); killed")
-            self._env.forget(self.link.connection)
-            self.link.kill()
-            self._lost()
+        if self._state == "starting":
+            what, deadline_s = "it was not up", self._start_deadline_s
+        elif self._loads:
+            what, deadline_s = "no weights were loaded", self._start_deadline_s
+            deadline_s += sum(load.held_s for load in self._loads.values())
+        elif self._stays:
+            what, deadline_s = "no step ended", self._deadline_s * self._slowdown
+        else:
+            return
+        if silent_s > deadline_s:
+            self._lost("hung", f"{what} for {silent_s:.1f} s (deadline {deadline_s:g} s); killed")
 
     def _gone(self) -> None:
         """Its process is dead."""
-        self._happened("died", self.link.death())
-        self._lost()
+        self._lost("died", self.link.death())
 
-    def _happened(self, kind: str, what: str) -> None:
-        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": f"{self.link.name}: {what}"})
-
-    def _lost(self) -> None:
+    def _lost(self, kind: str, what: str) -> None:
         """Nobody asked for it: the engine starts again, unless it does nothing but die."""
+        message = f"{self.link.name}: {what}"
+        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
         self._restarts += 1
         if self._restarts > MOST_RESTARTS:
-            raise StoppedError(
-                f"{self.link.name}: lost {self._restarts} times; see its log, or let it have fewer samples at once"
-            )
-        self._planned = False
-        assert self.dispatcher is not None
-        self.dispatcher.retire(self.index, lost=True)
-        self._lose()
+            raise StoppedError(f"{message}; it was lost {self._restarts} times, which is no accident: see its log")
+        if self._state == "up":
+            self._planned = False
+            assert self.dispatcher is not None
+            self.dispatcher.retire(self.index, lost=True)
+        self._down()
         self._restart()
-        self._env.process(self._come_back())
 
-    def _come_back(self) -> simpy.events.ProcessGenerator:
-        yield self.restore()
-        assert self.dispatcher is not None
-        self.dispatcher.found(self.index)
-
-    def _lose(self) -> None:
-        """Its stays end as they are known; who waits for weights does not wait for this one."""
-        now_s = self._env.now
-        self._close_rollout_span(now_s)
-        if self._lost_since_s is None:  # else it died while it started
-            self._lost_since_s = now_s
-        self._commands = [command for command in self._commands if not isinstance(command, Begin)]
+    def _down(self) -> None:
+        """Ends the process, if there still is one. Its stays end as they are known; who waits for weights does not wait for
+        this one."""
+        self._env.forget(self.link.connection)
+        self.link.kill()
+        if self._state == "up":
+            self._lost_since_s = self._env.now
+            self._close_rollout_span(self._env.now)
+        self._state = "down"
         for stay in list(self._stays.values()):
             stay.event.succeed(self._ended(stay, done=False))
-        for version, event in self._loads.values():
-            event.succeed(WeightLoad(version, now_s, now_s))
-        self._loads.clear()
-        self._answers.clear()
+        for load in self._loads.values():
+            if load.event is not None:
+                load.event.succeed(WeightLoad(load.version, self._env.now, self._env.now))
+        for _, event in self._asked.values():
+            event.succeed()
+        self._loads, self._asked, self._watched = {}, {}, {}
 
     def _restart(self) -> None:
+        self._state = "starting"
+        self._heard_s = self._env.wall_s()
         self.link = self._start()
         self._env.listen(self.link.connection, self._hear, self._gone)
 
-    def _restarted(self) -> None:
-        """It is up, with the first weights: it gets those it was last asked for."""
-        back_s = self._env.now
-        self._close_lost_span(back_s)
-        self._lost_since_s = None
-        key, event = self._key(), self._env.event()
-        self._loads[key] = (self._asked_version, event)
-        commands: list[Command] = [Load(key, self._asked_version, self._weights(self._asked_version), "recompute", 0.0)]
+    def _ready(self) -> None:
+        """Its process is up, with the first weights."""
+        self._state = "loading"
         if self._setup is not None:
-            commands.insert(0, Draft("configure", (self._setup,)))
+            self._command(Draft("configure", (self._setup,)))
+        self._load(self._asked_version, "recompute", None)
+
+    def _has_weights_again(self, load: WeightLoad) -> None:
+        if load.version != self._asked_version:  # asked for meanwhile
+            self._load(self._asked_version, "recompute", None)
+            return
+        self.policy_version = load.version
+        self._state = "up"
+        self._close_lost_span(self._env.now)
         if self._slowdown > 1.0:
-            commands.append(Slow(self._slowdown))
-        self.link.send(commands)
+            self._command(Slow(self._slowdown))
         if self.on_back is not None:
             self.on_back(self)
-        self._heard_s = self._env.wall_s()
-        for waiting in self._back:
-            event.callbacks.append(partial(_pass_on, waiting))  # type: ignore[union-attr]
-        self._back = []
-
-
-def _pass_on(to: simpy.Event, event: simpy.Event) -> None:
-    to.succeed(event.value)
+        waiting, self._back = self._back, []
+        for event in waiting:
+            event.succeed(load)
+        if not self._planned:
+            assert self.dispatcher is not None
+            self.dispatcher.found(self.index)

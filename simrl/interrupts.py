@@ -2,8 +2,10 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 
 @contextmanager
@@ -20,19 +22,45 @@ def ctrl_c_ignored() -> Iterator[None]:
 
 
 @contextmanager
-def ctrl_c_waits() -> Iterator[None]:
+def ctrl_c_waits() -> Iterator[list[int]]:
     """Raises `KeyboardInterrupt` at the end of the block, not within: for what would swallow it, such as numba's compiler,
-    whose callbacks from C print an exception and go on."""
+    whose callbacks from C print an exception and go on. The list that it gives is no longer empty once Ctrl-C waits."""
     waiting: list[int] = []
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is signal.default_int_handler]
-    if threading.current_thread() is not threading.main_thread():
-        heard = []
-    for number in heard:
+    before = _heard()
+    for number in before:
         signal.signal(number, lambda received, _: waiting.append(received))
+    try:
+        yield waiting
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if waiting:
+            before[waiting[0]](waiting[0], None)
+
+
+@contextmanager
+def ctrl_c_once() -> Iterator[None]:
+    """Raises `KeyboardInterrupt` at the first Ctrl-C or SIGTERM, and hears no other until the end of the block: for whoever
+    then has something to put in order."""
+    before = _heard()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, hear)
     try:
         yield
     finally:
-        for number in heard:
-            signal.signal(number, signal.default_int_handler)
-        if waiting:
-            raise KeyboardInterrupt
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heard() -> dict[int, Callable[[int, FrameType | None], Any]]:
+    """What Ctrl-C and SIGTERM call now, where they call something; nothing outside the main thread, which alone hears them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: handler for number, handler in handlers.items() if callable(handler)}

@@ -295,7 +295,7 @@ def _expand_temperatures() -> None:
     import torch
 
     def expanded(
-        output: Any, input_val: Any, cu_num_tokens: Any, replace_from: Any, replace_to: Any, **sizes: Any
+        output: Any, input_val: Any, cu_num_tokens: Any, replace_from: Any, replace_to: Any, *sizes: Any, **named: Any
     ) -> None:
         tokens = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
         values = torch.where(input_val == replace_from, replace_to, input_val)

@@ -170,6 +170,7 @@ def prepare(scenario: Scenario) -> Prepared:
         fetch_s_per_token=model.kv_bytes_per_token / min(cluster.tp, model.kv_heads) / kind.network_bytes_per_s,
         evaluate_every=scenario.training.evaluate_every,
         evaluate_s=scenario.training.evaluate_s,
+        request_s=profile.metadata.request_s or 0.0,
     )
     return Prepared(
         scenario, system, model, kind, trace, profile, limits, workers, train_gpus, worker_costs, drafts, tail

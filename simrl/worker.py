@@ -80,12 +80,13 @@ class RolloutWorker(Protocol):
 class WorkerCosts(NamedTuple):
     """What a worker's commands take besides forward passes. `fetch_s_per_token` is that of KV cache from a shared pool; an
     evaluation of `evaluate_s` follows the load of every `evaluate_every`th version, or of the first after it that is loaded
-    (0: none)."""
+    (0: none). `request_s` is the host's work for each request, before the next pass."""
 
     load_s: float
     fetch_s_per_token: float = 0.0
     evaluate_every: int = 0
     evaluate_s: float = 0.0
+    request_s: float = 0.0
 
 
 class _Stay:
@@ -290,6 +291,7 @@ class SimulatedWorker:
             return  # aborted meanwhile
         prompt = stay.sample.prompt_tokens + stay.observation_tokens
         slot = self.engine.submit(prompt, stay.length, stay.closed_tokens, self._computed_tokens(stay))
+        self.engine.now_s += self._costs.request_s
         if self._drafting is not None:
             self._drafting.give(self.engine, slot, stay.sample, stay.response, self._env.now)
         stay.slot, stay.started_s = slot, self.engine.now_s

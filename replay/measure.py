@@ -1,0 +1,362 @@
+"""Measuring an engine: which scenes it is given, until its tables are known well enough.
+
+First a coarse grid, several times over (so that a slow minute of the machine is in one repeat of every point, not in all
+repeats of one). Then, while there is time, the interval where a straight line is expected to be farthest from the truth is cut
+in two. Last, passes that the tables are not made from: how far the tables are from those is the error that a user is told.
+
+Invariant: which scene comes next follows from what was seen so far and from nothing else. So a journal of what was seen is all
+that a killed measurement needs to go on: what it has is not measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replay.bench import LEAD_TURNS, Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed, prefill_passes
+from replay.profile_fit import Point, Reach, draft_rounds, fit, predicted_s
+from simrl.errors import InputError
+from simrl.profile import DraftRounds, Tables
+
+SHORT_TOKENS = 16  # of a prompt, where its length is not the point
+STAIR_TURNS = 12
+HELD_OUT = 8
+
+Run = Callable[[Scene], Seen]
+
+
+class Plan(NamedTuple):
+    """What is measured, and how well. `kv_cache_tokens` is what the engine has; refinement goes on until every interval is
+    expected to be within `tolerance`, or until `budget_s` of measuring are over; `weights` is a folder to load from, None with
+    dummy weights."""
+
+    reach: Reach
+    kv_cache_tokens: int
+    draft_tokens: int = 0
+    weights: str | None = None
+    repeats: int = 5
+    tolerance: float = 0.02
+    budget_s: float = 60.0
+
+
+class HeldOut(NamedTuple):
+    """A pass that the tables are not made from."""
+
+    shape: Shape
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.measured_s - 1
+
+
+class Measured(NamedTuple):
+    """Tables, and what they rest on."""
+
+    tables: Tables
+    points: list[Point]
+    held_out: list[HeldOut]
+    drafts: DraftRounds | None
+    request_s: float
+    load_s: float | None
+    facts: dict[str, str]
+    measuring_s: float
+
+    @property
+    def spread(self) -> float:
+        return float(np.median([point.spread for point in self.points]))
+
+    @property
+    def held_out_error(self) -> float:
+        return float(np.median([abs(held.error) for held in self.held_out]))
+
+
+class Journal:
+    """What was seen, a line a scene, as soon as it was. `carry_out` is asked only for what is not there yet."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], carry_out: Run) -> None:
+        self._path = path
+        self._carry_out = carry_out
+        self._known: dict[str, deque[tuple[float, Seen]]] = defaultdict(deque)
+        self.measuring_s = 0.0
+        self.resumed = 0
+        lines = _whole_lines(path)
+        if lines and json.loads(lines[-1]) == {"finished": True}:
+            lines = []  # a whole measurement: this is a new one
+        if lines:
+            found = json.loads(lines[0])
+            other = [name for name in settings if found.get(name) != settings[name]]
+            if other:
+                name = other[0]
+                raise InputError(
+                    f"{path}: points of a measurement with {name} {found.get(name)!r}, this one has {settings[name]!r}; finish "
+                    "that one, delete the file, or name another --output"
+                )
+        else:
+            lines = [json.dumps(settings)]
+        with path.open("w", encoding="utf-8") as file:  # without a line that was cut off
+            file.writelines(f"{line}\n" for line in lines)
+        for line in lines[1:]:
+            entry = json.loads(line)
+            self._known[entry["scene"]].append((entry["took_s"], _seen(entry)))
+            self.resumed += 1
+
+    def __call__(self, scene: Scene) -> Seen:
+        name = f"{type(scene).__name__} {json.dumps(scene)}"
+        if self._known[name]:
+            took_s, seen = self._known[name].popleft()
+        else:
+            started_s = time.monotonic()
+            seen = self._carry_out(scene)
+            took_s = time.monotonic() - started_s
+            self._append({"scene": name, "took_s": took_s, **seen._asdict()})
+        if not isinstance(scene, Facts):  # for which the engines start
+            self.measuring_s += took_s
+        return seen
+
+    def finish(self) -> None:
+        """The measurement is whole: the next one begins anew."""
+        self._append({"finished": True})
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut off
+        for line in lines:
+            if not isinstance(json.loads(line), dict):
+                raise ValueError(line[:40])
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: not the points of a measurement ({error}); delete it or name another --output"
+        ) from error
+    return lines
+
+
+def _seen(entry: dict[str, Any]) -> Seen:
+    passes = tuple(Timed(Shape(*shape), seconds, passes) for shape, seconds, passes in entry["passes"])
+    numbers = {name: tuple(entry[name]) for name in ("begin_s", "end_s", "between_s", "load_s")}
+    return Seen(passes, **numbers, facts=tuple((name, value) for name, value in entry["facts"]))
+
+
+class _Book:
+    """Points by the scene and the place in it that they come from."""
+
+    def __init__(self, run: Journal) -> None:
+        self._run = run
+        self._seen: dict[Scene, list[Seen]] = defaultdict(list)
+
+    def take(self, scene: Scene) -> None:
+        self._seen[scene].append(self._run(scene))
+
+    def points(self, scenes: Sequence[Scene] | None = None) -> list[Point]:
+        found = []
+        for scene in self._seen if scenes is None else scenes:
+            for passes in zip(*(seen.passes for seen in self._seen[scene]), strict=True):
+                kv_tokens = float(np.mean([timed.shape.kv_tokens for timed in passes]))
+                shape = passes[0].shape._replace(kv_tokens=kv_tokens)
+                found.append(Point(shape, tuple(timed.seconds for timed in passes)))
+        return found
+
+    def all(self, name: str) -> list[float]:
+        return [value for each in self._seen.values() for seen in each for value in getattr(seen, name)]
+
+    @property
+    def scenes(self) -> list[Scene]:
+        return list(self._seen)
+
+
+def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = lambda *_: None) -> Measured:
+    """Gives scenes to an engine, by `run`, until its tables are known. `tell` hears what is measured, and how much is done (of
+    0: nobody knows)."""
+    check(plan)
+    found = dict(run(Facts()).facts)
+    book = _Book(run)
+    base = base_scenes(plan)
+    scene: Scene | None
+    for repeat in range(plan.repeats):
+        for i, scene in enumerate(base):
+            tell("coarse grid", repeat * len(base) + i, plan.repeats * len(base))
+            book.take(scene)
+    scene = worst_interval(book.points(), plan)
+    while scene is not None and scene not in book.scenes and run.measuring_s < plan.budget_s:
+        tell("where lines are farthest from the truth", len(book.scenes) - len(base), 0)
+        for _ in range(plan.repeats):
+            book.take(scene)
+        scene = worst_interval(book.points(), plan)
+    held_out = held_out_scenes(plan)
+    checks = _Book(run)
+    for i in range(2 * len(held_out)):
+        tell("passes to check it with", i, 2 * len(held_out))
+        checks.take(held_out[i % len(held_out)])
+    load_s = None
+    if plan.weights is not None:
+        tell("weight loads", 0, 1)
+        load_s = float(np.median(run(Loads(plan.weights, plan.repeats)).load_s))
+
+    points = book.points()
+    tables, new_s = fit(points, float(np.median(book.all("between_s"))), plan.reach)
+    return Measured(
+        tables=tables,
+        points=points,
+        held_out=[HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape)) for p in checks.points()],
+        drafts=draft_rounds(points, tables, "measured in the engine: drafts of any tokens, and their verification"),
+        request_s=new_s + float(np.median(book.all("begin_s")) + max(np.median(book.all("end_s")), 0.0)),
+        load_s=load_s,
+        facts=found,
+        measuring_s=run.measuring_s,
+    )
+
+
+def check(plan: Plan) -> None:
+    """Raises `InputError` for limits within which nothing can be measured."""
+    reach = plan.reach
+    if plan.kv_cache_tokens < reach.max_model_len:
+        raise InputError(
+            f"the KV cache holds {plan.kv_cache_tokens} tokens, one sequence may have {reach.max_model_len} (max_model_len); "
+            "lower that, or give the cache more"
+        )
+    least = LEAD_TURNS + 24 + 2 * SHORT_TOKENS + 2 * (plan.draft_tokens + 1)
+    if reach.max_model_len < 2 * least or reach.max_num_batched_tokens < 2 * reach.max_num_seqs:
+        raise InputError(
+            f"max_model_len {reach.max_model_len} and max_num_batched_tokens {reach.max_num_batched_tokens}: measuring needs "
+            f"at least {2 * least} and twice max_num_seqs ({2 * reach.max_num_seqs})"
+        )
+
+
+def base_scenes(plan: Plan) -> list[Scene]:
+    """The coarse grid."""
+    most, budget = plan.reach.max_num_seqs, plan.reach.max_num_batched_tokens
+    batches = _octaves(most, 4)
+    scenes: list[Scene] = [Stairs((n,), _short(plan)) for n in batches]
+    scenes += [Prompts(1, tokens) for tokens in _octaves(budget, 4)]
+    scenes += [Prompts(m, max(budget // (2 * m), 1)) for m in _octaves(min(most, budget // 2), 4)[1:]]
+    scenes += [_stairs(plan, tokens) for tokens in _longest_prompts(plan)]
+    longest = plan.reach.max_model_len - 4
+    if longest > 2 * budget:
+        scenes += [Prompts(1, longest // budget * budget + rest - budget, times=2) for rest in (budget, budget // 8)]
+    if plan.draft_tokens:
+        tokens = [k for k in (1, plan.draft_tokens // 2, plan.draft_tokens) if k]
+        for k in dict.fromkeys(tokens):
+            fitting = [n for n in batches if n * (k + 1) <= budget]
+            scenes += [Stairs((n,), _short(plan), k) for n in fitting]
+    return scenes
+
+
+def worst_interval(points: Sequence[Point], plan: Plan) -> Scene | None:
+    """The scene in the middle of the interval that is expected to be worst; None if all are good enough."""
+    short = _short(plan)
+    decodes = [p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
+    least = min(p.shape.kv_tokens for p in decodes)
+    prompts = [p for p in points if p.shape.prompts == 1 and not p.shape.sequences and not p.shape.context_tokens]
+    longest = [p for p in decodes if p.shape.sequences == plan.reach.max_num_seqs]
+    curves: list[tuple[list[tuple[float, float, float]], Callable[[int], Scene]]] = [
+        (
+            [(p.shape.sequences, p.seconds, p.spread) for p in decodes if p.shape.kv_tokens < least + SHORT_TOKENS],
+            lambda n: Stairs((n,), short),
+        ),
+        ([(p.shape.chunk_tokens, p.seconds, p.spread) for p in prompts], lambda n: Prompts(1, n)),
+        ([(p.shape.kv_tokens, p.seconds, p.spread) for p in longest], lambda kv: _stairs_of(plan, kv)),
+    ]
+    worst, found = plan.tolerance, None
+    for curve, scene in curves:
+        error, middle = expected_error(curve)
+        if error > worst:
+            worst, found = error, scene(middle)
+    return found
+
+
+def expected_error(curve: Sequence[tuple[float, float, float]]) -> tuple[float, int]:
+    """How far a straight line is expected to be from a curve of (tick, seconds, spread) in its worst interval, of the seconds;
+    and that interval's middle. The curve bends as the three nearest points say; a bend within their spread is none."""
+    by_tick = {tick: (seconds, spread) for tick, seconds, spread in sorted(curve)}
+    ticks = list(by_tick)
+    bends = []
+    for a, b, c in zip(ticks, ticks[1:], ticks[2:], strict=False):
+        (ya, sa), (yb, sb), (yc, sc) = by_tick[a], by_tick[b], by_tick[c]
+        line = ya + (yc - ya) * (b - a) / (c - a)
+        noise = max(sa * ya, sb * yb, sc * yc)
+        bends.append(max(abs(yb - line) - noise, 0.0) / ((b - a) * (c - b)))
+    worst = (0.0, 0)
+    for i, (a, b) in enumerate(pairwise(ticks)):
+        if b - a < 2 or not bends:
+            continue
+        bend = max(bends[max(i - 1, 0) : i + 1])
+        error = bend * (b - a) ** 2 / 4 / ((by_tick[a][0] + by_tick[b][0]) / 2)
+        worst = max(worst, (error, round((a * b) ** 0.5) if b > 4 * a > 0 else round((a + b) / 2)))
+    return worst
+
+
+def held_out_scenes(plan: Plan) -> list[Scene]:
+    """Decode steps and mixes of prompts and decode steps, drawn within the limits."""
+    draw, reach = random.Random(1), plan.reach
+    scenes: list[Scene] = []
+    for i in range(HELD_OUT):
+        n = round(reach.max_num_seqs ** draw.uniform(0.2, 0.98))
+        if i % 2:
+            kv_tokens = draw.randint(SHORT_TOKENS, max(_longest_prompt(plan, n, 1) // 3, SHORT_TOKENS))
+            scenes.append(Stairs((n,), kv_tokens, 0, STAIR_TURNS))
+            continue
+        room = reach.max_num_batched_tokens - n
+        m = draw.choice((1, 2, 4))
+        tokens = draw.randint(1, max(min(room // m, reach.max_model_len // 2), 1))
+        most = min(_longest_prompt(plan, n, 1) // 3, max((plan.kv_cache_tokens - m * tokens) // n // 2, 1))
+        m = min(m, reach.max_num_seqs - n) or 1
+        n = min(n, reach.max_num_seqs - m)
+        scenes.append(Prompts(m, tokens, n, draw.randint(1, max(most, 1))))
+    return scenes
+
+
+def _short(plan: Plan) -> int:
+    """Tokens of a prompt such that a whole batch of them is computed at once."""
+    return max(min(SHORT_TOKENS, plan.reach.max_num_batched_tokens // plan.reach.max_num_seqs), 1)
+
+
+def _stairs(plan: Plan, tokens: int) -> Stairs:
+    """Down the stairs of the coarse grid, as far as the KV cache holds."""
+    batches = [n for n in reversed(_octaves(plan.reach.max_num_seqs, 4)) if tokens <= _longest_prompt(plan, n, 0)]
+    return Stairs(tuple(batches), tokens, 0, STAIR_TURNS)
+
+
+def _stairs_of(plan: Plan, kv_tokens: int) -> Stairs:
+    """The stairs whose top is about so long."""
+    most = plan.reach.max_num_seqs
+    ahead = prefill_passes(most, kv_tokens, plan.reach.max_num_batched_tokens) / 2 + STAIR_TURNS / 2
+    return _stairs(plan, max(round(kv_tokens - ahead), SHORT_TOKENS))
+
+
+def _longest_prompts(plan: Plan) -> list[int]:
+    """Of the coarse grid: as long as one sequence may be, as a whole batch may be, and a quarter of that."""
+    most = _longest_prompt(plan, plan.reach.max_num_seqs, 0)
+    lengths = {_longest_prompt(plan, 1, 0), most, most // 4}
+    return sorted(tokens for tokens in lengths if tokens > 2 * SHORT_TOKENS)
+
+
+def _longest_prompt(plan: Plan, sequences: int, stairs: int) -> int:
+    """Tokens of the prompts of so many sequences at most: those that have theirs decode while the others get theirs."""
+    turns = (LEAD_TURNS + STAIR_TURNS) * (stairs or len(_octaves(plan.reach.max_num_seqs, 4))) + 2
+    most = min(plan.reach.max_model_len - 2 * plan.draft_tokens, plan.kv_cache_tokens // sequences) - turns - 2
+    room = max(plan.reach.max_num_batched_tokens - sequences, 1)
+    return max(int(most / (1 + sequences / room)), 1)
+
+
+def _octaves(most: int, factor: int) -> list[int]:
+    """1, 4, 16 … up to `most`, which is there itself."""
+    ticks = [1]
+    while ticks[-1] * factor * 1.5 < most:
+        ticks.append(ticks[-1] * factor)
+    return ticks if most == ticks[-1] else [*ticks, most]

@@ -92,6 +92,8 @@ def check_engine(config: ReplayConfig) -> None:
     """Raises `InputError` where vLLM is missing or unknown, or folders hold what it must not load; before anything starts."""
     vllm_version()
     check_model(config.model, config.dummy_weights)
+    if config.draft_model is not None:
+        check_model(config.draft_model, config.dummy_weights)
     for folder in config.weights:
         check_weights(folder)
 
@@ -111,7 +113,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
-        max_model_len=longest + 2 * drafted + 1,
+        max_model_len=min(longest + 2 * drafted + 1, limits.kv_blocks * limits.block_size),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
         device="cuda" if config.device == "cuda" else "cpu",

@@ -24,6 +24,7 @@ import numpy as np
 from replay.bench import LEAD_TURNS, Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed, prefill_passes
 from replay.profile_fit import Point, Reach, draft_rounds, fit, predicted_s
 from simrl.errors import InputError
+from simrl.files import write_whole_file
 from simrl.profile import DraftRounds, Tables
 
 SHORT_TOKENS = 16  # of a prompt, where its length is not the point
@@ -103,8 +104,8 @@ class Journal:
                 )
         else:
             lines = [json.dumps(settings)]
-        with path.open("w", encoding="utf-8") as file:  # without a line that was cut off
-            file.writelines(f"{line}\n" for line in lines)
+        with write_whole_file(path) as temporary:  # without a line that was cut off
+            temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         for line in lines[1:]:
             entry = json.loads(line)
             self._known[entry["scene"]].append((entry["took_s"], _seen(entry)))

@@ -1,0 +1,249 @@
+"""Measuring: known engines come back, a killed measurement goes on, refinement looks where lines are wrong, a real engine."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay.bench import Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed
+from replay.measure import Journal, Measured, Plan, base_scenes, check, expected_error, measure
+from replay.profile_fit import Point, Reach, predicted_s
+from simrl.errors import InputError
+from simrl.profile import ProfileMetadata, TableProfile, Tables, read_profile, write_profile
+from simrl.scenario import Scenario
+from simrl.simulate import prepare
+
+REACH = Reach(max_num_seqs=64, max_num_batched_tokens=256, max_model_len=1024)
+PLAN = Plan(REACH, kv_cache_tokens=65536, weights="folder", repeats=3, budget_s=1e9)
+REQUEST_S, BEGIN_S, END_S, LOAD_S = 40e-6, 200e-6, 20e-6, 0.015
+DRAFT_ROUND_S, DRAFT_STEP_S = 30e-6, 4e-6  # of each sequence
+
+
+def known_tables(kink: float = 40.0, mode_s: float = 3e-4) -> Tables:
+    """Dense is flat up to a batch and rises beyond; attention rises with sequences and lengths."""
+    tokens = np.unique([1.0, kink, 256.0])
+    prefill, contexts = np.array([0.0, 1.0, 256.0]), np.array([0.0, 1024.0])
+    decodes, lengths = np.array([0.0, 64.0]), np.array([0.0, 1024.0])
+    own = np.outer([0.0, 0.0, 256.0], contexts) * 1e-8 + np.array([0.0, mode_s, mode_s])[:, None]
+    return Tables(
+        dense_tokens=tokens,
+        dense_s=2e-3 + 15e-6 * np.maximum(tokens - kink, 0.0),
+        sampled_sequences=np.array([0.0, 256.0]),
+        sampled_s=np.array([0.0, 256.0]) * 25e-6,
+        prefill_tokens=prefill,
+        prefill_kv_tokens=contexts,
+        decode_sequences=decodes,
+        decode_kv_tokens=lengths,
+        attention_s=own[:, :, None, None] + (np.outer(decodes, lengths) * 5e-8)[None, None],
+        between_passes_s=20e-6,
+    )
+
+
+class KnownEngine:
+    """An engine whose passes take what tables say. `disturb` multiplies the passes of the i-th scene."""
+
+    def __init__(self, tables: Tables, disturb: Callable[[int], float] = lambda i: 1.0) -> None:
+        self.tables = tables
+        self.scenes: list[Scene] = []
+        self.disturb = disturb
+
+    def __call__(self, scene: Scene) -> Seen:
+        self.scenes.append(scene)
+        match scene:
+            case Facts():
+                return Seen(
+                    facts=(("vllm", "0.32.0"), ("torch", "2.13"), ("device", "a core"), ("kv_cache_tokens", "65536"))
+                )
+            case Loads(_, times):
+                return Seen(load_s=(LOAD_S,) * times)
+            case Stairs(sequences, tokens, drafts, turns):
+                shapes = [Shape(n, drafts, tokens + turns * (0.5 + i)) for i, n in enumerate(sequences)]
+                between = (self.tables.between_passes_s,) if sequences == (1,) else ()
+                return Seen(tuple(self._timed(s) for s in shapes), end_s=(END_S,), between_s=between)
+            case Prompts(prompts, tokens, sequences, kv_tokens, _):
+                left, passes, context, room = prompts * tokens, [], 0, REACH.max_num_batched_tokens - sequences
+                while left:
+                    chunk = min(left, room)
+                    passes.append(self._timed(Shape(sequences, 0, float(kv_tokens), prompts, chunk, context)))
+                    left, context = left - chunk, context + chunk
+                return Seen(tuple(passes), begin_s=(BEGIN_S,))
+
+    def _timed(self, shape: Shape) -> Timed:
+        seconds = predicted_s(self.tables, shape)
+        seconds += REQUEST_S * shape.prompts * (shape.context_tokens == 0)
+        if shape.draft_tokens:
+            seconds += shape.sequences * (DRAFT_ROUND_S + shape.draft_tokens * DRAFT_STEP_S)
+        return Timed(shape, seconds * self.disturb(len(self.scenes)))
+
+
+def measured(engine: Callable[[Scene], Seen], folder: Path, plan: Plan = PLAN) -> Measured:
+    return measure(Journal(folder / "points.jsonl", {"model": "a"}, engine), plan)
+
+
+def passes() -> list[Shape]:
+    decodes = [Shape(n, 0, kv) for n in (1, 5, 23, 40, 64) for kv in (30, 400, 900)]
+    mixes = [Shape(n, 0, 200.0, 1, c, x) for n in (0, 10, 50) for c in (20, 150) for x in (0, 256, 700)]
+    return decodes + mixes + [Shape(10, 0, 200.0, 4, 120, 0)]
+
+
+@pytest.mark.parametrize("tables", [known_tables(), known_tables(kink=1.0), known_tables(mode_s=0.0)])
+def test_the_passes_of_a_known_engine_come_back(tmp_path: Path, tables: Tables) -> None:
+    found = measured(KnownEngine(tables), tmp_path)
+    for shape in passes():
+        assert predicted_s(found.tables, shape) == pytest.approx(predicted_s(tables, shape), rel=0.03), shape
+    assert found.request_s == pytest.approx(REQUEST_S + BEGIN_S + END_S, rel=0.05)
+    assert found.load_s == LOAD_S
+    assert found.held_out_error < 0.03 and found.spread == pytest.approx(0.0, abs=1e-9)
+
+
+def test_one_slow_repeat_of_everything_changes_nothing(tmp_path: Path) -> None:
+    quiet = KnownEngine(known_tables())
+    coarse = replace_plan(budget_s=0.0)
+    expected = measured(quiet, tmp_path / "quiet", coarse)
+    scenes = len(base_scenes(coarse))
+    busy = KnownEngine(known_tables(), lambda i: 3.0 if 1 < i <= 1 + scenes else 1.0)
+    found = measured(busy, tmp_path / "busy", coarse)
+    for shape in passes():
+        assert predicted_s(found.tables, shape) == pytest.approx(predicted_s(expected.tables, shape), rel=1e-6)
+    assert found.spread > 0.5  # and it is told
+
+
+def test_what_drafts_take_beyond_plain_positions_comes_back(tmp_path: Path) -> None:
+    drafts = measured(KnownEngine(known_tables(kink=1.0)), tmp_path, replace_plan(draft_tokens=6)).drafts
+    assert drafts is not None and drafts.sequences == (0.0, 1.0, 4.0, 16.0, 64.0)
+    for n, round_s, step_s in list(zip(drafts.sequences, drafts.round_s, drafts.step_s, strict=True))[2:]:
+        assert round_s + 4 * step_s == pytest.approx(n * (DRAFT_ROUND_S + 4 * DRAFT_STEP_S), rel=0.15)
+
+
+def test_tables_reach_the_limits_they_were_measured_for_and_survive_a_file(tmp_path: Path) -> None:
+    found = measured(KnownEngine(known_tables()), tmp_path)
+    metadata = ProfileMetadata(
+        model="m",
+        gpu="cpu",
+        tp=1,
+        kind="measured",
+        source="here",
+        request_s=found.request_s,
+        load_weights_s=found.load_s,
+    )
+    profile = TableProfile(found.tables, metadata)
+    profile.require_covers(256, 64, 1024, 256)
+    write_profile(profile, tmp_path / "p.parquet")
+    assert read_profile(tmp_path / "p.parquet").metadata == metadata
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_after(engine: KnownEngine, scenes: int) -> Callable[[Scene], Seen]:
+    def carry_out(scene: Scene) -> Seen:
+        if len(engine.scenes) == scenes:
+            raise Killed
+        return engine(scene)
+
+    return carry_out
+
+
+@pytest.mark.parametrize("scenes", [1, 20, 55])
+def test_a_killed_measurement_goes_on_where_it_was(tmp_path: Path, scenes: int) -> None:
+    whole = KnownEngine(known_tables())
+    expected = measured(whole, tmp_path / "whole")
+    first, second = KnownEngine(known_tables()), KnownEngine(known_tables())
+    with pytest.raises(Killed):
+        measured(killed_after(first, scenes), tmp_path)
+    with (tmp_path / "points.jsonl").open("a") as file:
+        file.write('{"scene": "Stairs [[1], 4')  # it was killed in the middle of a line
+    found = measured(second, tmp_path)
+    assert first.scenes + second.scenes == whole.scenes
+    np.testing.assert_equal(found.tables, expected.tables)
+
+
+def test_points_of_other_settings_are_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "p.points.jsonl"
+    Journal(path, {"model": "a", "tp": 1}, KnownEngine(known_tables()))(Facts())
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"tp 1, this one has 2.*delete the file"):
+        Journal(path, {"model": "a", "tp": 2}, KnownEngine(known_tables()))
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_something_else_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "p.points.jsonl"
+    path.write_text("my notes\n")
+    with pytest.raises(InputError, match="not the points of a measurement"):
+        Journal(path, {}, KnownEngine(known_tables()))
+    assert path.read_text() == "my notes\n"
+
+
+def test_a_whole_measurement_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    path, engine = tmp_path / "p.points.jsonl", KnownEngine(known_tables())
+    journal = Journal(path, {"model": "a"}, engine)
+    journal(Facts())
+    journal.finish()
+    Journal(path, {"model": "b"}, engine)(Facts())
+    assert len(engine.scenes) == 2
+
+
+def test_refinement_looks_where_the_curve_bends(tmp_path: Path) -> None:
+    engine = KnownEngine(known_tables(kink=40.0))
+    found = measured(engine, tmp_path)
+    coarse = base_scenes(PLAN)
+    added = {s.sequences[0] for s in engine.scenes if isinstance(s, Stairs) and s.turns == 24 and s not in coarse}
+    assert added and all(16 < n < 64 for n in added)
+    assert any(abs(n - 40) <= 4 for n in added)
+    flat = measured(KnownEngine(known_tables(kink=1.0)), tmp_path / "flat")
+    assert len(flat.points) < len(found.points)
+
+
+def test_a_bend_within_the_noise_is_none() -> None:
+    bent = [(1.0, 1.0, 0.0), (16.0, 1.2, 0.0), (64.0, 1.2, 0.0)]
+    assert expected_error(bent)[0] > 0.05 and expected_error(bent)[1] in (28, 40)
+    assert expected_error([(tick, seconds, 0.5) for tick, seconds, _ in bent])[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (PLAN._replace(kv_cache_tokens=1000), "the KV cache holds 1000 tokens"),
+        (PLAN._replace(reach=REACH._replace(max_model_len=64)), "max_model_len 64"),
+        (PLAN._replace(reach=REACH._replace(max_num_batched_tokens=100)), "twice max_num_seqs"),
+    ],
+)
+def test_limits_within_which_nothing_can_be_measured_are_refused(plan: Plan, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check(plan)
+
+
+def test_a_measured_load_of_weights_takes_the_place_of_the_data_sheet(tmp_path: Path) -> None:
+    scenario = {
+        "name": "s", "steps": 2, "model": str(small_model(tmp_path)), "cluster": {"gpu": "cpu", "gpus": 2, "tp": 1},
+        "workload": {"synthetic": {"steps": 2, "prompts_per_step": 2, "group": 2, "cap_tokens": 100, "mean_tokens": 20, "sigma": 0.5,
+                                   "prompt_tokens": 10}},
+        "engine": {"max_num_seqs": 64, "max_num_batched_tokens": 256, "kv_cache_tokens": 4096},
+        "training": {"tokens_per_microbatch": 256}, "profile": {"path": str(tmp_path / "p.parquet")},
+        "system": {"name": "one_step_off"},
+    }  # fmt: skip
+    metadata = ProfileMetadata(model="small", gpu="cpu", tp=1, kind="measured", source="here")
+    loads = {}
+    for measured_s in (None, 0.5):
+        found = metadata.model_copy(update={"load_weights_s": measured_s, "request_s": 3e-4})
+        write_profile(TableProfile(known_tables(), found), tmp_path / "p.parquet")
+        prepared = prepare(Scenario.model_validate(scenario))
+        assert prepared.costs.request_s == 3e-4
+        loads[prepared.inputs()["load_weights_kind"]] = prepared.costs.load_s
+    assert loads["measured"] == 0.5 and loads["assumed"] > 1.0
+
+
+def small_model(folder: Path) -> Path:
+    """The config of a model that trains in a second on one core."""
+    config = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 384, "vocab_size": 1024, "_name_or_path": "small"}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def replace_plan(**changes: object) -> Plan:
+    return PLAN._replace(**changes)  # type: ignore[arg-type]

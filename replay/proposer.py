@@ -11,7 +11,8 @@ where `stale` says so, `redraft` drafts anew, and `put_drafts` hands it to the s
 Who drives the engine calls `attach` and `configure` once; then, for each stay of a response, `begins` before it is submitted
 and `ends` when it is over. A request it was not told of (a warm-up) gets no drafts.
 
-vLLM is known here by `batch_of` and `put_drafts` alone, which touch what 0.26 and 0.32 have alike; none of it is imported.
+vLLM is known here by `batch_of` and `put_drafts` alone, which touch what 0.26 and 0.32 have alike. vLLM calls `propose` only
+while the longest sequence and a whole draft fit `max_model_len`, and else has zeros verified: leave that room.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from replay import cpu_sampling
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.decoding import (
@@ -190,6 +192,8 @@ class Proposer:
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._most_length: int = vllm_config.model_config.max_model_len
         self._runner: Any = None
+        if vllm_config.device_config.device_type == "cpu":
+            cpu_sampling.mend()
         self.configure(DrafterSetup())
 
     def load_model(self, *arguments: Any, **named: Any) -> None:

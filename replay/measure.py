@@ -1,8 +1,9 @@
 """Measuring an engine: which scenes it is given, until its tables are known well enough.
 
 First a coarse grid, several times over (so that a slow minute of the machine is in one repeat of every point, not in all
-repeats of one). Then, while there is time, the interval where a straight line is expected to be farthest from the truth is cut
-in two. Last, passes that the tables are not made from: how far the tables are from those is the error that a user is told.
+repeats of one). Then, while there is time, what is known worst: the interval where a straight line is expected to be farthest
+from the truth is cut in two, or a point whose repeats differ is measured once more. Last, passes that the tables are not made
+from: how far the tables are from those is the error that a user is told.
 
 Invariant: which scene comes next follows from what was seen so far and from nothing else. So a journal of what was seen is all
 that a killed measurement needs to go on: what it has is not measured again.
@@ -35,9 +36,9 @@ Run = Callable[[Scene], Seen]
 
 
 class Plan(NamedTuple):
-    """What is measured, and how well. `kv_cache_tokens` is what the engine has; refinement goes on until every interval is
-    expected to be within `tolerance`, or until `budget_s` of measuring are over; `weights` is a folder to load from, None with
-    dummy weights."""
+    """What is measured, and how well. `kv_cache_tokens` is what the engine has; refinement goes on until every interval and
+    every point is expected to be within `tolerance`, or until `budget_s` of measuring are over; `weights` is a folder to load
+    from, None with dummy weights."""
 
     reach: Reach
     kv_cache_tokens: int
@@ -180,6 +181,11 @@ class _Book:
     def scenes(self) -> list[Scene]:
         return list(self._seen)
 
+    def uncertainty(self, scene: Scene) -> float:
+        """That of the median of a scene's worst point, of the seconds."""
+        spread = max(point.spread for point in self.points([scene]))
+        return spread / float(np.sqrt(len(self._seen[scene])))
+
 
 def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = lambda *_: None) -> Measured:
     """Gives scenes to an engine, by `run`, until its tables are known. `tell` hears what is measured, and how much is done (of
@@ -188,17 +194,16 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
     found = dict(run(Facts()).facts)
     book = _Book(run)
     base = base_scenes(plan)
-    scene: Scene | None
     for repeat in range(plan.repeats):
         for i, scene in enumerate(base):
             tell("coarse grid", repeat * len(base) + i, plan.repeats * len(base))
             book.take(scene)
-    scene = worst_interval(book.points(), plan)
-    while scene is not None and scene not in book.scenes and run.measuring_s < plan.budget_s:
-        tell("where lines are farthest from the truth", len(book.scenes) - len(base), 0)
-        for _ in range(plan.repeats):
-            book.take(scene)
-        scene = worst_interval(book.points(), plan)
+    done = 0
+    while run.measuring_s < plan.budget_s and (worst := worst_known(book, plan)) is not None:
+        tell("what is known worst", done, 0)
+        done += 1
+        for _ in range(1 if worst in book.scenes else plan.repeats):
+            book.take(worst)
     held_out = held_out_scenes(plan)
     checks = _Book(run)
     for i in range(2 * len(held_out)):
@@ -258,8 +263,18 @@ def base_scenes(plan: Plan) -> list[Scene]:
     return scenes
 
 
-def worst_interval(points: Sequence[Point], plan: Plan) -> Scene | None:
-    """The scene in the middle of the interval that is expected to be worst; None if all are good enough."""
+def worst_known(book: _Book, plan: Plan) -> Scene | None:
+    """The scene of what is expected to be known worst, an interval's middle or a point; None if all is good enough."""
+    known = book.scenes
+    error, middle = worst_interval(book.points(), plan)
+    candidates = [(error, middle)] if middle not in known else []
+    candidates += [(book.uncertainty(scene), scene) for scene in known]
+    error, worst = max(candidates, key=lambda candidate: candidate[0])
+    return worst if error > plan.tolerance else None
+
+
+def worst_interval(points: Sequence[Point], plan: Plan) -> tuple[float, Scene]:
+    """The expected error in the middle of the worst interval, and the scene that measures it."""
     short = _short(plan)
     decodes = [p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
     least = min(p.shape.kv_tokens for p in decodes)
@@ -273,12 +288,8 @@ def worst_interval(points: Sequence[Point], plan: Plan) -> Scene | None:
         ([(p.shape.chunk_tokens, p.seconds, p.spread) for p in prompts], lambda n: Prompts(1, n)),
         ([(p.shape.kv_tokens, p.seconds, p.spread) for p in longest], lambda kv: _stairs_of(plan, kv)),
     ]
-    worst, found = plan.tolerance, None
-    for curve, scene in curves:
-        error, middle = expected_error(curve)
-        if error > worst:
-            worst, found = error, scene(middle)
-    return found
+    error, middle, scene = max(((*expected_error(curve), scene) for curve, scene in curves), key=lambda found: found[0])
+    return error, scene(max(middle, 1))
 
 
 def expected_error(curve: Sequence[tuple[float, float, float]]) -> tuple[float, int]:

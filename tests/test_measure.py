@@ -1,15 +1,19 @@
 """Measuring: known engines come back, a killed measurement goes on, refinement looks where lines are wrong, a real engine."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import CommandLine
 
 from replay.bench import Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed
 from replay.measure import Journal, Measured, Plan, base_scenes, check, expected_error, measure
-from replay.profile_fit import Point, Reach, predicted_s
+from replay.profile_fit import Reach, predicted_s
 from simrl.errors import InputError
 from simrl.profile import ProfileMetadata, TableProfile, Tables, read_profile, write_profile
 from simrl.scenario import Scenario
@@ -134,14 +138,14 @@ def test_tables_reach_the_limits_they_were_measured_for_and_survive_a_file(tmp_p
     assert read_profile(tmp_path / "p.parquet").metadata == metadata
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
 def killed_after(engine: KnownEngine, scenes: int) -> Callable[[Scene], Seen]:
     def carry_out(scene: Scene) -> Seen:
         if len(engine.scenes) == scenes:
-            raise Killed
+            raise KilledError
         return engine(scene)
 
     return carry_out
@@ -152,7 +156,7 @@ def test_a_killed_measurement_goes_on_where_it_was(tmp_path: Path, scenes: int) 
     whole = KnownEngine(known_tables())
     expected = measured(whole, tmp_path / "whole")
     first, second = KnownEngine(known_tables()), KnownEngine(known_tables())
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         measured(killed_after(first, scenes), tmp_path)
     with (tmp_path / "points.jsonl").open("a") as file:
         file.write('{"scene": "Stairs [[1], 4')  # it was killed in the middle of a line
@@ -220,8 +224,8 @@ def test_limits_within_which_nothing_can_be_measured_are_refused(plan: Plan, mes
 def test_a_measured_load_of_weights_takes_the_place_of_the_data_sheet(tmp_path: Path) -> None:
     scenario = {
         "name": "s", "steps": 2, "model": str(small_model(tmp_path)), "cluster": {"gpu": "cpu", "gpus": 2, "tp": 1},
-        "workload": {"synthetic": {"steps": 2, "prompts_per_step": 2, "group": 2, "cap_tokens": 100, "mean_tokens": 20, "sigma": 0.5,
-                                   "prompt_tokens": 10}},
+        "workload": {"synthetic": {"steps": 2, "prompts_per_step": 2, "group": 2, "cap_tokens": 100, "mean_tokens": 20,
+                                   "sigma": 0.5, "prompt_tokens": 10}},
         "engine": {"max_num_seqs": 64, "max_num_batched_tokens": 256, "kv_cache_tokens": 4096},
         "training": {"tokens_per_microbatch": 256}, "profile": {"path": str(tmp_path / "p.parquet")},
         "system": {"name": "one_step_off"},
@@ -247,3 +251,56 @@ def small_model(folder: Path) -> Path:
 
 def replace_plan(**changes: object) -> Plan:
     return PLAN._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_a_repeat_that_differs_is_measured_again_before_anything_finer(tmp_path: Path) -> None:
+    scenes = len(base_scenes(PLAN))
+    engine = KnownEngine(known_tables(kink=1.0), lambda i: 1.5 if i == 2 else 1.0)  # the first one after the facts
+    measured(engine, tmp_path)
+    assert engine.scenes[1 + 3 * scenes] == engine.scenes[1]
+
+
+def nobody_left(group: int) -> bool:
+    """Whether a process group is empty, or soon is: multiprocessing's own helper ends when its owner has."""
+    until_s = time.monotonic() + 10.0
+    while time.monotonic() < until_s:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.vllm
+def test_a_real_engine_is_measured_and_a_measurement_that_is_interrupted_goes_on(simrl: CommandLine) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    from replay.random_model import make_model
+
+    make_model(simrl.folder / "model", vocab=256)
+    command = ["measure", "--model", "model", "--device", "cpu", "-o", "p.parquet", "--json", "--max-num-seqs", "8",
+               "--max-num-batched-tokens", "64", "--max-model-len", "256", "--repeats", "2", "--budget", "1",
+               "--draft-tokens", "2"]  # fmt: skip
+    journal = simrl.folder / "p.points.jsonl"
+    process = simrl.start(*command)
+    while process.poll() is None and not (journal.exists() and journal.read_text().count("\n") > 6):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 1, err
+    assert "the same command goes on from there" in err and "Traceback" not in err
+    assert nobody_left(process.pid)
+    assert not (simrl.folder / "p.parquet").exists()
+
+    before = journal.read_text()
+    code, out, err = simrl(*command)
+    assert code == 0, err
+    assert journal.read_text().startswith(before[: before.rindex("\n")])
+    profile = read_profile(simrl.folder / "p.parquet")
+    m = profile.metadata
+    assert (m.model, m.gpu, m.kind, m.repeats) == ("model", "cpu", "measured", 2)
+    assert m.versions["vllm"] and m.host and m.created and m.model_shape["layers"] == 2
+    assert m.load_weights_s and m.request_s and m.drafts and m.spread is not None
+    assert 1e-4 < profile.decode_s(1, 20) < profile.decode_s(8, 200) < 1.0
+    profile.require_covers(64, 8, 256, 64)
+    assert len(json.loads(out)["held_out"]) > 4

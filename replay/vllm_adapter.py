@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from replay import cpu_sampling
 from replay.proposer import put_drafts
 from simrl.errors import InputError, first_line
 
@@ -122,7 +123,7 @@ class VllmEngine:
         prepare_environment(settings)
         if settings.device == "cpu":
             _let_vllm_look_at_llvmlite()
-            _expand_temperatures()
+            cpu_sampling.mend()
         self.settings = settings
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -282,27 +283,6 @@ def _let_vllm_look_at_llvmlite() -> None:
         return of_library(self, name)
 
     ffi._lib_wrapper.__getattr__ = of_library_alone
-
-
-def _expand_temperatures() -> None:
-    """With drafts, vLLM (0.32) on a CPU gives each drafted position the temperature of its request by a kernel for integers,
-    which leaves the floats as they happened to be in memory: almost every draft is rejected then, and what is sampled in its
-    place is of another distribution. (Greedy decoding needs no temperature.) Here torch does it."""
-    try:
-        from vllm.utils import cpu_triton_utils
-    except ImportError:
-        return  # another version
-    import torch
-
-    def expanded(
-        output: Any, input_val: Any, cu_num_tokens: Any, replace_from: Any, replace_to: Any, *sizes: Any, **named: Any
-    ) -> None:
-        tokens = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-        values = torch.where(input_val == replace_from, replace_to, input_val)
-        output.copy_(torch.repeat_interleave(values, tokens))
-
-    if hasattr(cpu_triton_utils, "_expand_kernel_impl"):
-        cpu_triton_utils._expand_kernel_impl = expanded
 
 
 def check_model(folder: Path, dummy_weights: bool) -> None:

@@ -1,0 +1,361 @@
+"""Predicted against measured, on this machine: profiles are measured, schedules simulated with them, and run on real vLLM.
+
+    python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 3] [--output FOLDER] [--page experiments/replay.md] [--json]
+
+The model is made here, random; lengths are long-tailed draws; one scenario is simulated and replayed. Nothing is fitted
+to a replay: a profile is measured before, by `simrl measure`, with as many engines running as the replay has. Each case is
+repeated as it is, and the largest difference between two repeats stands beside its errors: no prediction can be told to be
+better than that.
+
+Errors are those of the rollout: the clock stands while no worker rolls out, so that training, which is held for the
+predicted time, does not flatter them. Takes about half an hour on two cores that do nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from replay.random_model import make_model, nudge
+from replay.replayer import Fleet, ReplayConfig, engine_settings, process_fleet, replay
+from simrl.agreement import Agreement, Spread, agree, repeat_spread
+from simrl.agreement_plot import plot_agreement
+from simrl.result import Result
+from simrl.scenario import load_scenarios
+from simrl.simulate import Prepared, prepare, simulate_prepared
+from simrl.trace import Trace, TraceMetadata, write_trace
+
+LAYERS, HIDDEN, VOCAB = 4, 256, 1024
+PROMPT_TOKENS = (20, 60)
+MEDIAN_TOKENS, SIGMA, CAP_TOKENS = 120, 0.8, 640
+DRAFT_TOKENS = 16
+ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "block_size": 32, "kv_cache_tokens": 51200}
+TRAINING = {"reward_s": 0.05, "publish_s": 0.1, "load_overhead_s": 0.0, "switch_s": 0.1}
+VERSIONS = 5
+BARS = {1: 0.05, 2: 0.10}  # of the makespan, by workers
+SAMPLE_BAR, ACCEPTANCE_BAR = 0.08, 0.03
+
+Lengths = Callable[[np.random.Generator], list[list[list[int]]]]  # by step, prompt, sample
+
+
+class Case(NamedTuple):
+    """A system on so many workers, over a trace made by `lengths`; prompts come again every step where `epochs`."""
+
+    name: str
+    system: dict[str, Any]
+    workers: int
+    gpus: int
+    lengths: Lengths
+    epochs: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        return self.system["speculation"] != "none"
+
+
+def long_tailed(steps: int, prompts: int, group: int) -> Lengths:
+    """Lognormal lengths. Responses of a prompt are alike, as far as a prompt goes."""
+
+    def draw(rng: np.random.Generator) -> list[list[list[int]]]:
+        of_prompt = rng.normal(0.0, 0.6, (1, prompts, 1))
+        own = rng.normal(0.0, (SIGMA**2 - 0.6**2) ** 0.5, (steps, prompts, group))
+        lengths = np.exp(np.log(MEDIAN_TOKENS) + of_prompt + own)
+        return np.clip(np.rint(lengths), 4, CAP_TOKENS).astype(int).tolist()
+
+    return draw
+
+
+def with_an_outlier(steps: int, prompts: int, group: int) -> Lengths:
+    """The same, but one response of a short prompt is as long as is allowed in the second epoch: HistoPipe moves it."""
+
+    def draw(rng: np.random.Generator) -> list[list[list[int]]]:
+        lengths = long_tailed(steps, prompts, group)(rng)
+        middle = int(np.argsort([np.median(responses) for responses in lengths[0]])[prompts // 4])
+        lengths[1][middle][0] = CAP_TOKENS
+        return lengths
+
+    return draw
+
+
+CASES = (
+    Case("one worker, 64 requests", {"name": "verl_colocated", "speculation": "none"}, 1, 1, long_tailed(1, 16, 4)),
+    Case("one worker, HistoSpec", {"name": "verl_colocated", "speculation": "histospec"}, 1, 1, long_tailed(2, 8, 4), True),
+    Case("two workers, one-step-off", {"name": "one_step_off", "speculation": "none"}, 2, 3, long_tailed(3, 12, 4)),
+    Case(
+        "two workers, HistoPipe",
+        {"name": "rhymerl", "speculation": "none", "alpha": 0.5},
+        2, 3, with_an_outlier(3, 12, 4), True,
+    ),
+    Case("two workers, AReaL", {"name": "areal", "eta": 2, "speculation": "none"}, 2, 3, long_tailed(3, 12, 4)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case with a seed: its prediction against each of the repeats, and these against one another."""
+
+    case: Case
+    seed: int
+    agreements: tuple[Agreement, ...]
+    spread: Spread | None
+    migrations: int
+
+    def mean(self, error: str) -> float | None:
+        """Of an error over the repeats, with its sign."""
+        values = [getattr(agreement.errors, error) for agreement in self.agreements]
+        return None if None in values else float(np.mean(values))
+
+    def noise(self, error: str) -> float | None:
+        """The largest size of this error between two repeats."""
+        return None if self.spread is None else getattr(self.spread.largest, error)
+
+    def acceptance(self, run: str) -> float | None:
+        values = [getattr(agreement.figures.acceptance, run) for agreement in self.agreements]
+        return None if None in values else float(np.mean(values))
+
+    def row(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "case": self.case.name,
+            "seed": self.seed,
+            "makespan_err": self.mean("makespan_err"),
+            "sample_mape": self.mean("sample_mape"),
+            "acceptance_predicted": self.acceptance("predicted"),
+            "acceptance_live": self.acceptance("measured"),
+            "latency_mape": self.mean("latency_mape"),
+            "bubble_err": self.mean("bubble_err"),
+            "makespan_spread": self.noise("makespan_err"),
+            "sample_spread": self.noise("sample_mape"),
+            "acceptance_spread": self.noise("acceptance_err"),
+            "migrations": self.migrations,
+            "near_ties": [len(a.differences) - len(a.real_differences) for a in self.agreements],
+            "real_differences": [len(a.real_differences) for a in self.agreements],
+            "rollout_s": [a.figures.rollout_s.measured for a in self.agreements],
+            "within": self.within(),
+        }
+
+    def within(self) -> dict[str, bool]:
+        """The bars that hold; where the machine's own spread is larger than a bar, the spread is the bar."""
+        checks = {
+            "makespan": ("makespan_err", BARS[self.case.workers]),
+            "sample": ("sample_mape", SAMPLE_BAR),
+            "acceptance": ("acceptance_err", ACCEPTANCE_BAR),
+        }
+        held = {}
+        for name, (error, bar) in checks.items():
+            value = self.mean(error)
+            if value is not None:
+                held[name] = abs(value) <= max(bar, self.noise(error) or 0.0)
+        held["decisions"] = not any(a.real_differences for a in self.agreements)
+        return held
+
+
+def trace_of(case: Case, seed: int) -> Trace:
+    rng = np.random.default_rng([seed, *case.name.encode()])
+    lengths = case.lengths(rng)
+    prompt_tokens = rng.integers(*PROMPT_TOKENS, size=sum(len(step) for step in lengths)).tolist()
+    rows = []
+    for step, prompts in enumerate(lengths):
+        for i, responses in enumerate(prompts):
+            prompt = i if case.epochs else step * len(prompts) + i
+            for sample, tokens in enumerate(responses):
+                rows.append((step, step if case.epochs else 0, prompt, sample, prompt_tokens[prompt], tokens))
+    names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens")
+    metadata = TraceMetadata(
+        name=f"{case.name}, seed {seed}",
+        kind="synthetic",
+        source=f"lognormal lengths, median {MEDIAN_TOKENS}, σ {SIGMA}, capped",
+        tokenizer="none: lengths alone",
+        cap_tokens=CAP_TOKENS,
+    )
+    return Trace.from_columns(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), metadata)
+
+
+class Bench:
+    """The folder that everything is in: the model in its versions, profiles, traces, scenarios."""
+
+    def __init__(self, folder: Path, say: Console) -> None:
+        self.folder = folder
+        self.say = say
+        self.weights = [folder / f"model-v{i}" for i in range(VERSIONS)]
+        if not self.weights[-1].exists():
+            make_model(self.weights[0], LAYERS, HIDDEN, 8, 4, VOCAB)
+            for i in range(1, VERSIONS):
+                nudge(self.weights[i - 1], self.weights[i], seed=i)
+        self.config = ReplayConfig(self.weights[0], tuple(self.weights), dtype="float32")
+
+    def profile(self, workers: int, drafts: bool) -> Path:
+        """Measured now, as a user would, unless it has been."""
+        path = self.folder / f"profile-{workers}{'-drafts' if drafts else ''}.parquet"
+        if not path.exists():
+            options = {
+                "--model": self.weights[0], "--device": "cpu", "--gpu": "cpu", "--neighbours": workers - 1,
+                "--max-num-seqs": ENGINE["max_num_seqs"], "--max-num-batched-tokens": ENGINE["max_num_batched_tokens"],
+                "--block-size": ENGINE["block_size"], "--kv-cache-tokens": ENGINE["kv_cache_tokens"],
+                "--max-model-len": PROMPT_TOKENS[1] + CAP_TOKENS + 2 * DRAFT_TOKENS + 1,
+                "--draft-tokens": DRAFT_TOKENS if drafts else 0, "--output": path,
+            }  # fmt: skip
+            words = [str(word) for pair in options.items() for word in pair]
+            subprocess.run([sys.executable, "-m", "simrl.cli", "measure", *words], check=True, stdout=sys.stderr)
+        return path
+
+    def prepared(self, case: Case, seed: int, trace: Trace) -> Prepared:
+        path = self.folder / f"{case.name.replace(', ', '-').replace(' ', '_')}-{seed}"
+        write_trace(trace, path.with_suffix(".parquet"))
+        system = dict(case.system)
+        if case.drafts:
+            system["speculation"] = {
+                "name": system["speculation"],
+                "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS},
+            }
+        scenario = {
+            "name": "validation",
+            "seed": seed,
+            "steps": len(trace.step_slices),
+            "model": str(self.weights[0]),
+            "cluster": {"gpu": "cpu", "gpus": case.gpus, "tp": 1},
+            "workload": {"trace": str(path.with_suffix(".parquet")), "synthetic": None},
+            "profile": {"path": str(self.profile(case.workers, case.drafts)), "roofline": None},
+            "engine": ENGINE,
+            "training": TRAINING,
+            "systems": [system],
+        }
+        path.with_suffix(".yaml").write_text(yaml.safe_dump(scenario))
+        (found,) = load_scenarios(path.with_suffix(".yaml"))
+        return prepare(found)
+
+    def fleet(self, prepared: Prepared) -> Fleet:
+        self.say.print(f"starting {prepared.workers} engine(s) …")
+        return process_fleet(prepared.workers, engine_settings(prepared, self.config), self.config, self.folder)
+
+    def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
+        """The trace of a case that drafts: with tokens, generated once without drafting, at the same temperature. What the
+        drafter would make of them is the prediction."""
+        plain = case._replace(system={**case.system, "speculation": "none"}, name=f"{case.name}, recorded")
+        measured = replay(self.prepared(plain, seed, trace_of(case, seed)), fleet, self.config)
+        if measured.stopped is not None or measured.trace is None:
+            raise measured.stopped or RuntimeError("nothing was recorded")
+        return measured.trace
+
+
+def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int, pictures: Path) -> list[Outcome]:
+    """All cases that share engines one after the other, seeds inside, so that an engine starts once."""
+    outcomes = []
+    for workers, drafts in dict.fromkeys((case.workers, case.drafts) for case in cases):
+        same = [case for case in cases if (case.workers, case.drafts) == (workers, drafts)]
+        traces: dict[tuple[str, int], Trace] = {}
+        if drafts:
+            with bench.fleet(
+                bench.prepared(
+                    same[0]._replace(system={**same[0].system, "speculation": "none"}), 0, trace_of(same[0], 0)
+                )
+            ) as fleet:
+                traces = {(case.name, seed): bench.recorded(case, seed, fleet) for case in same for seed in seeds}
+        work = [
+            (case, seed, bench.prepared(case, seed, traces.get((case.name, seed)) or trace_of(case, seed)))
+            for case in same
+            for seed in seeds
+        ]
+        with bench.fleet(work[0][2]) as fleet:
+            for case, seed, prepared in work:
+                predicted = simulate_prepared(prepared)
+                measured = [_measured(prepared, fleet, bench.config) for _ in range(repeats)]
+                agreements = tuple(agree(predicted, result) for result in measured)
+                spread = repeat_spread(measured) if repeats > 1 else None
+                outcomes.append(Outcome(case, seed, agreements, spread, _migrations(predicted)))
+                bench.say.print(_line(outcomes[-1]))
+                if seed == seeds[0]:
+                    name = case.name.replace(", ", "_").replace(" ", "_").replace("-", "_")
+                    plot_agreement(predicted, measured[0], agreements[0], pictures / f"replay_{name}.png")
+    return outcomes
+
+
+def _measured(prepared: Prepared, fleet: Fleet, config: ReplayConfig) -> Result:
+    measured = replay(prepared, fleet, config)
+    if measured.stopped is not None:
+        raise measured.stopped
+    return measured.result
+
+
+def _migrations(result: Result) -> int:
+    """Samples with tokens of more than one worker."""
+    segments = result.segments.to_pandas()
+    return int((segments.groupby("uid")["worker"].nunique() > 1).sum())
+
+
+COLUMNS = (
+    "case", "seed", "rollout, s", "makespan error", "repeats", "sample MAPE", "repeats", "latency MAPE", "acceptance",
+    "near-ties", "real differences", "migrations",
+)  # fmt: skip
+
+
+def cells(outcome: Outcome) -> list[str]:
+    """A row of the table, in the order of `COLUMNS`; "repeats" is the largest difference of two repeats."""
+
+    def percent(value: float | None, sign: str = "") -> str:
+        return "" if value is None else f"{value * 100:{sign}.1f} %"
+
+    expected, live = outcome.acceptance("predicted"), outcome.acceptance("measured")
+    row = outcome.row()
+    return [
+        outcome.case.name,
+        str(outcome.seed),
+        f"{np.mean(row['rollout_s']):.1f}",
+        percent(outcome.mean("makespan_err"), "+"),
+        percent(outcome.noise("makespan_err")),
+        percent(outcome.mean("sample_mape")),
+        percent(outcome.noise("sample_mape")),
+        percent(outcome.mean("latency_mape")),
+        "" if expected is None or live is None else f"{expected:.3f} / {live:.3f}",
+        ", ".join(map(str, row["near_ties"])),
+        ", ".join(map(str, row["real_differences"])),
+        str(outcome.migrations),
+    ]
+
+
+def _line(outcome: Outcome) -> str:
+    return "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells(outcome), strict=True) if cell)
+
+
+def main(
+    output: Annotated[Path | None, typer.Option(help="a folder to keep everything in, and to go on from")] = None,
+    page: Annotated[Path | None, typer.Option(help="a page (.md) to write, with the pictures beside it")] = None,
+    seeds: Annotated[str, typer.Option(help="separated by commas")] = "0,1,2",
+    repeats: Annotated[int, typer.Option(min=1, help="replays of each case")] = 3,
+    only: Annotated[str, typer.Option(help="a part of the names of the cases to run")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of the table")] = False,
+) -> None:
+    """Measure, predict, replay, and compare."""
+    say = Console(stderr=True, highlight=False)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = output or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures = page.parent if page else folder
+        cases = [case for case in CASES if only in case.name]
+        outcomes = run(Bench(folder, say), cases, [int(seed) for seed in seeds.split(",")], repeats, pictures)
+    rows = [outcome.row() for outcome in outcomes]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        table = Table(*COLUMNS, title="Predicted against measured")
+        for outcome in outcomes:
+            table.add_row(*cells(outcome))
+        Console(width=200).print(table)
+    missed = [(r["case"], r["seed"], name) for r in rows for name, held in r["within"].items() if not held]
+    say.print(f"{len(rows)} rows; bars that do not hold: {missed or 'none'}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

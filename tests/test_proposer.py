@@ -1,5 +1,6 @@
 """simrl's drafters in a real vLLM: token for token what vLLM generates without, pass by pass what the simulated engine does."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from helpers import one_second_a_pass
 from token_traces import trace_of
 
+from replay.cpu_sampling import expanded
 from replay.proposer import DraftCounts, DrafterSetup, Proposer
 from simrl.engine import Engine
 from simrl.engine.state import Limits
@@ -25,6 +27,8 @@ from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 from simrl.trace import Trace
 
+# Read when torch is loaded. More threads than cores that are free wait for one another in every operation.
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.vllm
 
@@ -61,8 +65,11 @@ class Live:
     """A vLLM with the drafter, driven as the replayer drives it."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
+        import torch
+
         from replay.vllm_adapter import EngineSettings, VllmEngine
 
+        torch.set_num_threads(1)  # another test may have loaded it
         speculative = {
             "method": "custom_class",
             "model": "replay.proposer.Proposer",
@@ -93,7 +100,7 @@ class Live:
         return proposer
 
     def run(self, asks: Sequence[Ask], temperature: float = 0.0, abort_at: dict[str, int] | None = None) -> Ran:
-        """All at once, to the end; an aborted one ends once it has so many tokens."""
+        """All at once, to the end; an aborted one to the end of so many steps."""
         ran, requests, left = Ran(), {}, set()
         self.engine.settings = replace(self.engine.settings, temperature=temperature)
         for ask in asks:
@@ -106,16 +113,17 @@ class Live:
             for progress in self.engine.step():
                 name = progress.request_id
                 ran.tokens[name] += progress.token_ids
-                aborted = abort_at is not None and len(ran.tokens[name]) >= abort_at.get(name, 10**9)
-                if aborted and not progress.finished:
-                    self.engine.abort(name)
-                if aborted or progress.finished:
+                if progress.finished:
                     left.remove(name)
                     ran.counts[name] = self.proposer.ends(name)
-                    metrics = requests[name].spec_decode_metrics
-                    told = metrics.to_dict() if metrics is not None else {}
-                    ran.vllm[name] = (told.get("per_step_drafted", []), told.get("per_step_accepted", []))
             ran.steps += 1
+            for name in [name for name in left if (abort_at or {}).get(name) == ran.steps]:
+                self.engine.abort(name)
+                left.remove(name)
+                ran.counts[name] = self.proposer.ends(name)
+        for name, request in requests.items():
+            told = request.spec_decode_metrics.to_dict()
+            ran.vllm[name] = (told.get("per_step_drafted", []), told.get("per_step_accepted", []))
         return ran
 
 
@@ -172,19 +180,31 @@ def two_epochs(history: dict[int, list[list[int]]], tokens: dict[str, list[int]]
 
 
 def simulated(
-    decoding: Decoding, asks: Sequence[Ask], runs: AcceptRuns | None, rows: Sequence[int]
+    decoding: Decoding,
+    asks: Sequence[Ask],
+    runs: AcceptRuns | None,
+    rows: Sequence[int],
+    abort_at: dict[str, int] | None = None,
 ) -> dict[str, DraftCounts]:
     """The same requests at a simulated engine."""
     engine = Engine(one_second_a_pass(), Limits(SEQUENCES, BATCHED_TOKENS, BLOCK, BLOCKS), decoding)
-    slots = {}
+    slots, counts = {}, {}
     for ask, row in zip(asks, rows, strict=True):
         slot = slots[ask.name] = engine.submit(len(ask.prompt_ids), len(ask.had) + ask.tokens, len(ask.had))
         if runs is None:
             engine.draft_from(slot, MODEL, ask.prompt_id)
         elif runs.first[row] >= 0:
             engine.draft_from(slot, RUNS, int(runs.first[row]))
-    engine.run_until_idle()
-    return {name: DraftCounts(*engine.drafted(slot), engine.verified_tokens(slot)) for name, slot in slots.items()}
+    while engine.busy:
+        ended = {stop[0] for stop in engine.settle(engine.now_s)}  # one pass
+        passes = engine.totals["passes"]
+        for name, slot in slots.items():
+            aborted = (abort_at or {}).get(name) == passes
+            if name not in counts and (aborted or slot in ended):
+                counts[name] = DraftCounts(*engine.drafted(slot), engine.verified_tokens(slot))
+                if aborted and slot not in ended:
+                    engine.abort(slot)
+    return counts
 
 
 def text_decoding(runs: AcceptRuns, window: Window, gate: tuple[int, ...] | Elastic | None = None) -> Decoding:
@@ -277,25 +297,32 @@ def test_an_oracle_accepts_what_the_simulated_engine_draws_for_a_model_drafter(r
     assert total.accepted / total.drafted == pytest.approx(expected, abs=0.05)
 
 
-def test_a_response_that_was_aborted_goes_on_elsewhere_and_both_stays_count_as_simulated(recorded: Recorded) -> None:
+@pytest.mark.parametrize("gate", [None, FALLING], ids=["open", "batch gate"])
+def test_a_response_that_is_aborted_goes_on_elsewhere_and_both_stays_count_as_simulated(
+    recorded: Recorded, gate: tuple[int, ...] | None
+) -> None:
+    """With a gate, an abort changes whether the very next pass speculates: vLLM has drafted for it by then."""
     window, names = Aimd(), [ask.name for ask in recorded.asks]
-    recorded.live.proposer.configure(DrafterSetup("history", window))
+    abort_at = {name: 14 + 5 * i for i, name in enumerate(names[::2])}
+    recorded.live.proposer.configure(DrafterSetup("history", window, gate))
     recorded.learn()
-    first = recorded.live.run(recorded.asks, abort_at=dict.fromkeys(names[::2], 30))
-    assert all(30 <= len(first.tokens[name]) < 30 + 33 for name in names[::2])
+    runs = history_runs(recorded.trace)
+    rows = [recorded.row(name) for name in names]
+    first = recorded.live.run(recorded.asks, abort_at=abort_at)
+    decoding = text_decoding(runs, window, gate)
+    assert first.counts == simulated(decoding, recorded.asks, runs, rows, abort_at)
     rest = [
         replace(ask, had=tuple(first.tokens[ask.name]), tokens=ask.tokens - len(first.tokens[ask.name]))
         for ask in recorded.asks[::2]
+        if len(first.tokens[ask.name]) < ask.tokens
     ]
+    assert len(rest) > 8 and any(ask.had for ask in rest)
+    recorded.live.proposer.configure(DrafterSetup("history", window, gate))  # another engine remembers nothing
+    recorded.learn()
     second = recorded.live.run(rest)
     for ask in rest:
         assert first.tokens[ask.name] + second.tokens[ask.name] == recorded.greedy.tokens[ask.name]
-    runs = history_runs(recorded.trace)
-    rows = [recorded.row(ask.name) for ask in rest]
-    assert second.counts == simulated(text_decoding(runs, window), rest, runs, rows)
-    for name in names[::2]:  # every token came with the prompt, from a verification, or from a plain pass
-        counts, tokens = first.counts[name], len(first.tokens[name])
-        assert counts.accepted + counts.verifications == counts.verified_tokens < tokens
+    assert second.counts == simulated(decoding, rest, runs, [recorded.row(ask.name) for ask in rest])
 
 
 def test_with_speculation_off_nothing_is_drafted_and_a_change_takes_effect_at_once(recorded: Recorded) -> None:
@@ -314,7 +341,6 @@ def test_with_speculation_off_nothing_is_drafted_and_a_change_takes_effect_at_on
     assert live.proposer.counts(ask.name).drafted == 13
     live.engine.abort(ask.name)
     assert live.proposer.ends(ask.name).drafted == 13
-    live.proposer.stale = False
     live.engine.step()
 
 
@@ -362,5 +388,12 @@ def test_the_acceptance_predicted_from_a_recorded_epoch_is_that_of_live_sampling
         sum(counts.accepted for counts in each.values()) / sum(counts.drafted for counts in each.values())
         for each in (before, drafted.counts)
     ]
-    print(rates, [sum(c.drafted for c in e.values()) for e in (before, drafted.counts)])
     assert rates[0] == pytest.approx(rates[1], abs=0.03)
+
+
+def test_temperatures_reach_every_draft_token() -> None:
+    import torch
+
+    ends = torch.tensor([2, 3, 3, 5], dtype=torch.int32)
+    spread = expanded(torch.tensor([0.5, 0.0, 3.0, 2.0]), ends, 5, replace_from=0, replace_to=1)
+    assert spread.tolist() == [0.5, 0.5, 1.0, 2.0, 2.0]

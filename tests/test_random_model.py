@@ -21,6 +21,7 @@ PROMPTS, GROUP, TOKENS = 4, 4, 120
 
 
 def load(folder: Path) -> Any:
+    torch.set_num_threads(1)
     return transformers.Qwen3ForCausalLM.from_pretrained(folder, local_files_only=True).eval()
 
 

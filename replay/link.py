@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from replay.host import Channel, Close, Command, Failed, Ready, run_host, serve
-from replay.vllm_adapter import EngineSettings, VllmEngine
+from replay.vllm_adapter import EngineSettings, VllmEngine, thread_variables
 from simrl.errors import InputError, StoppedError
 from simrl.interrupts import ctrl_c_waits
 
@@ -74,7 +74,7 @@ class ProcessLink:
         self.connection, there = context.Pipe()
         self.process = context.Process(target=_child, args=(there, settings, str(log), work, start), name=name)
         try:
-            with ctrl_c_waits(), _born_deaf():
+            with ctrl_c_waits(), _born_deaf(), _variables(thread_variables(settings)):
                 self.process.start()
         except BaseException:
             if self.process.pid is not None:
@@ -132,6 +132,21 @@ def _born_deaf() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _variables(named: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables of the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in named}
+    os.environ.update(named)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _last_line(log: Path) -> str:

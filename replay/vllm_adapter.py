@@ -87,6 +87,12 @@ def _installed() -> tuple[str, str] | None:
     return None
 
 
+def thread_variables(settings: EngineSettings) -> dict[str, str]:
+    """What tells a CPU engine how many threads it has. numba wants to know when it is imported: so when the process starts."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return dict.fromkeys(names, str(settings.threads)) if settings.device == "cpu" else {}
+
+
 def prepare_environment(settings: EngineSettings) -> None:
     """The environment variables that must be there before vLLM is imported, in this process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps when it is told to
@@ -98,8 +104,7 @@ def prepare_environment(settings: EngineSettings) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if settings.device == "cpu":
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-            os.environ[name] = str(settings.threads)
+        os.environ.update(thread_variables(settings))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     else:

@@ -297,7 +297,7 @@ def test_an_oracle_accepts_what_the_simulated_engine_draws_for_a_model_drafter(r
     assert total.accepted / total.drafted == pytest.approx(expected, abs=0.05)
 
 
-@pytest.mark.parametrize("gate", [None, FALLING], ids=["open", "batch gate"])
+@pytest.mark.parametrize("gate", [None, (SEQUENCES - 1,) * RATES], ids=["open", "batch gate"])
 def test_a_response_that_is_aborted_goes_on_elsewhere_and_both_stays_count_as_simulated(
     recorded: Recorded, gate: tuple[int, ...] | None
 ) -> None:

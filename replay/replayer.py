@@ -105,7 +105,11 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
     if prepared.drafts is not None:
         from replay.speculative import speculative_config
 
-        speculative = speculative_config(prepared, draft_folder=config.draft_model)
+        if config.dummy_weights and config.device == "cpu":
+            raise InputError(
+                "--dummy with speculation: vLLM accepts drafts of random weights on CUDA alone; give a model's weights"
+            )
+        speculative = speculative_config(prepared, draft_folder=config.draft_model, synthetic=config.dummy_weights)
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
     longest = int(trace.column("prompt_tokens").max()) + trace.metadata.cap_tokens
     return EngineSettings(

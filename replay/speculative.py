@@ -31,17 +31,24 @@ Ngram = Literal["vllm", "simrl"]
 
 
 def speculative_config(
-    prepared: Prepared, ngram: Ngram = "vllm", draft_folder: str | Path | None = None
+    prepared: Prepared, ngram: Ngram = "vllm", draft_folder: str | Path | None = None, synthetic: bool = False
 ) -> dict[str, Any]:
     """vLLM's `speculative_config` for a scenario's method.
 
     `ngram` says whose n-gram drafter it is; where the method has a gate, or windows that move, it is simrl's anyway.
-    `draft_folder` holds the draft model, unless the method names a folder itself. Raises `InputError` for what no vLLM does.
+    `draft_folder` holds the draft model, unless the method names a folder itself. With `synthetic`, as random weights need it,
+    vLLM accepts a draft model's tokens as often as the scenario says, whatever they are (on CUDA alone). Raises `InputError`
+    for what no vLLM does.
     """
     plan = _plan(prepared)
     speculation, window = plan.speculation, plan.speculation.window
     most_tokens = window.rule.most_tokens
     _refuse(speculation)
+    if synthetic and plan.acceptance is None:
+        raise InputError(
+            f"speculation {speculation.label}: random weights do not generate the trace's tokens, so there is nothing to "
+            "draft from; choose draft_model, which is accepted as the scenario says, or give weights"
+        )
     if speculation.drafter == "model":
         folder = draft_folder if draft_folder is not None else speculation.model
         if not (Path(folder) / "config.json").is_file():
@@ -49,7 +56,8 @@ def speculative_config(
                 f"speculation {speculation.label}: vLLM drafts with a model in a folder, {str(folder)!r} is none; "
                 "give model: FOLDER with a Hugging Face config.json and weights"
             )
-        return {"method": "draft_model", "model": str(folder), "num_speculative_tokens": most_tokens}
+        config = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": most_tokens}
+        return config | _synthetic(plan.acceptance, most_tokens) if synthetic and plan.acceptance else config
     if speculation.drafter == "siblings":
         if find_spec("arctic_inference") is None:
             raise InputError(
@@ -71,10 +79,13 @@ def own_config(most_tokens: int, acceptance: ModelAcceptance | None = None) -> d
     """The `speculative_config` of simrl's drafter, for windows of up to so many tokens. With an acceptance, vLLM accepts by it
     whatever is drafted: on CUDA alone, where the weights do not generate the trace's tokens."""
     config: dict[str, Any] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": most_tokens}
-    if acceptance is not None:
-        config["rejection_sample_method"] = "synthetic"
-        config["synthetic_acceptance_rates"] = np.exp(-acceptance.log_acceptances(most_tokens)).tolist()
-    return config
+    return config | _synthetic(acceptance, most_tokens) if acceptance is not None else config
+
+
+def _synthetic(acceptance: ModelAcceptance, most_tokens: int) -> dict[str, Any]:
+    """For each drafted position, how often it stands with all before it."""
+    rates = np.exp(-acceptance.log_acceptances(most_tokens)).tolist()
+    return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
 
 
 def drafter_setup(prepared: Prepared, ngram: Ngram = "vllm") -> DrafterSetup | None:

@@ -63,6 +63,20 @@ def test_a_draft_model_is_vllms_own_from_a_folder(of: Of, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(find_spec("arctic_inference") is not None, reason="arctic-inference is installed")
+def test_random_weights_accept_a_draft_models_tokens_as_the_scenario_says_and_draft_nothing_else(
+    of: Of, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    plan = of("draft_model").drafts
+    assert plan is not None and plan.acceptance is not None
+    config = speculative_config(of("draft_model"), draft_folder=tmp_path, synthetic=True)
+    rates = config["synthetic_acceptance_rates"]
+    assert config["rejection_sample_method"] == "synthetic" and len(rates) == config["num_speculative_tokens"]
+    assert rates == sorted(rates, reverse=True) and rates[0] == pytest.approx(plan.acceptance.by_position[0])
+    with pytest.raises(InputError, match="choose draft_model"):
+        speculative_config(of("histospec"), synthetic=True)
+
+
 def test_suffix_decoding_says_what_to_install(of: Of) -> None:
     with pytest.raises(InputError, match="pip install arctic-inference"):
         speculative_config(of("srt"))

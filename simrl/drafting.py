@@ -25,7 +25,7 @@ from simrl.engine import Engine
 from simrl.errors import InputError
 from simrl.hardware import Gpu, ModelShape, model_shape
 from simrl.history import LengthHistory
-from simrl.profile import TableProfile
+from simrl.profile import TableProfile, read_profile
 from simrl.rollout import Rollout
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
 from simrl.speculation.decoding import (
@@ -42,7 +42,7 @@ from simrl.speculation.decoding import (
     rules,
     trees,
 )
-from simrl.speculation.draft_times import DraftTimes, eagle_drafts, model_drafts, text_drafts_of
+from simrl.speculation.draft_times import DraftTimes, eagle_drafts, model_drafts, profiled_drafts, text_drafts_of
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed
 from simrl.speculation.gates import Elastic, batch_gate
@@ -112,10 +112,10 @@ def plan_drafting(
     if speculation.drafter == "model":
         acceptance = inputs.acceptance_of(speculation)
         facts |= {"model": speculation.model, "acceptance": acceptance.model_dump()}
-        times = _model_times(speculation, target, gpu, tp, kv_tokens)
+        times = _model_times(speculation, inputs, target, gpu, tp, kv_tokens)
         if speculation.strategies:
             tree_times = tuple(
-                _model_times(speculation, target, gpu, tp, kv_tokens, strategy.topk)
+                _model_times(speculation, inputs, target, gpu, tp, kv_tokens, strategy.topk)
                 for strategy in speculation.strategies.strategies
             )
         if speculation.model_free is not None:
@@ -169,12 +169,29 @@ def typical_context(trace: Trace) -> int:
 
 
 def _model_times(
-    speculation: Speculation, target: ModelShape, gpu: Gpu, tp: int, kv_tokens: int, branches: int = 1
+    speculation: Speculation,
+    inputs: SpeculationInputs,
+    target: ModelShape,
+    gpu: Gpu,
+    tp: int,
+    kv_tokens: int,
+    branches: int = 1,
 ) -> DraftTimes:
     if speculation.model == EAGLE:
         return eagle_drafts(target, gpu, tp, kv_tokens, branches, speculation.round_s)
     shape = model_shape(speculation.model)
     split = 1 if speculation.decoupled or shape.heads % tp else tp
+    if inputs.draft_profile is not None:
+        profile = read_profile(inputs.draft_profile)
+        found = (profile.metadata.model, profile.metadata.gpu, profile.metadata.tp)
+        if found != (shape.name, gpu.name, split):
+            raise InputError(
+                f"{inputs.draft_profile}: a profile of {found[0]} on {found[1]} tp{found[2]}, the drafter is {shape.name} on "
+                f"{gpu.name} tp{split}; name the profile that belongs to it (speculation.draft_profile)"
+            )
+        # Levels follow each other without going back to the host's loop.
+        alone = profile.with_corrections(between_passes_s=0.0)
+        return profiled_drafts(alone, shape, kv_tokens, speculation.round_s)
     return model_drafts(shape, gpu, split, kv_tokens, branches, speculation.round_s)
 
 

@@ -139,7 +139,7 @@ class Scenario(_Model):
 # What `load_scenarios` fills in, and what a file has instead.
 _FILLED_IN = ("system", "variant", "file")
 _KEYS = (*(key for key in Scenario.model_fields if key not in _FILLED_IN), "systems", "vary")
-_PATHS = (("workload", "trace"), ("profile", "path"))
+_PATHS = (("workload", "trace"), ("profile", "path"), ("speculation", "draft_profile"))
 
 
 class _Setting(NamedTuple):

@@ -10,14 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import CommandLine
+from token_traces import random_groups
 
 from replay.bench import Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed
 from replay.measure import Journal, Measured, Plan, base_scenes, check, expected_error, measure
 from replay.profile_fit import Reach, predicted_s
+from simrl.drafting import DraftPlan, plan_drafting, typical_context
 from simrl.errors import InputError
+from simrl.hardware import GPUS, MODELS
 from simrl.profile import ProfileMetadata, TableProfile, Tables, read_profile, write_profile
+from simrl.profilers.roofline import roofline_profile
 from simrl.scenario import Scenario
 from simrl.simulate import prepare
+from simrl.speculation.inputs import SpeculationInputs
+from simrl.speculation.methods import draft_model
 
 REACH = Reach(max_num_seqs=64, max_num_batched_tokens=256, max_model_len=1024)
 PLAN = Plan(REACH, kv_cache_tokens=65536, weights="folder", repeats=3, budget_s=1e9)
@@ -304,3 +310,25 @@ def test_a_real_engine_is_measured_and_a_measurement_that_is_interrupted_goes_on
     assert 1e-4 < profile.decode_s(1, 20) < profile.decode_s(8, 200) < 1.0
     profile.require_covers(64, 8, 256, 64)
     assert len(json.loads(out)["held_out"]) > 4
+
+
+def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path) -> None:
+    path, shape = tmp_path / "drafter.parquet", MODELS["qwen2.5-0.5b"]
+    target, trace = MODELS["qwen3-8b"], random_groups(2, epochs=1)
+
+    def planned(gpu: str) -> DraftPlan:
+        inputs = SpeculationInputs(draft_profile=str(path))
+        profile = roofline_profile(target, GPUS[gpu])
+        return plan_drafting(draft_model(), inputs, trace, profile, target, GPUS[gpu], 1, 8)
+
+    drafter = TableProfile(
+        known_tables(), ProfileMetadata(model=shape.name, gpu="h100", tp=1, kind="measured", source="here")
+    )
+    write_profile(drafter, path)
+    plan = planned("h100")
+    assert plan.facts["draft_times"]["kind"] == "measured"
+    without_pause = drafter.with_corrections(between_passes_s=0.0)
+    level_s = without_pause.decode_s(4, typical_context(trace))
+    assert plan.times.draft_s(4, 3) == pytest.approx(3 * level_s)
+    with pytest.raises(InputError, match=r"qwen2.5-0.5b on h100 tp1, the drafter is qwen2.5-0.5b on h200"):
+        planned("h200")

@@ -55,6 +55,9 @@ class SpeculationInputs(BaseModel):
         default={}, description="of text drafters on traces without token ids, as `simrl acceptance` fits them"
     )
     history_workers: HistoryWorkers = HistoryWorkers()
+    draft_profile: str | None = Field(
+        default=None, description="of the method's draft model, as `simrl measure` writes it; null derives its times"
+    )
 
     @field_validator("acceptance")
     @classmethod

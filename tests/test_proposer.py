@@ -372,7 +372,7 @@ def test_the_acceptance_predicted_from_a_recorded_epoch_is_that_of_live_sampling
 ) -> None:
     live = recorded.live
     live.proposer.configure(DrafterSetup())
-    asks = [replace(ask, tokens=200) for ask in recorded.asks]
+    asks = [replace(ask, tokens=300) for ask in recorded.asks]
     plain = live.run([replace(ask, name=f"c{i}") for i, ask in enumerate(asks)], temperature=1.0)
     live.proposer.configure(DrafterSetup("history", window))
     recorded.learn()

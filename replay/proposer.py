@@ -23,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from replay import cpu_sampling
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.decoding import (
@@ -192,8 +191,6 @@ class Proposer:
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._most_length: int = vllm_config.model_config.max_model_len
         self._runner: Any = None
-        if vllm_config.device_config.device_type == "cpu":
-            cpu_sampling.mend()
         self.configure(DrafterSetup())
 
     def load_model(self, *arguments: Any, **named: Any) -> None:

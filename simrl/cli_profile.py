@@ -76,8 +76,8 @@ def derive(
 def _describe(profile: TableProfile) -> dict[str, Any]:
     t = profile.tables
     sequences = [n for n in SHOWN_SEQUENCES if n <= t.decode_sequences[-1]]
-    contexts = [n for n in SHOWN_KV_TOKENS if n <= t.decode_kv_tokens[-1]]
-    chunks = [n for n in SHOWN_PREFILL if n <= t.prefill_tokens[-1]]
+    contexts = [n for n in SHOWN_KV_TOKENS if n <= t.decode_kv_tokens[-1]] or [int(t.decode_kv_tokens[-1])]
+    chunks = [n for n in SHOWN_PREFILL if n <= t.prefill_tokens[-1]] or [int(t.prefill_tokens[-1])]
     return {
         **profile.metadata.model_dump(),
         "largest_pass_tokens": int(t.dense_tokens[-1]),
@@ -102,7 +102,7 @@ def _print(d: dict[str, Any]) -> None:
         console.print(f"Notes: {d['notes']}", markup=False)
     console.print(
         f"Reaches {d['largest_pass_tokens']:,} tokens a pass, {d['most_sequences']:,} sequences, sequences of "
-        f"{d['longest_sequence_tokens']:,} tokens. Between passes: {d['between_passes_s'] * 1e3:g} ms."
+        f"{d['longest_sequence_tokens']:,} tokens. Between passes: {d['between_passes_s'] * 1e3:.3g} ms."
     )
     contexts = sorted({row["kv_tokens"] for row in d["decode"]})
     table = Table("sequences", *(f"{kv:,} tokens" for kv in contexts), title="Decode step [ms]", title_justify="left")

@@ -210,28 +210,34 @@ class Host:
         """Those that are here, by their number."""
         return self._stays
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be done before the next command."""
+        return not self._stays and not self._loads
+
     def run(self) -> None:
         """Until it is told to close, or nobody is there any more."""
         while not self.closed:
             self.turn()
 
     def turn(self) -> None:
-        self._take_commands()
+        self._take_commands(wait=self.idle)
+        while not self.closed and self._load_what_may():
+            self._take_commands(wait=False)  # it took a while
         if self.closed:
             return
-        self._load_what_may()
+        self._send_what_is_waited_for()
         if self._stays:
             self._step()
         if self._reports or time.monotonic() - self._reported_s > REPORT_EVERY_S:
             self._report()
 
-    def _take_commands(self) -> None:
-        """All that have come. An idle engine waits for some."""
-        waiting = not self._stays and not self._loads
-        while not self.closed and self._channel.poll(None if waiting else 0.0):
+    def _take_commands(self, wait: bool) -> None:
+        """All that have come; waits for some if it is to."""
+        while not self.closed and self._channel.poll(None if wait else 0.0):
             for command in self._channel.recv():
                 self._carry_out(command)
-            waiting = False
+            wait = False
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -294,13 +300,15 @@ class Host:
             if gained.finished:
                 self._end(stay, now_s, whole=True)
 
-    def _load_what_may(self) -> None:
-        """In the order they were asked for; a "drain" holds up what is behind it until nothing runs."""
+    def _load_what_may(self) -> bool:
+        """In the order they were asked for; a "drain" holds up what is behind it until nothing runs. Whether any was."""
+        waiting = len(self._loads)
         while self._loads and (self._loads[0].running != "drain" or self._engine.running == 0):
             load = self._loads.popleft()
             now_s = time.monotonic()
             for stay in self._stays.values():
                 self._tell_tokens(stay, now_s)
+            self._send_what_is_waited_for()
             if self._stays and load.running != "keep":
                 self._engine.recompute_running()
             self._engine.load_weights(load.folder)
@@ -310,6 +318,7 @@ class Host:
                 self._engine.drafter.new_rollout()
             self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic()))
         self._engine.admit(not self._loads)
+        return len(self._loads) < waiting
 
     def _reset(self, command: Reset) -> None:
         for stay in list(self._stays.values()):
@@ -365,7 +374,16 @@ class Host:
             self._reported_s = now_s
             for stay in self._stays.values():
                 self._tell_tokens(stay, now_s)
-        self._channel.send(self._reports or [Alive(now_s)])
+        self._reports = self._reports or [Alive(now_s)]
+        self._send_reports()
+
+    def _send_what_is_waited_for(self) -> None:
+        """What happened at a boundary is told before the step or the load that comes next: somebody may react to it."""
+        if any(not isinstance(report, Begun) for report in self._reports):
+            self._send_reports()
+
+    def _send_reports(self) -> None:
+        self._channel.send(self._reports)
         self._reports = []
 
 

@@ -327,7 +327,7 @@ class VllmWorker:
             return
         for stay in self._stays.values():
             stay.segments = self._segments(stay)
-            stay.closed_tokens, stay.begun_s = len(stay.token_ids), finished_s
+            stay.closed_tokens, stay.begun_s = len(stay.token_ids), started_s
         rolling = self._busy_since_s is not None
         self._close_rollout_span(started_s)
         self.policy_version = load.version

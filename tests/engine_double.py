@@ -1,0 +1,306 @@
+"""An engine as small as can be that does what vLLM does: the reference engine's passes, and a model whose next token depends on
+every token before it and on the weights under which each one's KV cache was computed."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import simpy
+from helpers import one_second_a_pass
+from reference_engine import ReferenceEngine, Request
+
+from replay.host import Command, Host, Report
+from replay.vllm_adapter import EngineSettings, Progress
+from simrl.engine.state import Limits
+from simrl.errors import InputError
+from simrl.events import call_at
+from simrl.profile import Tables
+
+VOCABULARY = 1000
+
+
+def double_settings(limits: Limits, model: str = "v0") -> EngineSettings:
+    """`model` names the first weights."""
+    return EngineSettings(
+        model=model,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        block_size=limits.block_size,
+        max_model_len=limits.kv_blocks * limits.block_size,
+        kv_blocks=limits.kv_blocks,
+    )
+
+
+def next_token(cache: int, weights: str) -> int:
+    """After what is in the cache, under these weights."""
+    return zlib.crc32(f"{cache},{weights}".encode()) % VOCABULARY
+
+
+def computed(cache: int, token_ids: Sequence[int], weights: str) -> int:
+    """The cache with more tokens in it, computed under these weights."""
+    for token in token_ids:
+        cache = zlib.crc32(f"{cache},{token},{weights}".encode())
+    return cache
+
+
+def continuation(prompt_ids: Sequence[int], tokens: int, weights: str) -> list[int]:
+    """What is generated after a prompt if nothing happens."""
+    ids, cache = list(prompt_ids), computed(0, prompt_ids, weights)
+    while len(ids) < len(prompt_ids) + tokens:
+        ids.append(next_token(cache, weights))
+        cache = computed(cache, ids[-1:], weights)
+    return ids[len(prompt_ids) :]
+
+
+@dataclass
+class _Text:
+    """A request's tokens, and how many of them are in its cache."""
+
+    ids: list[int]
+    cached: int = 0
+    cache: int = 0
+
+
+class _Passes(ReferenceEngine):
+    """The reference engine, which tells when it throws a cache away."""
+
+    def lose(self, request: Request) -> int:  # type: ignore[override]
+        self.lost(request)
+        return ReferenceEngine.lose(request)
+
+    lost: Callable[[Request], None]
+
+
+class EngineDouble:
+    """What `VllmEngine` can do. Every pass takes `step_s` (or what `tables` say), a load `load_s`; `wait` lets that time pass.
+
+    Weights are known by the names of their folders; folders called "broken" cannot be loaded.
+    """
+
+    version = "double"
+    drafter = None
+    vocabulary = VOCABULARY
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        tables: Tables | None = None,
+        step_s: float = 1.0,
+        load_s: float = 0.0,
+        start_s: float = 0.0,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if settings.model == "broken":
+            raise InputError("broken: no engine can be made of this")
+        assert settings.kv_blocks is not None
+        limits = Limits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size, settings.kv_blocks)
+        self.settings = settings
+        self._load_s = load_s
+        self._wait = wait
+        self._weights = Path(settings.model).name
+        self._passes = _Passes(tables or of_seconds(step_s), limits)
+        self._passes.lost = self._forget_cache
+        self._requests: dict[str, Request] = {}
+        self._texts: dict[int, _Text] = {}  # by id() of the request
+        if start_s:
+            wait(start_s)
+
+    def warm_up(self) -> None:
+        pass
+
+    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
+        assert request_id not in self._requests and tokens > 0
+        request = self._passes.submit(len(prompt_ids), tokens)
+        self._requests[request_id] = request
+        self._texts[id(request)] = _Text(list(prompt_ids))
+
+    def abort(self, request_id: str) -> None:
+        self._passes.abort(self._end(request_id))
+
+    def step(self) -> list[Progress]:
+        before_s, passes = self._passes.now_s, self._passes
+        had = {request_id: request.generated for request_id, request in self._requests.items()}
+        passes.iterate()
+        passes.stops.clear()
+        self._wait(passes.now_s - before_s)
+        progress = []
+        for request_id, request in list(self._requests.items()):
+            text, gained = self._texts[id(request)], request.generated - had[request_id]
+            reach = len(text.ids) if gained else request.computed
+            text.cache = computed(text.cache, text.ids[text.cached : reach], self._weights)
+            text.cached = reach
+            if gained:
+                text.ids.append(next_token(text.cache, self._weights))
+                finished = request.generated == request.response
+                progress.append(Progress(request_id, text.ids[-1:], finished))
+                if finished:
+                    self._end(request_id)
+        return progress
+
+    def load_weights(self, folder: str) -> None:
+        if Path(folder).name == "broken":
+            raise RuntimeError("these weights are broken")
+        self._weights = Path(folder).name
+        if self._load_s:
+            self._wait(self._load_s)
+
+    def recompute_running(self) -> None:
+        self._passes.recompute_running()
+        for request in self._passes.waiting:
+            self._forget_cache(request)
+
+    def admit(self, admitting: bool) -> None:
+        self._passes.admitting = admitting
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._requests)
+
+    @property
+    def running(self) -> int:
+        return len(self._passes.running)
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        return self._passes.limits.kv_blocks * self._passes.limits.block_size
+
+    @property
+    def passes(self) -> int:
+        return self._passes.passes
+
+    def _end(self, request_id: str) -> Request:
+        request = self._requests.pop(request_id)
+        del self._texts[id(request)]
+        return request
+
+    def _forget_cache(self, request: Request) -> None:
+        if id(request) in self._texts:
+            self._texts[id(request)].cached = self._texts[id(request)].cache = 0
+
+
+def of_seconds(step_s: float) -> Tables:
+    """Every pass takes so long."""
+    tables = one_second_a_pass()
+    return tables._replace(dense_s=tables.dense_s * step_s)
+
+
+class LogicalClock(simpy.Environment):
+    """What a `VllmWorker` wants of a clock, on simulated time."""
+
+    monotonic_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listeners: dict[Any, tuple[Callable[[Any], None], Callable[[], None]]] = {}
+
+    def wall_s(self) -> float:
+        return self.now
+
+    def listen(self, connection: Any, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        self.listeners[connection] = (on_message, on_end)
+
+    def forget(self, connection: Any) -> None:
+        self.listeners.pop(connection, None)
+
+    def tell(self, connection: Any, message: Any) -> None:
+        if connection in self.listeners:
+            self.listeners[connection][0](message)
+
+    def check(self, call: Callable[[], None]) -> None:
+        pass
+
+
+class LogicalLink:
+    """A line to a real `Host` around a double on simulated time, and the host's channel at once: its loop runs in a thread,
+    which has its turn while simulated time stands still, and gives it back to sleep, or to wait for commands. To be used with
+    the module `time` of `replay.host` replaced by this: `monotonic` and `sleep` are here."""
+
+    offset_s = 0.0
+    name = "worker 0"
+
+    def __init__(self, clock: LogicalClock) -> None:
+        self.connection: Any = self
+        self.reports: list[Report] = []
+        self._clock = clock
+        self._inbox: list[list[Command]] = []
+        self._wake = clock.event()
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._sleeps_s: float | None = None  # None: until somebody sends something
+        self._failed: BaseException | None = None
+        self._over = False
+
+    def run(self, engine: EngineDouble) -> None:
+        """Runs the loop around the engine, and the clock until nothing happens any more."""
+        thread = threading.Thread(target=self._host, args=(engine,))
+        self._clock.process(self._live())
+        thread.start()
+        try:
+            self._clock.run()
+        finally:
+            self._over = True
+            self._turn.release()
+            thread.join()
+
+    def send(self, messages: Sequence[Any]) -> None:
+        """Of the worker: commands; of the host: reports."""
+        if threading.current_thread() is threading.main_thread():
+            self._inbox.append(list(messages))
+            if not self._wake.triggered:
+                self._wake.succeed()
+            return
+        told = list(messages)
+        self.reports += told
+        call_at(self._clock, self._clock.now, lambda: self._clock.tell(self, told))
+
+    def _live(self) -> simpy.events.ProcessGenerator:
+        while True:
+            self._turn.release()
+            self._back.acquire()
+            if self._failed is not None:
+                raise self._failed
+            if self._sleeps_s is None:
+                if not self._inbox:
+                    self._wake = self._clock.event()
+                    yield self._wake
+            else:
+                yield self._clock.timeout(self._sleeps_s)
+
+    # In the host's thread.
+
+    def _host(self, engine: EngineDouble) -> None:
+        self._turn.acquire()
+        try:
+            if not self._over:
+                Host(engine, self).run()  # type: ignore[arg-type]
+        except EOFError:
+            return
+        except BaseException as error:
+            self._failed = error
+            self._back.release()
+
+    def _give_turn(self, sleeps_s: float | None) -> None:
+        self._sleeps_s = sleeps_s
+        self._back.release()
+        self._turn.acquire()
+        if self._over:
+            raise EOFError
+
+    def sleep(self, seconds: float) -> None:
+        self._give_turn(seconds)
+
+    def monotonic(self) -> float:
+        return self._clock.now
+
+    def poll(self, timeout_s: float | None) -> bool:
+        if timeout_s is None:
+            self._give_turn(None)
+        return bool(self._inbox)
+
+    def recv(self) -> list[Command]:
+        return self._inbox.pop(0)

@@ -6,6 +6,7 @@ no process of it is left. Nothing listens on a network: the line is a pipe betwe
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -159,10 +160,16 @@ def _child(connection: Connection, settings: EngineSettings, log: str, work: Wor
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # What it leaves when it is killed is cleared up by a tracker of its own, whose words go to the log.
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    code = 1
+    # What is registered first is called last: without it, the interpreter takes seconds to take torch apart.
+    atexit.register(lambda: os._exit(code))
     with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     serve(connection, settings, work, start)
+    code = 0
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,356 @@
+"""Replays on real vLLM: what comes out of an engine, and what is left when one is killed, or the whole replay is stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from command_line import environment
+from helpers import RESPONSES, recorder, rows, sample, trained, with_status
+from test_replay_faults import eventually, is_there
+
+from replay.clock import WallClock
+from replay.link import ProcessLink
+from replay.replayer import Fleet, ReplayConfig, _reset, engine_settings, replay
+from replay.vllm_adapter import EngineSettings
+from replay.vllm_worker import VllmWorker
+from simrl.events import gather
+from simrl.result import read_result
+from simrl.rollout import Rollout
+from simrl.scenario import load_scenarios
+from simrl.simulate import Prepared, prepare
+from simrl.trace import Sample, Trace, TraceMetadata, write_trace
+from simrl.worker import TokensReached
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+
+LAYERS, HIDDEN = 2, 64
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> list[Path]:
+    """Three versions of a tiny model."""
+    from replay.random_model import make_model
+
+    folder = tmp_path_factory.mktemp("models")
+    return [
+        Path(make_model(folder / f"v{i}", LAYERS, HIDDEN, heads=2, kv_heads=1, vocab=300, seed=i) or folder / f"v{i}")
+        for i in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, models) -> Prepared:
+    """Two workers under one-step-off, one of them lost for a while."""
+    folder = tmp_path_factory.mktemp("scenario")
+    write_trace(a_trace(), folder / "trace.parquet")
+    (folder / "scenario.yaml").write_text(scenario(models[0], folder))
+    [chosen] = load_scenarios(folder / "scenario.yaml", [])
+    return prepare(chosen)
+
+
+def a_trace(steps: int = 3, group: int = 4, prompts: int = 3, tokens: int = 300) -> Trace:
+    rows = [
+        (step, 0, step * prompts + prompt, i, 10 + prompt, tokens + 37 * i)
+        for step in range(steps)
+        for prompt in range(prompts)
+        for i in range(group)
+    ]
+    names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens")
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    return Trace.from_columns(
+        columns, TraceMetadata(name="tiny", kind="synthetic", source="a test", tokenizer="none", cap_tokens=512)
+    )
+
+
+def scenario(model: Path, folder: Path, steps: int = 3, cache: int = 4096) -> str:
+    return f"""\
+name: tiny
+steps: {steps}
+model: {model}/config.json
+cluster: {{gpu: cpu, gpus: 3, tp: 1}}
+workload: {{synthetic: null, trace: {folder}/trace.parquet}}
+profile: {{path: null, roofline: {{}}}}
+engine: {{max_num_seqs: 8, max_num_batched_tokens: 64, block_size: 32, kv_cache_tokens: {cache}}}
+training: {{reward_s: 0.05, publish_s: 0.1, load_overhead_s: 0.03, switch_s: 0.1}}
+systems: [one_step_off]
+"""
+
+
+@pytest.fixture(scope="module")
+def config(models) -> ReplayConfig:
+    return ReplayConfig(
+        model=models[0], weights=tuple(models), device="cpu", dtype="float32", temperature=0.0, step_deadline_s=20.0
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet(prepared, config, tmp_path_factory) -> Iterator[Fleet]:
+    logs = tmp_path_factory.mktemp("logs")
+    settings: EngineSettings = engine_settings(prepared, config)
+    start = [partial(ProcessLink, f"worker {i}", settings, logs / f"{i}.log") for i in range(2)]
+    with Fleet(start) as fleet:
+        yield fleet
+
+
+def pid(fleet: Fleet, worker: int) -> int:
+    return fleet.links[worker].process.pid  # type: ignore[attr-defined]
+
+
+def prompt_ids(sample: Sample) -> tuple[int, ...]:
+    return tuple((sample.uid * 31 + i * 7) % 300 for i in range(sample.prompt_tokens))
+
+
+def workers(fleet: Fleet, config: ReplayConfig) -> tuple[WallClock, list[VllmWorker]]:
+    _reset(fleet, config, None)
+    env = WallClock()
+    return env, [
+        VllmWorker(
+            env,
+            i,
+            fleet.links[i],
+            partial(fleet.restart, i),
+            RESPONSES,
+            prompt_ids,
+            config.folder,
+            recorder("rollout-000", "rollout-001"),
+            60.0,
+            600.0,
+            print,
+        )
+        for i in range(2)
+    ]
+
+
+def generate(fleet: Fleet, config: ReplayConfig, samples: Sequence[Sample]) -> dict[int, Rollout]:
+    """What the first engine makes of them if nothing happens."""
+    env, [worker, _] = workers(fleet, config)
+    rollouts = env.run(until=gather(env, [worker.submit(each) for each in samples]))
+    return {rollout.sample.uid: rollout for rollout in rollouts}
+
+
+def test_responses_have_the_length_they_should_to_the_token(fleet, config):
+    samples = [sample(uid, 1 + 13 * uid, tokens) for uid, tokens in enumerate([1, 2, 3, 17, 64, 150])]
+    rollouts = generate(fleet, config, samples)
+    for each in samples:
+        rollout, length = rollouts[each.uid], RESPONSES[each.uid].tokens
+        assert rollout.done and rollout.tokens == len(rollout.token_ids) == length
+        assert all(0 <= token < 300 for token in rollout.token_ids)
+
+
+def test_a_response_that_moves_twice_is_token_for_token_what_it_would_have_been(fleet, config):
+    a = sample(0, 20, 200)
+    alone = generate(fleet, config, [a])[0]
+    env, engines = workers(fleet, config)
+
+    def moves():
+        rollout = None
+        for worker, tokens in ((0, 40), (1, 90), (0, 200)):
+            stay = engines[worker].submit(a, rollout)
+            if tokens < 200:
+                yield engines[worker].when(TokensReached(a, tokens))
+                engines[worker].abort(a)
+            rollout = yield stay
+        return rollout
+
+    rollout = env.run(until=env.process(moves()))
+    assert rollout.done and [s.worker for s in rollout.segments] == [0, 1, 0]
+    assert rollout.token_ids == alone.token_ids
+
+
+def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_under_the_new_weights(fleet, config):
+    a, others = sample(0, 20, 160), [sample(uid, 12, 400) for uid in range(1, 4)]
+
+    def interrupted(how: str, at: int) -> tuple[Rollout, int]:
+        env, [worker, _] = workers(fleet, config)
+
+        def process():
+            stay = worker.submit(a)
+            for other in others:
+                worker.submit(other)
+            yield worker.when(TokensReached(a, at))
+            if how == "again":
+                partial_rollout = yield worker.abort(a)
+                yield worker.load_weights(1)
+                rollout = yield worker.submit(a, partial_rollout._replace(token_ids=partial_rollout.token_ids))
+            else:
+                yield worker.load_weights(1, running=how)
+                rollout = yield stay
+            return rollout
+
+        rollout = env.run(until=env.process(process()))
+        return rollout, rollout.segments[0].tokens
+
+    def afresh(rollout: Rollout, tokens: int) -> tuple[int, ...]:
+        """The rest, from the new weights alone, after the tokens that the old ones made."""
+        env, [worker, _] = workers(fleet, config)
+        first = rollout.segments[0]._replace(tokens=tokens)
+        had = Rollout(a, (first,), False, rollout.first_token_s, token_ids=rollout.token_ids[:tokens])
+
+        def process():
+            yield worker.load_weights(1)
+            return (yield worker.submit(a, had))
+
+        whole = env.run(until=env.process(process()))
+        return whole.token_ids
+
+    for how in ("recompute", "again"):
+        rollout, tokens = interrupted(how, 50)
+        assert [s.policy_version for s in rollout.segments] == [0, 1] and 50 <= tokens < 160
+        assert rollout.done and rollout.token_ids == afresh(rollout, tokens)
+    kept, tokens = interrupted("keep", 50)
+    assert kept.token_ids != afresh(kept, tokens)  # its cache is the old weights'
+
+
+def test_no_port_is_open_to_the_network(fleet, config):
+    sockets = [address for i in range(2) for address in listening(pid(fleet, i))]
+    assert all(address in LOOPBACK for address in sockets), sockets
+    assert not listening(os.getpid())
+
+
+LOOPBACK = ("0100007F", "00000000000000000000000001000000")
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses at which a process listens: Linux's tables of sockets, and which of them are among its files."""
+    held = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in held:
+                found.append(local.partition(":")[0])
+    return found
+
+
+def test_killed_and_hung_engines_cost_no_token_and_are_named(fleet, config, prepared):
+    """One is killed in its first update, the other hangs in the second."""
+    steps: list[int] = []
+
+    def disturb(step: int) -> None:
+        steps.append(step)
+        if step == 0:
+            os.kill(pid(fleet, 1), signal.SIGSTOP)
+
+    before = [pid(fleet, i) for i in range(2)]
+    kill = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1.0); os.kill({before[0]}, 9)"])
+    config = ReplayConfig(**{**vars(config), "step_deadline_s": 5.0})
+    measured = replay(prepared, fleet, config, disturb)
+    kill.wait()
+    assert measured.stopped is None
+    happened = measured.result.metadata["replay"]["happened"]
+    assert sorted((event["kind"], event["worker"]) for event in happened) == [("died", 0), ("hung", 1)]
+    assert all(f"worker {event['worker']}: " in event["message"] for event in happened)
+    assert not any(is_there(each) for each in before)
+    whole = a_trace()
+    uids = sorted(uid for step in trained(measured.result) for uid in step)
+    assert uids == sorted(set(uids)) and len(uids) == len(whole)
+    samples = rows(measured.result.samples)
+    assert sum(row["generated_tokens"] for row in samples if row["trained_step"] is not None) == sum(
+        whole.column("response_tokens").tolist()
+    )
+    segments = rows(measured.result.segments)
+    assert sum(s["tokens"] for s in segments) == sum(row["generated_tokens"] for row in samples)
+    ids = measured.trace.table.column("response_ids").to_pylist()
+    assert [len(each) for each in ids] == measured.trace.column("response_tokens").tolist()
+    spans = rows(measured.result.spans)
+    assert {s["lane"] for s in spans if s["kind"] == "lost"} == {"rollout-000", "rollout-001"}
+
+
+# The command.
+
+
+@pytest.fixture
+def folder(tmp_path, models) -> Path:
+    write_trace(a_trace(), tmp_path / "trace.parquet")
+    (tmp_path / "scenario.yaml").write_text(scenario(models[0], tmp_path))
+    return tmp_path
+
+
+def command(folder: Path, model: Path, *more: str) -> subprocess.Popen:
+    arguments = ["replay", "scenario.yaml", "--workers", "1", "--model", str(model), "--device", "cpu"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "simrl.cli", *arguments, "--dtype", "float32", "-o", "out", *more],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def processes(group: int) -> list[int]:
+    """Those of a process group that run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_ctrl_c_in_mid_replay_leaves_what_was_measured_and_no_process(folder, models):
+    """To the whole group, as a terminal sends it, and twice."""
+    run = command(folder, models[0], "steps=300")
+    logs = folder / "none"
+
+    def at_work() -> bool:
+        nonlocal logs
+        logs = next(iter(folder.glob(".out.*/logs/worker-000.log")), folder / "none")
+        return run.poll() is not None or (logs.exists() and engine_is_up(run.pid))
+
+    assert eventually(at_work, 180.0)
+    time.sleep(3.0)
+    assert run.poll() is None
+    os.killpg(run.pid, signal.SIGINT)
+    time.sleep(0.1)
+    os.killpg(run.pid, signal.SIGINT)
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 1, err
+    assert err.strip().splitlines()[-1] == "simrl: interrupted; what was measured by then is in out"
+    assert "Traceback" not in out + err and eventually(lambda: not processes(run.pid), 5.0)
+    measured = read_result(folder / "out" / "measured")
+    assert measured.metadata["replay"]["complete"] is False
+    assert measured.metadata["replay"]["happened"] == []
+    assert with_status(measured, "trained") or with_status(measured, "in_flight")
+    assert rows(measured.segments)
+
+
+def engine_is_up(group: int) -> bool:
+    """It listens at its group's meeting point, and has run for a while since."""
+    return any(listening(each) for each in processes(group) if is_there(each))
+
+
+@pytest.mark.parametrize("after_s", [0.5, 6.0])
+def test_sigterm_while_engines_start_leaves_nothing(folder, models, after_s):
+    run = command(folder, models[0])
+    assert eventually(lambda: run.poll() is not None or list(folder.glob(".out.*/logs/*.log")), 60.0)
+    time.sleep(after_s)
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (1, ""), err
+    assert err.strip().splitlines()[-1] == "simrl: interrupted; nothing was written"
+    assert "Traceback" not in err and eventually(lambda: not processes(run.pid), 5.0)
+    assert sorted(file.name for file in folder.iterdir()) == ["scenario.yaml", "trace.parquet"]
+
+
+def test_a_kv_cache_for_which_there_is_no_memory_says_what_to_lower(folder, models):
+    (folder / "scenario.yaml").write_text(scenario(models[0], folder, cache=10**12))
+    out, err = (run := command(folder, models[0])).communicate(timeout=180)
+    assert (run.returncode, out) == (2, ""), err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("simrl: worker 0: ") and "can't allocate memory" in last
+    assert "lower engine.kv_cache_tokens" in last and "Traceback" not in err
+    assert sorted(file.name for file in folder.iterdir()) == ["scenario.yaml", "trace.parquet"]
+    assert not processes(run.pid)

@@ -10,6 +10,7 @@ Clocks of nodes differ: `offset_s` is measured by asking (Cristian's algorithm),
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import tempfile
 import threading
 import time
@@ -23,9 +24,10 @@ from replay.host import Command, Report
 from replay.link import CLOSE_S, Link, ProcessLink
 from replay.replayer import Fleet, ReplayConfig
 from replay.vllm_adapter import EngineSettings
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, first_line
 
 PINGS = 20
+ANSWER_S = 5.0
 PLACE_S = 120.0  # that the cluster has to find GPUs
 
 
@@ -125,6 +127,23 @@ class RayLink:
         return float(min(trips)[1])
 
 
+def _require_answer(address: str) -> None:
+    """Ray itself tries for minutes, and then ends the process."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> InputError:
+    return InputError(
+        f"--ray {address}: no cluster answers there ({first_line(error)}); start one with `ray start --head`, or use "
+        "--ray local"
+    )
+
+
 def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> Fleet:
     """Engines as actors of the cluster at `address`; "local" starts one on this machine, for its processes alone."""
     try:
@@ -132,6 +151,7 @@ def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, addr
     except ImportError:
         raise InputError("--ray: Ray is not installed here; pip install 'simrl[ray]'") from None
     if not ray.is_initialized():
+        _require_answer(address)
         try:
             if address == "local":
                 ray.init(
@@ -140,10 +160,7 @@ def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, addr
             else:
                 ray.init(address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"--ray {address}: no cluster answers there ({str(error).splitlines()[0]}); start one with `ray start --head`, "
-                "or use --ray local"
-            ) from error
+            raise _no_cluster(address, error) from error
 
     def start(i: int) -> Callable[[], Link]:
         return lambda: RayLink(f"worker {i}", settings)

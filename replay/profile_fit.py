@@ -6,7 +6,8 @@
 
 `request` is what the engine does for a prompt that is new to it, `mode` what a pass with prompts takes beyond one without
 (on a GPU it runs outside of full graphs). They follow from W(m, c) - D(m) - P(m c) + P(m) over m, then `sampled` from W,
-`dense` from D up to the largest batch, and from P beyond. Attention is the rise of a pass over the same pass at the smallest context.
+`dense` from D up to the largest batch, and from P beyond. Attention is the rise of a pass over the same pass at the smallest
+context.
 
 Invariant: a number follows from measured passes of its own kinds, by what is written above, and from nothing else. Every table
 that comes out falls nowhere and reaches the limits it was made for; beyond what was measured it goes on as it rose.

@@ -200,8 +200,8 @@ class Worker(RolloutWorker, FaultyWorker, LentWorker, Protocol):
 
 class Schedule:
     """A prepared scenario with its actors, on a clock: SimPy's own, or that of the wall. `make_workers` gives the rollout
-    workers, `units` of them, which may look up the rest here. `run` goes to the last policy update; `result` is what has happened
-    so far, also where something stopped the run."""
+    workers, `units` of them, which may look up the rest here. `run` goes to the last policy update; `result` is what has
+    happened so far, also where something stopped the run."""
 
     def __init__(
         self,

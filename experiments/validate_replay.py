@@ -56,9 +56,9 @@ PAGE_TOP = """# Predicted against measured, on two CPU cores
 `python experiments/validate_replay.py --page experiments/replay.md` wrote this page. Profiles were measured on the machine
 (`simrl measure`), the schedules simulated with them, and then run by real vLLM engines with a random model of 4 layers
 (float32, one thread an engine). Nothing was fitted to a replay. Training and rewards are held for the predicted time; errors
-are scored on the rollout clock, which stands while no worker rolls out. *repeats* is the largest difference between two replays of the same
-schedule: no prediction can be told to be better than that. A *near-tie* is a decision that was taken otherwise because two
-events, no further apart than repeats are, changed places.
+are scored on the rollout clock, which stands while no worker rolls out. *repeats* is the largest difference between two
+replays of the same schedule: no prediction can be told to be better than that. A *near-tie* is a decision that was taken
+otherwise because two events, no further apart than repeats are, changed places.
 
 **No GPU was at hand: there are no GPU figures here.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic acceptance)
 was not run; everything on this page is from a CPU.

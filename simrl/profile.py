@@ -72,7 +72,9 @@ class ProfileMetadata(BaseModel):
         default=None, description="median |predicted / measured - 1| of passes that were measured and not fitted"
     )
     request_s: float | None = Field(
-        default=None, ge=0, description="seconds of an engine's work for a request that comes and ends, besides its passes"
+        default=None,
+        ge=0,
+        description="seconds of an engine's work for a request that comes and ends, besides its passes",
     )
     load_weights_s: float | None = Field(
         default=None, ge=0, description="seconds in which an engine takes other weights"

@@ -362,7 +362,9 @@ def gpus_for(scenario: Scenario, workers: int) -> int:
         with suppress(InputError):
             if _split(gpus, tp, system)[0] == workers:
                 return gpus
-    raise InputError(f"system {system.name}: no number of GPUs gives {workers} rollout workers at tp {tp}; ask for others")
+    raise InputError(
+        f"system {system.name}: no number of GPUs gives {workers} rollout workers at tp {tp}; ask for others"
+    )
 
 
 def _longest_allowed(trace: Trace) -> int:

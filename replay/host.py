@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, VllmEngine, explained
 from simrl.errors import InputError
 
@@ -329,6 +330,8 @@ class Host:
         self._slowdown = 1.0
         if self._engine.unfinished:
             self._engine.step()  # lets the engine see what was aborted
+        if self._drafts_here:
+            self._engine.drafter.configure(DrafterSetup())
         self._engine.load_weights(command.folder)
         self._reports.append(Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary))
 

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, permutations, product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -37,6 +37,7 @@ from replay.replayer import Fleet, ReplayConfig, engine_settings, process_fleet,
 from simrl.agreement import Agreement, Spread, agree, finished_on_clock, repeat_spread
 from simrl.agreement_plot import plot_agreement
 from simrl.result import Result
+from simrl.run_view import rollout_clock
 from simrl.scenario import load_scenarios
 from simrl.simulate import Prepared, prepare, simulate_prepared
 from simrl.trace import Trace, TraceMetadata, write_trace
@@ -62,9 +63,11 @@ replays of the same schedule: no prediction can be told to be better than that. 
 otherwise because two events, no further apart than repeats are, changed places.
 
 This machine is now slower, now faster, by a third and more within minutes (other machines share its host). *at pace* is
-therefore the same prediction with every pass multiplied by the *pace* of the moment: how many times as long as the profile says
-a short replay of other requests took just before and after each repeat. No outcome is looked at for that. Without it, an error
-is the machine's change since its profile was measured as much as the simulator's.
+therefore the same prediction with every pass multiplied by the *pace* of the moment: what a short replay of other requests took
+just before and after each repeat, over what it took right after the profile was measured. Both are measured times; neither the
+simulator nor the outcome has a part in it. Without it, an error is the machine's change since then as much as the simulator's.
+The same bars are applied to both: the machine's own spread, of repeats as they are or divided by their pace, is the bar where
+it is larger.
 
 **No GPU was at hand: there are no GPU figures here.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic acceptance)
 was not run; everything on this page is from a CPU.
@@ -135,6 +138,7 @@ class Outcome:
     at_pace: tuple[Agreement, ...]  # with passes as long as a rehearsal before and after each repeat found them
     paces: tuple[float, ...]
     spread: Spread | None
+    spread_at_pace: dict[str, float]
     migrations: int
     other_between_repeats: int  # decisions, of two repeats, beside near-ties
 
@@ -143,8 +147,10 @@ class Outcome:
         values = [getattr(agreement.errors, error) for agreement in (self.at_pace if at_pace else self.agreements)]
         return None if None in values else float(np.mean(values))
 
-    def noise(self, error: str) -> float | None:
+    def noise(self, error: str, at_pace: bool = False) -> float | None:
         """The largest size of this error between two repeats."""
+        if at_pace:
+            return self.spread_at_pace.get(error)
         return None if self.spread is None else getattr(self.spread.largest, error)
 
     def acceptance(self, run: str) -> float | None:
@@ -166,6 +172,7 @@ class Outcome:
             "latency_mape": self.mean("latency_mape"),
             "bubble_err": self.mean("bubble_err"),
             "makespan_spread": self.noise("makespan_err"),
+            "spread_at_pace": self.spread_at_pace,
             "sample_spread": self.noise("sample_mape"),
             "acceptance_spread": self.noise("acceptance_err"),
             "migrations": self.migrations,
@@ -189,7 +196,7 @@ class Outcome:
         for at_pace, (name, (error, bar)) in product((False, True), checks.items()):
             value = self.mean(error, at_pace)
             if value is not None and not (at_pace and name == "acceptance"):
-                held[f"{name} at pace" if at_pace else name] = abs(value) <= max(bar, self.noise(error) or 0.0)
+                held[f"{name} at pace" if at_pace else name] = abs(value) <= max(bar, self.noise(error, at_pace) or 0.0)
         held["decisions"] = max(len(a.real_differences) for a in self.agreements) <= self.other_between_repeats
         return held
 
@@ -244,7 +251,14 @@ class Bench:
             subprocess.run([sys.executable, "-m", "simrl.cli", "measure", *words], check=True, stdout=sys.stderr)
         return path
 
-    def prepared(self, case: Case, seed: int, trace: Trace, engines_draft: bool = False) -> Prepared:
+    def prepared(
+        self,
+        case: Case,
+        seed: int,
+        trace: Trace,
+        engines_draft: bool = False,
+        profile: dict[str, Any] | None = None,
+    ) -> Prepared:
         """A case as simulated and replayed; `engines_draft` where the engines can draft though the case does not."""
         path = self.folder / f"{case.name.replace(', ', '-').replace(' ', '_')}-{seed}"
         write_trace(trace, path.with_suffix(".parquet"))
@@ -261,7 +275,8 @@ class Bench:
             "model": str(self.weights[0]),
             "cluster": {"gpu": "cpu", "gpus": case.gpus, "tp": 1},
             "workload": {"trace": str(path.with_suffix(".parquet")), "synthetic": None},
-            "profile": {"path": str(self.profile(case.workers, case.drafts or engines_draft)), "roofline": None},
+            "profile": profile
+            or {"path": str(self.profile(case.workers, case.drafts or engines_draft)), "roofline": None},
             "engine": ENGINE,
             "training": TRAINING,
             "systems": [system],
@@ -270,18 +285,28 @@ class Bench:
         (found,) = load_scenarios(path.with_suffix(".yaml"))
         return prepare(found)
 
-    def fleet(self, prepared: Prepared) -> Fleet:
-        self.say.print(f"starting {prepared.workers} engine(s) …")
-        return process_fleet(prepared.workers, engine_settings(prepared, self.config), self.config, self.folder)
+    def fleet(self, case: Case, trace: Trace) -> Fleet:
+        """Engines for a case, and all like it. They are idle while the profile is measured."""
+        self.say.print(f"starting {case.workers} engine(s) …")
+        prepared = self.prepared(case, 0, trace, profile={"roofline": {}, "path": None})
+        return process_fleet(case.workers, engine_settings(prepared, self.config), self.config, self.folder)
 
-    def rehearsal(self, case: Case, seed: int) -> Prepared:
+    def usual_s(self, case: Case, fleet: Fleet) -> float:
+        """What the rehearsal takes right after the profile was measured: the median of five."""
+        path = self.profile(case.workers, case.drafts).with_suffix(".rehearsal.json")
+        if not path.exists():
+            rehearsal = self.rehearsal(case)
+            path.write_text(json.dumps([_rehearsed_s(rehearsal, fleet, self.config) for _ in range(5)]))
+        return float(np.median(json.loads(path.read_text())))
+
+    def rehearsal(self, case: Case) -> Prepared:
         """Another schedule for the same engines, of a second or two: 32 requests a worker, all of one length, no drafts."""
         system = {"name": "verl_colocated", "speculation": "none"}
         even = Case(
-            f"rehearsal for {case.name}", system, case.workers, case.workers,
+            "rehearsal", system, case.workers, case.workers,
             lambda _: [[[REHEARSED_TOKENS] * 4] * 8 * case.workers],
         )  # fmt: skip
-        return self.prepared(even, seed, trace_of(even, seed), case.drafts)
+        return self.prepared(even, 0, trace_of(even, 0), case.drafts)
 
     def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
         """The trace of a case that drafts: with tokens, generated once without drafting, at the same temperature. What the
@@ -298,14 +323,15 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
     outcomes = []
     for workers, drafts in dict.fromkeys((case.workers, case.drafts) for case in cases):
         same = [case for case in cases if (case.workers, case.drafts) == (workers, drafts)]
-        with bench.fleet(bench.prepared(same[0], seeds[0], trace_of(same[0], seeds[0]))) as fleet:
+        with bench.fleet(same[0], trace_of(same[0], seeds[0])) as fleet:
+            usual_s = bench.usual_s(same[0], fleet)
             for case, seed in product(same, seeds):
                 trace = bench.recorded(case, seed, fleet) if drafts else trace_of(case, seed)
-                prepared, rehearsal = bench.prepared(case, seed, trace), bench.rehearsal(case, seed)
-                measured, paces = [], [_pace(rehearsal, fleet, bench.config)]
+                prepared, rehearsal = bench.prepared(case, seed, trace), bench.rehearsal(case)
+                measured, paces = [], [_rehearsed_s(rehearsal, fleet, bench.config) / usual_s]
                 for _ in range(repeats):
                     measured.append(_measured(prepared, fleet, bench.config))
-                    paces.append(_pace(rehearsal, fleet, bench.config))
+                    paces.append(_rehearsed_s(rehearsal, fleet, bench.config) / usual_s)
                 outcomes.append(_outcome(case, seed, prepared, measured, [(a + b) / 2 for a, b in pairwise(paces)]))
                 bench.say.print(_line(outcomes[-1]))
                 if seed == seeds[0]:
@@ -315,11 +341,9 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
     return outcomes
 
 
-def _pace(rehearsal: Prepared, fleet: Fleet, config: ReplayConfig) -> float:
-    """How many times as long as the profile says passes take at this moment, by a short replay of other requests."""
-    rollout_s = agree(simulate_prepared(rehearsal), _measured(rehearsal, fleet, config)).figures.rollout_s
-    assert rollout_s.predicted and rollout_s.measured
-    return rollout_s.measured / rollout_s.predicted
+def _rehearsed_s(rehearsal: Prepared, fleet: Fleet, config: ReplayConfig) -> float:
+    """What a short replay of other requests takes at this moment: measured, with nothing of the simulator in it."""
+    return float(rollout_clock(_measured(rehearsal, fleet, config)).seconds[-1])
 
 
 def _at_pace(prepared: Prepared, pace: float) -> Result:
@@ -329,22 +353,41 @@ def _at_pace(prepared: Prepared, pace: float) -> Result:
 
 
 def _outcome(case: Case, seed: int, prepared: Prepared, measured: Sequence[Result], paces: Sequence[float]) -> Outcome:
-    """Two events count as a tie where two repeats put them as far apart: no prediction can know which comes first."""
+    """What is known of a case after its repeats."""
     predicted = simulate_prepared(prepared)
-    pairs = list(combinations(measured, 2))
-    apart_s = [np.abs(a - b) for a, b in (_ends_s(*pair) for pair in pairs)]
-    least_s = agree(predicted, measured[0]).near_tie_s
-    tie_s = max(least_s, *(float(np.quantile(each, 0.95)) for each in apart_s)) if apart_s else least_s
+    tie_s = max(
+        agree(predicted, measured[0]).near_tie_s, *(_gaps_apart_s(*pair) for pair in combinations(measured, 2)), 0.0
+    )
     return Outcome(
         case,
         seed,
         tuple(agree(predicted, result, tie_s) for result in measured),
         tuple(agree(_at_pace(prepared, pace), result, tie_s) for pace, result in zip(paces, measured, strict=True)),
         tuple(paces),
-        repeat_spread(measured) if pairs else None,
+        repeat_spread(measured) if len(measured) > 1 else None,
+        _spread_at_pace(measured, paces),
         _migrations(predicted),
-        max((len(agree(*pair, tie_s).real_differences) for pair in pairs), default=0),
+        max((len(agree(*pair, tie_s).real_differences) for pair in combinations(measured, 2)), default=0),
     )
+
+
+def _gaps_apart_s(one: Result, other: Result) -> float:
+    """How far two repeats are apart in the time from one completion to the next: two events this close may change places,
+    however a run as a whole drifts."""
+    first_s, second_s = _ends_s(one, other)
+    order = np.argsort(first_s)
+    return float(np.quantile(np.abs(np.diff(first_s[order]) - np.diff(second_s[order])), 0.95))
+
+
+def _spread_at_pace(measured: Sequence[Result], paces: Sequence[float]) -> dict[str, float]:
+    """The largest differences of two repeats once each is divided by the pace it ran at."""
+    makespan, sample = [0.0], [0.0]
+    for (a, pace_a), (b, pace_b) in permutations(zip(measured, paces, strict=True), 2):
+        ends_a, ends_b = _ends_s(a, b)
+        whole_a, whole_b = ends_a.max() / pace_a, ends_b.max() / pace_b
+        makespan.append(abs(float(whole_a / whole_b) - 1.0))
+        sample.append(float(np.mean(np.abs((ends_a / pace_a) / (ends_b / pace_b) - 1.0))))
+    return {"makespan_err": max(makespan), "sample_mape": max(sample)}
 
 
 def _ends_s(one: Result, other: Result) -> tuple[np.ndarray, np.ndarray]:
@@ -369,7 +412,7 @@ def _migrations(result: Result) -> int:
 COLUMNS = (
     "case", "seed", "rollout, s", "pace", "makespan error", "at pace", "repeats", "sample MAPE", "at pace", "repeats",
     "latency MAPE", "acceptance",
-    "near-ties", "real differences", "of repeats", "migrations",
+    "tie, ms", "near-ties", "real differences", "of repeats", "migrations",
 )  # fmt: skip
 
 
@@ -394,6 +437,7 @@ def cells(outcome: Outcome) -> list[str]:
         percent(outcome.noise("sample_mape")),
         percent(outcome.mean("latency_mape")),
         "" if expected is None or live is None else f"{expected:.3f} / {live:.3f}",
+        f"{outcome.agreements[0].near_tie_s * 1e3:.0f}",
         ", ".join(map(str, row["near_ties"])),
         ", ".join(map(str, row["real_differences"])),
         str(outcome.other_between_repeats),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from simrl.scenario import Scenario
+    from simrl.simulate import Prepared
 
 
 def replay(
@@ -23,7 +25,7 @@ def replay(
         typer.Argument(metavar="[KEY=VALUE]...", help="changes to the scenario, such as steps=2 seed=3"),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="rollout workers; the cluster is cut to what gives the system so many")
+        int | None, typer.Option(min=1, help="so many of the scenario's rollout workers; by default all")
     ] = None,
     model: Annotated[Path | None, typer.Option(help="the model's folder (default: the scenario's model)")] = None,
     weights: Annotated[
@@ -38,7 +40,9 @@ def replay(
     dtype: Annotated[str, typer.Option(help="of the weights: auto, bfloat16, float32")] = "auto",
     dummy: Annotated[bool, typer.Option("--dummy", help="random weights: the folder needs only a config.json")] = False,
     threads: Annotated[int, typer.Option(min=1, help="of a CPU engine")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="of the sampling")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="of the sampling; the scenario's if not given")
+    ] = None,
     ray: Annotated[
         str | None, typer.Option(help="address of a Ray cluster to place the engines on, or 'local'")
     ] = None,
@@ -71,8 +75,8 @@ def replay(
 
     if device not in ("cpu", "cuda"):
         raise InputError(f"--device {device}: choose cpu or cuda")
-    chosen = _scenario(scenario, overrides or [], system, dispatch, speculation, workers)
-    prepared = prepare(chosen)
+    chosen = _scenario(scenario, overrides or [], system, dispatch, speculation)
+    prepared = _with_workers(prepare(chosen), workers)
     config = ReplayConfig(
         model=_folder(model or Path(chosen.model)),
         weights=tuple(weights or ()),
@@ -80,7 +84,7 @@ def replay(
         dtype=dtype,
         dummy_weights=dummy,
         draft_model=draft_model,
-        temperature=temperature,
+        temperature=chosen.speculation.temperature if temperature is None else temperature,
         threads=threads,
         step_deadline_s=step_deadline,
         start_deadline_s=start_deadline,
@@ -131,10 +135,8 @@ def _scenario(
     system: str | None,
     dispatch: str | None,
     speculation: str | None,
-    workers: int | None,
 ) -> Scenario:
     from simrl.scenario import Choices, load_scenarios
-    from simrl.simulate import gpus_for
 
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = load_scenarios(file, overrides, system, choices)
@@ -142,10 +144,25 @@ def _scenario(
         names = ", ".join(dict.fromkeys(s.system.name for s in scenarios))
         raise InputError(f"{file}: {len(scenarios)} runs ({names}); a replay is of one: choose it with --system NAME")
     chosen = scenarios[0]
-    if workers is None:
-        return chosen
-    cluster = chosen.cluster.model_copy(update={"gpus": gpus_for(chosen, workers)})
-    return chosen.model_copy(update={"cluster": cluster})
+    return chosen
+
+
+def _with_workers(prepared: Prepared, workers: int | None) -> Prepared:
+    """Fewer rollout workers: with GPUs of its own, the trainer keeps them; where it shares the workers', there are fewer."""
+    from simrl.simulate import gpus_for, prepare
+
+    if workers is None or workers == prepared.workers:
+        return prepared
+    if prepared.colocated:
+        scenario = prepared.scenario
+        cluster = scenario.cluster.model_copy(update={"gpus": gpus_for(scenario, workers)})
+        return prepare(scenario.model_copy(update={"cluster": cluster}))
+    if workers > prepared.workers:
+        raise InputError(
+            f"--workers {workers}: the scenario's {prepared.scenario.cluster.gpus} GPUs give {prepared.system.label} "
+            f"{prepared.workers} rollout workers; ask for fewer, or set cluster.gpus"
+        )
+    return replace(prepared, workers=workers)
 
 
 def _folder(model: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from simrl.interrupts import ctrl_c_waits
 from simrl.result import Result
 from simrl.rollout import Rollout
 from simrl.simulate import Prepared, Schedule
-from simrl.trace import Sample, Trace, TraceMetadata
+from simrl.trace import Response, Sample, Trace, TraceMetadata
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,12 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         ),
         "it trains its drafter while it runs (tlt); choose another --speculation": (
             drafts is not None and drafts.speculation.training is not None
+        ),
+        "vLLM verifies a draft model's tokens by rejection sampling (speculation.verification is exact_match)": (
+            drafts is not None
+            and drafts.acceptance is not None
+            and drafts.acceptance.verification == "exact_match"
+            and config.temperature > 0
         ),
         "evaluations (training.evaluate_every) are not replayed; set it to 0": prepared.costs.evaluate_every > 0,
     }
@@ -200,7 +206,10 @@ def replay(
 
     env.restart()
     schedule = Schedule(prepared, env, make_workers, on_step)
-    history = _History(schedule.workers, prepared.trace) if setup is not None and setup.kind == "history" else None  # type: ignore[arg-type]
+    history = None
+    if setup is not None and setup.kind == "history":
+        vllm_workers = [worker for worker in schedule.workers if isinstance(worker, VllmWorker)]
+        history = _History(vllm_workers, prepared.trace, schedule.workload.responses)
     for worker in schedule.workers:
         assert isinstance(worker, VllmWorker)
         worker.dispatcher = schedule.dispatcher
@@ -234,7 +243,7 @@ def replay(
         metadata={**result.metadata, "replay": facts},
     )
     rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]
-    return Measured(result, _as_trace(rollouts, prepared) if rollouts else None, stopped)
+    return Measured(result, _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None, stopped)
 
 
 def _reset(fleet: Fleet, config: ReplayConfig, setup: DrafterSetup | None) -> int:
@@ -281,8 +290,10 @@ class _Prompts:
 class _History:
     """Tells every engine's drafter of each group that is whole: what the simulated index builders wait for."""
 
-    def __init__(self, workers: Sequence[VllmWorker], trace: Trace) -> None:
+    def __init__(self, workers: Sequence[VllmWorker], trace: Trace, responses: Mapping[int, Response]) -> None:
         self._workers = workers
+        self._responses = responses
+        self._rewarded = "reward" in trace.table.column_names
         groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
         self._size = Counter(groups)
         self._epochs = 1 + int(trace.column("epoch").max())
@@ -308,11 +319,12 @@ class _History:
             self._tell(worker, *group)
 
     def _tell(self, worker: VllmWorker, prompt_id: int, epoch: int) -> None:
-        group = self._finished[prompt_id, epoch]
-        worker.draft("learn", prompt_id, epoch, [group[i].token_ids or () for i in sorted(group)])
+        group = [rollout for _, rollout in sorted(self._finished[prompt_id, epoch].items())]
+        rewards = [self._responses[rollout.sample.uid].reward for rollout in group] if self._rewarded else None
+        worker.draft("learn", prompt_id, epoch, [rollout.token_ids or () for rollout in group], rewards)
 
 
-def _as_trace(rollouts: Sequence[Rollout], prepared: Prepared) -> Trace:
+def _as_trace(rollouts: Sequence[Rollout], prepared: Prepared, responses: Mapping[int, Response]) -> Trace:
     """What was generated, as a trace to simulate or to draft from: the first pass, where the trace is passed over."""
     metadata = prepared.trace.metadata
     first = {(r.sample.step, r.sample.prompt_id, r.sample.sample): r for r in reversed(rollouts)}
@@ -324,6 +336,8 @@ def _as_trace(rollouts: Sequence[Rollout], prepared: Prepared) -> Trace:
     }
     columns["response_tokens"] = [rollout.tokens for rollout in rollouts]
     columns["response_ids"] = [list(rollout.token_ids or ()) for rollout in rollouts]
+    if "reward" in prepared.trace.table.column_names:
+        columns["reward"] = [responses[sample.uid].reward for sample in samples]
     columns["policy_version"] = [rollout.segments[-1].policy_version for rollout in rollouts]
     return Trace.from_columns(
         columns,

@@ -77,7 +77,9 @@ class ProfileMetadata(BaseModel):
         description="seconds of an engine's work for a request that comes and ends, besides its passes",
     )
     load_weights_s: float | None = Field(
-        default=None, ge=0, description="seconds in which an engine takes other weights"
+        default=None,
+        ge=0,
+        description="seconds in which an engine takes weights from a folder, as in a replay: no transfer from a trainer",
     )
     drafts: DraftRounds | None = None
 

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from simrl.errors import InputError
 from simrl.faults import FaultyWorker, check_faults, inject
 from simrl.hardware import Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Stage
-from simrl.profile import RolloutTimes, TableProfile, Tables, read_profile
+from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
 from simrl.scenario import Scenario
@@ -91,7 +92,7 @@ class Prepared:
             "train_gpus": self.train_gpus,
             "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
-            "load_weights_kind": "assumed" if self.profile.metadata.load_weights_s is None else "measured",
+            "load_weights_kind": "assumed" if s.training.load_s is None else "given",
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
@@ -162,7 +163,7 @@ def prepare(scenario: Scenario) -> Prepared:
     link = kind.bytes_per_s_among(cluster.gpus) if system.rollout_share is None else kind.network_bytes_per_s
     if system.host_buffer:
         link = kind.host_bytes_per_s
-    load_s = profile.metadata.load_weights_s  # the whole change, where an engine was measured
+    load_s = scenario.training.load_s
     if load_s is None:
         load_s = scenario.training.load_overhead_s + model.weight_bytes / cluster.tp / link
     worker_costs = WorkerCosts(
@@ -175,6 +176,16 @@ def prepare(scenario: Scenario) -> Prepared:
     return Prepared(
         scenario, system, model, kind, trace, profile, limits, workers, train_gpus, worker_costs, drafts, tail
     )
+
+
+def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Path) -> Scenario:
+    """The scenario with `training.load_s` as a profile, or the file of one, has it: seconds in which an engine takes weights
+    from a folder, as the engines of a replay do. It is the same where the scenario says that itself, or nobody measured it."""
+    if scenario.training.load_s is not None:
+        return scenario
+    metadata = profile if isinstance(profile, ProfileMetadata) else read_profile(profile).metadata
+    training = scenario.training.model_copy(update={"load_s": metadata.load_weights_s})
+    return scenario.model_copy(update={"training": training})
 
 
 def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:

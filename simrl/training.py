@@ -81,8 +81,13 @@ class TrainingConfig(BaseModel):
         default=1.0,
         ge=0,
         le=MOST_SECONDS,
-        description="of a change of weights, besides the transfer: pause, bucket set-up, resume; assumed, and not added where "
-        "the profile has measured the whole change",
+        description="of a change of weights, besides the transfer: pause, bucket set-up, resume; assumed",
+    )
+    load_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_SECONDS,
+        description="of a change of weights, where that is known; replaces the transfer and load_overhead_s",
     )
     switch_s: float = Field(
         default=2.0,

@@ -21,7 +21,7 @@ from simrl.hardware import GPUS, MODELS
 from simrl.profile import ProfileMetadata, TableProfile, Tables, read_profile, write_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.scenario import Scenario
-from simrl.simulate import prepare
+from simrl.simulate import prepare, with_measured_loads
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.methods import draft_model
 
@@ -227,24 +227,30 @@ def test_limits_within_which_nothing_can_be_measured_are_refused(plan: Plan, mes
         check(plan)
 
 
-def test_a_measured_load_of_weights_takes_the_place_of_the_data_sheet(tmp_path: Path) -> None:
-    scenario = {
+def test_loads_from_a_folder_are_those_of_a_replay_and_of_no_other_scenario(tmp_path: Path) -> None:
+    scenario = Scenario.model_validate({
         "name": "s", "steps": 2, "model": str(small_model(tmp_path)), "cluster": {"gpu": "cpu", "gpus": 2, "tp": 1},
         "workload": {"synthetic": {"steps": 2, "prompts_per_step": 2, "group": 2, "cap_tokens": 100, "mean_tokens": 20,
                                    "sigma": 0.5, "prompt_tokens": 10}},
         "engine": {"max_num_seqs": 64, "max_num_batched_tokens": 256, "kv_cache_tokens": 4096},
-        "training": {"tokens_per_microbatch": 256}, "profile": {"path": str(tmp_path / "p.parquet")},
+        "training": {"tokens_per_microbatch": 256, "load_overhead_s": 3.0}, "profile": {"path": str(tmp_path / "p.parquet")},
         "system": {"name": "one_step_off"},
-    }  # fmt: skip
-    metadata = ProfileMetadata(model="small", gpu="cpu", tp=1, kind="measured", source="here")
-    loads = {}
-    for measured_s in (None, 0.5):
-        found = metadata.model_copy(update={"load_weights_s": measured_s, "request_s": 3e-4})
-        write_profile(TableProfile(known_tables(), found), tmp_path / "p.parquet")
-        prepared = prepare(Scenario.model_validate(scenario))
-        assert prepared.costs.request_s == 3e-4
-        loads[prepared.inputs()["load_weights_kind"]] = prepared.costs.load_s
-    assert loads["measured"] == 0.5 and loads["assumed"] > 1.0
+    })  # fmt: skip
+    metadata = ProfileMetadata(model="small", gpu="cpu", tp=1, kind="measured", source="here", request_s=3e-4)
+    write_profile(TableProfile(known_tables(), metadata), tmp_path / "p.parquet")
+    assert with_measured_loads(scenario, tmp_path / "p.parquet") == scenario  # dummy weights: nothing was measured
+    measured = metadata.model_copy(update={"load_weights_s": 0.5})
+    write_profile(TableProfile(known_tables(), measured), tmp_path / "p.parquet")
+    modelled = prepare(scenario)
+    assert modelled.costs.load_s > 3.0 and modelled.inputs()["load_weights_kind"] == "assumed"
+    assert modelled.costs.request_s == 3e-4
+    replayed = with_measured_loads(scenario, tmp_path / "p.parquet")
+    assert prepare(replayed).costs.load_s == 0.5 and prepare(replayed).inputs()["load_weights_kind"] == "given"
+    assert replayed == with_measured_loads(scenario, measured)
+    own = Scenario.model_validate(
+        {**scenario.model_dump(), "training": {**scenario.training.model_dump(), "load_s": 2.0}}
+    )
+    assert prepare(with_measured_loads(own, measured)).costs.load_s == 2.0  # what the user says stands
 
 
 def small_model(folder: Path) -> Path:

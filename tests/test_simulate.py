@@ -140,6 +140,8 @@ def test_weights_are_loaded_over_the_network_or_within_a_node_a_share_a_gpu():
     split = prepare(scenario({"name": "split", "rollout_share": 0.5}, training=training, cluster=cluster))
     assert colocated.costs.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
     assert split.costs.load_s == pytest.approx(2.0 + weights / 2 / 50e9)
+    known = prepare(scenario("verl_colocated", training={**training, "load_s": 0.25}, cluster=cluster))
+    assert known.costs.load_s == 0.25
 
 
 def test_the_kv_cache_is_what_the_weights_and_the_reserve_leave_of_the_memory():

@@ -219,7 +219,7 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
     return Measured(
         tables=tables,
         points=points,
-        held_out=[HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape)) for p in checks.points()],
+        held_out=[HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape, new_s)) for p in checks.points()],
         drafts=draft_rounds(points, tables, "measured in the engine: drafts of any tokens, and their verification"),
         request_s=new_s + float(np.median(book.all("begin_s")) + max(np.median(book.all("end_s")), 0.0)),
         load_s=load_s,

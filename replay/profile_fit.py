@@ -100,12 +100,13 @@ def fit(points: Sequence[Point], between_s: float, reach: Reach) -> tuple[Tables
     return tables, request_s
 
 
-def predicted_s(tables: Tables, shape: Shape) -> float:
-    """What tables say of a pass, its drafting left out."""
+def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
+    """What tables say of a pass, its drafting left out; with `request_s` for each prompt that is new to the engine."""
+    new_s = shape.prompts * request_s if shape.context_tokens == 0 else 0.0
     positions = shape.sequences * (shape.draft_tokens + 1)
     each = shape.chunk_tokens / max(shape.prompts, 1)
     work = shape.prompts * each * (shape.context_tokens + 0.5 * each)
-    return float(
+    return new_s + float(
         pass_s(
             tables,
             float(positions + shape.chunk_tokens),

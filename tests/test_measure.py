@@ -52,9 +52,13 @@ def known_tables(kink: float = 40.0, mode_s: float = 3e-4) -> Tables:
 
 
 class KnownEngine:
-    """An engine whose passes take what tables say. `disturb` multiplies the passes of the i-th scene."""
+    """An engine whose passes take what tables say, and `request_s` for each new prompt. `disturb` multiplies the passes of the
+    i-th scene."""
 
-    def __init__(self, tables: Tables, disturb: Callable[[int], float] = lambda i: 1.0) -> None:
+    def __init__(
+        self, tables: Tables, disturb: Callable[[int], float] = lambda i: 1.0, request_s: float = REQUEST_S
+    ) -> None:
+        self.request_s = request_s
         self.tables = tables
         self.scenes: list[Scene] = []
         self.disturb = disturb
@@ -82,7 +86,7 @@ class KnownEngine:
 
     def _timed(self, shape: Shape) -> Timed:
         seconds = predicted_s(self.tables, shape)
-        seconds += REQUEST_S * shape.prompts * (shape.context_tokens == 0)
+        seconds += self.request_s * shape.prompts * (shape.context_tokens == 0)
         if shape.draft_tokens:
             seconds += shape.sequences * (DRAFT_ROUND_S + shape.draft_tokens * DRAFT_STEP_S)
         return Timed(shape, seconds * self.disturb(len(self.scenes)))
@@ -106,6 +110,12 @@ def test_the_passes_of_a_known_engine_come_back(tmp_path: Path, tables: Tables) 
     assert found.request_s == pytest.approx(REQUEST_S + BEGIN_S + END_S, rel=0.05)
     assert found.load_s == LOAD_S
     assert found.held_out_error < 0.03 and found.spread == pytest.approx(0.0, abs=1e-9)
+
+
+def test_passes_that_check_the_tables_have_the_work_of_new_prompts_too(tmp_path: Path) -> None:
+    found = measured(KnownEngine(known_tables(), request_s=2e-3), tmp_path)  # as long as a pass
+    mixes = [held for held in found.held_out if held.shape.prompts > 1]
+    assert mixes and max(abs(held.error) for held in mixes) < 0.05
 
 
 def test_one_slow_repeat_of_everything_changes_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay.host import Abort, Begin, Channel, Close, Command, Draft, Ended, Failed, Host, Load, Loaded, Report
-from replay.link import ProcessLink, start_all
+from replay.link import ProcessLink, device_variables, start_all
 from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, VllmEngine
 from simrl.errors import StoppedError
@@ -246,9 +246,6 @@ class Bench:
         while any(self._host.stays[stay].have == 0 for stay in stays):
             self._host.turn()
 
-    def _tokens(self) -> int:
-        return sum(stay.have for stay in self._host.stays.values())
-
     def _end(self) -> None:
         """Nothing runs."""
         if self._host.stays:
@@ -307,10 +304,12 @@ class RemoteBench:
     ) -> None:
         self._traffic = traffic
         self._settings = settings
-        starts = [partial(ProcessLink, "measured engine", settings, logs / "measured.log", bench)]
+        own, *others = device_variables(1 + neighbours, settings)
+        starts = [partial(ProcessLink, "measured engine", settings, logs / "measured.log", bench, variables=own)]
         beside = settings if settings.speculative is None else replace(settings, speculative=None)
         starts += [
-            partial(ProcessLink, f"neighbour {i}", beside, logs / f"neighbour-{i}.log") for i in range(neighbours)
+            partial(ProcessLink, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
+            for i, variables in enumerate(others)
         ]
         self._bench, *self._neighbours = start_all(starts, deadline_s)
         self._numbers = 0

@@ -90,7 +90,6 @@ class Journal:
         self._carry_out = carry_out
         self._known: dict[str, deque[tuple[float, Seen]]] = defaultdict(deque)
         self.measuring_s = 0.0
-        self.resumed = 0
         lines = _whole_lines(path)
         if lines and json.loads(lines[-1]) == {"finished": True}:
             lines = []  # a whole measurement: this is a new one
@@ -110,7 +109,6 @@ class Journal:
         for line in lines[1:]:
             entry = json.loads(line)
             self._known[entry["scene"]].append((entry["took_s"], _seen(entry)))
-            self.resumed += 1
 
     def __call__(self, scene: Scene) -> Seen:
         name = f"{type(scene).__name__} {json.dumps(scene)}"
@@ -220,7 +218,7 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
         tables=tables,
         points=points,
         held_out=[HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape, new_s)) for p in checks.points()],
-        drafts=draft_rounds(points, tables, "measured in the engine: drafts of any tokens, and their verification"),
+        drafts=draft_rounds(points, tables, "measured in the engine: drafts of tokens that nobody looked for"),
         request_s=new_s + float(np.median(book.all("begin_s")) + max(np.median(book.all("end_s")), 0.0)),
         load_s=load_s,
         facts=found,

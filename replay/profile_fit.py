@@ -120,7 +120,8 @@ def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
 
 
 def draft_rounds(points: Sequence[Point], tables: Tables, source: str) -> DraftRounds | None:
-    """What passes with drafts take beyond the tables: at each batch a line over the drafted tokens, that falls nowhere."""
+    """What passes with drafts take beyond the tables: at each batch a line over the drafted tokens, that falls nowhere. No
+    drafter's work is in it: nobody looked for the tokens of these passes."""
     rests: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for point in points:
         if point.shape.draft_tokens:

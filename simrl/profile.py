@@ -35,7 +35,8 @@ COLUMNS = ("table", "query_tokens", "sequences", *AXES, "seconds")
 
 class DraftRounds(BaseModel):
     """What passes with drafts take beyond passes with as many plain positions, measured: `round_s` + drafted tokens × `step_s`,
-    at so many `sequences` that draft. It is the proposing of drafts, and what their verification costs on the host."""
+    at so many `sequences` that draft. The drafts were tokens that nobody looked for, as many of each sequence: it is what an
+    engine does about drafts on the host, handing them over and verifying them. The work of a drafter is no part of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -18,10 +18,11 @@ from replay.profile_fit import Reach, predicted_s
 from simrl.drafting import DraftPlan, plan_drafting, typical_context
 from simrl.errors import InputError
 from simrl.hardware import GPUS, MODELS
-from simrl.profile import ProfileMetadata, TableProfile, Tables, read_profile, write_profile
+from simrl.profile import DraftRounds, ProfileMetadata, TableProfile, Tables, read_profile, write_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.scenario import Scenario
 from simrl.simulate import prepare, with_measured_loads
+from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.methods import draft_model
 
@@ -135,6 +136,15 @@ def test_what_drafts_take_beyond_plain_positions_comes_back(tmp_path: Path) -> N
     assert drafts is not None and drafts.sequences == (0.0, 1.0, 4.0, 16.0, 64.0)
     for n, round_s, step_s in list(zip(drafts.sequences, drafts.round_s, drafts.step_s, strict=True))[2:]:
         assert round_s + 4 * step_s == pytest.approx(n * (DRAFT_ROUND_S + 4 * DRAFT_STEP_S), rel=0.15)
+
+
+def test_a_drafter_of_text_takes_its_look_ups_besides_what_was_measured() -> None:
+    rounds = DraftRounds(sequences=(0.0, 8.0), round_s=(0.0, 2e-3), step_s=(0.0, 1e-4), source="an engine")
+    metadata = ProfileMetadata(model="m", gpu="cpu", tp=1, kind="measured", source="here")
+    plain = text_drafts_of(TableProfile(known_tables(), metadata))
+    found = text_drafts_of(TableProfile(known_tables(), metadata.model_copy(update={"drafts": rounds})))
+    assert found.draft_s(4, 3) == pytest.approx(1e-3 + 3 * 5e-5 + plain.draft_s(4, 3))
+    assert "an engine" in found.source and plain.source in found.source
 
 
 def test_tables_reach_the_limits_they_were_measured_for_and_survive_a_file(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from simrl.agreement_plot import plot_agreement
 from simrl.result import Result
 from simrl.run_view import rollout_clock
 from simrl.scenario import load_scenarios
-from simrl.simulate import Prepared, prepare, simulate_prepared
+from simrl.simulate import Prepared, prepare, simulate_prepared, with_measured_loads
 from simrl.trace import Trace, TraceMetadata, write_trace
 
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
@@ -283,7 +283,7 @@ class Bench:
         }
         path.with_suffix(".yaml").write_text(yaml.safe_dump(scenario))
         (found,) = load_scenarios(path.with_suffix(".yaml"))
-        return prepare(found)
+        return prepare(with_measured_loads(found, found.profile.path) if found.profile.path else found)
 
     def fleet(self, case: Case, trace: Trace) -> Fleet:
         """Engines for a case, and all like it. They are idle while the profile is measured."""

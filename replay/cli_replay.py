@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from simrl.errors import InputError, StoppedError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from replay.vllm_adapter import EngineSettings
     from simrl.scenario import Scenario
     from simrl.simulate import Prepared
 
@@ -70,12 +71,15 @@ def replay(
     from simrl.compare import MANIFEST
     from simrl.files import write_whole_folder
     from simrl.interrupts import ctrl_c_once
-    from simrl.simulate import prepare, simulate_prepared
+    from simrl.profile import setting_differences
+    from simrl.simulate import prepare, simulate_prepared, with_measured_loads
     from simrl.trace import write_trace
 
     if device not in ("cpu", "cuda"):
         raise InputError(f"--device {device}: choose cpu or cuda")
     chosen = _scenario(scenario, overrides or [], system, dispatch, speculation)
+    if chosen.profile.path is not None:
+        chosen = with_measured_loads(chosen, chosen.profile.path)
     prepared = _with_workers(prepare(chosen), workers)
     config = ReplayConfig(
         model=_folder(model or Path(chosen.model)),
@@ -94,6 +98,8 @@ def replay(
     settings = engine_settings(prepared, config)
     folder = output or Path("results") / f"{chosen.name}-{chosen.system.name}-replay"
     said = Console(stderr=True, highlight=False)
+    for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
+        said.print(f"note: the {difference}")
     with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
         predicted = simulate_prepared(prepared)
         said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {chosen.steps} updates; starting engines …")
@@ -127,6 +133,12 @@ def replay(
     if measured.stopped is not None:
         why = str(measured.stopped) or "interrupted"
         raise StoppedError(f"{why}; what was measured by then is in {folder}")
+
+
+def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
+    """What a pass's time depends on besides its work: on a CPU, also on the engines that share it."""
+    named = {name: getattr(settings, name) for name in ("device", "dtype", "tp", "block_size", "temperature")}
+    return named | ({"neighbours": workers - 1} if settings.device == "cpu" else {})
 
 
 def _scenario(

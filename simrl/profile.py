@@ -12,9 +12,9 @@ whose limits leave it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -311,6 +311,15 @@ class RolloutTimes:
                 for batch, times in ((most, fullest // most), (fullest % most, 1)):
                     table[i, k - 1] += times * self.batch_s(tokens, batch) if batch and times else 0.0
         return table
+
+
+def setting_differences(metadata: ProfileMetadata, settings: Mapping[str, Any]) -> list[str]:
+    """A sentence for each setting of an engine that is not as it was when the profile was measured, of those that both say."""
+    return [
+        f"profile was measured with {name} {metadata.settings[name]}, the engine has {value}"
+        for name, value in settings.items()
+        if name in metadata.settings and metadata.settings[name] != value
+    ]
 
 
 def write_profile(profile: TableProfile, path: str | Path) -> None:

@@ -14,6 +14,7 @@ from simrl.profile import (
     equivalent_chunk,
     not_falling,
     read_profile,
+    setting_differences,
     tau,
     write_profile,
 )
@@ -235,6 +236,13 @@ def test_the_equivalent_chunk_keeps_the_attention_work(chunks: list[tuple[int, i
 
 def test_one_chunk_is_its_own_equivalent():
     assert equivalent_chunk(512.0, 512.0 * (100.0 + 256.0)) == (512.0, pytest.approx(100.0))
+
+
+def test_settings_that_differ_from_those_of_the_measurement_are_told():
+    metadata = METADATA.model_copy(update={"settings": {"block_size": 32, "tp": 1, "temperature": 1.0, "repeats": 5}})
+    engine = {"block_size": 16, "tp": 1, "temperature": 1, "max_num_seqs": 8}
+    assert setting_differences(metadata, engine) == ["profile was measured with block_size 32, the engine has 16"]
+    assert setting_differences(METADATA, engine) == []  # a derived profile says nothing of engines
 
 
 GRID = (np.array([0.0, 1, 5]), np.array([0.0, 2, 3]), np.array([1.0, 4]), np.array([0.5, 7]))

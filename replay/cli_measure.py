@@ -62,7 +62,6 @@ def measure(
     What was measured is kept beside the output (.points.jsonl): a measurement that is stopped goes on when it is started again.
     """
     from replay.measured_profile import Wanted, measure_profile
-    from simrl.profile import write_profile
 
     wanted = Wanted(
         model=model,
@@ -86,11 +85,10 @@ def measure(
     )
     journal = output.with_name(f"{output.name.removesuffix('.parquet')}.points.jsonl")
     try:
-        profile, measured = _with_progress(lambda tell: measure_profile(wanted, journal, tell))
+        measured = _with_progress(lambda tell: measure_profile(wanted, output, journal, tell))
     except KeyboardInterrupt:
         kept = f"what was measured is in {journal}; the same command goes on from there"
         raise StoppedError(f"interrupted; {kept if journal.exists() else 'nothing was measured yet'}") from None
-    write_profile(profile, output)
     description = _describe(measured, output)
     if as_json:
         print(json.dumps(description, indent=1))

@@ -70,7 +70,6 @@ class Measured(NamedTuple):
     drafts: DraftRounds | None
     request_s: float
     load_s: float | None
-    facts: dict[str, str]
     measuring_s: float
 
     @property
@@ -189,7 +188,6 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
     """Gives scenes to an engine, by `run`, until its tables are known. `tell` hears what is measured, and how much is done (of
     0: nobody knows)."""
     check(plan)
-    found = dict(run(Facts()).facts)
     book = _Book(run)
     base = base_scenes(plan)
     for repeat in range(plan.repeats):
@@ -221,7 +219,6 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
         drafts=draft_rounds(points, tables, "measured in the engine: drafts of tokens that nobody looked for"),
         request_s=new_s + float(np.median(book.all("begin_s")) + max(np.median(book.all("end_s")), 0.0)),
         load_s=load_s,
-        facts=found,
         measuring_s=run.measuring_s,
     )
 

@@ -14,10 +14,11 @@ from typing import Literal
 from replay.bench import Facts, RemoteBench, Scene, Seen
 from replay.measure import Journal, Measured, Plan, check, measure
 from replay.profile_fit import Reach
+from replay.speculative import own_config
 from replay.vllm_adapter import EngineSettings, vllm_version
 from simrl.errors import InputError
 from simrl.hardware import GPUS, model_shape
-from simrl.profile import ProfileMetadata, TableProfile
+from simrl.profile import ProfileMetadata, TableProfile, write_profile
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,6 @@ class Wanted:
         blocks = None if self.kv_cache_tokens is None else self.kv_cache_tokens // self.block_size
         if blocks is None and self.device == "cpu":
             blocks = self.max_num_seqs * -(-self.max_model_len // self.block_size)
-        speculative = {
-            "method": "custom_class",
-            "model": "replay.proposer.Proposer",
-            "num_speculative_tokens": self.draft_tokens,
-        }
         return EngineSettings(
             model=str(self.model),
             max_num_seqs=self.max_num_seqs,
@@ -65,49 +61,67 @@ class Wanted:
             dtype=self.dtype,
             dummy_weights=self.dummy,
             temperature=self.temperature,
-            speculative=speculative if self.draft_tokens else None,
+            speculative=own_config(self.draft_tokens) if self.draft_tokens else None,
         )
 
 
 def measure_profile(
-    wanted: Wanted, journal: Path, tell: Callable[[str, int, int], None] = lambda *_: None
-) -> tuple[TableProfile, Measured]:
-    """Measures, and goes on with a measurement whose points are in the file `journal`. Raises `InputError` for limits and
-    models with which nothing can be measured, `StoppedError` if an engine dies."""
+    wanted: Wanted, output: Path, journal: Path, tell: Callable[[str, int, int], None] = lambda *_: None
+) -> Measured:
+    """Measures, and writes the profile to `output`; goes on with a measurement whose points are in the file `journal`. Raises
+    `InputError` for limits and models with which nothing can be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
-    shape = model_shape(wanted.model)
-    if wanted.gpu is not None and wanted.gpu not in GPUS:
-        raise InputError(f"--gpu {wanted.gpu}: choose one of {', '.join(GPUS)}")
-    reach = Reach(wanted.max_num_seqs, wanted.max_num_batched_tokens, wanted.max_model_len)
-    settings = {**json.loads(json.dumps(asdict(wanted), default=str)), "vllm": version, "host": platform.node()}
-    for name in ("budget_s", "start_deadline_s"):
-        del settings[name]  # with more time it goes on
-
     with tempfile.TemporaryDirectory(prefix="simrl-measure-") as logs:
         engines = _Started(wanted, Path(logs))
         try:
-            book = Journal(journal, settings, engines)
-            tokens = wanted.engine.kv_blocks
-            if tokens is None:
-                tokens = int(dict(book(Facts()).facts)["kv_cache_tokens"]) // wanted.block_size
-            plan = Plan(
-                reach,
-                tokens * wanted.block_size,
-                wanted.draft_tokens,
-                None if wanted.dummy else str(wanted.model),
-                wanted.repeats,
-                wanted.tolerance,
-                wanted.budget_s,
-            )
-            check(plan)
-            measured = measure(book, plan, tell)
+            measured = measure_with(engines, version, wanted, output, journal, tell)
         except BaseException:
             engines.kill()
             raise
         engines.close()
-    book.finish()
-    facts = measured.facts
+    return measured
+
+
+def measure_with(
+    engines: Callable[[Scene], Seen],
+    version: str,
+    wanted: Wanted,
+    output: Path,
+    journal: Path,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+) -> Measured:
+    """The same with given engines, of a vLLM version. The journal is finished when the profile is written, and not before:
+    whatever is refused until then costs no measurement."""
+    shape = model_shape(wanted.model)
+    if wanted.gpu is not None and wanted.gpu not in GPUS:
+        raise InputError(f"--gpu {wanted.gpu}: choose one of {', '.join(GPUS)}")
+    if wanted.draft_tokens and wanted.tp > 1:
+        raise InputError(
+            f"--draft-tokens {wanted.draft_tokens}: simrl's drafter needs the engine in one process, and --tp is {wanted.tp}; "
+            "leave one of them out"
+        )
+    reach = Reach(wanted.max_num_seqs, wanted.max_num_batched_tokens, wanted.max_model_len)
+    settings = {**json.loads(json.dumps(asdict(wanted), default=str)), "vllm": version, "host": platform.node()}
+    for name in ("budget_s", "start_deadline_s", "gpu"):
+        del settings[name]  # with more time it goes on, and a GPU is what it is, whatever it is called
+
+    blocks = wanted.engine.kv_blocks
+    plan = Plan(
+        reach,
+        reach.max_model_len if blocks is None else blocks * wanted.block_size,  # vLLM starts with no less than that
+        wanted.draft_tokens,
+        None if wanted.dummy else str(wanted.model),
+        wanted.repeats,
+        wanted.tolerance,
+        wanted.budget_s,
+    )
+    check(plan)
+    book = Journal(journal, settings, engines)
+    facts = dict(book(Facts()).facts)
     card = wanted.gpu or _card(facts["device"], wanted.device)
+    if blocks is None:
+        plan = plan._replace(kv_cache_tokens=int(facts["kv_cache_tokens"]) // wanted.block_size * wanted.block_size)
+    measured = measure(book, plan, tell)
     beside = f", beside {wanted.neighbours} engines that generate" if wanted.neighbours else ""
     metadata = ProfileMetadata(
         model=shape.name,
@@ -121,7 +135,7 @@ def measure_profile(
         versions={name: facts[name] for name in facts if name not in ("device", "dtype", "kv_cache_tokens")},
         model_shape=shape.model_dump(),
         settings={
-            **{name: value for name, value in settings.items() if name not in ("model", "vllm", "host", "gpu")},
+            **{name: value for name, value in settings.items() if name not in ("model", "vllm", "host")},
             "kv_cache_tokens": int(facts["kv_cache_tokens"]),
         },
         repeats=wanted.repeats,
@@ -133,7 +147,9 @@ def measure_profile(
     )
     profile = TableProfile(measured.tables, metadata, origin=f"measurement of {shape.name}")
     profile.require_covers(reach.max_num_batched_tokens, reach.max_num_seqs, reach.max_model_len)
-    return profile, measured
+    write_profile(profile, output)
+    book.finish()
+    return measured
 
 
 class _Started:

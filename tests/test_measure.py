@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from token_traces import random_groups
 
 from replay.bench import Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed
 from replay.measure import Journal, Measured, Plan, base_scenes, check, expected_error, measure
+from replay.measured_profile import Wanted, measure_with
 from replay.profile_fit import Reach, predicted_s
 from simrl.drafting import DraftPlan, plan_drafting, typical_context
 from simrl.errors import InputError
@@ -124,7 +126,7 @@ def test_one_slow_repeat_of_everything_changes_nothing(tmp_path: Path) -> None:
     coarse = replace_plan(budget_s=0.0)
     expected = measured(quiet, tmp_path / "quiet", coarse)
     scenes = len(base_scenes(coarse))
-    busy = KnownEngine(known_tables(), lambda i: 3.0 if 1 < i <= 1 + scenes else 1.0)
+    busy = KnownEngine(known_tables(), lambda i: 3.0 if i <= scenes else 1.0)
     found = measured(busy, tmp_path / "busy", coarse)
     for shape in passes():
         assert predicted_s(found.tables, shape) == pytest.approx(predicted_s(expected.tables, shape), rel=1e-6)
@@ -217,6 +219,51 @@ def test_a_whole_measurement_is_not_taken_for_the_next_one(tmp_path: Path) -> No
     assert len(engine.scenes) == 2
 
 
+def on_a_gpu(folder: Path) -> Wanted:
+    return Wanted(model=small_model(folder), max_model_len=1024, repeats=2, budget_s=1.0, block_size=16)
+
+
+def test_limits_are_checked_before_an_engine_starts(tmp_path: Path) -> None:
+    engine, files = KnownEngine(known_tables()), (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
+    for changes, message in (
+        ({"kv_cache_tokens": 8}, "the KV cache holds 0 tokens"),
+        ({"draft_tokens": 2, "tp": 2}, "--draft-tokens 2: .* --tp is 2"),
+    ):
+        with pytest.raises(InputError, match=message):
+            measure_with(engine, "0.32.0", replace(on_a_gpu(tmp_path), **changes), *files)  # type: ignore[arg-type]
+    assert not engine.scenes and not files[1].exists()
+
+
+def test_a_gpu_of_an_unknown_name_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    engine, wanted = KnownEngine(known_tables()), on_a_gpu(tmp_path)
+    files = (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
+    with pytest.raises(InputError, match="a core is no GPU that simrl knows; say with --gpu"):
+        measure_with(engine, "0.32.0", wanted, *files)
+    assert engine.scenes == [Facts()]
+    measure_with(engine, "0.32.0", replace(wanted, gpu="h200"), *files)  # and with --gpu it goes on
+    assert engine.scenes.count(Facts()) == 1
+    metadata = read_profile(files[0]).metadata
+    assert metadata.gpu == "h200" and metadata.settings["block_size"] == 16
+    assert metadata.settings["kv_cache_tokens"] == 65536
+
+
+def test_a_measurement_whose_profile_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
+    engine, wanted, output = (
+        KnownEngine(known_tables()),
+        replace(on_a_gpu(tmp_path), gpu="h100"),
+        tmp_path / "p.parquet",
+    )
+    output.mkdir()  # in the way
+    with pytest.raises(InputError, match=r"p\.parquet: is no file"):
+        measure_with(engine, "0.32.0", wanted, output, tmp_path / "p.points.jsonl")
+    output.rmdir()
+    scenes = len(engine.scenes)
+    measure_with(engine, "0.32.0", wanted, output, tmp_path / "p.points.jsonl")
+    assert len(engine.scenes) == scenes and read_profile(output).metadata.kind == "measured"
+    measure_with(engine, "0.32.0", wanted, output, tmp_path / "p.points.jsonl")
+    assert len(engine.scenes) > scenes  # that one was whole: this is the next one
+
+
 def test_refinement_looks_where_the_curve_bends(tmp_path: Path) -> None:
     engine = KnownEngine(known_tables(kink=40.0))
     found = measured(engine, tmp_path)
@@ -287,9 +334,9 @@ def replace_plan(**changes: object) -> Plan:
 
 def test_a_repeat_that_differs_is_measured_again_before_anything_finer(tmp_path: Path) -> None:
     scenes = len(base_scenes(PLAN))
-    engine = KnownEngine(known_tables(kink=1.0), lambda i: 1.5 if i == 2 else 1.0)  # the first one after the facts
+    engine = KnownEngine(known_tables(kink=1.0), lambda i: 1.5 if i == 1 else 1.0)
     measured(engine, tmp_path)
-    assert engine.scenes[1 + 3 * scenes] == engine.scenes[1]
+    assert engine.scenes[3 * scenes] == engine.scenes[0]
 
 
 def nobody_left(group: int) -> bool:

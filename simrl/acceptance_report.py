@@ -263,8 +263,8 @@ def _pays(measured: Measured, profile: TableProfile) -> dict[str, Any]:
         drafted = int(passes.drafted.sum()) / int(passes.passes.sum())
         if batch * (1 + drafted) > most_positions:
             return math.inf
-        draft_s = float(np.interp(batch, times.sequences, times.round_s))
-        return (profile.verify_s(batch, drafted, kv_tokens) + draft_s) / passes.accept_length
+        drafting_s = times.draft_s(batch, drafted)
+        return (profile.verify_s(batch, drafted, kv_tokens) + drafting_s) / passes.accept_length
 
     room = _sequences_that_fit(profile, kv_tokens)
     rows = []

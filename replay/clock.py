@@ -75,8 +75,8 @@ class WallClock(simpy.Environment):
                 raise KeyboardInterrupt
             if self.wall_s() - self._checked_s >= LONGEST_WAIT_S:
                 self._checked_s = self.wall_s()
-                for call in self._checks:
-                    call()
+                for call in self._checks:  # behind what was just heard: it may be news of what is looked for
+                    call_at(self, self._checked_s, call)
         if self._pressed:
             raise KeyboardInterrupt
         super().step()

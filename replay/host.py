@@ -5,8 +5,8 @@ idle. Every token that a stay gained is reported once, with the weights that mad
 happened to it (its end, other weights) is reported before that.
 
 Messages are plain data, over a pipe of the own processes or by Ray. Times are `time.monotonic()` of this process. Tokens are
-reported when something happens, and else every `REPORT_EVERY_S`: whoever controls the engine then loses no more than that if it
-dies.
+reported when something happens, and else every `REPORT_EVERY_S`: so much is generated anew if the engine is killed, and so
+often whoever controls it has a message of every engine to read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, VllmEngine, explained
 from simrl.errors import InputError
 
-REPORT_EVERY_S = 0.05
+REPORT_EVERY_S = 0.25  # 32 engines with 100 samples each then have 13 thousand entries a second to tell
 HEARTBEAT_S = 1.0
 
 # Commands.
@@ -78,10 +78,17 @@ class Slow(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A call of the drafter: what it learns, whether it drafts, a request's window."""
+    """A call of the drafter: what it learns, whether it drafts."""
 
     call: str
     arguments: tuple[Any, ...]
+
+
+class DraftWindow(NamedTuple):
+    """A stay drafts so many tokens from the next pass on."""
+
+    stay: int
+    tokens: int
 
 
 class Reset(NamedTuple):
@@ -95,7 +102,7 @@ class Close(NamedTuple):
     """The process ends."""
 
 
-Command = Begin | Abort | Load | Watch | Ask | Slow | Draft | Reset | Close
+Command = Begin | Abort | Load | Watch | Ask | Slow | Draft | DraftWindow | Reset | Close
 
 # Reports.
 
@@ -265,6 +272,9 @@ class Host:
                 self._slowdown = factor
             case Draft(call, arguments):
                 getattr(self._engine.drafter, call)(*arguments)
+            case DraftWindow(stay, tokens):
+                if stay in self._stays:
+                    self._engine.drafter.window(self._stays[stay].request_id, tokens)
             case Reset():
                 self._reset(command)
             case Close():

@@ -10,6 +10,7 @@ import atexit
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -61,13 +62,22 @@ class Link(Protocol):
 class ProcessLink:
     """An engine in a child process of this one, whose `work` is the loop of `Host`, or another. What it prints goes to `log`.
 
+    `variables` are environment variables that it gets beside those of this process, such as its GPUs. With its own processes
+    (those of tensor parallelism) it is a process group, which ends as a whole.
+
     A thread writes to the pipe: an engine that is in a long step, or hangs, reads nothing, and nobody waits for it here.
     """
 
     offset_s = 0.0  # all processes of a host share `time.monotonic()`
 
     def __init__(
-        self, name: str, settings: EngineSettings, log: Path, work: Work = run_host, start: Start = VllmEngine
+        self,
+        name: str,
+        settings: EngineSettings,
+        log: Path,
+        work: Work = run_host,
+        start: Start = VllmEngine,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._log = log
@@ -75,7 +85,7 @@ class ProcessLink:
         self.connection, there = context.Pipe()
         self.process = context.Process(target=_child, args=(there, settings, str(log), work, start), name=name)
         try:
-            with ctrl_c_waits(), _born_deaf(), _variables(thread_variables(settings)):
+            with ctrl_c_waits(), _born_deaf(), _variables({**thread_variables(settings), **(variables or {})}):
                 self.process.start()
         except BaseException:
             if self.process.pid is not None:
@@ -91,6 +101,9 @@ class ProcessLink:
 
     def kill(self) -> None:
         self.process.kill()
+        assert self.process.pid is not None
+        with suppress(ProcessLookupError):  # nothing is left of it, or it was killed before it had a group
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         self._out.put(None)
 
@@ -159,9 +172,11 @@ def _child(connection: Connection, settings: EngineSettings, log: str, work: Wor
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     # What it leaves when it is killed is cleared up by a tracker of its own, whose words go to the log.
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    resource_tracker.ensure_running()  # outside the group, to outlive it
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
     # What is registered first is called last: without it, the interpreter takes seconds to take torch apart.
     atexit.register(lambda: os._exit(code))
@@ -177,7 +192,35 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def device_variables(workers: int, settings: EngineSettings) -> list[dict[str, str]]:
+    """For each engine of this machine, the variable that gives it its own GPUs, `tp` of them. Raises `InputError` if there are
+    too few; where nobody knows how many there are, CUDA will say so."""
+    if settings.device != "cuda":
+        return [{}] * workers
+    tp, known = settings.tp, _gpus()
+    if known is None:
+        known = [str(i) for i in range(workers * tp)]
+    if workers * tp > len(known):
+        raise InputError(
+            f"{workers} engines with cluster.tp {tp} need {workers * tp} GPUs, this machine shows {len(known)} "
+            "(CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); use fewer --workers, a smaller cluster.tp, or --ray"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(known[i * tp : (i + 1) * tp])} for i in range(workers)]
+
+
+def _gpus() -> list[str] | None:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; None if that cannot be found out."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [str(i) for i, _ in enumerate(line for line in listed.stdout.splitlines() if line.startswith("GPU "))]
 
 
 def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay.clock import WallClock
-from replay.host import Close, Draft, Failed, Reached, Reset
-from replay.link import Link, ProcessLink, start_all
+from replay.host import Close, Command, Draft, Failed, Reached, Reset
+from replay.link import Link, ProcessLink, device_variables, start_all, wait_until_ready
 from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
 from replay.vllm_worker import VllmWorker
@@ -117,13 +117,20 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
             )
         speculative = speculative_config(prepared, draft_folder=config.draft_model, synthetic=config.dummy_weights)
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
-    longest = int(trace.column("prompt_tokens").max()) + trace.metadata.cap_tokens
+    prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
+    longest = int((prompt_tokens + trace.column("response_tokens")).max())
+    if capacity < longest + 2 * drafted:
+        raise InputError(
+            f"engine.kv_cache_tokens: {capacity} tokens do not hold the longest sample ({longest}"
+            + (f", and {2 * drafted} for drafts" if drafted else "")
+            + "); raise it, or lower the cap of the trace's lengths"
+        )
     return EngineSettings(
         model=str(config.model),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
-        max_model_len=min(longest + 2 * drafted + 1, limits.kv_blocks * limits.block_size),
+        max_model_len=min(int(prompt_tokens.max()) + trace.metadata.cap_tokens + 2 * drafted, capacity),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
         device="cuda" if config.device == "cuda" else "cpu",
@@ -164,9 +171,10 @@ class Fleet:
 def process_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, logs: Path) -> Fleet:
     """Engines in processes of this machine; what they print goes to a log each."""
     check_engine(config)
+    variables = device_variables(workers, settings)
 
     def start(i: int) -> Callable[[], Link]:
-        return lambda: ProcessLink(f"worker {i}", settings, logs / f"worker-{i:03d}.log")
+        return lambda: ProcessLink(f"worker {i}", settings, logs / f"worker-{i:03d}.log", variables=variables[i])
 
     return Fleet([start(i) for i in range(workers)], config.start_deadline_s)
 
@@ -200,6 +208,7 @@ def replay(
                 config.start_deadline_s,
                 happened.append,
                 setup,
+                prepared.costs.load_s if config.dummy_weights else 0.0,
             )
             for i in range(schedule.units)
         ]
@@ -227,7 +236,7 @@ def replay(
         "stopped_by": None if stopped is None else str(stopped) or "interrupted",
         "engine": f"vLLM {vllm_version()} ({config.device}, {config.dtype})",
         "host": f"{platform.node()}, {platform.processor() or platform.machine()}",
-        "weights": "dummy"
+        "weights": "dummy; loads were held for the predicted time, nothing was loaded"
         if config.dummy_weights
         else f"{max(len(config.weights), 1)} versions from folders, really loaded",
         "temperature": config.temperature,
@@ -248,27 +257,38 @@ def replay(
 
 def _reset(fleet: Fleet, config: ReplayConfig, setup: DrafterSetup | None) -> int:
     """All engines as after their start; gives the size of the vocabulary. Reports of an earlier run are dropped."""
+    reset: list[Command] = [Reset(-1, config.folder(0)), *([Draft("configure", (setup,))] if setup else [])]
     for link in fleet.links:
-        link.send([Reset(-1, config.folder(0))] + ([Draft("configure", (setup,))] if setup else []))
+        link.send(reset)
     vocabulary = 0
-    for link in fleet.links:
-        while True:
-            if not link.connection.poll(config.start_deadline_s):
-                raise StoppedError(
-                    f"{link.name}: no answer for {config.start_deadline_s:g} s while it loads the first weights; raise "
-                    "--start-deadline"
-                )
-            try:
-                reports = link.connection.recv()
-            except (EOFError, OSError):
-                raise StoppedError(f"{link.name}: {link.death()}") from None
-            for failed in (report for report in reports if isinstance(report, Failed)):
-                raise StoppedError(f"{link.name}: {failed.message}")
-            done = [report for report in reports if isinstance(report, Reached) and report.key == -1]
-            if done:
-                vocabulary = done[0].vocabulary
-                break
+    for i, link in enumerate(fleet.links):
+        done = _wait_for_reset(link, config.start_deadline_s)
+        if done is None:  # the last replay ended with a dead engine
+            link = fleet.restart(i)
+            wait_until_ready([link], config.start_deadline_s)
+            link.send(reset)
+            done = _wait_for_reset(link, config.start_deadline_s)
+        if done is None:
+            raise StoppedError(f"{link.name}: {link.death()}")
+        vocabulary = done.vocabulary
     return vocabulary
+
+
+def _wait_for_reset(link: Link, deadline_s: float) -> Reached | None:
+    """The answer of an engine that is reset; None if it is dead."""
+    while link.connection.poll(deadline_s):
+        try:
+            reports = link.connection.recv()
+        except (EOFError, OSError):
+            return None
+        for report in reports:
+            if isinstance(report, Failed):
+                raise StoppedError(f"{link.name}: {report.message}")
+            if isinstance(report, Reached) and report.key == -1:
+                return report
+    raise StoppedError(
+        f"{link.name}: no answer for {deadline_s:g} s while it loads the first weights; raise --start-deadline"
+    )
 
 
 class _Prompts:

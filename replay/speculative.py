@@ -44,6 +44,7 @@ def speculative_config(
     speculation, window = plan.speculation, plan.speculation.window
     most_tokens = window.rule.most_tokens
     _refuse(speculation)
+    _refuse_tp(prepared, speculation, ngram)
     if synthetic and plan.acceptance is None:
         raise InputError(
             f"speculation {speculation.label}: random weights do not generate the trace's tokens, so there is nothing to "
@@ -94,6 +95,7 @@ def drafter_setup(prepared: Prepared, ngram: Ngram = "vllm") -> DrafterSetup | N
     plan = _plan(prepared)
     speculation = plan.speculation
     _refuse(speculation)
+    _refuse_tp(prepared, speculation, ngram)
     if speculation.drafter == "history":
         return DrafterSetup(
             "history", speculation.window, _gate(prepared, plan), speculation.history, speculation.epochs_back
@@ -113,6 +115,7 @@ def forced_setup(prepared: Prepared) -> DrafterSetup:
         raise InputError(
             f"speculation {speculation.label}: acceptance is forced for chains of a draft model; choose draft_model"
         )
+    _refuse_own_with_tp(prepared, speculation)
     return DrafterSetup("oracle", speculation.window, _gate(prepared, plan), acceptance=plan.acceptance)
 
 
@@ -137,6 +140,23 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
     most_sequences = prepared.limits.max_num_seqs
     thresholds = batch_gate(prepared.profile, plan.times, window.rule, typical_context(prepared.trace), most_sequences)
     return tuple(thresholds.tolist())
+
+
+def _refuse_tp(prepared: Prepared, speculation: Speculation, ngram: Ngram) -> None:
+    """As `_refuse_own_with_tp`, if it is simrl's drafter that drafts."""
+    if speculation.drafter == "history" or (
+        speculation.drafter == "ngram" and not (ngram == "vllm" and _plain(speculation))
+    ):
+        _refuse_own_with_tp(prepared, speculation)
+
+
+def _refuse_own_with_tp(prepared: Prepared, speculation: Speculation) -> None:
+    """simrl's drafter is where the loop is; with tensor parallelism, vLLM's workers are elsewhere."""
+    if (tp := prepared.scenario.cluster.tp) > 1:
+        raise InputError(
+            f"speculation {speculation.label}: simrl's drafter needs the engine in one process, and cluster.tp is {tp}; "
+            "set cluster.tp to 1, or choose vLLM's own drafters: ngram without gate and window, or draft_model"
+        )
 
 
 def _refuse(speculation: Speculation) -> None:

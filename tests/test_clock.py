@@ -264,6 +264,21 @@ def test_checks_are_made_while_nothing_happens():
     assert len(times) == 2 and times[0] >= LONGEST_WAIT_S
 
 
+def test_checks_come_behind_what_was_said_while_the_process_was_busy():
+    env, log = WallClock(), []
+    here, there = multiprocessing.Pipe()
+    env.listen(here, log.append, lambda: None)
+    env.check(lambda: log.append("check"))
+
+    def busy() -> None:
+        there.send("alive")
+        time.sleep(1.5 * LONGEST_WAIT_S)  # a check is due when it is over, and the message has not been read yet
+
+    call_at(env, 0.01, busy)
+    env.run(until=env.timeout(2 * LONGEST_WAIT_S))
+    assert log[:2] == ["alive", "check"]
+
+
 def test_ctrl_c_comes_between_two_events_and_not_within_one():
     env, log = WallClock(), []
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,21 +6,24 @@ First with doubles in processes of their own, then with real vLLM.
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from engine_double import EngineDouble, continuation, double_settings
+from engine_double import VOCABULARY, EngineDouble, continuation, double_settings
 from helpers import RESPONSES, ROOMY, rows, sample, with_status
 from test_vllm_worker import prompt_ids
 
 from replay.clock import WallClock
-from replay.link import Link, ProcessLink, start_all
-from replay.replayer import Fleet
+from replay.host import REPORT_EVERY_S, Channel, Draft, Reached
+from replay.link import Link, ProcessLink, device_variables, start_all, wait_until_ready
+from replay.replayer import Fleet, ReplayConfig, _reset
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, explained, vllm_version
 from replay.vllm_worker import MOST_RESTARTS, VllmWorker
 from simrl.dispatch import DISPATCHES, Dispatcher
@@ -134,8 +137,8 @@ def samples(count: int, tokens: int = 60) -> list[Sample]:
 
 def test_samples_of_an_engine_that_is_killed_go_on_elsewhere_from_their_last_token(tmp_path):
     with stage(tmp_path) as real:
-        real.at(0.2, lambda: real.kill(0))
-        rollouts = real.finish(samples(8))
+        real.at(2 * REPORT_EVERY_S, lambda: real.kill(0))
+        rollouts = real.finish(samples(8, 200))
         [event] = real.happened
         assert (event["kind"], event["worker"]) == ("died", 0)
         assert event["message"].startswith("worker 0: killed by signal 9") and "memory" in event["message"]
@@ -257,7 +260,7 @@ def test_who_waits_for_a_lost_engine_is_answered(tmp_path):
     with stage(tmp_path, workers=1, load_s=5.0) as real:
         [worker], each = real.workers, sample(0, 4, 1000)
         stay = worker.submit(each)
-        real.env.run(until=real.env.timeout(0.1))
+        real.env.run(until=real.env.timeout(2 * REPORT_EVERY_S))
         real.kill(0)
         load, progress, abort = worker.load_weights(3), worker.progress(each), worker.abort(each)
         real.env.run(until=gather(real.env, [stay, load, progress, abort]))
@@ -346,6 +349,90 @@ def test_an_engine_that_dies_before_it_is_up_says_so(tmp_path):
         start_all([lambda: link.process.kill() or link], 60.0)
 
 
+def with_a_helper(engine: EngineDouble, channel: Channel) -> None:
+    """The work of an engine that has another process, as one with tensor parallelism has; it is told of."""
+    helper = subprocess.Popen(["sleep", "600"])
+    channel.send([Reached(helper.pid, 0.0)])
+    channel.poll(None)
+
+
+@pytest.mark.parametrize("dies_before", [False, True])
+def test_the_processes_of_an_engine_end_with_it(tmp_path, dies_before):
+    link = ProcessLink("worker 0", SETTINGS, tmp_path / "log", with_a_helper, EngineDouble)
+    wait_until_ready([link], 60.0)
+    [told] = link.connection.recv()
+    assert is_there(told.key)
+    if dies_before:
+        os.kill(link.process.pid, signal.SIGKILL)
+        assert "killed by signal 9" in link.death()
+    link.kill()
+    assert eventually(lambda: not is_there(told.key), 5.0)
+    assert link.connection.poll(5.0)
+    with pytest.raises((EOFError, OSError)):
+        link.connection.recv()
+
+
+def test_a_fleet_whose_engine_died_in_one_replay_has_a_new_one_in_the_next(tmp_path):
+    config = ReplayConfig(Path("v0"), start_deadline_s=60.0)
+    with Fleet([partial(process_link, f"worker {i}", tmp_path / f"{i}.log") for i in range(2)]) as fleet:
+        dead = fleet.links[1].process.pid
+        fleet.links[1].kill()
+        assert _reset(fleet, config, None) == VOCABULARY
+        assert fleet.links[1].process.pid != dead and all(is_there(link.process.pid) for link in fleet.links)
+        fleet.links[0].send([Draft("nothing of the kind", ())])
+        with pytest.raises(StoppedError, match="worker 0: AttributeError"):
+            _reset(fleet, config, None)
+        assert _reset(fleet, config, None) == VOCABULARY
+
+
+def test_parent_that_was_stopped_for_a_while_takes_no_busy_engine_for_hung(tmp_path):
+    with stage(tmp_path, deadline_s=0.6) as real:
+        real.at(0.1, lambda: time.sleep(1.5))
+        real.finish(samples(4, 300))
+        assert real.happened == []
+
+
+def cuda(tp: int) -> EngineSettings:
+    return replace(SETTINGS, device="cuda", tp=tp)
+
+
+def test_each_engine_of_a_machine_has_gpus_of_its_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7,6")
+    visible = [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(2, cuda(2))]
+    assert visible == ["4,5", "GPU-7,6"]
+    with pytest.raises(InputError, match=r"3 engines with cluster\.tp 2 need 6 GPUs, this machine shows 4"):
+        device_variables(3, cuda(2))
+    assert device_variables(3, SETTINGS) == [{}, {}, {}]  # on a CPU
+
+
+def test_gpus_are_counted_by_the_driver_where_no_variable_names_them(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(2, cuda(1))] == ["0", "1"]  # nobody counts
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(
+        "#!/bin/sh\necho 'GPU 0: H100 (UUID: GPU-a)'\necho '  MIG 1g Device 0'\necho 'GPU 1: H100 (UUID: GPU-b)'\n"
+    )
+    driver.chmod(0o755)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in device_variables(2, cuda(1))] == ["0", "1"]
+    with pytest.raises(InputError, match="need 4 GPUs, this machine shows 2"):
+        device_variables(2, cuda(2))
+
+
+def its_variable(engine: EngineDouble, channel: Channel) -> None:
+    channel.send([Reached(int(os.environ["CUDA_VISIBLE_DEVICES"]), 0.0)])
+
+
+def test_an_engines_variables_are_those_of_its_process_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    link = ProcessLink(
+        "worker 0", SETTINGS, tmp_path / "log", its_variable, EngineDouble, {"CUDA_VISIBLE_DEVICES": "3"}
+    )
+    wait_until_ready([link], 60.0)
+    assert link.connection.recv()[0].key == 3 and "CUDA_VISIBLE_DEVICES" not in os.environ
+    link.close()
+
+
 def test_neither_ctrl_c_nor_sigterm_ends_an_engine_but_the_end_of_its_line_does(tmp_path):
     with stage(tmp_path, workers=1) as real:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -371,9 +458,6 @@ if __name__ == "__main__":
     print(link.process.pid, flush=True)
     link.process.join()
 """
-    import subprocess
-    import sys
-
     file = tmp_path / "between.py"
     file.write_text(code)
     between = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True)
@@ -454,6 +538,8 @@ def wrapped(cause: Exception) -> Exception:
     return error
 
 
-def test_another_failure_is_told_by_its_first_line():
+def test_another_failure_is_told_by_its_first_line_and_the_one_that_began_it():
     assert explained(KeyError("what"), SETTINGS) == "KeyError: 'what'"
     assert explained(RuntimeError("first\nsecond"), SETTINGS) == "RuntimeError: first"
+    message = explained(wrapped(ImportError("no module named what\nand more")), SETTINGS)
+    assert message == "RuntimeError: engine core initialization failed (from ImportError: no module named what)"

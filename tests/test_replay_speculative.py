@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,26 @@ def test_forced_acceptance_is_that_of_the_scenario_position_by_position(of: Of) 
     assert rates == pytest.approx(np.cumprod(by_position))
     with pytest.raises(InputError, match="choose draft_model"):
         forced_setup(of("histospec"))
+
+
+def test_simrls_drafter_is_refused_with_tensor_parallelism_and_vllms_own_are_not(of: Of, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+
+    def with_tp(method: str | dict[str, Any]) -> Prepared:
+        one = of(method)
+        cluster = one.scenario.cluster.model_copy(update={"tp": 2})
+        return replace(one, scenario=one.scenario.model_copy(update={"cluster": cluster}))
+
+    for method in ("histospec", {"name": "ngram", "window": {"kind": "aimd"}}):
+        for told in (speculative_config, drafter_setup):
+            with pytest.raises(InputError, match=r"cluster\.tp is 2; set cluster.tp to 1, or choose vLLM's own"):
+                told(with_tp(method))
+    with pytest.raises(InputError, match=r"cluster\.tp is 2"):
+        speculative_config(with_tp("ngram"), "simrl")
+    with pytest.raises(InputError, match=r"cluster\.tp is 2"):
+        forced_setup(with_tp("draft_model"))
+    assert speculative_config(with_tp("ngram"))["method"] == "ngram" and drafter_setup(with_tp("ngram")) is None
+    assert speculative_config(with_tp("draft_model"), draft_folder=tmp_path)["method"] == "draft_model"
 
 
 @pytest.mark.parametrize(

@@ -287,15 +287,15 @@ def command(folder: Path, model: Path, *more: str) -> subprocess.Popen:
     )
 
 
-def processes(group: int) -> list[int]:
-    """Those of a process group that run."""
+def processes(session: int) -> list[int]:
+    """Those of a session that run: a command, and its engines, which are process groups of their own."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[2]) == group and fields[0] != "Z":
+        if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(stat.parent.name))
     return found
 

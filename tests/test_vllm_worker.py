@@ -4,7 +4,7 @@ On simulated time, with the reference engine's passes, it is held against the wr
 own, against what real processes do: die, hang, start for long, speak at any time.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -18,8 +18,11 @@ from test_engine import TABLES
 from test_engine import limits as any_limits
 from test_worker import Observed, ReferenceWorker, lengths, number_requests
 
+from replay.proposer import DrafterSetup
 from replay.vllm_worker import VllmWorker
+from simrl.errors import InputError
 from simrl.events import on_fire
+from simrl.speculation.windows import Fixed
 from simrl.trace import Sample
 from simrl.worker import TokensReached
 
@@ -52,12 +55,23 @@ class Rig:
             self.link.run(self.engine)
 
 
-def rig(limits=ROOMY, tables=TICKS, load_s=10.0) -> Rig:
+def rig(limits=ROOMY, tables=TICKS, load_s=10.0, **more) -> Rig:
     env, record = LogicalClock(), recorder()
     link = LogicalLink(env)
     engine = EngineDouble(double_settings(limits), tables, load_s=load_s, wait=link.sleep)
     worker = VllmWorker(
-        env, 0, link, lambda: link, RESPONSES, prompt_ids, lambda version: f"v{version}", record, 60.0, 60.0, print
+        env,
+        0,
+        link,
+        lambda: link,
+        RESPONSES,
+        prompt_ids,
+        lambda version: f"v{version}",
+        record,
+        60.0,
+        60.0,
+        print,
+        **more,
     )
     return Rig(env, link, worker, engine, record)
 
@@ -289,6 +303,80 @@ def test_a_slow_worker_takes_so_many_times_as_long():
     real.at(7.5, lambda: real.worker.slow_down(1.0))
     real.run()
     assert [at_s for _, at_s, _ in real.log] == [2 + 3 + 3 + 2]
+
+
+def test_loads_of_dummy_weights_are_held():
+    real = rig(load_s=0.0, held_load_s=5.0)
+    real.at(2.5, lambda: real.note("load", real.worker.load_weights(1)))
+    real.worker.submit(sample(0, 4, 9))
+    real.run()
+    assert real.log == [("load", 8.0, (1, 3.0, 8.0))]
+
+
+class RecordingDrafter:
+    """What the host tells a drafter."""
+
+    def __init__(self) -> None:
+        self.told: list = []
+
+    def begins(self, request_id, prompt_id, prompt_ids, token_ids) -> None:
+        self.told.append(("begins", request_id))
+
+    def ends(self, request_id) -> None:
+        self.told.append(("ends", request_id))
+
+    def counts(self, request_id) -> tuple[int, int, int, int]:
+        return 0, 0, 0, 0
+
+    def window(self, request_id, tokens) -> None:
+        self.told.append(("window", request_id, tokens))
+
+    def enable(self, value) -> None:
+        self.told.append(("enable", value))
+
+    def learn(self, *group) -> None:
+        self.told.append(("learn", *group))
+
+
+def drafting_rig() -> tuple[Rig, list]:
+    real, drafter = rig(setup=DrafterSetup("history", Fixed(tokens=4))), RecordingDrafter()
+    real.engine.settings = replace(real.engine.settings, speculative={"method": "custom_class"})
+    real.engine.drafter = drafter
+    return real, drafter.told
+
+
+def test_windows_of_requests_and_speculation_on_and_off_reach_the_drafter_at_the_next_boundary():
+    real, told = drafting_rig()
+    a, b = sample(0, 4, 9), sample(1, 4, 6)
+    real.worker.submit(a)
+    real.worker.submit(b)
+    real.at(2.5, lambda: real.worker.window(b, 3))
+    real.at(3.5, lambda: real.worker.speculate(False))
+    real.at(7.5, lambda: real.worker.speculate(True))
+    real.at(7.6, lambda: real.worker.window(b, 2))  # it is over
+    real.run()
+    (_, first), (_, second) = told[:2]
+    assert told[2:] == [("window", second, 3), ("enable", False), ("ends", second), ("enable", True), ("ends", first)]
+
+
+def test_windows_that_no_engine_was_started_for_and_drafters_of_vllms_own_are_refused():
+    real, _ = drafting_rig()
+    most = 4
+    for tokens in (0, most + 1):
+        with pytest.raises(InputError, match=f"started for 1 to {most}"):
+            real.worker.window(sample(0, 4, 9), tokens)
+    for call in (lambda: rig().worker.speculate(False), lambda: rig().worker.window(sample(0, 4, 9), 2)):
+        with pytest.raises(InputError, match="only simrl's own drafter has windows"):
+            call()
+
+
+def test_a_lost_engine_learns_nothing_before_it_is_back():
+    real, told = drafting_rig()
+    real.worker.draft("learn", 1, 0, [(1, 2)])
+    real.at(1.0, lambda: setattr(real.worker, "_state", "loading"))
+    real.at(2.0, lambda: real.worker.draft("learn", 2, 0, [(3, 4)]))
+    real.run()
+    assert told == [("learn", 1, 0, [(1, 2)])]
 
 
 def test_a_run_that_is_stopped_records_what_is_unfinished():

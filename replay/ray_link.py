@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from replay.host import Command, Report
+from replay.host import Command, Failed, Report
 from replay.link import CLOSE_S, Link, ProcessLink
 from replay.replayer import Fleet, ReplayConfig
 from replay.vllm_adapter import EngineSettings
-from simrl.errors import InputError, StoppedError, first_line
+from simrl.errors import InputError, first_line
 
 PINGS = 20
 ANSWER_S = 5.0
@@ -35,8 +35,9 @@ class EngineActor:
     """What runs on a node: an engine's process, and methods to speak with it. Each method has a thread of its own."""
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="simrl-"))
-        self._link = ProcessLink(name, settings, folder / "engine.log")
+        log = Path(tempfile.mkdtemp(prefix="simrl-")) / "engine.log"
+        self._link = ProcessLink(name, settings, log)
+        self._where = f"its log is {log} on {socket.gethostname()}"
 
     def send(self, commands: Sequence[Command]) -> None:
         self._link.send(commands)
@@ -45,7 +46,10 @@ class EngineActor:
         """The next reports, waited for; None when the engine is gone."""
         try:
             reports: Sequence[Report] = self._link.connection.recv()
-            return reports
+            return [
+                report._replace(message=f"{report.message}; {self._where}") if isinstance(report, Failed) else report
+                for report in reports
+            ]
         except (EOFError, OSError):
             return None
 
@@ -59,11 +63,14 @@ class EngineActor:
         self._link.close()
 
     def death(self) -> str:
-        return self._link.death()
+        return f"{self._link.death()}; {self._where}"
 
 
 class RayLink:
-    """The line to an actor. A thread here waits for its reports and puts them into a pipe that the clock can wait on."""
+    """The line to an actor. A thread here waits until it is placed, then for its reports, and puts them into a pipe that the
+    clock can wait on; an actor that does not come up is a `Failed` engine there. Nobody waits for the cluster here."""
+
+    offset_s = 0.0  # measured before the first report
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
         import ray
@@ -73,9 +80,9 @@ class RayLink:
         needs = {"num_gpus": settings.tp} if settings.device == "cuda" else {"num_cpus": settings.threads}
         # Threads of an actor: one that waits for reports, one that sends commands in their order, one for the rest.
         actor = ray.remote(concurrency_groups={"receive": 1, "send": 1}, **needs)(EngineActor)
+        self._placed = False
         self._actor: Any = actor.remote(name, settings)
         self.connection, there = multiprocessing.Pipe(duplex=False)
-        self.offset_s = self._measured_offset_s()
         threading.Thread(target=self._pass_on, args=(there,), name=f"reports of {name}", daemon=True).start()
 
     def send(self, commands: Sequence[Command]) -> None:
@@ -96,28 +103,35 @@ class RayLink:
 
     def _end(self, how: Any) -> None:
         """The engine first, which no longer hears of anything once its actor is gone."""
-        with suppress(self._ray.exceptions.RayError):  # it is gone already
-            self._ray.get(how.remote(), timeout=2 * CLOSE_S)
+        if self._placed:
+            with suppress(self._ray.exceptions.RayError):  # it is gone already
+                self._ray.get(how.remote(), timeout=2 * CLOSE_S)
         self._ray.kill(self._actor)
 
     def _pass_on(self, there: Connection) -> None:
-        with there:
+        with there, suppress(OSError):  # nobody listens any more
+            try:
+                self.offset_s = self._measured_offset_s()
+                self._placed = True
+            except self._ray.exceptions.GetTimeoutError:
+                message = (
+                    f"Ray found no room for it in {PLACE_S:g} s; `ray status` tells what is free; use fewer --workers"
+                )
+                there.send([Failed(message, "")])
+                return
+            except self._ray.exceptions.RayError as error:
+                there.send([Failed(_not_up(error), "")])
+                return
             try:
                 receive = self._actor.receive.options(concurrency_group="receive")
                 while (reports := self._ray.get(receive.remote())) is not None:
                     there.send(reports)
-            except (self._ray.exceptions.RayError, OSError):
+            except self._ray.exceptions.RayError:
                 return
 
     def _measured_offset_s(self) -> float:
         """How far the node's clock is ahead of this one's."""
-        try:
-            self._ray.get(self._actor.monotonic_s.remote(), timeout=PLACE_S)  # placed, and its process is there
-        except self._ray.exceptions.GetTimeoutError:
-            self._ray.kill(self._actor)
-            raise StoppedError(
-                f"{self.name}: Ray found no room for it in {PLACE_S:g} s; `ray status` tells what is free; use fewer --workers"
-            ) from None
+        self._ray.get(self._actor.monotonic_s.remote(), timeout=PLACE_S)  # placed, and its process is there
         trips = []
         for _ in range(PINGS):
             sent_s = time.monotonic()
@@ -125,6 +139,15 @@ class RayLink:
             back_s = time.monotonic()
             trips.append((back_s - sent_s, there_s - (sent_s + back_s) / 2))
         return float(min(trips)[1])
+
+
+def _not_up(error: Exception) -> str:
+    """What Ray says of an actor that failed before it was up: the last line of a page, the cause."""
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (
+        f"its actor did not start ({type(error).__name__}: {said[-1] if said else 'nothing said'}); every node of the cluster "
+        "needs the same simrl and vLLM installed"
+    )
 
 
 def _require_answer(address: str) -> None:

@@ -1,5 +1,6 @@
 """Engines on a Ray cluster: here a local one, with two CPU workers."""
 
+import importlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ ray = pytest.importorskip("ray", reason="runs a local Ray cluster: pip install '
 import yaml  # noqa: E402
 from helpers import trace  # noqa: E402
 
+from replay.link import start_all  # noqa: E402
 from replay.random_model import make_model, nudge  # noqa: E402
 from replay.ray_link import RayLink, ray_fleet  # noqa: E402
 from replay.replayer import ReplayConfig, engine_settings, replay  # noqa: E402
@@ -77,6 +79,28 @@ def test_the_line_to_an_actor_that_is_killed_is_at_its_end(prepared: Prepared, c
         with pytest.raises(EOFError):
             link.connection.recv()
         assert "gone" in link.death()
+
+
+class _Missing:
+    """What a node has not got that is sent to it: simrl, say."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return importlib.import_module, ("simrl_of_another_version",)
+
+
+def test_an_actor_that_does_not_start_is_told_in_a_line(prepared: Prepared, config: ReplayConfig) -> None:
+    with ray_fleet(0, engine_settings(prepared, config), config, "local"):
+        pass
+    links: list[RayLink] = []
+
+    def start() -> RayLink:
+        links.append(RayLink(_Missing(), engine_settings(prepared, config)))  # type: ignore[arg-type]
+        links[-1].name = "worker 0"
+        return links[-1]
+
+    with pytest.raises(InputError, match=r"worker 0: its actor did not start \(.*simrl_of_another_version") as told:
+        start_all([start], 60.0)
+    assert "\n" not in str(told.value) and "every node" in str(told.value)
 
 
 def test_a_cluster_that_does_not_answer_is_named(prepared: Prepared, config: ReplayConfig) -> None:

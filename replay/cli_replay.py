@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,7 +109,8 @@ def replay(
         logs = temporary / "logs"
         logs.mkdir()
         if ray is None:
-            fleet = process_fleet(prepared.workers, settings, config, logs)
+            with _kept_if_they_do_not_start(logs, folder.with_name(f"{folder.name}-logs")):
+                fleet = process_fleet(prepared.workers, settings, config, logs)
         else:
             from replay.ray_link import ray_fleet
 
@@ -139,6 +143,18 @@ def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
     """What a pass's time depends on besides its work: on a CPU, also on the engines that share it."""
     named = {name: getattr(settings, name) for name in ("device", "dtype", "tp", "block_size", "temperature")}
     return named | ({"neighbours": workers - 1} if settings.device == "cpu" else {})
+
+
+@contextmanager
+def _kept_if_they_do_not_start(logs: Path, kept: Path) -> Iterator[None]:
+    """What engines said that do not start: nothing else is written then."""
+    try:
+        yield
+    except (InputError, StoppedError) as error:
+        if not any(log.stat().st_size for log in logs.iterdir()):
+            raise
+        shutil.copytree(logs, kept, dirs_exist_ok=True)
+        raise type(error)(f"{error}; the engines' logs are in {kept}") from error
 
 
 def _scenario(

@@ -15,7 +15,8 @@ from helpers import RESPONSES, recorder, rows, sample, trained, with_status
 from test_replay_faults import eventually, is_there
 
 from replay.clock import WallClock
-from replay.link import ProcessLink
+from replay.host import Begin, Ended, Gained, Load, Loaded
+from replay.link import ProcessLink, wait_until_ready
 from replay.replayer import Fleet, ReplayConfig, _reset, engine_settings, replay
 from replay.vllm_adapter import EngineSettings
 from replay.vllm_worker import VllmWorker
@@ -289,15 +290,18 @@ def command(folder: Path, model: Path, *more: str) -> subprocess.Popen:
 
 def processes(session: int) -> list[int]:
     """Those of a session that run: a command, and its engines, which are process groups of their own."""
-    found = []
+    return [pid for pid, fields in running() if int(fields[3]) == session]
+
+
+def running() -> Iterator[tuple[int, list[str]]]:
+    """Processes, with what Linux says of each: its state, parent, group, session."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+        if fields[0] != "Z":
+            yield int(stat.parent.name), fields
 
 
 def test_ctrl_c_in_mid_replay_leaves_what_was_measured_and_no_process(folder, models):
@@ -352,5 +356,48 @@ def test_a_kv_cache_for_which_there_is_no_memory_says_what_to_lower(folder, mode
     last = err.strip().splitlines()[-1]
     assert last.startswith("simrl: worker 0: ") and "can't allocate memory" in last
     assert "lower engine.kv_cache_tokens" in last and "Traceback" not in err
-    assert sorted(file.name for file in folder.iterdir()) == ["scenario.yaml", "trace.parquet"]
+    assert last.endswith("the engines' logs are in out-logs")
+    assert "can't allocate memory" in (folder / "out-logs" / "worker-000.log").read_text()
+    assert sorted(file.name for file in folder.iterdir()) == ["out-logs", "scenario.yaml", "trace.parquet"]
     assert not processes(run.pid)
+
+
+def test_random_weights_of_a_config_replay_with_loads_that_are_held(folder, models, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((models[0] / "config.json").read_bytes())
+    _, err = (run := command(folder, bare, "steps=2", "--dummy")).communicate(timeout=180)
+    assert run.returncode == 0, err
+    measured = read_result(folder / "out" / "measured")
+    assert measured.metadata["replay"]["weights"].startswith("dummy; loads were held for the predicted time")
+    loads = [s["ended_s"] - s["started_s"] for s in rows(measured.spans) if s["kind"] == "load_weights"]
+    assert loads and min(loads) >= measured.metadata["load_weights_s"]
+
+
+def test_an_engine_of_two_processes_generates_loads_and_ends_with_both(tmp_path, models):
+    settings = EngineSettings(str(two_heads(tmp_path / "model")), 4, 64, 32, 64, 16, tp=2, dtype="float32")
+    link = ProcessLink("worker 0", settings, tmp_path / "log")
+    try:
+        wait_until_ready([link], 300.0)
+        link.send([Begin(1, 0, tuple(range(10)), (), 54), Load(2, 1, settings.model, "recompute", 0.0)])
+        reports: list = []
+        while not any(isinstance(report, Ended) for report in reports):
+            reports += link.connection.recv()
+        assert (
+            sum(len(report.token_ids) for report in reports if isinstance(report, Gained)) == 54
+        )  # all that it may have
+        assert any(isinstance(report, Loaded) for report in reports)
+    finally:
+        link.kill()
+    assert eventually(lambda: not of_group(link.process.pid), 5.0)
+
+
+def two_heads(folder: Path) -> Path:
+    """A model that can be cut in two."""
+    from replay.random_model import make_model
+
+    return Path(make_model(folder, LAYERS, HIDDEN, heads=2, kv_heads=2, vocab=300))
+
+
+def of_group(group: int | None) -> list[int]:
+    return [pid for pid, fields in running() if int(fields[2]) == group]

@@ -44,7 +44,7 @@ from simrl.trace import Trace, TraceMetadata, write_trace
 
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)
-MEDIAN_TOKENS, SIGMA, CAP_TOKENS = 120, 0.8, 640
+MEDIAN_TOKENS, SIGMA, CAP_TOKENS = 120, 0.8, 400
 REHEARSED_TOKENS = 100
 DRAFT_TOKENS = 16
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "block_size": 32, "kv_cache_tokens": 51200}

@@ -11,6 +11,7 @@ ray = pytest.importorskip("ray", reason="runs a local Ray cluster: pip install '
 
 import yaml  # noqa: E402
 from helpers import trace  # noqa: E402
+from test_replay_faults import eventually  # noqa: E402
 
 from replay.link import start_all  # noqa: E402
 from replay.random_model import make_model, nudge  # noqa: E402
@@ -78,7 +79,7 @@ def test_the_line_to_an_actor_that_is_killed_is_at_its_end(prepared: Prepared, c
         assert link.connection.poll(30)
         with pytest.raises(EOFError):
             link.connection.recv()
-        assert "gone" in link.death()
+        assert eventually(lambda: "gone" in link.death())  # the actor follows its engine
 
 
 class _Missing:

@@ -12,6 +12,7 @@ import pytest
 from helpers import prepared, scenario
 from token_traces import random_groups
 
+from replay.replayer import ReplayConfig, engine_settings
 from replay.speculative import drafter_setup, forced_setup, own_config, speculative_config
 from simrl.errors import InputError
 from simrl.simulate import Prepared
@@ -131,3 +132,19 @@ def test_what_no_engine_does_is_refused_with_a_remedy(of: Of, method: str | dict
     for told in (speculative_config, drafter_setup):
         with pytest.raises(InputError, match=remedy):
             told(of(method))
+
+
+def test_an_engine_holds_the_longest_sample_and_its_drafts_and_no_token_more(of: Of) -> None:
+    one = of({"name": "ngram", "window": {"kind": "aimd"}})
+    config = ReplayConfig(Path("model"))
+    prompts, responses = (one.trace.column(name) for name in ("prompt_tokens", "response_tokens"))
+    drafted = int(speculative_config(one)["num_speculative_tokens"])
+    wanted = int(prompts.max()) + one.trace.metadata.cap_tokens + 2 * drafted
+    assert engine_settings(one, config).max_model_len == wanted
+    least = int((prompts + responses).max()) + 2 * drafted
+    tight = replace(one, limits=one.limits._replace(block_size=1, kv_blocks=least))
+    assert engine_settings(tight, config).max_model_len == least
+    with pytest.raises(
+        InputError, match=rf"engine\.kv_cache_tokens: {least - 1} tokens do not hold the longest sample"
+    ):
+        engine_settings(replace(tight, limits=tight.limits._replace(kv_blocks=least - 1)), config)

@@ -46,6 +46,7 @@ LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)
 MEDIAN_TOKENS, SIGMA, CAP_TOKENS = 120, 0.8, 400
 REHEARSED_TOKENS = 100
+GPUS = 16
 DRAFT_TOKENS = 16
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "block_size": 32, "kv_cache_tokens": 51200}
 TRAINING = {"reward_s": 0.05, "publish_s": 0.1, "load_overhead_s": 0.0, "switch_s": 0.1}
@@ -82,13 +83,18 @@ class Case(NamedTuple):
     name: str
     system: dict[str, Any]
     workers: int
-    gpus: int
     lengths: Lengths
     epochs: bool = False
 
     @property
     def drafts(self) -> bool:
-        return self.system["speculation"] != "none"
+        return "speculation" in self.system
+
+    @property
+    def plain(self) -> Case:
+        """The same without drafts."""
+        system = {name: value for name, value in self.system.items() if name != "speculation"}
+        return self._replace(system=system, name=f"{self.name}, recorded")
 
 
 def long_tailed(steps: int, prompts: int, group: int) -> Lengths:
@@ -115,17 +121,14 @@ def with_an_outlier(steps: int, prompts: int, group: int) -> Lengths:
     return draw
 
 
+# One or two rollout workers, and a trainer on many more of these slow cores, so that nobody waits for it for long.
 CASES = (
-    Case("one worker, 64 requests", {"name": "verl_colocated", "speculation": "none"}, 1, 1, long_tailed(1, 16, 4)),
-    Case("one worker, HistoSpec", {"name": "verl_colocated", "speculation": "histospec"}, 1, 1, long_tailed(2, 8, 4), True),
-    Case("two workers, one-step-off", {"name": "one_step_off", "speculation": "none"}, 2, 3, long_tailed(3, 12, 4)),
-    Case(
-        "two workers, HistoPipe",
-        {"name": "rhymerl", "speculation": "none", "alpha": 0.5},
-        2, 3, with_an_outlier(3, 12, 4), True,
-    ),
-    Case("two workers, AReaL", {"name": "areal", "eta": 2, "speculation": "none"}, 2, 3, long_tailed(3, 12, 4)),
-)  # fmt: skip
+    Case("one worker, 64 requests", {"name": "split"}, 1, long_tailed(1, 16, 4)),
+    Case("one worker, HistoSpec", {"name": "split", "speculation": "histospec"}, 1, long_tailed(2, 8, 4), True),
+    Case("two workers, one-step-off", {"name": "one_step_off"}, 2, long_tailed(3, 8, 4)),
+    Case("two workers, HistoPipe", {"name": "rhymerl", "alpha": 0.5}, 2, with_an_outlier(3, 8, 4), True),
+    Case("two workers, AReaL", {"name": "areal", "eta": 2}, 2, long_tailed(3, 8, 4)),
+)
 
 
 @dataclass(frozen=True)
@@ -262,18 +265,15 @@ class Bench:
         """A case as simulated and replayed; `engines_draft` where the engines can draft though the case does not."""
         path = self.folder / f"{case.name.replace(', ', '-').replace(' ', '_')}-{seed}"
         write_trace(trace, path.with_suffix(".parquet"))
-        system = dict(case.system)
-        if case.drafts:
-            system["speculation"] = {
-                "name": system["speculation"],
-                "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS},
-            }
+        window = {"kind": "aimd", "most_tokens": DRAFT_TOKENS}
+        speculation = {"name": case.system["speculation"], "window": window} if case.drafts else "none"
+        system = {**case.system, "rollout_share": case.workers / GPUS, "speculation": speculation}
         scenario = {
             "name": "validation",
             "seed": seed,
             "steps": len(trace.step_slices),
             "model": str(self.weights[0]),
-            "cluster": {"gpu": "cpu", "gpus": case.gpus, "tp": 1},
+            "cluster": {"gpu": "cpu", "gpus": GPUS, "tp": 1},
             "workload": {"trace": str(path.with_suffix(".parquet")), "synthetic": None},
             "profile": profile
             or {"path": str(self.profile(case.workers, case.drafts or engines_draft)), "roofline": None},
@@ -301,18 +301,14 @@ class Bench:
 
     def rehearsal(self, case: Case) -> Prepared:
         """Another schedule for the same engines, of a second or two: 32 requests a worker, all of one length, no drafts."""
-        system = {"name": "verl_colocated", "speculation": "none"}
-        even = Case(
-            "rehearsal", system, case.workers, case.workers,
-            lambda _: [[[REHEARSED_TOKENS] * 4] * 8 * case.workers],
-        )  # fmt: skip
+        lengths = [[[REHEARSED_TOKENS] * 4] * 8 * case.workers]
+        even = Case("rehearsal", {"name": "split"}, case.workers, lambda _: lengths)
         return self.prepared(even, 0, trace_of(even, 0), case.drafts)
 
     def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
         """The trace of a case that drafts: with tokens, generated once without drafting, at the same temperature. What the
         drafter would make of them is the prediction."""
-        plain = case._replace(system={**case.system, "speculation": "none"}, name=f"{case.name}, recorded")
-        measured = replay(self.prepared(plain, seed, trace_of(case, seed), True), fleet, self.config)
+        measured = replay(self.prepared(case.plain, seed, trace_of(case, seed), True), fleet, self.config)
         if measured.stopped is not None or measured.trace is None:
             raise measured.stopped or RuntimeError("nothing was recorded")
         return measured.trace

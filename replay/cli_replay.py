@@ -115,6 +115,7 @@ def replay(
             from replay.ray_link import ray_fleet
 
             fleet = ray_fleet(prepared.workers, settings, config, ray)
+        said.print("engines are up; replaying …")
         with fleet, _progress() as progress:
             task = progress.add_task("replaying: updates", total=chosen.steps)
             measured = run_replay(prepared, fleet, config, lambda step: progress.update(task, completed=step + 1))

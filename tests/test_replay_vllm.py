@@ -212,7 +212,8 @@ def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_unde
 def test_no_port_is_open_to_the_network(fleet, config):
     sockets = [address for i in range(2) for address in listening(pid(fleet, i))]
     assert all(address in LOOPBACK for address in sockets), sockets
-    assert not listening(os.getpid())
+    # Nor here, where other tests may have a Ray cluster of their own, on loopback.
+    assert all(address in LOOPBACK for address in listening(os.getpid()))
 
 
 LOOPBACK = ("0100007F", "00000000000000000000000001000000")
@@ -307,15 +308,9 @@ def running() -> Iterator[tuple[int, list[str]]]:
 def test_ctrl_c_in_mid_replay_leaves_what_was_measured_and_no_process(folder, models):
     """To the whole group, as a terminal sends it, and twice."""
     run = command(folder, models[0], "steps=300")
-    logs = folder / "none"
-
-    def at_work() -> bool:
-        nonlocal logs
-        logs = next(iter(folder.glob(".out.*/logs/worker-000.log")), folder / "none")
-        return run.poll() is not None or (logs.exists() and engine_is_up(run.pid))
-
-    assert eventually(at_work, 180.0)
-    time.sleep(3.0)
+    assert run.stderr is not None
+    assert any("replaying" in line for line in iter(run.stderr.readline, ""))
+    time.sleep(5.0)
     assert run.poll() is None
     os.killpg(run.pid, signal.SIGINT)
     time.sleep(0.1)
@@ -329,11 +324,6 @@ def test_ctrl_c_in_mid_replay_leaves_what_was_measured_and_no_process(folder, mo
     assert measured.metadata["replay"]["happened"] == []
     assert with_status(measured, "trained") or with_status(measured, "in_flight")
     assert rows(measured.segments)
-
-
-def engine_is_up(group: int) -> bool:
-    """It listens at its group's meeting point, and has run for a while since."""
-    return any(listening(each) for each in processes(group) if is_there(each))
 
 
 @pytest.mark.parametrize("after_s", [0.5, 6.0])

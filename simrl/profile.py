@@ -350,7 +350,8 @@ def read_profile(path: str | Path) -> TableProfile:
     if not path.exists():
         raise InputError(
             f"{path}: no such profile; name one that exists, such as those in the project's profiles folder (paths in "
-            "a scenario are relative to its file), or derive one with `simrl profile derive`"
+            "a scenario are relative to its file), derive one with `simrl profile derive`, or measure your own engine with "
+            "`simrl measure`"
         )
     try:
         table = pq.read_table(path)

@@ -48,13 +48,14 @@ class Wanted:
     def engine(self) -> EngineSettings:
         blocks = None if self.kv_cache_tokens is None else self.kv_cache_tokens // self.block_size
         if blocks is None and self.device == "cpu":
-            blocks = self.max_num_seqs * -(-self.max_model_len // self.block_size)
+            longest = self.max_model_len + 2 * self.draft_tokens
+            blocks = self.max_num_seqs * -(-longest // self.block_size)
         return EngineSettings(
             model=str(self.model),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
-            max_model_len=self.max_model_len,
+            max_model_len=self.max_model_len + 2 * self.draft_tokens,  # what a drafter needs beyond the longest sample
             kv_blocks=blocks,
             tp=self.tp,
             device=self.device,

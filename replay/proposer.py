@@ -42,7 +42,7 @@ from simrl.speculation.decoding import (
 from simrl.speculation.drafter import Drafter, Tokens
 from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, Elastic, next_elastic
 from simrl.speculation.history import HistoryDrafter
-from simrl.speculation.history_index import HistoryRule
+from simrl.speculation.history_index import HistoryRule, build_index
 from simrl.speculation.history_store import HistoryStore
 from simrl.speculation.ngram import NgramDrafter, NgramRule
 from simrl.speculation.windows import Fixed, Window, next_window
@@ -184,6 +184,15 @@ class _Stay:
     over: bool = False
 
 
+def _compile(drafter: HistoryDrafter) -> None:
+    """What is compiled is compiled now, not in the pass that drafts first, which it would hold up for seconds."""
+    build_index([np.array([1, 2, 3, 1, 2, 3], dtype=np.int32)])
+    drafter.start_request(0, -1)
+    drafter.observe(0, np.array([1, 2, 3], dtype=np.int32))
+    drafter.propose([0], [1])
+    drafter.stop_request(0)
+
+
 class Proposer:
     """vLLM's drafter. See the top of the module; methods are called between two steps, `propose` by vLLM at the end of one."""
 
@@ -233,7 +242,9 @@ class Proposer:
         self._oracle: _Oracle | None = None
         if setup.kind == "history":
             self._store = HistoryStore(epochs_kept=setup.epochs_back)
-            return HistoryDrafter(self._store, setup.history)
+            drafter = HistoryDrafter(self._store, setup.history)
+            _compile(drafter)
+            return drafter
         if setup.kind == "ngram":
             return NgramDrafter(setup.ngram)
         if setup.kind == "oracle":

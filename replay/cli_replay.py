@@ -177,8 +177,7 @@ def _scenario(
     if len(scenarios) > 1:
         names = ", ".join(dict.fromkeys(s.system.name for s in scenarios))
         raise InputError(f"{file}: {len(scenarios)} runs ({names}); a replay is of one: choose it with --system NAME")
-    chosen = scenarios[0]
-    return chosen
+    return scenarios[0]
 
 
 def _with_workers(prepared: Prepared, workers: int | None) -> Prepared:

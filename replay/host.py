@@ -25,7 +25,6 @@ from replay.vllm_adapter import EngineSettings, VllmEngine, explained
 from simrl.errors import InputError
 
 REPORT_EVERY_S = 0.25  # 32 engines with 100 samples each then have 13 thousand entries a second to tell
-HEARTBEAT_S = 1.0
 
 # Commands.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import simpy
 
@@ -41,6 +41,7 @@ from replay.host import (
 from replay.link import Link
 from simrl.errors import InputError, StoppedError
 from simrl.events import call_last, on_fire
+from simrl.faults import HearsOfLosses
 from simrl.result import Recorder
 from simrl.rollout import Rollout, Segment, WeightLoad
 from simrl.trace import Response, Sample
@@ -48,14 +49,6 @@ from simrl.worker import LoadMode, TokensReached
 
 MOST_RESTARTS = 3
 Drafts = tuple[int, int, int, int]  # drafted, accepted, verifications, verified tokens
-
-
-class HearsOfLosses(Protocol):
-    """The dispatcher, as far as losses go."""
-
-    def retire(self, worker: int, lost: bool = False) -> None: ...
-
-    def found(self, worker: int) -> None: ...
 
 
 class _Stay:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import combinations, pairwise, permutations, product
 from pathlib import Path
@@ -34,11 +34,12 @@ from rich.table import Table
 
 from replay.random_model import make_model, nudge
 from replay.replayer import Fleet, ReplayConfig, engine_settings, process_fleet, replay
+from replay.speculative import forced as with_an_oracle
 from simrl.agreement import Agreement, Spread, agree, finished_on_clock, repeat_spread
 from simrl.agreement_plot import plot_agreement
 from simrl.result import Result
 from simrl.run_view import rollout_clock
-from simrl.scenario import load_scenarios
+from simrl.scenario import Scenario, load_scenarios
 from simrl.simulate import Prepared, prepare, simulate_prepared, with_measured_loads
 from simrl.trace import Trace, TraceMetadata, write_trace
 
@@ -85,16 +86,30 @@ class Case(NamedTuple):
     workers: int
     lengths: Lengths
     epochs: bool = False
+    forced: bool = False  # greedy, and accepted as the scenario says
 
     @property
     def drafts(self) -> bool:
         return "speculation" in self.system
 
     @property
+    def engines(self) -> tuple[int, bool, bool]:
+        """Cases that agree in this run on the same engines, with the same profile."""
+        return self.workers, self.drafts, self.forced
+
+    @property
     def plain(self) -> Case:
         """The same without drafts."""
         system = {name: value for name, value in self.system.items() if name != "speculation"}
         return self._replace(system=system, name=f"{self.name}, recorded")
+
+    def config(self, config: ReplayConfig) -> ReplayConfig:
+        """What its replays are given."""
+        return replace(config, temperature=0.0, forced_acceptance=self.drafts) if self.forced else config
+
+    def prepare(self, scenario: Scenario) -> Prepared:
+        prepared = prepare(scenario)
+        return with_an_oracle(prepared) if self.forced and self.drafts else prepared
 
 
 def long_tailed(steps: int, prompts: int, group: int) -> Lengths:
@@ -121,10 +136,16 @@ def with_an_outlier(steps: int, prompts: int, group: int) -> Lengths:
     return draw
 
 
+# The gate stays open: a gate that is mostly shut drafts so little that acceptance is a matter of chance.
+HISTORY = {"name": "histospec", "gate": "open", "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS}}
+ORACLE = {"name": "draft_model", "window": {"kind": "fixed", "tokens": 4}}
 # One or two rollout workers, and a trainer on many more of these slow cores, so that nobody waits for it for long.
 CASES = (
     Case("one worker, 64 requests", {"name": "split"}, 1, long_tailed(1, 16, 4)),
-    Case("one worker, HistoSpec", {"name": "split", "speculation": "histospec"}, 1, long_tailed(2, 8, 4), True),
+    Case("one worker, HistoSpec", {"name": "split", "speculation": HISTORY}, 1, long_tailed(2, 16, 4), True),
+    Case(
+        "one worker, forced acceptance", {"name": "split", "speculation": ORACLE}, 1, long_tailed(1, 8, 4), forced=True
+    ),
     Case("two workers, one-step-off", {"name": "one_step_off"}, 2, long_tailed(3, 8, 4)),
     Case("two workers, HistoPipe", {"name": "rhymerl", "alpha": 0.5}, 2, with_an_outlier(3, 8, 4), True),
     Case("two workers, AReaL", {"name": "areal", "eta": 2}, 2, long_tailed(3, 8, 4)),
@@ -239,16 +260,17 @@ class Bench:
                 nudge(self.weights[i - 1], self.weights[i], seed=i)
         self.config = ReplayConfig(self.weights[0], tuple(self.weights), dtype="float32")
 
-    def profile(self, workers: int, drafts: bool) -> Path:
-        """Measured now, as a user would, unless it has been."""
-        path = self.folder / f"profile-{workers}{'-drafts' if drafts else ''}.parquet"
+    def profile(self, case: Case, engines_draft: bool = False) -> Path:
+        """Measured now, as a user would, unless it has been; `engines_draft` where they can though the case does not."""
+        workers, drafts = case.workers, case.drafts or engines_draft
+        path = self.folder / f"profile-{workers}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
         if not path.exists():
             options = {
                 "--model": self.weights[0], "--device": "cpu", "--gpu": "cpu", "--neighbours": workers - 1,
                 "--max-num-seqs": ENGINE["max_num_seqs"], "--max-num-batched-tokens": ENGINE["max_num_batched_tokens"],
                 "--block-size": ENGINE["block_size"], "--kv-cache-tokens": ENGINE["kv_cache_tokens"],
                 "--max-model-len": PROMPT_TOKENS[1] + CAP_TOKENS + 2 * DRAFT_TOKENS + 1,
-                "--draft-tokens": DRAFT_TOKENS if drafts else 0, "--output": path,
+                "--draft-tokens": DRAFT_TOKENS if drafts else 0, "--temperature": 0 if case.forced else 1, "--output": path,
             }  # fmt: skip
             words = [str(word) for pair in options.items() for word in pair]
             subprocess.run([sys.executable, "-m", "simrl.cli", "measure", *words], check=True, stdout=sys.stderr)
@@ -265,9 +287,7 @@ class Bench:
         """A case as simulated and replayed; `engines_draft` where the engines can draft though the case does not."""
         path = self.folder / f"{case.name.replace(', ', '-').replace(' ', '_')}-{seed}"
         write_trace(trace, path.with_suffix(".parquet"))
-        window = {"kind": "aimd", "most_tokens": DRAFT_TOKENS}
-        speculation = {"name": case.system["speculation"], "window": window} if case.drafts else "none"
-        system = {**case.system, "rollout_share": case.workers / GPUS, "speculation": speculation}
+        system = {"speculation": "none", **case.system, "rollout_share": case.workers / GPUS}
         scenario = {
             "name": "validation",
             "seed": seed,
@@ -275,40 +295,42 @@ class Bench:
             "model": str(self.weights[0]),
             "cluster": {"gpu": "cpu", "gpus": GPUS, "tp": 1},
             "workload": {"trace": str(path.with_suffix(".parquet")), "synthetic": None},
-            "profile": profile
-            or {"path": str(self.profile(case.workers, case.drafts or engines_draft)), "roofline": None},
+            "profile": profile or {"path": str(self.profile(case, engines_draft)), "roofline": None},
             "engine": ENGINE,
             "training": TRAINING,
             "systems": [system],
         }
         path.with_suffix(".yaml").write_text(yaml.safe_dump(scenario))
         (found,) = load_scenarios(path.with_suffix(".yaml"))
-        return prepare(with_measured_loads(found, found.profile.path) if found.profile.path else found)
+        return case.prepare(with_measured_loads(found, found.profile.path) if found.profile.path else found)
 
     def fleet(self, case: Case, trace: Trace) -> Fleet:
         """Engines for a case, and all like it. They are idle while the profile is measured."""
         self.say.print(f"starting {case.workers} engine(s) …")
         prepared = self.prepared(case, 0, trace, profile={"roofline": {}, "path": None})
-        return process_fleet(case.workers, engine_settings(prepared, self.config), self.config, self.folder)
+        config = case.config(self.config)
+        return process_fleet(case.workers, engine_settings(prepared, config), config, self.folder)
 
     def usual_s(self, case: Case, fleet: Fleet) -> float:
         """What the rehearsal takes right after the profile was measured: the median of five."""
-        path = self.profile(case.workers, case.drafts).with_suffix(".rehearsal.json")
+        path = self.profile(case).with_suffix(".rehearsal.json")
         if not path.exists():
             rehearsal = self.rehearsal(case)
-            path.write_text(json.dumps([_rehearsed_s(rehearsal, fleet, self.config) for _ in range(5)]))
+            config = case.config(self.config)
+            path.write_text(json.dumps([_rehearsed_s(rehearsal, fleet, config) for _ in range(5)]))
         return float(np.median(json.loads(path.read_text())))
 
     def rehearsal(self, case: Case) -> Prepared:
         """Another schedule for the same engines, of a second or two: 32 requests a worker, all of one length, no drafts."""
         lengths = [[[REHEARSED_TOKENS] * 4] * 8 * case.workers]
-        even = Case("rehearsal", {"name": "split"}, case.workers, lambda _: lengths)
+        even = Case("rehearsal", {"name": "split"}, case.workers, lambda _: lengths, forced=case.forced)
         return self.prepared(even, 0, trace_of(even, 0), case.drafts)
 
     def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
         """The trace of a case that drafts: with tokens, generated once without drafting, at the same temperature. What the
         drafter would make of them is the prediction."""
-        measured = replay(self.prepared(case.plain, seed, trace_of(case, seed), True), fleet, self.config)
+        recording = self.prepared(case.plain, seed, trace_of(case, seed), True)
+        measured = replay(recording, fleet, case.plain.config(self.config))
         if measured.stopped is not None or measured.trace is None:
             raise measured.stopped or RuntimeError("nothing was recorded")
         return measured.trace
@@ -317,17 +339,21 @@ class Bench:
 def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int, pictures: Path) -> list[Outcome]:
     """All cases that share engines one after the other, seeds inside, so that an engine starts once."""
     outcomes = []
-    for workers, drafts in dict.fromkeys((case.workers, case.drafts) for case in cases):
-        same = [case for case in cases if (case.workers, case.drafts) == (workers, drafts)]
+    for engines in dict.fromkeys(case.engines for case in cases):
+        same = [case for case in cases if case.engines == engines]
         with bench.fleet(same[0], trace_of(same[0], seeds[0])) as fleet:
             usual_s = bench.usual_s(same[0], fleet)
             for case, seed in product(same, seeds):
-                trace = bench.recorded(case, seed, fleet) if drafts else trace_of(case, seed)
-                prepared, rehearsal = bench.prepared(case, seed, trace), bench.rehearsal(case)
-                measured, paces = [], [_rehearsed_s(rehearsal, fleet, bench.config) / usual_s]
+                trace = bench.recorded(case, seed, fleet) if case.drafts else trace_of(case, seed)
+                prepared, rehearsal, config = (
+                    bench.prepared(case, seed, trace),
+                    bench.rehearsal(case),
+                    case.config(bench.config),
+                )
+                measured, paces = [], [_rehearsed_s(rehearsal, fleet, config) / usual_s]
                 for _ in range(repeats):
-                    measured.append(_measured(prepared, fleet, bench.config))
-                    paces.append(_rehearsed_s(rehearsal, fleet, bench.config) / usual_s)
+                    measured.append(_measured(prepared, fleet, config))
+                    paces.append(_rehearsed_s(rehearsal, fleet, config) / usual_s)
                 outcomes.append(_outcome(case, seed, prepared, measured, [(a + b) / 2 for a, b in pairwise(paces)]))
                 bench.say.print(_line(outcomes[-1]))
                 if seed == seeds[0]:
@@ -342,10 +368,10 @@ def _rehearsed_s(rehearsal: Prepared, fleet: Fleet, config: ReplayConfig) -> flo
     return float(rollout_clock(_measured(rehearsal, fleet, config)).seconds[-1])
 
 
-def _at_pace(prepared: Prepared, pace: float) -> Result:
+def _at_pace(case: Case, scenario: Scenario, pace: float) -> Result:
     """The prediction with every pass so many times as long as profiled."""
-    profile = prepared.scenario.profile.model_copy(update={"forward_correction": pace})
-    return simulate_prepared(prepare(prepared.scenario.model_copy(update={"profile": profile})))
+    profile = scenario.profile.model_copy(update={"forward_correction": pace})
+    return simulate_prepared(case.prepare(scenario.model_copy(update={"profile": profile})))
 
 
 def _outcome(case: Case, seed: int, prepared: Prepared, measured: Sequence[Result], paces: Sequence[float]) -> Outcome:
@@ -358,7 +384,10 @@ def _outcome(case: Case, seed: int, prepared: Prepared, measured: Sequence[Resul
         case,
         seed,
         tuple(agree(predicted, result, tie_s) for result in measured),
-        tuple(agree(_at_pace(prepared, pace), result, tie_s) for pace, result in zip(paces, measured, strict=True)),
+        tuple(
+            agree(_at_pace(case, prepared.scenario, pace), result, tie_s)
+            for pace, result in zip(paces, measured, strict=True)
+        ),
         tuple(paces),
         repeat_spread(measured) if len(measured) > 1 else None,
         _spread_at_pace(measured, paces),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from replay.proposer import DrafterSetup
+from replay.proposer import DrafterSetup, Forced
 from replay.vllm_adapter import EngineSettings, VllmEngine, explained
 from simrl.errors import InputError
 
@@ -30,13 +30,15 @@ REPORT_EVERY_S = 0.25  # 32 engines with 100 samples each then have 13 thousand 
 
 
 class Begin(NamedTuple):
-    """A stay: `tokens` more after `prompt_ids` and `token_ids`, those it had before."""
+    """A stay: `tokens` more after `prompt_ids` and `token_ids`, those it had before. `forced` is what a drafter is told whose
+    acceptance is forced."""
 
     stay: int
     prompt_id: int
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     tokens: int
+    forced: Forced | None = None
 
 
 class Abort(NamedTuple):
@@ -285,7 +287,9 @@ class Host:
         stay = _Stay(command.stay, request_id, len(command.token_ids))
         self._stays[command.stay] = self._by_request[request_id] = stay
         if self._drafts_here:
-            self._engine.drafter.begins(request_id, command.prompt_id, command.prompt_ids, command.token_ids)
+            self._engine.drafter.begins(
+                request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced
+            )
         self._engine.add(request_id, command.prompt_ids + command.token_ids, command.tokens)
         self._reports.append(Begun(command.stay, time.monotonic()))
 

@@ -71,6 +71,14 @@ class DrafterSetup:
     acceptance: ModelAcceptance | None = None
 
 
+class Forced(NamedTuple):
+    """What an oracle is told of a response: its recorded tokens, the key of its draws, and its hardness."""
+
+    recorded: tuple[int, ...]
+    key: int
+    hardness: float = 1.0
+
+
 class DraftCounts(NamedTuple):
     """Of a stay: tokens drafted, tokens accepted, passes that verified a draft, tokens that these passes yielded. As
     `simrl.engine.Engine` counts: a draft counts as vLLM verified it, also where it reaches beyond the response's end; what
@@ -129,14 +137,14 @@ class _Oracle:
 
     def __init__(self, acceptance: ModelAcceptance, most_tokens: int) -> None:
         self._logs = acceptance.log_acceptances(most_tokens)
-        self._truth: dict[int, tuple[Tokens, int, float]] = {}
+        self._truth: dict[int, Forced] = {}
         self._has: dict[int, int] = {}
 
     def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
         self._has[request] = 0
 
-    def tell(self, request: int, truth: Tokens, key: int, hardness: float) -> None:
-        self._truth[request] = truth, key, hardness
+    def tell(self, request: int, truth: Forced) -> None:
+        self._truth[request] = truth
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
         return [self._draft(request, most) for request, most in zip(requests, most_tokens, strict=True)]
@@ -148,11 +156,10 @@ class _Oracle:
         del self._has[request], self._truth[request]
 
     def _draft(self, request: int, most_tokens: int) -> Tokens:
-        truth, key, hardness = self._truth[request]
-        has = self._has[request]
-        right = accepted_tokens(key, has, hardness, self._logs, most_tokens)
+        truth, has = self._truth[request], self._has[request]
+        right = accepted_tokens(truth.key, has, truth.hardness, self._logs, most_tokens)
         draft = np.zeros(most_tokens, dtype=np.int32)  # beyond the end nothing is told
-        coming = truth[has : has + most_tokens]
+        coming = truth.recorded[has : has + most_tokens]
         draft[: len(coming)] = coming
         draft[right:] = np.where(draft[right:] > 0, draft[right:] - 1, 1)
         return draft
@@ -294,14 +301,12 @@ class Proposer:
         prompt_id: int,
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
-        recorded: Sequence[int] = (),
-        key: int = 0,
-        hardness: float = 1.0,
+        forced: Forced | None = None,
     ) -> None:
         """A response begins, or goes on here with the tokens it has; its window is as at first.
 
-        An oracle drafts from the `recorded` response, by the draws of `key`. Without `prompt_ids`, n-grams are looked up in the
-        response alone. Raises ValueError for a request that is here already.
+        An oracle drafts what `forced` says, and nothing without it. Without `prompt_ids`, n-grams are looked up in the response
+        alone. Raises ValueError for a request that is here already.
         """
         if request_id in self._stays:
             raise ValueError(f"request {request_id} runs already")
@@ -314,7 +319,8 @@ class Proposer:
             stay.has_source = self._store.index(prompt_id) is not None or self._store.pending(prompt_id)
         drafter.start_request(number, prompt_id, np.array(prompt_ids, dtype=np.int32))
         if self._oracle is not None:
-            self._oracle.tell(number, np.array(recorded, dtype=np.int32), key, hardness)
+            stay.has_source = forced is not None
+            self._oracle.tell(number, forced or Forced((), 0))
         drafter.observe(number, np.array(token_ids, dtype=np.int32))
 
     def window(self, request_id: str, tokens: int) -> None:

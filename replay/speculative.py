@@ -10,21 +10,25 @@ rule for how far to draft.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from replay.proposer import DrafterSetup
+from replay.proposer import DrafterSetup, Forced
 from simrl.drafting import DraftPlan, typical_context
 from simrl.errors import InputError
 from simrl.simulate import Prepared
-from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.acceptance import ModelAcceptance, sample_key
+from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.gates import Elastic, batch_gate
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.ngram import DEFAULT
 from simrl.speculation.windows import Window
+from simrl.trace import Response, Sample
 
 PROPOSER = "replay.proposer.Proposer"
 Ngram = Literal["vllm", "simrl"]
@@ -103,6 +107,27 @@ def drafter_setup(prepared: Prepared, ngram: Ngram = "vllm") -> DrafterSetup | N
     if speculation.drafter == "ngram" and not (ngram == "vllm" and _plain(speculation)):
         return DrafterSetup("ngram", speculation.window, _gate(prepared, plan))
     return None
+
+
+def forced(prepared: Prepared) -> Prepared:
+    """The scenario as a replay with forced acceptance has it: its model drafter is an oracle on the CPU, which costs what text
+    drafters do and takes no memory. Simulate and replay this one."""
+    drafts = replace(_plan(prepared), times=text_drafts_of(prepared.profile), weight_bytes=0.0, kv_bytes_per_token=0.0)
+    return replace(prepared, drafts=drafts)
+
+
+def forced_answers(prepared: Prepared, responses: Mapping[int, Response]) -> Callable[[Sample], Forced]:
+    """What an oracle is told of a sample: the trace's tokens, and the key and hardness of the simulated engine's draws."""
+    acceptance, seed = _plan(prepared).acceptance, prepared.scenario.seed
+    ids = prepared.trace.table["response_ids"]
+
+    def told(sample: Sample) -> Forced:
+        response = responses[sample.uid]
+        key = sample_key(seed, sample.prompt_id, sample.epoch, sample.sample)
+        assert acceptance is not None
+        return Forced(tuple(ids[response.row].as_py()), key, acceptance.hardness(key, response.tokens))
+
+    return told
 
 
 def forced_setup(prepared: Prepared) -> DrafterSetup:

@@ -39,6 +39,7 @@ from replay.host import (
     Watch,
 )
 from replay.link import Link
+from replay.proposer import Forced
 from simrl.errors import InputError, StoppedError
 from simrl.events import call_last, on_fire
 from simrl.faults import HearsOfLosses
@@ -87,7 +88,8 @@ class VllmWorker:
     `start` starts the engine anew after a loss. It counts as hung, and is killed, when nothing is heard of it for `deadline_s`
     while it has work, or for `start_deadline_s` while it starts or loads weights. `tell` hears what happened to it, for the
     result; `on_done` hears of every response, `on_back` of the engine's return, when nothing is submitted to it yet. Loads
-    are held for `held_load_s` longer than they take: for dummy weights, of which there are no others to load.
+    are held for `held_load_s` longer than they take: for dummy weights, of which there are no others to load. `forced` gives
+    what an oracle drafter is told of a sample.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class VllmWorker:
         tell: Callable[[dict[str, Any]], None],
         setup: Any = None,
         held_load_s: float = 0.0,
+        forced: Callable[[Sample], Forced] | None = None,
     ) -> None:
         self.policy_version = 0
         self.index = index
@@ -125,6 +128,7 @@ class VllmWorker:
         self._tell = tell
         self._setup = setup
         self._held_load_s = held_load_s
+        self._forced = forced
         self._speculates = True
         self._commands: list[Command] = []
         self._stays: dict[int, _Stay] = {}  # by their numbers
@@ -161,7 +165,8 @@ class VllmWorker:
         stay = _Stay(self._key(), sample, length, length == total, event, partial)
         self._stays[stay.number] = self._here[sample.uid] = stay
         had = tuple(stay.token_ids)
-        self._command(Begin(stay.number, sample.prompt_id, self._prompt_ids(sample), had, length - len(had)))
+        forced = self._forced(sample) if self._forced else None
+        self._command(Begin(stay.number, sample.prompt_id, self._prompt_ids(sample), had, length - len(had), forced))
         return event
 
     def abort(self, sample: Sample) -> simpy.Event:

@@ -12,7 +12,7 @@ from helpers import one_second_a_pass
 from token_traces import trace_of
 
 from replay.cpu_sampling import expanded
-from replay.proposer import DraftCounts, DrafterSetup, Proposer
+from replay.proposer import DraftCounts, DrafterSetup, Forced, Proposer
 from simrl.engine import Engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError
@@ -104,7 +104,7 @@ class Live:
         ran, requests, left = Ran(), {}, set()
         self.engine.settings = replace(self.engine.settings, temperature=temperature)
         for ask in asks:
-            self.proposer.begins(ask.name, ask.prompt_id, (), ask.had, ask.recorded, key=ask.prompt_id)
+            self.proposer.begins(ask.name, ask.prompt_id, (), ask.had, Forced(ask.recorded, ask.prompt_id))
             self.engine.add(ask.name, ask.prompt_ids + ask.had, ask.tokens)
             ran.tokens[ask.name] = []
             left.add(ask.name)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +18,16 @@ from test_replay_faults import eventually, is_there
 from replay.clock import WallClock
 from replay.host import Begin, Ended, Gained, Load, Loaded
 from replay.link import ProcessLink, wait_until_ready
-from replay.replayer import Fleet, ReplayConfig, _reset, engine_settings, replay
+from replay.replayer import Fleet, ReplayConfig, _reset, check_replayable, engine_settings, process_fleet, replay
+from replay.speculative import forced
 from replay.vllm_adapter import EngineSettings
 from replay.vllm_worker import VllmWorker
+from simrl.errors import InputError
 from simrl.events import gather
 from simrl.result import read_result
 from simrl.rollout import Rollout
 from simrl.scenario import load_scenarios
-from simrl.simulate import Prepared, prepare
+from simrl.simulate import Prepared, prepare, simulate_prepared
 from simrl.trace import Sample, Trace, TraceMetadata, write_trace
 from simrl.worker import TokensReached
 
@@ -362,6 +365,36 @@ def test_random_weights_of_a_config_replay_with_loads_that_are_held(folder, mode
     assert measured.metadata["replay"]["weights"].startswith("dummy; loads were held for the predicted time")
     loads = [s["ended_s"] - s["started_s"] for s in rows(measured.spans) if s["kind"] == "load_weights"]
     assert loads and min(loads) >= measured.metadata["load_weights_s"]
+
+
+def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simulated(models, tmp_path):
+    def case(trace: Trace, speculation: str) -> Prepared:
+        write_trace(trace, tmp_path / "trace.parquet")
+        text = scenario(models[0], tmp_path, steps=1).replace(
+            "[one_step_off]", f"[{{name: split, rollout_share: 0.34, speculation: {speculation}}}]"
+        )
+        (tmp_path / "scenario.yaml").write_text(text)
+        [chosen] = load_scenarios(tmp_path / "scenario.yaml", [])
+        return prepare(chosen)
+
+    greedy = ReplayConfig(models[0], device="cpu", dtype="float32", temperature=0.0)
+    live = replace(greedy, forced_acceptance=True)
+    oracle = forced(case(a_trace(steps=1), "draft_model"))
+    with process_fleet(1, engine_settings(oracle, live), live, tmp_path) as fleet:
+        recorded = replay(case(a_trace(steps=1), "none"), fleet, greedy).trace
+        assert recorded is not None
+        prepared = forced(case(recorded, "draft_model"))
+        predicted, measured = simulate_prepared(prepared), replay(prepared, fleet, live)
+    columns = ["prompt_id", "sample", "generated_tokens", "drafted_tokens", "accepted_tokens", "verifications"]
+    told, found = (
+        sorted(tuple(row[name] for name in columns) for row in rows(result.samples))
+        for result in (predicted, measured.result)
+    )
+    assert found == told
+    assert sum(row[4] for row in found) > 500
+    assert measured.result.metadata["replay"]["forced_acceptance"]
+    with pytest.raises(InputError, match="the trace has no token ids; replay it once without speculation"):
+        check_replayable(forced(case(a_trace(steps=1), "draft_model")), live)
 
 
 def test_an_engine_of_two_processes_generates_loads_and_ends_with_both(tmp_path, models):

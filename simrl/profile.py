@@ -224,22 +224,25 @@ class TableProfile:
 
     def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:
         """Refuses limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence, and where drafts
-        are verified, positions of a pass that need logits (sequences × (draft tokens + 1), at most the tokens of a pass)."""
+        are verified, positions of a pass that need logits (sequences × (draft tokens + 1), at most the tokens of a pass).
+        All that are too large are named, each with the grid that ends first."""
         t = self.tables
-        for asked, grid, what in (
-            (query_tokens, t.dense_tokens, "tokens in a pass (max_num_batched_tokens)"),
-            (query_tokens, t.prefill_tokens, "prefill tokens in a pass (max_num_batched_tokens)"),
-            (sequences, t.sampled_sequences, "sampled sequences (max_num_seqs)"),
-            (verified_positions, t.sampled_sequences, "sampled positions (of drafts that are verified)"),
-            (sequences, t.decode_sequences, "decoding sequences (max_num_seqs)"),
-            (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence (prompt + response cap)"),
-            (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk (prompt + response cap)"),
+        beyond: dict[str, tuple[float, str]] = {}  # by limit: where its first grid ends, and that in words
+        for asked, grid, what, limit in (
+            (query_tokens, t.dense_tokens, "tokens in a pass", "max_num_batched_tokens"),
+            (query_tokens, t.prefill_tokens, "prefill tokens in a pass", "max_num_batched_tokens"),
+            (sequences, t.sampled_sequences, "sampled sequences", "max_num_seqs"),
+            (verified_positions, t.sampled_sequences, "sampled positions", "of drafts that are verified"),
+            (sequences, t.decode_sequences, "decoding sequences", "max_num_seqs"),
+            (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence", "prompt + response cap"),
+            (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk", "prompt + response cap"),
         ):
-            if asked > grid[-1]:
-                raise InputError(
-                    f"{self.origin}: profiled up to {grid[-1]:.0f} {what}, the scenario needs {asked}; "
-                    "lower that limit or profile further"
-                )
+            if asked > grid[-1] and (limit not in beyond or grid[-1] < beyond[limit][0]):
+                beyond[limit] = grid[-1], f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {asked}"
+        if beyond:
+            said = "; up to ".join(words for _, words in beyond.values())
+            limits = "that limit" if len(beyond) == 1 else "those limits"
+            raise InputError(f"{self.origin}: profiled up to {said}; lower {limits} or profile further")
 
 
 def tau(

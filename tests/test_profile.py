@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -189,6 +191,15 @@ def test_limits_beyond_a_grid_are_refused(limits: tuple[int, ...], what: str):
     toy_profile().require_covers(4096, 256, 8192, 256)
     with pytest.raises(InputError, match=f"toy: profiled up to .* {what}"):
         toy_profile().require_covers(*limits)
+
+
+def test_all_limits_beyond_a_grid_are_named_at_once():
+    told = (
+        "toy: profiled up to 4096 tokens in a pass (max_num_batched_tokens), the scenario needs 5000; "
+        "up to 256 sampled sequences (max_num_seqs), the scenario needs 300; lower those limits or profile further"
+    )
+    with pytest.raises(InputError, match=re.escape(told)):
+        toy_profile().require_covers(5000, 300, 8192)
 
 
 def test_corrections_scale_passes_and_leave_the_pause():

@@ -167,8 +167,9 @@ def _no_cluster(address: str, error: Exception) -> InputError:
     )
 
 
-def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> Fleet:
-    """Engines as actors of the cluster at `address`; "local" starts one on this machine, for its processes alone."""
+def connect(address: str) -> None:
+    """Connects this process to the cluster at `address`, once; "local" starts one on this machine, for its processes alone.
+    Raises `InputError` without Ray, or without an answer."""
     try:
         import ray
     except ImportError:
@@ -184,6 +185,11 @@ def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, addr
                 ray.init(address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise _no_cluster(address, error) from error
+
+
+def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> Fleet:
+    """Engines as actors of the cluster at `address`, as `connect` takes it."""
+    connect(address)
 
     def start(i: int) -> Callable[[], Link]:
         return lambda: RayLink(f"worker {i}", settings)

@@ -13,6 +13,8 @@ from simrl.errors import StoppedError
 if TYPE_CHECKING:
     from replay.measure import Measured
 
+NOISY = 0.1  # spread from which it is most of a prediction's error
+
 EXAMPLE = (
     "Examples:  simrl measure --model path/to/model --device cuda --gpu h200 -o mine.parquet   |   "
     "simrl measure --model path/to/config_folder --dummy --device cuda --gpu h200 --tp 2 -o shape.parquet"
@@ -117,6 +119,7 @@ def _describe(measured: Measured, output: Path) -> dict[str, Any]:
         "file": str(output),
         "points": len(measured.points),
         "spread": measured.spread,
+        "largest_spread": measured.largest_spread,
         "held_out_error": measured.held_out_error,
         "held_out": [
             {
@@ -142,15 +145,16 @@ def _print(measured: Measured, output: Path) -> None:
     console = Console()
     t = measured.tables
     console.print(
-        f"{len(measured.points)} points in {measured.measuring_s:.0f} s; repeats differ by {measured.spread:.1%} (median of "
-        f"IQR / median). Between passes {t.between_passes_s * 1e3:.2f} ms, of each request {measured.request_s * 1e3:.2f} ms."
+        f"{len(measured.points)} points in {measured.measuring_s:.0f} s. Between passes {t.between_passes_s * 1e3:.2f} ms, of "
+        f"each request {measured.request_s * 1e3:.2f} ms."
     )
+    console.print(noise(measured))
     loads = (
         "not measured: dummy weights have no files" if measured.load_s is None else f"{measured.load_s * 1e3:.1f} ms"
     )
     console.print(f"A load of weights: {loads}.")
     table = Table(
-        "sequences", "tokens each", "prompts", "prompt tokens", "measured [ms]", "predicted [ms]", "error",
+        "sequences", "tokens each", "prompts", "prompt tokens", "measured ms", "predicted ms", "error",
         title="Passes that the profile is not made from", title_justify="left",
     )  # fmt: skip
     for held in measured.held_out:
@@ -166,3 +170,15 @@ def _print(measured: Measured, output: Path) -> None:
         )
     console.print(table)
     console.print(f"Median error {measured.held_out_error:.1%}. Profile: {output}")
+
+
+def noise(measured: Measured) -> str:
+    """How far repeats of one point are from each other, and what that means where it is much."""
+    said = f"Repeats of a point differ by {measured.spread:.1%} (the median of the points; IQR / median), at most by "
+    said += f"{measured.largest_spread:.1%}"
+    if measured.spread <= NOISY:
+        return f"{said}."
+    return (
+        f"{said}: the machine was not quiet, and no prediction from this profile can be expected to be closer than that. "
+        "Measure again when nothing else runs."
+    )

@@ -77,6 +77,10 @@ class Measured(NamedTuple):
         return float(np.median([point.spread for point in self.points]))
 
     @property
+    def largest_spread(self) -> float:
+        return max(point.spread for point in self.points)
+
+    @property
     def held_out_error(self) -> float:
         return float(np.median([abs(held.error) for held in self.held_out]))
 

@@ -14,6 +14,7 @@ from command_line import CommandLine
 from token_traces import random_groups
 
 from replay.bench import Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed
+from replay.cli_measure import _print
 from replay.measure import Journal, Measured, Plan, base_scenes, check, expected_error, measure
 from replay.measured_profile import Wanted, measure_with
 from replay.profile_fit import Reach, predicted_s
@@ -131,6 +132,23 @@ def test_one_slow_repeat_of_everything_changes_nothing(tmp_path: Path) -> None:
     for shape in passes():
         assert predicted_s(found.tables, shape) == pytest.approx(predicted_s(expected.tables, shape), rel=1e-6)
     assert found.spread > 0.5  # and it is told
+
+
+def test_repeats_that_are_far_apart_are_told_as_the_limit_of_a_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(disturb: Callable[[int], float], name: str) -> str:
+        (tmp_path / name).mkdir()
+        engine = KnownEngine(known_tables(), disturb)
+        found = measured(engine, tmp_path / name, PLAN._replace(budget_s=1e-9))  # the coarse grid alone
+        _print(found, tmp_path / "p.parquet")
+        assert found.largest_spread >= found.spread
+        return " ".join(capsys.readouterr().out.split())
+
+    quiet, noisy = told(lambda i: 1 + i % 2 * 0.02, "quiet"), told(lambda i: 1 + i * 7919 % 13 / 13, "noisy")
+    assert "Repeats of a point differ by" in quiet and "not quiet" not in quiet
+    assert "the machine was not quiet, and no prediction from this profile can be expected to be closer" in noisy
+    assert "ms" in noisy.partition("Passes that")[2].partition("Median error")[0]
 
 
 def test_what_drafts_take_beyond_plain_positions_comes_back(tmp_path: Path) -> None:

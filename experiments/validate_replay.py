@@ -144,7 +144,7 @@ CASES = (
     Case("one worker, 64 requests", {"name": "split"}, 1, long_tailed(1, 16, 4)),
     Case("one worker, HistoSpec", {"name": "split", "speculation": HISTORY}, 1, long_tailed(2, 16, 4), True),
     Case(
-        "one worker, forced acceptance", {"name": "split", "speculation": ORACLE}, 1, long_tailed(1, 8, 4), forced=True
+        "one worker, forced acceptance", {"name": "split", "speculation": ORACLE}, 1, long_tailed(1, 16, 4), forced=True
     ),
     Case("two workers, one-step-off", {"name": "one_step_off"}, 2, long_tailed(3, 8, 4)),
     Case("two workers, HistoPipe", {"name": "rhymerl", "alpha": 0.5}, 2, with_an_outlier(3, 8, 4), True),
@@ -315,16 +315,16 @@ class Bench:
         """What the rehearsal takes right after the profile was measured: the median of five."""
         path = self.profile(case).with_suffix(".rehearsal.json")
         if not path.exists():
-            rehearsal = self.rehearsal(case)
-            config = case.config(self.config)
-            path.write_text(json.dumps([_rehearsed_s(rehearsal, fleet, config) for _ in range(5)]))
+            path.write_text(json.dumps([self.rehearsed_s(case, fleet) for _ in range(5)]))
         return float(np.median(json.loads(path.read_text())))
 
-    def rehearsal(self, case: Case) -> Prepared:
-        """Another schedule for the same engines, of a second or two: 32 requests a worker, all of one length, no drafts."""
+    def rehearsed_s(self, case: Case, fleet: Fleet) -> float:
+        """What another schedule on the same engines takes at this moment: 32 requests a worker, all of one length, no drafts.
+        Measured, with nothing of the simulator in it."""
         lengths = [[[REHEARSED_TOKENS] * 4] * 8 * case.workers]
         even = Case("rehearsal", {"name": "split"}, case.workers, lambda _: lengths, forced=case.forced)
-        return self.prepared(even, 0, trace_of(even, 0), case.drafts)
+        prepared = self.prepared(even, 0, trace_of(even, 0), case.drafts)
+        return float(rollout_clock(_measured(prepared, fleet, even.config(self.config))).seconds[-1])
 
     def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
         """The trace of a case that drafts: with tokens, generated once without drafting, at the same temperature. What the
@@ -345,15 +345,11 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
             usual_s = bench.usual_s(same[0], fleet)
             for case, seed in product(same, seeds):
                 trace = bench.recorded(case, seed, fleet) if case.drafts else trace_of(case, seed)
-                prepared, rehearsal, config = (
-                    bench.prepared(case, seed, trace),
-                    bench.rehearsal(case),
-                    case.config(bench.config),
-                )
-                measured, paces = [], [_rehearsed_s(rehearsal, fleet, config) / usual_s]
+                prepared, config = bench.prepared(case, seed, trace), case.config(bench.config)
+                measured, paces = [], [bench.rehearsed_s(case, fleet) / usual_s]
                 for _ in range(repeats):
                     measured.append(_measured(prepared, fleet, config))
-                    paces.append(_rehearsed_s(rehearsal, fleet, config) / usual_s)
+                    paces.append(bench.rehearsed_s(case, fleet) / usual_s)
                 outcomes.append(_outcome(case, seed, prepared, measured, [(a + b) / 2 for a, b in pairwise(paces)]))
                 bench.say.print(_line(outcomes[-1]))
                 if seed == seeds[0]:
@@ -361,11 +357,6 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
                         simulate_prepared(prepared), measured[0], outcomes[-1].agreements[0], pictures / _picture(case)
                     )
     return outcomes
-
-
-def _rehearsed_s(rehearsal: Prepared, fleet: Fleet, config: ReplayConfig) -> float:
-    """What a short replay of other requests takes at this moment: measured, with nothing of the simulator in it."""
-    return float(rollout_clock(_measured(rehearsal, fleet, config)).seconds[-1])
 
 
 def _at_pace(case: Case, scenario: Scenario, pace: float) -> Result:

@@ -142,7 +142,7 @@ def _print(measured: Measured, output: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     t = measured.tables
     console.print(
         f"{len(measured.points)} points in {measured.measuring_s:.0f} s. Between passes {t.between_passes_s * 1e3:.2f} ms, of "

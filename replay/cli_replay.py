@@ -53,14 +53,17 @@ def replay(
         float | None, typer.Option(min=0.0, help="of the sampling; the scenario's if not given")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(help="address of a Ray cluster to place the engines on, or 'local'")
+        str | None,
+        typer.Option(
+            help="a Ray cluster to place the engines on: 'auto' (the running one), HOST:PORT, or 'local' (starts one)"
+        ),
     ] = None,
     step_deadline: Annotated[
         float, typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung")
     ] = 60.0,
     start_deadline: Annotated[float, typer.Option(min=1.0, help="seconds that the engines have to start")] = 600.0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="where the results go (default: results/NAME-replay)")
+        Path | None, typer.Option("--output", "-o", help="where the results go (default: results/NAME-SYSTEM-…-replay)")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of tables")] = False,
 ) -> None:
@@ -73,7 +76,7 @@ def replay(
 
     from replay.replayer import ReplayConfig, check_engine, check_replayable, engine_settings, process_fleet
     from replay.replayer import replay as run_replay
-    from simrl.agreement import agree
+    from simrl.agreement import agree, method_without_drafts
     from simrl.agreement_plot import plot_agreement
     from simrl.agreement_table import print_agreement
     from simrl.compare import MANIFEST
@@ -81,6 +84,7 @@ def replay(
     from simrl.interrupts import ctrl_c_once
     from simrl.profile import setting_differences
     from simrl.simulate import prepare, simulate_prepared, with_measured_loads
+    from simrl.table import not_drafted
     from simrl.trace import write_trace
 
     if device not in ("cpu", "cuda"):
@@ -104,12 +108,19 @@ def replay(
     check_replayable(prepared, config)
     check_engine(config)
     settings = engine_settings(prepared, config)
-    folder = output or Path("results") / f"{chosen.name}-{chosen.system.name}-replay"
-    said = Console(stderr=True, highlight=False)
+    if ray is not None:
+        from replay.ray_link import connect
+
+        connect(ray)
+    folder = output or default_folder(chosen, prepared.workers)
+    replaced = (folder / "agreement.json").exists()
+    said = Console(stderr=True, highlight=False, markup=False)
     for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
         said.print(f"note: the {difference}")
     with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
         predicted = simulate_prepared(prepared)
+        if method := method_without_drafts(predicted):
+            said.print(f"note: as predicted, {not_drafted(method)}")
         said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {chosen.steps} updates; starting engines …")
         logs = temporary / "logs"
         logs.mkdir()
@@ -140,9 +151,18 @@ def replay(
         for event in measured.result.metadata["replay"]["happened"]:
             print(f"At {event['at_s']:.1f} s: {event['message']}.")
         print(f"Training and rewards were held for the predicted time. Written to {folder}.")
+        if replaced:
+            print("It replaced the results of an earlier replay there; --output names another folder.")
     if measured.stopped is not None:
         why = str(measured.stopped) or "interrupted"
         raise StoppedError(f"{why}; what was measured by then is in {folder}")
+
+
+def default_folder(scenario: Scenario, workers: int) -> Path:
+    """Of the results: another for another system, parameter (dispatch and speculation are such) or number of workers."""
+    from simrl.compare import folder_name
+
+    return Path("results") / f"{scenario.name}-{folder_name(scenario)}-workers-{workers}-replay"
 
 
 def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
@@ -170,13 +190,16 @@ def _scenario(
     dispatch: str | None,
     speculation: str | None,
 ) -> Scenario:
+    from simrl.compare import run_names
     from simrl.scenario import Choices, load_scenarios
 
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = load_scenarios(file, overrides, system, choices)
     if len(scenarios) > 1:
-        names = ", ".join(dict.fromkeys(s.system.name for s in scenarios))
-        raise InputError(f"{file}: {len(scenarios)} runs ({names}); a replay is of one: choose it with --system NAME")
+        raise InputError(
+            f"{file}: {len(scenarios)} runs ({run_names(scenarios)}); a replay is of one: choose it with --system NAME, "
+            "its parameters (such as eta=8) and cluster.gpus=…"
+        )
     return scenarios[0]
 
 

@@ -15,6 +15,7 @@ from itertools import permutations
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.decisions import Difference, differences
@@ -107,20 +108,23 @@ class Part:
 class Agreement:
     """Predicted against measured.
 
-    `updates` that either run made; samples that finished in both, or in one of them only; the figures and their errors; the
-    updates that both runs made, as a whole (`steps`) and by worker (`parts`); the differences, in time.
+    `updates` that either run made; samples that finished in both, or in one of them only, and how many of these waited
+    for a later update when their run ended; the figures and their errors; the updates that both runs made, as a whole (`steps`)
+    and by worker (`parts`); the differences, in time; the method of speculation that drafted nothing, as predicted.
     """
 
     workers: int
     updates: Both[int]
     samples: int
     finished_in_one: Both[int]
+    finished_ahead: Both[int]
     figures: Figures
     errors: Errors
     near_tie_s: float
     steps: tuple[Part, ...]
     parts: tuple[Part, ...]
     differences: tuple[Difference, ...]
+    not_drafted: str | None
 
     @property
     def real_differences(self) -> tuple[Difference, ...]:
@@ -165,13 +169,23 @@ def agree(predicted: Result, measured: Result, near_tie_s: float | None = None) 
         updates=Both(len(p.updated_s), len(m.updated_s)),
         samples=len(uids),
         finished_in_one=Both(len(p.finished_s) - len(uids), len(m.finished_s) - len(uids)),
+        finished_ahead=Both(_ahead(p, uids), _ahead(m, uids)),
         figures=figures,
         errors=_errors(p, m, uids, figures),
         near_tie_s=tie_s,
         steps=tuple(part for part in parts if part.worker is None),
         parts=tuple(part for part in parts if part.worker is not None),
         differences=tuple(sorted(differences(p, m, uids, tie_s), key=lambda d: d.at_s)),
+        not_drafted=method_without_drafts(predicted),
     )
+
+
+def method_without_drafts(result: Result) -> str | None:
+    """The method of speculation, if it is there and drafted nothing."""
+    speculation = result.metadata.get("speculation")
+    if speculation is None or np.any(result.samples.column("drafted_tokens").to_numpy()):
+        return None
+    return str(speculation["method"])
 
 
 def repeat_spread(results: Sequence[Result]) -> Spread:
@@ -224,6 +238,12 @@ def _finished_in_both(p: RunView, m: RunView) -> list[int]:
                 "measured: runs of different traces, or seeds; compare two of one trace"
             )
     return uids
+
+
+def _ahead(view: RunView, in_both: Sequence[int]) -> int:
+    """Samples that finished in this run alone, and waited for a later update when it ended."""
+    buffered = view.result.samples.filter(pc.equal(view.result.samples.column("status"), "buffered"))
+    return len(set(buffered.column("uid").to_pylist()) & view.finished_s.keys() - set(in_both))
 
 
 # How far the times are apart.

@@ -6,6 +6,7 @@ same bytes.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from simrl.agreement_table import error_rows
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SAND, SKY, TEAL, VERMILLION, YELLOW
 from simrl.plots import BUBBLE, DPI, WIDTH, plain, save_png
 from simrl.result import Result
+from simrl.run_view import short_name
 from simrl.timeline import Spans, spans, steady_window
 
 VERSION_COLORS = (SKY, GREEN, ORANGE, PURPLE, BLUE)  # of the policy version, over and over
@@ -34,6 +36,7 @@ KIND_NAMES = {
     "evaluate": "evaluates",
     "idle": "idle (bubble)",
 }
+TITLE = 84  # characters that fit
 MOST_UPDATES = 6  # more in one picture nobody can tell apart
 
 
@@ -223,8 +226,8 @@ def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Re
 
 
 def _write_title(figure: Figure, predicted: Result, agreement: Agreement, errors: Sequence[str]) -> None:
-    scenario, height = predicted.metadata.get("scenario", {}), figure.get_figheight()
-    name = " on ".join(str(x) for x in (predicted.metadata.get("label"), scenario.get("model")) if x)
+    height = figure.get_figheight()
+    title = textwrap.shorten(f"Predicted against measured: {short_name(predicted.metadata)}", TITLE, placeholder=" …")
     real, all_ = len(agreement.real_differences), len(agreement.differences)
     ties = f"{all_ - real} near-tie{'s' * (all_ - real != 1)}"
     decided = f"{real} decided otherwise, {ties}" if all_ else "the same decisions"
@@ -232,7 +235,7 @@ def _write_title(figure: Figure, predicted: Result, agreement: Agreement, errors
     figure.text(
         0.012,
         1 - 0.10 / height,
-        plain(f"Predicted against measured: {name}"),
+        plain(title),
         fontsize="x-large",
         fontweight="bold",
         **place,

@@ -14,10 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from simrl.agreement import Agreement, Both, Part, Share, Spread
+from simrl.table import not_drafted
 
 MEANING = (
-    "Rollout clock: seconds in which some worker rolled out, here up to the last update; a sample's end is on it, its latency "
-    "(from its start) on the wall clock. Error: predicted / measured - 1, or the difference in percentage points"
+    "Rollout clock: seconds in which some worker rolled out; wall clock: all seconds; both up to the last update. A sample's "
+    "end is on the rollout clock, its latency (from its start) on the wall clock. Bubble: idle share of rollout workers. "
+    "Error: predicted / measured - 1, of shares the difference in percentage points; MAPE: its mean size over samples. In "
+    "agreement.json the rollout clock is rollout_s, its error makespan_err"
 )
 MOST_ROWS = 32
 MOST_DIFFERENCES = 10
@@ -31,7 +34,7 @@ def print_agreement(agreement: Agreement, console: Console, spread: Spread | Non
     console.print(_errors(agreement, spread))
     if agreement.samples:
         console.print(Text(MEANING))
-    for line in [*_missing(agreement), verdict(agreement)]:
+    for line in [*_missing(agreement), *_not_drafted(agreement), verdict(agreement)]:
         console.print(Text(line))
     shown = sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)[:MOST_DIFFERENCES]
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -70,8 +73,8 @@ def error_rows(agreement: Agreement) -> list[tuple[str, str, str, str, str]]:
         return name, predicted, measured, _error(error, getattr(e, error)), error
 
     rows = [
-        row("Rollout clock", a.rollout_s, _seconds, "makespan_err"),
-        row("Wall clock", a.wall_s, _seconds, "wall_err"),
+        row("Rollout clock", a.rollout_s, _with_unit, "makespan_err"),
+        row("Wall clock", a.wall_s, _with_unit, "wall_err"),
         row("A sample's end", None, _seconds, "sample_mape"),
         row("A sample's latency", None, _seconds, "latency_mape"),
         row("Rollout bubble", a.bubble, _share, "bubble_err"),
@@ -197,7 +200,19 @@ def _missing(agreement: Agreement) -> list[str]:
             f"Samples: {agreement.samples:,} finished in both runs and are compared; {alone.predicted:,} finished only in the "
             f"predicted one, {alone.measured:,} only in the measured one"
         )
+        alone_n, ahead_n = (both.predicted + both.measured for both in (alone, agreement.finished_ahead))
+        if ahead_n:
+            which = "those" if ahead_n == alone_n else f"{ahead_n:,} of those"
+            lines.append(
+                f"A run ends at its last update, with samples for later ones under way: {which} that only one run finished "
+                "are such"
+            )
     return lines
+
+
+def _not_drafted(agreement: Agreement) -> list[str]:
+    """A method that drafted nothing where it was predicted; what vLLM's own drafters do, measured results do not say."""
+    return [] if agreement.not_drafted is None else [not_drafted(agreement.not_drafted)]
 
 
 def _apart_s(part: Part) -> float:
@@ -208,6 +223,10 @@ def _apart_s(part: Part) -> float:
 
 def _seconds(value: float) -> str:
     return f"{value:,.{3 if value < 10 else 2 if value < 1000 else 1}f}"
+
+
+def _with_unit(value: float) -> str:
+    return f"{_seconds(value)} s"
 
 
 def _share(value: float) -> str:

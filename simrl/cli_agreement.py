@@ -31,8 +31,8 @@ def compare_with_measured(
     scenario = None if predicted.is_dir() else _only_scenario(predicted, overrides, choices)
     if scenario is None and (overrides or any(choices)):
         raise InputError(f"{predicted}: is the result of a run, which overrides cannot change; name a scenario instead")
-    name = f"{scenario.name}-{scenario.system.name}" if scenario else predicted.resolve().name
-    folder = output or Path("results") / f"{name}-agreement"
+    folder = output or Path("results") / f"{_name(scenario, predicted)}-agreement"
+    replaced = (folder / "agreement.json").exists()
     with write_whole_folder(folder, MANIFEST) as temporary:
         source = predicted
         if scenario is not None:
@@ -56,16 +56,28 @@ def compare_with_measured(
     console.print(f"Written to {folder}: agreement.json, agreement.png", soft_wrap=True)
     if scenario is not None:
         console.print(f"and what was predicted: {folder / 'predicted'}", soft_wrap=True)
+    if replaced:
+        console.print("It replaced an earlier comparison there; --output names another folder.")
+
+
+def _name(scenario: Scenario | None, predicted: Path) -> str:
+    """Of what is compared: a replay calls the folders of both its results the same, whatever it is of."""
+    from simrl.compare import folder_name
+
+    if scenario is not None:
+        return f"{scenario.name}-{folder_name(scenario)}"
+    folder = predicted.resolve()
+    return folder.parent.name if folder.name in ("predicted", "measured") else folder.name
 
 
 def _only_scenario(file: Path, overrides: Sequence[str], choices: Choices) -> Scenario:
+    from simrl.compare import run_names
     from simrl.scenario import load_scenarios
 
     scenarios = load_scenarios(file, overrides, choices=choices)
     if len(scenarios) > 1:
-        names = ", ".join(dict.fromkeys(s.system.name for s in scenarios))
         raise InputError(
-            f"{file}: {len(scenarios)} runs ({names}), but one was measured; choose it with systems=[NAME] and cluster.gpus=…, "
-            "or name its result folder"
+            f"{file}: {len(scenarios)} runs ({run_names(scenarios)}), but one was measured; choose it with systems=[NAME] and "
+            "cluster.gpus=…, or name its result folder"
         )
     return scenarios[0]

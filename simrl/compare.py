@@ -71,6 +71,22 @@ def folder_name(scenario: Scenario) -> str:
     return f"{name[:LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
+def run_names(scenarios: Sequence[Scenario]) -> str:
+    """The runs as a message lists them: their systems, and of runs of one system what they differ in."""
+    systems = [scenario.system.name for scenario in scenarios]
+    found = []
+    for scenario in scenarios:
+        same = [s for s in scenarios if s.system.name == scenario.system.name]
+        differs = [
+            f"{key}={value}"
+            for key, value in scenario.system.parameters.items()
+            if any(s.system.parameters.get(key) != value for s in same)
+        ]
+        said = ", ".join([*differs, *([scenario.variant] if scenario.variant and len(same) > 1 else [])])
+        found.append(f"{scenario.system.name} with {said}" if said else scenario.system.name)
+    return (", " if len(set(systems)) == len(systems) else "; ").join(found)
+
+
 def _check(scenario: Scenario) -> None:
     try:
         prepare(scenario)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,21 @@ class RunView(NamedTuple):
     def name(self, uid: int) -> str:
         """A sample as users know it: prompt/sample/epoch."""
         return "/".join(map(str, self.names[uid]))
+
+
+def short_name(metadata: Mapping[str, Any]) -> str:
+    """System and model in a few words: of a nested parameter the name alone, of a model's path its folder."""
+    scenario = metadata.get("scenario", {})
+    system = scenario.get("system", {"name": metadata.get("label", "")})
+    named = {
+        key: value["name"] if isinstance(value, Mapping) and "name" in value else value for key, value in system.items()
+    }
+    parameters = ", ".join(f"{key}={value}" for key, value in named.items() if key != "name")
+    label = f"{named['name']}({parameters})" if parameters else named["name"]
+    model = Path(scenario.get("model", ""))
+    return " on ".join(
+        part for part in (label, model.parent.name if model.name == "config.json" else model.name) if part
+    )
 
 
 def view_run(result: Result) -> RunView:

@@ -98,10 +98,15 @@ def _tokens_apart(rows: Sequence[Row]) -> list[str]:
         if row["migrated_share"] > 0:
             said.append(f"{row['migrated_share']:.1%} of the samples moved between workers")
         if row["speculation"] != "none" and row["accept_length"] is None:
-            said.append(f"{row['speculation']} drafted nothing ({NOTHING_DRAFTED})")
+            said.append(not_drafted(row["speculation"]))
         if said:
             lines.append(f"{_name(row)}: {', '.join(said)}")
     return lines
+
+
+def not_drafted(method: str) -> str:
+    """Why, and what to do."""
+    return f"{method} drafted nothing ({NOTHING_DRAFTED})"
 
 
 def _unequal_work(rows: Sequence[Row]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,7 @@ from command_line import SCENARIO, CommandLine
 from helpers import on_gpus, rows, sample
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from simrl.agreement import Agreement, Share, agree, finished_on_clock, repeat_spread
@@ -26,7 +28,7 @@ from simrl.agreement_table import print_agreement
 from simrl.errors import InputError
 from simrl.result import Lane, Recorder, Result, Step
 from simrl.rollout import Rollout, Segment
-from simrl.run_view import rollout_clock
+from simrl.run_view import rollout_clock, short_name
 from simrl.simulate import simulate
 
 Stay = tuple[int, int, int, float, float]  # a segment: worker, version, tokens, seconds from and to
@@ -411,10 +413,50 @@ def test_the_spread_of_repeats_is_over_all_pairs():
     assert spread.mean.makespan_err == pytest.approx((0.25 + 0.25 + 0.2 + 0.2 + 0 + 0) / 6)
     assert spread.mean.acceptance_err is None
     text = printed(agree(runs[0], runs[1]), spread=spread)
-    assert re.search(r"Rollout clock +10\.00 +8\.000 +\+25\.00% +15\.00% +25\.00%", text)
+    assert re.search(r"Rollout clock +10\.00 s +8\.000 s +\+25\.00% +15\.00% +25\.00%", text)
 
 
 # On the screen, as a picture, as a command.
+
+
+def test_samples_that_one_run_alone_had_rolled_out_ahead_are_told_from_those_it_trained_on():
+    ahead = {**TWO, 2: [(0, 0, 5, 6.0, 8.0)], 3: [(0, 0, 5, 6.0, 8.0)]}
+    less = {**TWO, 2: [(0, 0, 2, 6.0, 8.0)], 3: [(0, 0, 2, 6.0, 8.0)]}
+    measured = a_run(less, updates=[(8.0, [0, 1])], unfinished=[2, 3])
+
+    def told(trained: Sequence[int]) -> str:
+        return " ".join(printed(agree(a_run(ahead, updates=[(8.0, trained)]), measured)).split())
+
+    assert "2 finished only in the predicted one, 0 only in the measured one" in told([0, 1])
+    assert "samples for later ones under way: those that only one run finished are such" in told([0, 1])
+    assert "1 of those that only one run finished are such" in told([0, 1, 2])
+    assert "only one run finished" not in told([0, 1, 2, 3])
+
+
+def test_a_method_that_drafts_and_drafted_nothing_is_told_with_what_it_needs():
+    once, again = (simulated("verl_colocated", speculation=name) for name in ("histospec", "ngram"))
+    assert "histospec drafted nothing (from histories only prompts draft that come again" in " ".join(
+        printed(agree(once, once)).split()
+    )
+    assert "drafted nothing" not in printed(agree(again, again))
+    assert "drafted nothing" not in printed(agree(simulated("verl_colocated"), simulated("verl_colocated")))
+
+
+def test_the_title_of_a_picture_names_system_and_model_without_paths_and_settings():
+    run = simulated("verl_colocated")
+    system = {"name": "verl_colocated", "speculation": {"name": "ngram", "window": {"kind": "fixed", "tokens": 4}}}
+    nested = {"system": system, "model": "/a/long/path/to/qwen/config.json"}
+    assert short_name({"scenario": nested}) == "verl_colocated(speculation=ngram) on qwen"
+    assert (
+        short_name({"scenario": {"system": {"name": "areal", "eta": 2}, "model": "/b/qwen"}}) == "areal(eta=2) on qwen"
+    )
+    assert short_name({"label": "areal"}) == "areal"
+    long = {"system": {"name": "areal", **{f"parameter_{i}": i for i in range(9)}}, "model": "/b/qwen"}
+    of_long = replace(run, metadata={**run.metadata, "scenario": {**run.metadata["scenario"], **long}})
+    figure = agreement_figure(of_long, of_long, agree(of_long, of_long))
+    title = figure.texts[0]
+    assert title.get_text().endswith("…")
+    assert title.get_window_extent(FigureCanvasAgg(figure).get_renderer()).x1 < figure.bbox.x1
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -516,3 +558,16 @@ def test_what_cannot_be_compared_is_told_in_a_line(simrl: CommandLine, measured:
     assert "runs of different traces" in simrl.refuses("compare", "one.yaml", "seed=4", "--measured", name)
     told = simrl.refuses("compare", "one.yaml", "cluster.gpus=2", "--measured", name)
     assert "one.yaml, measured slow/verl-colocated: predicted has 2 rollout workers, measured 4" in told
+
+
+def test_comparisons_of_two_replays_leave_each_others_results_and_one_that_replaces_says_so(
+    simrl: CommandLine, measured: Path
+):
+    for name in ("first", "second"):
+        for run in ("predicted", "measured"):
+            shutil.copytree(simrl.folder / measured, simrl.folder / name / run)
+        code, out, err = simrl("compare", f"{name}/predicted", "--measured", f"{name}/measured")
+        assert code == 0, err
+        assert f"Written to results/{name}-agreement" in out and "replaced" not in out
+    code, out, err = simrl("compare", "first/predicted", "--measured", "second/measured")
+    assert code == 0 and "It replaced an earlier comparison there; --output names another folder" in out, err

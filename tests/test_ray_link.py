@@ -10,6 +10,7 @@ pytest.importorskip("vllm", reason="runs real vLLM engines (README, 'Replay on y
 ray = pytest.importorskip("ray", reason="runs a local Ray cluster: pip install 'simrl[ray]'")
 
 import yaml  # noqa: E402
+from command_line import SCENARIO, CommandLine  # noqa: E402
 from helpers import trace  # noqa: E402
 from test_replay_faults import eventually  # noqa: E402
 
@@ -108,3 +109,20 @@ def test_a_cluster_that_does_not_answer_is_named(prepared: Prepared, config: Rep
     ray.shutdown()
     with pytest.raises(InputError, match=r"--ray 127\.0\.0\.1:1: no cluster answers there"):
         ray_fleet(1, engine_settings(prepared, config), config, "127.0.0.1:1")
+
+
+def test_a_replay_asks_for_the_cluster_before_it_predicts_anything(simrl: CommandLine, config: ReplayConfig) -> None:
+    ray.shutdown()
+    scenario = SCENARIO.replace("[verl_colocated, {name: areal, eta: 2}]", "[verl_colocated]").replace("h100", "cpu")
+    (simrl.folder / "one.yaml").write_text(f"{scenario}engine: {{kv_cache_tokens: 4096}}\n")
+    told = simrl.refuses(
+        "replay",
+        "one.yaml",
+        f"model={config.model}/config.json",
+        "training.mfu=1",
+        "--device",
+        "cpu",
+        "--ray",
+        "127.0.0.1:1",
+    )  # one line, so nothing was said of a prediction
+    assert "--ray 127.0.0.1:1: no cluster answers there" in told

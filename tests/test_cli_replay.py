@@ -1,0 +1,46 @@
+"""The command around a replay, as far as it goes without an engine."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+from replay.cli_replay import _scenario, default_folder
+from simrl.errors import InputError
+from simrl.scenario import Choices, load_scenarios
+
+
+def test_replays_of_other_systems_speculations_dispatches_or_workers_leave_each_others_results(simrl: CommandLine):
+    folders = []
+    for system, dispatch, speculation in product(
+        ("verl_colocated", "areal"), ((), ("least_requests",)), ((), ("ngram",), ("{name: ngram, gate: open}",))
+    ):
+        choices = Choices((), dispatch, speculation)
+        (scenario,) = load_scenarios(Path("scenario.yaml"), [], system, choices)
+        folders += [default_folder(scenario, workers) for workers in (1, 2)]
+    assert len(set(folders)) == len(folders) == 24
+    assert Path("results/tiny-verl-colocated-speculation-ngram-workers-2-replay") in folders
+    assert all(set(folder.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([], "2 runs (verl_colocated, areal)"),
+        (["systems=[verl_colocated]", "vary=[{cluster.gpus: 4}, {cluster.gpus: 8}]"],
+         "2 runs (verl_colocated with cluster.gpus=4; verl_colocated with cluster.gpus=8)"),
+        (["systems=[{name: areal, eta: 1}, {name: areal, eta: 2}]"], "2 runs (areal with eta=1; areal with eta=2)"),
+    ],
+)  # fmt: skip
+def test_where_a_scenario_has_several_runs_what_they_differ_in_is_named(
+    simrl: CommandLine, overrides: list[str], named: str
+):
+    with pytest.raises(InputError) as told:
+        _scenario(Path("scenario.yaml"), overrides, None, None, None)
+    assert named in str(told.value) and "choose it with --system NAME" in str(told.value)
+    if not overrides:
+        return
+    ended = simrl("run", "scenario.yaml", "--system", "verl_colocated", "-o", "one")
+    assert ended.code == 0, ended.err
+    assert named in simrl.refuses("compare", "scenario.yaml", *overrides, "--measured", "one/verl-colocated")

@@ -33,7 +33,8 @@ class EngineSettings:
     """What an engine is started with. `model` is a folder with a config.json; with `dummy_weights` that is all it needs.
 
     `kv_blocks` of `block_size` tokens are the KV cache; None lets vLLM take what memory is left. `speculative` is vLLM's
-    `speculative_config`. `threads` are those of a CPU engine.
+    `speculative_config`. A response ends with `stop_token`, if there is one; else it has the length that was asked for.
+    `threads` are those of a CPU engine.
     """
 
     model: str
@@ -49,6 +50,7 @@ class EngineSettings:
     temperature: float = 1.0
     seed: int = 0
     speculative: dict[str, Any] | None = None
+    stop_token: int | None = None
     threads: int = 1
     gpu_memory_utilization: float = 0.9
 
@@ -171,7 +173,7 @@ class VllmEngine:
     # Requests.
 
     def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
-        """A request that gets exactly so many tokens after these."""
+        """A request that gets exactly so many tokens after these, or ends with the stop token."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -179,6 +181,7 @@ class VllmEngine:
             temperature=self.settings.temperature,
             max_tokens=tokens,
             ignore_eos=True,
+            stop_token_ids=None if self.settings.stop_token is None else [self.settings.stop_token],
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )

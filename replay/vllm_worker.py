@@ -72,6 +72,7 @@ class _Stay:
         self.until_s = 0.0
         self.drafts: Drafts = (0, 0, 0, 0)
         self.aborted = False
+        self.ended_by_itself = False
 
 
 class _Load(NamedTuple):
@@ -89,7 +90,8 @@ class VllmWorker:
     while it has work, or for `start_deadline_s` while it starts or loads weights. `tell` hears what happened to it, for the
     result; `on_done` hears of every response, `on_back` of the engine's return, when nothing is submitted to it yet. Loads
     are held for `held_load_s` longer than they take: for dummy weights, of which there are no others to load. `forced` gives
-    what an oracle drafter is told of a sample.
+    what an oracle drafter is told of a sample. Where engines have a `stop_token`, a response is done when it has that; its
+    length in `responses` is the most it may have.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class VllmWorker:
         setup: Any = None,
         held_load_s: float = 0.0,
         forced: Callable[[Sample], Forced] | None = None,
+        stop_token: int | None = None,
     ) -> None:
         self.policy_version = 0
         self.index = index
@@ -129,6 +132,7 @@ class VllmWorker:
         self._setup = setup
         self._held_load_s = held_load_s
         self._forced = forced
+        self._stop_token = stop_token
         self._speculates = True
         self._commands: list[Command] = []
         self._stays: dict[int, _Stay] = {}  # by their numbers
@@ -179,7 +183,8 @@ class VllmWorker:
         def ended(_: simpy.Event) -> None:
             # Which of the two came first, its end or the abort, only the engine knew.
             rollout = cast(Rollout, stay.event.value)
-            event.succeed(rollout if first and rollout.tokens < stay.length else None)
+            there = stay.ended_by_itself or rollout.tokens == stay.length
+            event.succeed(rollout if first and not there else None)
 
         on_fire(stay.event, ended)
         if first:
@@ -323,8 +328,8 @@ class VllmWorker:
                     self._gained(report)
                 case Ended(number, at_s, whole, drafts):
                     stay = self._stays[number]
-                    stay.drafts = drafts
-                    rollout = self._ended(stay, done=whole and stay.whole)
+                    stay.drafts, stay.ended_by_itself = drafts, whole
+                    rollout = self._ended(stay, done=whole and (stay.whole or stay.token_ids[-1] == self._stop_token))
                     if not self._stays:
                         self._close_rollout_span(self._time_s(at_s))
                     stay.event.succeed(rollout)

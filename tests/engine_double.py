@@ -137,10 +137,13 @@ class EngineDouble:
             text.cached = reach
             if gained:
                 text.ids.append(next_token(text.cache, self._weights))
-                finished = request.generated == request.response
+                stopped = text.ids[-1] == self.settings.stop_token
+                finished = request.generated == request.response or stopped
                 progress.append(Progress(request_id, text.ids[-1:], finished))
                 if finished:
                     self._end(request_id)
+                if stopped and request.generated < request.response:
+                    passes.abort(request)
         return progress
 
     def load_weights(self, folder: str) -> None:

@@ -58,7 +58,8 @@ class Rig:
 def rig(limits=ROOMY, tables=TICKS, load_s=10.0, **more) -> Rig:
     env, record = LogicalClock(), recorder()
     link = LogicalLink(env)
-    engine = EngineDouble(double_settings(limits), tables, load_s=load_s, wait=link.sleep)
+    engine_settings = replace(double_settings(limits), stop_token=more.get("stop_token"))
+    engine = EngineDouble(engine_settings, tables, load_s=load_s, wait=link.sleep)
     worker = VllmWorker(
         env,
         0,
@@ -209,6 +210,38 @@ def test_a_stay_that_reaches_its_limit_is_not_done_and_goes_on_from_there():
     assert rollout.token_ids == tuple(continuation(prompt_ids(a), 9, "v0"))
 
 
+def test_a_response_is_done_with_its_stop_token_wherever_that_is_and_at_its_cap_without_one():
+    first = sample(1, 5, 40)
+    tokens = continuation(prompt_ids(first), 40, "v0")
+    stop_at = next(i for i in range(9, 40) if tokens[i] not in tokens[:i])
+    real = rig(stop_token=tokens[stop_at])
+    uncut = next(
+        uid for uid in range(2, 99) if tokens[stop_at] not in continuation(prompt_ids(sample(uid, 5, 40)), 40, "v0")
+    )
+    real.note("stopped", real.worker.submit(first))
+    real.note("capped", real.worker.submit(sample(uncut, 5, 40)))
+    real.at(stop_at + 20.5, lambda: real.note("late abort", real.worker.abort(first)))
+    real.run()
+    ends = {name: value for name, _, value in real.log}
+    assert ends["stopped"].done and list(ends["stopped"].token_ids) == tokens[: stop_at + 1]
+    assert ends["capped"].done and ends["capped"].tokens == 40
+    assert ends["late abort"] is None
+
+
+def test_a_budget_that_ends_at_the_stop_token_leaves_a_response_that_is_done():
+    first = sample(1, 5, 40)
+    tokens = continuation(prompt_ids(first), 40, "v0")
+    stop_at = next(i for i in range(9, 40) if tokens[i] not in tokens[:i])
+    real = rig(stop_token=tokens[stop_at])
+    real.note("at it", real.worker.submit(first, max_tokens=stop_at + 1))
+    real.run()
+    assert real.log[0][2].done
+    real = rig(stop_token=tokens[stop_at])
+    real.note("before it", real.worker.submit(first, max_tokens=stop_at))
+    real.run()
+    assert not real.log[0][2].done
+
+
 def test_what_is_watched_is_told_at_the_boundary_at_which_it_is_so():
     real = rig()
     a = sample(0, 4, 9)
@@ -319,7 +352,7 @@ class RecordingDrafter:
     def __init__(self) -> None:
         self.told: list = []
 
-    def begins(self, request_id, prompt_id, prompt_ids, token_ids) -> None:
+    def begins(self, request_id, prompt_id, prompt_ids, token_ids, forced=None) -> None:
         self.told.append(("begins", request_id))
 
     def ends(self, request_id) -> None:

@@ -34,7 +34,7 @@ from simrl.synthesis import synthesise
 from simrl.systems import System, make_system
 from simrl.tail_drafting import TailPlan, plan_tail
 from simrl.trace import Trace, read_trace
-from simrl.trainer import SimulatedRewarder, SimulatedTrainer
+from simrl.trainer import Rewarder, SimulatedRewarder, SimulatedTrainer, Trainer
 from simrl.training import TrainingCosts, deal, longest_first, pack
 from simrl.worker import RolloutWorker, SimulatedWorker, WorkerCosts
 from simrl.workload import Workload
@@ -211,8 +211,9 @@ class Worker(RolloutWorker, FaultyWorker, LentWorker, Protocol):
 
 class Schedule:
     """A prepared scenario with its actors, on a clock: SimPy's own, or that of the wall. `make_workers` gives the rollout
-    workers, `units` of them, which may look up the rest here. `run` goes to the last policy update; `result` is what has
-    happened so far, also where something stopped the run."""
+    workers, `units` of them, which may look up the rest here; `make_learners` a trainer for some lanes and a rewarder, by
+    default the simulated ones. `run` goes to the last policy update; `result` is what has happened so far, also where
+    something stopped the run."""
 
     def __init__(
         self,
@@ -220,6 +221,7 @@ class Schedule:
         env: simpy.Environment,
         make_workers: Callable[[Schedule], Sequence[Worker]],
         on_step: Callable[[int], None] | None = None,
+        make_learners: Callable[[Schedule, Sequence[int]], tuple[Trainer, Rewarder]] | None = None,
     ) -> None:
         scenario, system = prepared.scenario, prepared.system
         self.prepared, self.env = prepared, env
@@ -250,16 +252,16 @@ class Schedule:
         self.workload = Workload(prepared.trace)
         self.spot = _spot_trainer(prepared, recorder, self.units)
         self.workers = list(make_workers(self))
-        costs = _costs(scenario, system, prepared.model, prepared.gpu, prepared.train_gpus)
+        make_learners = make_learners or simulated_learners
         kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
         self.dispatcher = Dispatcher(env, self.workers, system.dispatch, recorder, kv_cache_tokens=kv_cache_tokens)
-        self.trainer = SimulatedTrainer(env, costs, train_lanes, recorder, self.spot)
+        self.trainer, rewarder = make_learners(self, train_lanes)
         stage = Stage(
             env=env,
             workers=list(self.workers),
             dispatcher=self.dispatcher,
             trainer=self.trainer,
-            rewarder=SimulatedRewarder(env, scenario.training.reward_s, self.workload.responses),
+            rewarder=rewarder,
             recorder=recorder,
             workload=self.workload,
             times=_rollout_times(prepared),
@@ -267,6 +269,7 @@ class Schedule:
             best_of_n=prepared.tail.rule if prepared.tail else None,
         )
         if adapts:
+            assert isinstance(self.trainer, SimulatedTrainer)
             for lane in train_lanes:
                 self.dispatcher.retire(lane)
                 self.workers[lane].lend()
@@ -318,6 +321,14 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
         )
         for i in range(schedule.units)
     ]
+
+
+def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:
+    """Whose phases take what the scenario's training costs."""
+    prepared, scenario, env = schedule.prepared, schedule.prepared.scenario, schedule.env
+    costs = _costs(scenario, prepared.system, prepared.model, prepared.gpu, prepared.train_gpus)
+    trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot)
+    return trainer, SimulatedRewarder(env, scenario.training.reward_s, schedule.workload.responses)
 
 
 def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTrainer | None:

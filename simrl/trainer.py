@@ -86,8 +86,7 @@ class SimulatedTrainer:
         self._env = env
         self._recorder = recorder
         self._spot = spot
-        self._published = 0
-        self._waiting: list[tuple[int, simpy.Event]] = []
+        self._publications = Publications(env)
         self._switched: set[int] = set()  # lanes that train already, while others roll out
         self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
 
@@ -106,11 +105,7 @@ class SimulatedTrainer:
         return self._env.process(self._infer(list(rollouts), lanes))
 
     def published(self, version: int) -> simpy.Event:
-        event = self._env.event()
-        if self._published >= version:
-            return event.succeed()
-        self._waiting.append((version, event))
-        return event
+        return self._publications.of(version)
 
     def _train(self, rollouts: list[Rollout], prepared: set[int], publish: bool) -> simpy.events.ProcessGenerator:
         started_s = self._env.now
@@ -172,17 +167,13 @@ class SimulatedTrainer:
     def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
         yield from self._work(self.costs.after(self.version, publish))
         self._switched.clear()
-        step = self._step(rollouts, started_s)
+        step = step_of(rollouts, self.version, started_s, self._env.now)
         self._recorder.trained(step, rollouts)
         self.version += 1
         if self._spot is not None:
             self._spot.policy_updated(self._env.now)
         if publish:
-            self._published = self.version
-        ready = [event for version, event in self._waiting if version <= self._published]
-        self._waiting = [(version, event) for version, event in self._waiting if version > self._published]
-        for event in ready:
-            event.succeed()
+            self._publications.publish(self.version)
         return step
 
     def _work(self, phases: Sequence[Phase], lanes: Sequence[int] | None = None) -> simpy.events.ProcessGenerator:
@@ -196,34 +187,60 @@ class SimulatedTrainer:
             for lane in self.lanes if lanes is None else lanes:
                 self._recorder.span(lane, kind, phase_started_s, self._env.now, self.version)
 
-    def _step(self, rollouts: list[Rollout], started_s: float) -> Step:
-        """Off-policyness of a token: this update's version minus the version that generated it. Tokens that were carried over
-        from an earlier step are counted apart."""
-        own: list[tuple[int, int]] = []
-        carried: list[tuple[int, int]] = []
-        for rollout in rollouts:
-            left = rollout.carried_tokens
-            for segment in rollout.segments:
-                age, over = self.version - segment.policy_version, min(left, segment.tokens)
-                left -= over
-                own.append((age, segment.tokens - over))
-                carried.append((age, over))
-        ages = np.array(own, dtype=np.int64)
-        ages_carried = np.array(carried, dtype=np.int64)
-        tokens = int(ages[:, 1].sum())
-        return Step(
-            step=self.version,
-            policy_version=self.version,
-            started_s=started_s,
-            finished_s=self._env.now,
-            samples=len(rollouts),
-            prompt_tokens=sum(r.sample.prompt_tokens for r in rollouts),
-            response_tokens=tokens + int(ages_carried[:, 1].sum()),
-            off_policyness_mean=float((ages[:, 0] * ages[:, 1]).sum()) / max(tokens, 1),
-            off_policyness_max=int(ages[:, 0].max(where=ages[:, 1] > 0, initial=0)),
-            carried_tokens=int(ages_carried[:, 1].sum()),
-            carried_off_policyness_max=int(ages_carried[:, 0].max(where=ages_carried[:, 1] > 0, initial=0)),
-        )
+
+class Publications:
+    """Which versions can be loaded, and who waits for one."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._newest = 0
+        self._waiting: list[tuple[int, simpy.Event]] = []
+
+    def of(self, version: int) -> simpy.Event:
+        """Fires when this version, or a newer one, is there."""
+        event = self._env.event()
+        if self._newest >= version:
+            return event.succeed()
+        self._waiting.append((version, event))
+        return event
+
+    def publish(self, version: int) -> None:
+        """A version can be loaded."""
+        self._newest = version
+        ready = [event for wanted, event in self._waiting if wanted <= version]
+        self._waiting = [(wanted, event) for wanted, event in self._waiting if wanted > version]
+        for event in ready:
+            event.succeed()
+
+
+def step_of(rollouts: Sequence[Rollout], version: int, started_s: float, finished_s: float) -> Step:
+    """The update of `version` on these rollouts. Off-policyness of a token: this version minus the one that generated it.
+    Tokens that were carried over from an earlier step are counted apart."""
+    own: list[tuple[int, int]] = []
+    carried: list[tuple[int, int]] = []
+    for rollout in rollouts:
+        left = rollout.carried_tokens
+        for segment in rollout.segments:
+            age, over = version - segment.policy_version, min(left, segment.tokens)
+            left -= over
+            own.append((age, segment.tokens - over))
+            carried.append((age, over))
+    ages = np.array(own, dtype=np.int64)
+    ages_carried = np.array(carried, dtype=np.int64)
+    tokens = int(ages[:, 1].sum())
+    return Step(
+        step=version,
+        policy_version=version,
+        started_s=started_s,
+        finished_s=finished_s,
+        samples=len(rollouts),
+        prompt_tokens=sum(r.sample.prompt_tokens for r in rollouts),
+        response_tokens=tokens + int(ages_carried[:, 1].sum()),
+        off_policyness_mean=float((ages[:, 0] * ages[:, 1]).sum()) / max(tokens, 1),
+        off_policyness_max=int(ages[:, 0].max(where=ages[:, 1] > 0, initial=0)),
+        carried_tokens=int(ages_carried[:, 1].sum()),
+        carried_off_policyness_max=int(ages_carried[:, 0].max(where=ages_carried[:, 1] > 0, initial=0)),
+    )
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> Ints:

@@ -1,0 +1,91 @@
+"""What an update follows: group-normalised advantages (GRPO), and the clipped objective, decoupled as in AReaL.
+
+Three policies meet in a token: π_behaviour drew it, π_proximal is what the update must stay near, π is being trained. The
+objective of a token (AReaL, arXiv 2505.24298, §5.2, after Hilton et al.) is
+
+    π_proximal / π_behaviour · min(ratio · A, clip(ratio, 1 − clip_low, 1 + clip_high) · A),    ratio = π / π_proximal
+
+The first factor is a constant to the gradient, and capped. With behaviour = proximal it is 1: GRPO, and DAPO (arXiv 2503.14476)
+where clip_high > clip_low. There is no penalty for leaving a reference model (as in DAPO).
+
+Invariant: pure functions of flat tensors, one value for each response token or each response; nothing is averaged here but what
+is told as a statistic. Without gradients there is none in what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+_EPSILON = 1e-6  # beside a standard deviation
+
+
+class LossConfig(BaseModel):
+    """The objective. A clip that is null does not clip on its side."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    clip_low: float | None = Field(default=0.2, ge=0, le=1)
+    clip_high: float | None = Field(default=0.28, ge=0, description="DAPO §3.1: higher than clip_low; PPO: the same")
+    normalise_std: bool = Field(
+        default=True,
+        description="advantages over the standard deviation of their group (GRPO); false: less the mean alone (Dr. GRPO)",
+    )
+    weight_cap: float | None = Field(
+        default=5.0, gt=0, description="of π_proximal / π_behaviour: truncated importance sampling; null: no cap"
+    )
+
+
+class TokenLosses(NamedTuple):
+    """Of each token: the loss (the negative objective), whether the clip stopped its gradient, and whether its weight was
+    capped. Shapes: (tokens,)."""
+
+    losses: torch.Tensor
+    clipped: torch.Tensor
+    capped: torch.Tensor
+
+
+def advantages(rewards: Sequence[float], groups: Sequence[int], normalise_std: bool) -> torch.Tensor:
+    """Of each response: its reward less the mean of its group, over the group's standard deviation if that is asked for. In a
+    group of equal rewards exactly 0. Shape: (responses,)."""
+    values, of = torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups)
+    out = torch.zeros_like(values)
+    for group in of.unique():
+        own = of == group
+        reward = values[own]
+        if reward.min() < reward.max():
+            scale = reward.std(correction=0) + _EPSILON if normalise_std else 1.0
+            out[own] = (reward - reward.mean()) / scale
+    return out.float()
+
+
+def token_losses(
+    log_probs: torch.Tensor,
+    proximal: torch.Tensor,
+    behaviour: torch.Tensor,
+    advantages: torch.Tensor,
+    config: LossConfig,
+) -> TokenLosses:
+    """The loss of each token from its log-probs under the three policies and the advantage of its response, all of shape
+    (tokens,). Gradients go to `log_probs` alone."""
+    proximal, behaviour = proximal.detach(), behaviour.detach()
+    ratio = (log_probs - proximal).exp()
+    lowest = None if config.clip_low is None else 1 - config.clip_low
+    highest = None if config.clip_high is None else 1 + config.clip_high
+    bounded = ratio if lowest is None and highest is None else ratio.clamp(lowest, highest)
+    surrogate = torch.minimum(ratio * advantages, bounded * advantages)
+    weight = (proximal - behaviour).exp()
+    capped = torch.zeros_like(weight, dtype=torch.bool) if config.weight_cap is None else weight > config.weight_cap
+    if config.weight_cap is not None:
+        weight = weight.clamp(max=config.weight_cap)
+    return TokenLosses(-weight * surrogate, bounded * advantages < ratio * advantages, capped)
+
+
+def kl(log_probs: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """An estimate, of each token that `of` drew, of KL(of ‖ π): r − 1 − log r with r = π / of, never negative (Schulman's k3).
+    Both arguments are log-probs. Shape: (tokens,)."""
+    difference = log_probs - of
+    return difference.exp() - 1 - difference

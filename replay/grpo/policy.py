@@ -1,0 +1,193 @@
+"""The policy: a small Qwen3 in float32, what its tokens are worth to it, and its folders, which vLLM loads.
+
+Invariant: values of tokens are flat, one for each response token, response after response in the order given; how they were
+batched does not show. Sequences are padded on the right, where a causal model never looks: no attention mask is needed.
+Temperature is 1 throughout, for log-probs of a policy that samples at 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from simrl.errors import InputError, first_line
+from simrl.files import write_whole_folder
+
+WEIGHTS = "model.safetensors"
+_MANIFEST = "files.txt"
+
+Weights = Mapping[str, torch.Tensor]  # a state_dict
+
+
+class PolicyConfig(BaseModel):
+    """The shape of the model. vLLM's attention takes heads of 32, 64, 96 … dimensions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: int = Field(default=4, ge=1)
+    hidden: int = Field(default=128, ge=1)
+    heads: int = Field(default=4, ge=1)
+    kv_heads: int = Field(default=2, ge=1)
+    intermediate: int = Field(default=384, ge=1)
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> PolicyConfig:
+        if self.hidden % (32 * self.heads) or self.heads % self.kv_heads:
+            raise ValueError("hidden is a multiple of 32 × heads, heads one of kv_heads")
+        return self
+
+
+class TokenIds(NamedTuple):
+    """A prompt and its response."""
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+
+
+class TokenValues(NamedTuple):
+    """Of each response token, flat: its log-prob, and the entropy of the distribution it was drawn from, in nat."""
+
+    log_probs: torch.Tensor
+    entropies: torch.Tensor
+
+
+def make_policy(config: PolicyConfig, vocabulary: int, most_tokens: int, seed: int) -> Any:
+    """A Qwen3ForCausalLM with random weights that belong to the seed; `most_tokens` of prompt and response."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=vocabulary,
+                hidden_size=config.hidden,
+                intermediate_size=config.intermediate,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.kv_heads,
+                head_dim=config.hidden // config.heads,
+                max_position_embeddings=most_tokens,
+                tie_word_embeddings=False,
+                dtype="float32",
+                architectures=["Qwen3ForCausalLM"],
+            )
+        )
+
+
+def save_policy(model: Any, folder: str | Path) -> Path:
+    """Writes config.json and model.safetensors, whole or not at all."""
+    with write_whole_folder(Path(folder), _MANIFEST) as temporary:
+        model.config.save_pretrained(temporary)
+        weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+    return Path(folder)
+
+
+def load_weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    """The weights in a folder that `save_policy` wrote. Raises `InputError` where there are none."""
+    file = Path(folder) / WEIGHTS
+    try:
+        return dict(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file}: holds no weights ({first_line(error)}); name a folder of a policy") from error
+
+
+def load_policy(folder: str | Path) -> Any:
+    """The model in a folder that `save_policy` wrote. Raises `InputError` where there is none."""
+    weights = load_weights(folder)
+    try:
+        model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder, local_files_only=True, dtype="float32"))
+        model.load_state_dict(weights)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{folder}: holds no policy ({first_line(error)}); name a folder of a policy") from error
+    return model
+
+
+def micro_batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
+    """Deals sequences, the longest first, into batches of at most so many tokens, padding included; gives their indices. A
+    sequence that is longer goes alone."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    start = 0
+    while start < len(order):
+        size = max(1, most_tokens // max(1, lengths[order[start]]))
+        yield order[start : start + size]
+        start += size
+
+
+def token_values(model: Any, sequences: Sequence[TokenIds], weights: Weights | None = None) -> TokenValues:
+    """One forward pass over all of these sequences, with gradients unless they are switched off; with `weights` in place of
+    the model's own, as if the model had them."""
+    device = next(model.parameters()).device
+    whole = [torch.tensor([*each.prompt, *each.response][:-1], dtype=torch.long) for each in sequences]
+    ids = pad_sequence(whole, batch_first=True).to(device)
+    predicts = torch.zeros(ids.shape, dtype=torch.bool, device=device)  # the positions whose next token is a response's
+    for row, each in zip(predicts, sequences, strict=True):
+        row[len(each.prompt) - 1 : len(each.prompt) + len(each.response) - 1] = True
+    named = {"input_ids": ids, "use_cache": False}
+    out = model(**named) if weights is None else torch.func.functional_call(model, dict(weights), (), named)
+    likely = out.logits[predicts].float().log_softmax(-1)
+    chosen = torch.tensor([token for each in sequences for token in each.response], dtype=torch.long, device=device)
+    return TokenValues(likely.gather(-1, chosen[:, None])[:, 0], -(likely.exp() * likely).sum(-1))
+
+
+def log_probs(
+    model: Any, sequences: Sequence[TokenIds], micro_batch_tokens: int, weights: Weights | None = None
+) -> torch.Tensor:
+    """The log-prob of each response token, flat, without gradients. Shape: (response tokens of all sequences,)."""
+    out = torch.empty(sum(len(each.response) for each in sequences))
+    places = token_places([len(each.response) for each in sequences])
+    with torch.no_grad():
+        for batch in micro_batches([len(s.prompt) + len(s.response) for s in sequences], micro_batch_tokens):
+            values = token_values(model, [sequences[i] for i in batch], weights)
+            out[np.concatenate([places[i] for i in batch])] = values.log_probs.cpu()
+    return out
+
+
+def token_places(lengths: Sequence[int]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Where the tokens of each response stand in a flat array of all of them."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    most_tokens: int,
+    eos: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    at_once: int = 256,
+) -> list[list[int]]:
+    """A response to each prompt, up to its end or to `most_tokens`; temperature 0 is greedy. Prompts of one length go together,
+    up to `at_once`. For evaluation and tests: the rollouts of a run come from vLLM."""
+    draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+    responses: list[list[int]] = [[] for _ in prompts]
+    for length in sorted({len(prompt) for prompt in prompts}):
+        same = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        for start in range(0, len(same), at_once):
+            running, cache = same[start : start + at_once], None
+            ids = torch.tensor([list(prompts[i]) for i in running], device=draws.device)
+            with torch.no_grad():
+                for _ in range(most_tokens):
+                    out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+                    cache, logits = out.past_key_values, out.logits[:, -1]
+                    ids = logits.argmax(-1, keepdim=True)
+                    if temperature > 0:
+                        ids = torch.multinomial((logits / temperature).softmax(-1), 1, generator=draws)
+                    for i, token in zip(running, ids[:, 0].tolist(), strict=True):
+                        responses[i].append(token)
+                    running = [i for i in running if responses[i][-1] != eos]
+                    if not running:
+                        break
+                    if len(running) < len(ids):
+                        going = (ids[:, 0] != eos).nonzero()[:, 0]
+                        ids = ids[going]
+                        cache.batch_select_indices(going)
+    return responses

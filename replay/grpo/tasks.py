@@ -1,0 +1,178 @@
+"""Tasks whose answers a function can check, and whose responses are long-tailed because they are searches.
+
+Countdown: `3 5 2=24:` asks for an expression of these numbers, each used once, that is worth the target. A response tries,
+writes its steps out, marks a try that misses with x, goes on, and after a hit writes the answer and the end-of-sequence token:
+
+    5+3=8,8-2=6x 3*2=6,6+5=11x …  5+3=8,8*3=24>(5+3)*3        (without the spaces)
+
+In random order the number of tries is geometric, with a chance of success that differs from prompt to prompt: a long tail. Who
+searches better, or slips less in arithmetic, needs fewer tokens and is right more often.
+
+Invariant: prompt i of a seed is the same whatever is asked for beside it; a reward is exact, for any token ids: an answer is
+parsed, never evaluated as code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PAD, EOS = 0, 1
+CHARACTERS = "0123456789+-*=,:x>() "
+VOCABULARY = 32  # ids of a model: PAD, EOS and the characters, up to the next multiple of 32
+
+_ID = {character: i + 2 for i, character in enumerate(CHARACTERS)}
+_CHARACTER = {i: character for character, i in _ID.items()}
+_LONGEST_ANSWER = 64  # characters: an expression of six numbers with all its parentheses has fewer
+_MOST_DRAWS = 10_000
+
+
+def encode(text: str) -> list[int]:
+    """A token a character."""
+    return [_ID[character] for character in text]
+
+
+def decode(ids: Iterable[int]) -> str:
+    """The text of token ids; pad, end and ids of no character are shown as `?`, which is no character either."""
+    return "".join(_CHARACTER.get(i, "?") for i in ids)
+
+
+class Problem(NamedTuple):
+    """Numbers, each to be used once, the target they should come to, and the prompt that says so."""
+
+    numbers: tuple[int, ...]
+    target: int
+    prompt_ids: tuple[int, ...]
+
+
+class Try(NamedTuple):
+    """The steps of one way to combine the numbers, what they come to, and the same as one expression."""
+
+    steps: str
+    value: int
+    expression: str
+
+
+class Countdown(BaseModel):
+    """The task and its parameters. A target is what some random try comes to, so every problem has a solution."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["countdown"] = "countdown"
+    counts: tuple[int, ...] = Field(
+        default=(3,), min_length=1, description="how many numbers a prompt has, each as likely"
+    )
+    largest_number: int = Field(default=9, ge=2, le=99)
+    largest_target: int = Field(default=99, ge=2, le=9999)
+    most_tokens: int = Field(default=256, ge=16, description="the cap of a response, its end included")
+
+    vocabulary: ClassVar[int] = VOCABULARY
+    eos: ClassVar[int] = EOS
+    pad: ClassVar[int] = PAD
+
+    @model_validator(mode="after")
+    def _few_numbers(self) -> Countdown:
+        if not all(2 <= count <= 6 for count in self.counts):
+            raise ValueError("counts are of 2 to 6 numbers")
+        return self
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """No prompt is longer."""
+        return max(self.counts) * (len(str(self.largest_number)) + 1) + len(str(self.largest_target)) + 1
+
+    def make_prompts(self, seed: int, count: int) -> list[Problem]:
+        """The first `count` problems of a seed."""
+        return [self._problem(np.random.default_rng([seed, i])) for i in range(count)]
+
+    def write_solution(self, problem: Problem, rng: np.random.Generator) -> list[int]:
+        """A search in random order, no try twice, written out to its end or to the cap."""
+        text, tried = "", set[str]()
+        while len(text) < self.most_tokens:
+            steps, value, expression = _random_try(problem.numbers, rng)
+            if steps in tried:
+                continue
+            tried.add(steps)
+            if value == problem.target:
+                return [*encode(f"{text}{steps}>{expression}"), EOS][: self.most_tokens]
+            text += f"{steps}x"
+        return encode(text)[: self.most_tokens]
+
+    def reward(self, problem: Problem, response_ids: Sequence[int]) -> float:
+        """1.0 if the response ends and its answer (what follows the last >) is an expression that uses each number once and is
+        worth the target, else 0.0. What was written before is not judged."""
+        if not len(response_ids) or response_ids[-1] != EOS:
+            return 0.0
+        _, marker, answer = decode(response_ids[:-1]).rpartition(">")
+        return float(bool(marker) and _worth(answer, problem.numbers) == problem.target)
+
+    def _problem(self, rng: np.random.Generator) -> Problem:
+        for _ in range(_MOST_DRAWS):
+            numbers = tuple(int(n) for n in rng.integers(1, self.largest_number + 1, rng.choice(self.counts)))
+            target = _random_try(numbers, rng).value
+            if 1 <= target <= self.largest_target:
+                return Problem(numbers, target, tuple(encode(f"{' '.join(map(str, numbers))}={target}:")))
+        raise RuntimeError(f"no problem found in {_MOST_DRAWS} draws; raise largest_target")
+
+
+TASKS: dict[str, type[Countdown]] = {"countdown": Countdown}
+
+
+def _random_try(numbers: Sequence[int], rng: np.random.Generator) -> Try:
+    """Two of what is there are combined, the larger first, until one is left: every pair and operation is as likely."""
+    left = [(number, str(number)) for number in numbers]
+    steps = []
+    while len(left) > 1:
+        pair = [left.pop(rng.integers(len(left))) for _ in range(2)]
+        (b, of_b), (a, of_a) = sorted(pair, key=lambda item: item[0])
+        operation = "+-*"[rng.integers(3)]
+        value = {"+": a + b, "-": a - b, "*": a * b}[operation]
+        steps.append(f"{a}{operation}{b}={value}")
+        left.append((value, f"({of_a}{operation}{of_b})"))
+    value, expression = left[0]
+    return Try(",".join(steps), value, expression[1:-1])
+
+
+def _worth(answer: str, numbers: Sequence[int]) -> int | None:
+    """The value of an expression of +, -, * and parentheses; None if it is none, or is not of these numbers, each once."""
+    tokens = re.findall("[0-9]+|[^0-9]", answer[: _LONGEST_ANSWER + 1])
+    used = Counter(token for token in tokens if token.isdigit())
+    if len(answer) > _LONGEST_ANSWER or used != Counter(map(str, numbers)):
+        return None
+    tokens.reverse()  # the next one is the last
+    try:
+        value = _sum(tokens)
+    except ValueError:
+        return None
+    return None if tokens else value
+
+
+def _sum(tokens: list[str]) -> int:
+    value = _product(tokens)
+    while tokens and tokens[-1] in "+-":
+        value += _product(tokens) if tokens.pop() == "+" else -_product(tokens)
+    return value
+
+
+def _product(tokens: list[str]) -> int:
+    value = _atom(tokens)
+    while tokens and tokens[-1] == "*":
+        tokens.pop()
+        value *= _atom(tokens)
+    return value
+
+
+def _atom(tokens: list[str]) -> int:
+    """A number, or a sum in parentheses. Raises `ValueError` for anything else."""
+    token = tokens.pop() if tokens else ""
+    if token != "(":
+        return int(token)
+    value = _sum(tokens)
+    if not tokens or tokens.pop() != ")":
+        raise ValueError("a parenthesis is not closed")
+    return value

@@ -1,11 +1,16 @@
 """Predicted against measured, on this machine: profiles are measured, schedules simulated with them, and run on real vLLM.
 
-    python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 3] [--output FOLDER] [--page replay.md] [--json]
+    python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 5] [--output FOLDER] [--page replay.md] [--json]
 
-The model is made here, random; lengths are long-tailed draws; one scenario is simulated and replayed. Nothing is fitted
-to a replay: a profile is measured before, by `simrl measure`, with as many engines running as the replay has. Each case is
-repeated as it is, and the largest difference between two repeats stands beside its errors: no prediction can be told to be
-better than that.
+The model is made here, random; lengths are long-tailed draws; one scenario is simulated and replayed. Nothing is fitted to a
+replay. Each case is repeated as it is, and the largest difference between two repeats stands beside its errors: no prediction
+can be told to be better than that.
+
+Such a machine, whose host others share, is now slower, now faster, by a half within seconds. So a profile is measured by
+`simrl measure` in rounds, with as many engines running as the replay has: before the first repeat of the cases that it is for,
+in their middle, and after the last (`--more`). And errors are told twice: as it was, and for the *quiet* machine, which noise
+can only slow down: the profile of the lower quantile of its repeats, against the replay's time pieced together from blocks of
+about a second, each as the fastest of the repeats had it. Live drafting has no quiet column: its repeats draw other tokens.
 
 Errors are those of the rollout: the clock stands while no worker rolls out, so that training, which is held for the
 predicted time, does not flatter them. Takes about half an hour on two cores that do nothing else.
@@ -16,13 +21,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -37,8 +43,8 @@ from replay.replayer import Fleet, ReplayConfig, engine_settings, process_fleet,
 from replay.speculative import forced as with_an_oracle
 from simrl.agreement import Agreement, Spread, agree, finished_on_clock, repeat_spread
 from simrl.agreement_plot import plot_agreement
+from simrl.profile import read_profile
 from simrl.result import Result
-from simrl.run_view import rollout_clock
 from simrl.scenario import Scenario, load_scenarios
 from simrl.simulate import Prepared, prepare, simulate_prepared, with_measured_loads
 from simrl.trace import Trace, TraceMetadata, write_trace
@@ -46,9 +52,10 @@ from simrl.trace import Trace, TraceMetadata, write_trace
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)
 MEDIAN_TOKENS, SIGMA, CAP_TOKENS = 120, 0.8, 400
-REHEARSED_TOKENS = 100
 GPUS = 16
 DRAFT_TOKENS = 16
+QUIET, BLOCK_S = 0.2, 1.0
+ROUND_REPEATS, FIRST_S, ROUND_S = 3, 50, 30  # of a round of measuring a profile: repeats of a point, seconds
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "block_size": 32, "kv_cache_tokens": 51200}
 TRAINING = {"reward_s": 0.05, "publish_s": 0.1, "load_overhead_s": 0.0, "switch_s": 0.1}
 VERSIONS = 5
@@ -64,12 +71,12 @@ are scored on the rollout clock, which stands while no worker rolls out. *repeat
 replays of the same schedule: no prediction can be told to be better than that. A *near-tie* is a decision that was taken
 otherwise because two events, no further apart than repeats are, changed places.
 
-This machine is now slower, now faster, by a third and more within minutes (other machines share its host). *at pace* is
-therefore the same prediction with every pass multiplied by the *pace* of the moment: what a short replay of other requests took
-just before and after each repeat, over what it took right after the profile was measured. Both are measured times; neither the
-simulator nor the outcome has a part in it. Without it, an error is the machine's change since then as much as the simulator's.
-The same bars are applied to both: the machine's own spread, of repeats as they are or divided by their pace, is the bar where
-it is larger.
+Other machines share this one's host: it is now slower, now faster, by a half within seconds. So the profile of some cases was
+measured in rounds, before, between and after their repeats, and every prediction is made with all rounds. Where the largest
+difference of two repeats is larger than a bar, that is the bar. *quiet* is the same without the noise, which can only slow a
+machine down: the profile of the lower quantile (0.2) of a point's repeats, against a replay that is pieced together from blocks
+of about a second, each as the fastest repeat had it. There the bars hold as they are. Live drafting has no such column, because
+its repeats draw other tokens.
 
 **No GPU was at hand: there are no GPU figures here.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic acceptance)
 was not run; everything on this page is from a CPU.
@@ -91,6 +98,11 @@ class Case(NamedTuple):
     @property
     def drafts(self) -> bool:
         return "speculation" in self.system
+
+    @property
+    def draws_anew(self) -> bool:
+        """Whether repeats differ by what is drawn: live drafts."""
+        return self.drafts and not self.forced
 
     @property
     def engines(self) -> tuple[int, bool, bool]:
@@ -152,6 +164,13 @@ CASES = (
 )
 
 
+class Quiet(NamedTuple):
+    """Errors on the machine without its noise: of the makespan with its sign, and of completions."""
+
+    makespan_err: float
+    sample_mape: float
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A case with a seed: its prediction against each of the repeats, and these against one another."""
@@ -159,22 +178,18 @@ class Outcome:
     case: Case
     seed: int
     agreements: tuple[Agreement, ...]
-    at_pace: tuple[Agreement, ...]  # with passes as long as a rehearsal before and after each repeat found them
-    paces: tuple[float, ...]
     spread: Spread | None
-    spread_at_pace: dict[str, float]
+    quiet: Quiet | None
     migrations: int
     other_between_repeats: int  # decisions, of two repeats, beside near-ties
 
-    def mean(self, error: str, at_pace: bool = False) -> float | None:
+    def mean(self, error: str) -> float | None:
         """Of an error over the repeats, with its sign."""
-        values = [getattr(agreement.errors, error) for agreement in (self.at_pace if at_pace else self.agreements)]
+        values = [getattr(agreement.errors, error) for agreement in self.agreements]
         return None if None in values else float(np.mean(values))
 
-    def noise(self, error: str, at_pace: bool = False) -> float | None:
+    def noise(self, error: str) -> float | None:
         """The largest size of this error between two repeats."""
-        if at_pace:
-            return self.spread_at_pace.get(error)
         return None if self.spread is None else getattr(self.spread.largest, error)
 
     def acceptance(self, run: str) -> float | None:
@@ -190,13 +205,11 @@ class Outcome:
             "sample_mape": self.mean("sample_mape"),
             "acceptance_predicted": self.acceptance("predicted"),
             "acceptance_live": self.acceptance("measured"),
-            "makespan_err_at_pace": self.mean("makespan_err", at_pace=True),
-            "sample_mape_at_pace": self.mean("sample_mape", at_pace=True),
-            "paces": self.paces,
+            "makespan_err_quiet": self.quiet.makespan_err if self.quiet else None,
+            "sample_mape_quiet": self.quiet.sample_mape if self.quiet else None,
             "latency_mape": self.mean("latency_mape"),
             "bubble_err": self.mean("bubble_err"),
             "makespan_spread": self.noise("makespan_err"),
-            "spread_at_pace": self.spread_at_pace,
             "sample_spread": self.noise("sample_mape"),
             "acceptance_spread": self.noise("acceptance_err"),
             "migrations": self.migrations,
@@ -217,10 +230,13 @@ class Outcome:
             "acceptance": ("acceptance_err", ACCEPTANCE_BAR),
         }
         held = {}
-        for at_pace, (name, (error, bar)) in product((False, True), checks.items()):
-            value = self.mean(error, at_pace)
-            if value is not None and not (at_pace and name == "acceptance"):
-                held[f"{name} at pace" if at_pace else name] = abs(value) <= max(bar, self.noise(error, at_pace) or 0.0)
+        for name, (error, bar) in checks.items():
+            value = self.mean(error)
+            if value is not None:
+                held[name] = abs(value) <= max(bar, self.noise(error) or 0.0)
+        if self.quiet:
+            held["makespan, quiet"] = abs(self.quiet.makespan_err) <= BARS[self.case.workers]
+            held["sample, quiet"] = self.quiet.sample_mape <= SAMPLE_BAR
         held["decisions"] = max(len(a.real_differences) for a in self.agreements) <= self.other_between_repeats
         return held
 
@@ -261,20 +277,42 @@ class Bench:
         self.config = ReplayConfig(self.weights[0], tuple(self.weights), dtype="float32")
 
     def profile(self, case: Case, engines_draft: bool = False) -> Path:
-        """Measured now, as a user would, unless it has been; `engines_draft` where they can though the case does not."""
-        workers, drafts = case.workers, case.drafts or engines_draft
-        path = self.folder / f"profile-{workers}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
+        """Measured, for the first time, unless it has been; `engines_draft` where they can though the case does not."""
+        path = self._profile_path(case, engines_draft)
         if not path.exists():
-            options = {
-                "--model": self.weights[0], "--device": "cpu", "--gpu": "cpu", "--neighbours": workers - 1,
-                "--max-num-seqs": ENGINE["max_num_seqs"], "--max-num-batched-tokens": ENGINE["max_num_batched_tokens"],
-                "--block-size": ENGINE["block_size"], "--kv-cache-tokens": ENGINE["kv_cache_tokens"],
-                "--max-model-len": PROMPT_TOKENS[1] + CAP_TOKENS + 2 * DRAFT_TOKENS + 1,
-                "--draft-tokens": DRAFT_TOKENS if drafts else 0, "--temperature": 0 if case.forced else 1, "--output": path,
-            }  # fmt: skip
-            words = [str(word) for pair in options.items() for word in pair]
-            subprocess.run([sys.executable, "-m", "simrl.cli", "measure", *words], check=True, stdout=sys.stderr)
+            self._measure(case, path, 1)
         return path
+
+    def measure_again(self, case: Case) -> None:
+        """Another round of a case's profile."""
+        path = self.profile(case)
+        self._measure(case, path, read_profile(path).metadata.repeats // ROUND_REPEATS + 1)
+
+    def quiet_profile(self, case: Case) -> Path:
+        """The same rounds, for the quiet machine: nothing is measured."""
+        path = self.profile(case)
+        quiet = path.with_name(f"{path.stem}-quiet.parquet")
+        shutil.copy(path.with_suffix(".points.jsonl"), quiet.with_suffix(".points.jsonl"))
+        self._measure(case, quiet, read_profile(path).metadata.repeats // ROUND_REPEATS, "--quantile", str(QUIET))
+        return quiet
+
+    def _profile_path(self, case: Case, engines_draft: bool) -> Path:
+        drafts = "-drafts" if case.drafts or engines_draft else ""
+        return self.folder / f"profile-{case.workers}{drafts}{'-greedy' if case.forced else ''}.parquet"
+
+    def _measure(self, case: Case, path: Path, rounds: int, *more: str) -> None:
+        """As a user would, until there are so many rounds."""
+        options = {
+            "--model": self.weights[0], "--device": "cpu", "--gpu": "cpu", "--neighbours": case.workers - 1,
+            "--max-num-seqs": ENGINE["max_num_seqs"], "--max-num-batched-tokens": ENGINE["max_num_batched_tokens"],
+            "--block-size": ENGINE["block_size"], "--kv-cache-tokens": ENGINE["kv_cache_tokens"],
+            "--max-model-len": PROMPT_TOKENS[1] + CAP_TOKENS + 2 * DRAFT_TOKENS + 1,
+            "--draft-tokens": DRAFT_TOKENS if "-drafts" in path.name else 0, "--temperature": 0 if case.forced else 1,
+            "--repeats": ROUND_REPEATS * rounds, "--budget": FIRST_S + ROUND_S * (rounds - 1), "--output": path,
+        }  # fmt: skip
+        words = [str(word) for pair in options.items() for word in pair]
+        command = [sys.executable, "-m", "simrl.cli", "measure", *words, *more, *(["--more"] if rounds > 1 else [])]
+        subprocess.run(command, check=True, stdout=sys.stderr)
 
     def prepared(
         self,
@@ -311,21 +349,6 @@ class Bench:
         config = case.config(self.config)
         return process_fleet(case.workers, engine_settings(prepared, config), config, self.folder)
 
-    def usual_s(self, case: Case, fleet: Fleet) -> float:
-        """What the rehearsal takes right after the profile was measured: the median of five."""
-        path = self.profile(case).with_suffix(".rehearsal.json")
-        if not path.exists():
-            path.write_text(json.dumps([self.rehearsed_s(case, fleet) for _ in range(5)]))
-        return float(np.median(json.loads(path.read_text())))
-
-    def rehearsed_s(self, case: Case, fleet: Fleet) -> float:
-        """What another schedule on the same engines takes at this moment: 32 requests a worker, all of one length, no drafts.
-        Measured, with nothing of the simulator in it."""
-        lengths = [[[REHEARSED_TOKENS] * 4] * 8 * case.workers]
-        even = Case("rehearsal", {"name": "split"}, case.workers, lambda _: lengths, forced=case.forced)
-        prepared = self.prepared(even, 0, trace_of(even, 0), case.drafts)
-        return float(rollout_clock(_measured(prepared, fleet, even.config(self.config))).seconds[-1])
-
     def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
         """The trace of a case that drafts: with tokens, generated once without drafting, at the same temperature. What the
         drafter would make of them is the prediction."""
@@ -341,33 +364,38 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
     outcomes = []
     for engines in dict.fromkeys(case.engines for case in cases):
         same = [case for case in cases if case.engines == engines]
+        runs = list(product(same, seeds))
+        measured: dict[tuple[str, int], list[Result]] = {(case.name, seed): [] for case, seed in runs}
         with bench.fleet(same[0], trace_of(same[0], seeds[0])) as fleet:
-            usual_s = bench.usual_s(same[0], fleet)
-            for case, seed in product(same, seeds):
-                trace = bench.recorded(case, seed, fleet) if case.drafts else trace_of(case, seed)
-                prepared, config = bench.prepared(case, seed, trace), case.config(bench.config)
-                measured, paces = [], [bench.rehearsed_s(case, fleet) / usual_s]
-                for _ in range(repeats):
-                    measured.append(_measured(prepared, fleet, config))
-                    paces.append(bench.rehearsed_s(case, fleet) / usual_s)
-                outcomes.append(_outcome(case, seed, prepared, measured, [(a + b) / 2 for a, b in pairwise(paces)]))
-                bench.say.print(_line(outcomes[-1]))
-                if seed == seeds[0]:
-                    plot_agreement(
-                        simulate_prepared(prepared), measured[0], outcomes[-1].agreements[0], pictures / _picture(case)
-                    )
+            traces = {
+                (case.name, seed): bench.recorded(case, seed, fleet) if case.drafts else trace_of(case, seed)
+                for case, seed in runs
+            }
+            bench.profile(same[0])
+            for repeat in range(repeats):
+                for case, seed in runs:
+                    prepared = bench.prepared(case, seed, traces[case.name, seed])
+                    measured[case.name, seed].append(_measured(prepared, fleet, case.config(bench.config)))
+                    bench.say.print(f"{case.name}, seed {seed}: repeat {repeat + 1} of {repeats}")
+                if repeat in (repeats // 2, repeats - 1):
+                    bench.measure_again(same[0])
+        quiet = {"path": str(bench.quiet_profile(same[0])), "roofline": None}
+        for case, seed in runs:
+            trace = traces[case.name, seed]
+            predicted = simulate_prepared(bench.prepared(case, seed, trace))
+            quietly = (
+                simulate_prepared(bench.prepared(case, seed, trace, profile=quiet)) if not case.draws_anew else None
+            )
+            outcomes.append(_outcome(case, seed, predicted, quietly, measured[case.name, seed]))
+            bench.say.print(_line(outcomes[-1]))
+            if seed == seeds[0]:
+                first = measured[case.name, seed][0]
+                plot_agreement(predicted, first, outcomes[-1].agreements[0], pictures / _picture(case))
     return outcomes
 
 
-def _at_pace(case: Case, scenario: Scenario, pace: float) -> Result:
-    """The prediction with every pass so many times as long as profiled."""
-    profile = scenario.profile.model_copy(update={"forward_correction": pace})
-    return simulate_prepared(case.prepare(scenario.model_copy(update={"profile": profile})))
-
-
-def _outcome(case: Case, seed: int, prepared: Prepared, measured: Sequence[Result], paces: Sequence[float]) -> Outcome:
+def _outcome(case: Case, seed: int, predicted: Result, quietly: Result | None, measured: Sequence[Result]) -> Outcome:
     """What is known of a case after its repeats."""
-    predicted = simulate_prepared(prepared)
     tie_s = max(
         agree(predicted, measured[0]).near_tie_s, *(_gaps_apart_s(*pair) for pair in combinations(measured, 2)), 0.0
     )
@@ -375,16 +403,26 @@ def _outcome(case: Case, seed: int, prepared: Prepared, measured: Sequence[Resul
         case,
         seed,
         tuple(agree(predicted, result, tie_s) for result in measured),
-        tuple(
-            agree(_at_pace(case, prepared.scenario, pace), result, tie_s)
-            for pace, result in zip(paces, measured, strict=True)
-        ),
-        tuple(paces),
         repeat_spread(measured) if len(measured) > 1 else None,
-        _spread_at_pace(measured, paces),
+        _quiet(quietly, measured) if quietly else None,
         _migrations(predicted),
         max((len(agree(*pair, tie_s).real_differences) for pair in combinations(measured, 2)), default=0),
     )
+
+
+def _quiet(predicted: Result, measured: Sequence[Result]) -> Quiet:
+    """Blocks end where the same number of samples have finished; a block takes what the fastest repeat took for it."""
+    found = [finished_on_clock(predicted, result) for result in measured]
+    uids = sorted(set.intersection(*(set(uids.tolist()) for uids, _, _ in found)))
+    ends_s = np.array([[dict(zip(u.tolist(), m, strict=True))[uid] for uid in uids] for u, _, m in found])
+    predicted_s = np.array([dict(zip(found[0][0].tolist(), found[0][1], strict=True))[uid] for uid in uids])
+    blocks = max(2, round(float(np.median(ends_s.max(axis=1))) / BLOCK_S))
+    at = np.unique(np.linspace(0, len(uids) - 1, blocks + 1).round().astype(int)[1:])
+    borders_s = np.concatenate([np.zeros((len(measured), 1)), np.sort(ends_s, axis=1)[:, at]], axis=1)
+    quiet_s = np.concatenate([[0.0], np.diff(borders_s, axis=1).min(axis=0).cumsum()])
+    own = [np.interp(ends, borders, quiet_s) for ends, borders in zip(ends_s, borders_s, strict=True)]
+    sample_mape = float(np.mean(np.abs(predicted_s / np.mean(own, axis=0) - 1.0)))
+    return Quiet(float(predicted_s.max() / quiet_s[-1] - 1.0), sample_mape)
 
 
 def _gaps_apart_s(one: Result, other: Result) -> float:
@@ -393,17 +431,6 @@ def _gaps_apart_s(one: Result, other: Result) -> float:
     first_s, second_s = _ends_s(one, other)
     order = np.argsort(first_s)
     return float(np.quantile(np.abs(np.diff(first_s[order]) - np.diff(second_s[order])), 0.95))
-
-
-def _spread_at_pace(measured: Sequence[Result], paces: Sequence[float]) -> dict[str, float]:
-    """The largest differences of two repeats once each is divided by the pace it ran at."""
-    makespan, sample = [0.0], [0.0]
-    for (a, pace_a), (b, pace_b) in permutations(zip(measured, paces, strict=True), 2):
-        ends_a, ends_b = _ends_s(a, b)
-        whole_a, whole_b = ends_a.max() / pace_a, ends_b.max() / pace_b
-        makespan.append(abs(float(whole_a / whole_b) - 1.0))
-        sample.append(float(np.mean(np.abs((ends_a / pace_a) / (ends_b / pace_b) - 1.0))))
-    return {"makespan_err": max(makespan), "sample_mape": max(sample)}
 
 
 def _ends_s(one: Result, other: Result) -> tuple[np.ndarray, np.ndarray]:
@@ -426,9 +453,8 @@ def _migrations(result: Result) -> int:
 
 
 COLUMNS = (
-    "case", "seed", "rollout, s", "pace", "makespan error", "at pace", "repeats", "sample MAPE", "at pace", "repeats",
-    "latency MAPE", "acceptance",
-    "tie, ms", "near-ties", "real differences", "of repeats", "migrations",
+    "case", "seed", "rollout, s", "makespan error", "repeats", "quiet", "sample MAPE", "repeats", "quiet", "latency MAPE",
+    "acceptance", "tie, ms", "near-ties", "real differences", "of repeats", "migrations",
 )  # fmt: skip
 
 
@@ -444,13 +470,12 @@ def cells(outcome: Outcome) -> list[str]:
         outcome.case.name,
         str(outcome.seed),
         f"{np.mean(row['rollout_s']):.1f}",
-        "-".join(dict.fromkeys(f"{pace:.2f}" for pace in (min(outcome.paces), max(outcome.paces)))),
         percent(outcome.mean("makespan_err"), "+"),
-        percent(outcome.mean("makespan_err", at_pace=True), "+"),
         percent(outcome.noise("makespan_err")),
+        percent(outcome.quiet.makespan_err if outcome.quiet else None, "+"),
         percent(outcome.mean("sample_mape")),
-        percent(outcome.mean("sample_mape", at_pace=True)),
         percent(outcome.noise("sample_mape")),
+        percent(outcome.quiet.sample_mape if outcome.quiet else None),
         percent(outcome.mean("latency_mape")),
         "" if expected is None or live is None else f"{expected:.3f} / {live:.3f}",
         f"{outcome.agreements[0].near_tie_s * 1e3:.0f}",
@@ -490,7 +515,11 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
         for agreement in outcome.agreements[:1]:
             lines += [f"- {outcome.case.name}, seed {outcome.seed}: {d.text}" for d in agreement.differences[:3]]
     lines += ["", "## Pictures, predicted above measured", ""]
-    lines += [f"![{case.name}]({_picture(case)})\n" for case in dict.fromkeys(outcome.case for outcome in outcomes)]
+    lines += [
+        f"![{outcome.case.name}]({_picture(outcome.case)})\n"
+        for outcome in outcomes
+        if outcome.seed == outcomes[0].seed
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -502,7 +531,7 @@ def main(
     output: Annotated[Path | None, typer.Option(help="a folder to keep everything in, and to go on from")] = None,
     page: Annotated[Path | None, typer.Option(help="a page (.md) to write, with the pictures beside it")] = None,
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "0,1,2",
-    repeats: Annotated[int, typer.Option(min=1, help="replays of each case")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="replays of each case")] = 5,
     only: Annotated[str, typer.Option(help="a part of the names of the cases to run")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of the table")] = False,
 ) -> None:

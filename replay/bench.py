@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay.host import Abort, Begin, Channel, Close, Command, Draft, Ended, Failed, Host, Load, Loaded, Report
-from replay.link import ProcessLink, device_variables, start_all
+from replay.link import device_variables, engine_link, start_all
 from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, VllmEngine
 from simrl.errors import StoppedError
@@ -305,10 +305,10 @@ class RemoteBench:
         self._traffic = traffic
         self._settings = settings
         own, *others = device_variables(1 + neighbours, settings)
-        starts = [partial(ProcessLink, "measured engine", settings, logs / "measured.log", bench, variables=own)]
+        starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
         beside = settings if settings.speculative is None else replace(settings, speculative=None)
         starts += [
-            partial(ProcessLink, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
+            partial(engine_link, f"neighbour {i}", beside, logs / f"neighbour-{i}.log", variables=variables)
             for i, variables in enumerate(others)
         ]
         self._bench, *self._neighbours = start_all(starts, deadline_s)

@@ -53,6 +53,22 @@ def measure(
         float, typer.Option(min=1e-3, help="expected error of interpolation at which refinement ends")
     ] = 0.02,
     budget: Annotated[float, typer.Option(min=1.0, help="seconds of measuring after which refinement ends")] = 60.0,
+    quantile: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="of a point's repeats, that the profile is made of; where others share the host, less than "
+            "0.5 is nearer to what the machine does by itself",
+        ),
+    ] = 0.5,
+    more: Annotated[
+        bool,
+        typer.Option(
+            "--more",
+            help="go on with a measurement that is whole, with more --repeats and --budget: at another hour, say",
+        ),
+    ] = False,
     start_deadline: Annotated[float, typer.Option(min=1.0, help="seconds that the engines have to start")] = 600.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)")
@@ -83,11 +99,12 @@ def measure(
         repeats=repeats,
         tolerance=tolerance,
         budget_s=budget,
+        quantile=quantile,
         start_deadline_s=start_deadline,
     )
     journal = output.with_name(f"{output.name.removesuffix('.parquet')}.points.jsonl")
     try:
-        measured = _with_progress(lambda tell: measure_profile(wanted, output, journal, tell))
+        measured = _with_progress(lambda tell: measure_profile(wanted, output, journal, tell, more))
     except KeyboardInterrupt:
         kept = f"what was measured is in {journal}; the same command goes on from there"
         raise StoppedError(f"interrupted; {kept if journal.exists() else 'nothing was measured yet'}") from None

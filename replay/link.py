@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -59,8 +60,21 @@ class Link(Protocol):
         ...
 
 
+def engine_link(
+    name: str,
+    settings: EngineSettings,
+    log: Path,
+    work: Work = run_host,
+    start: Start = VllmEngine,
+    variables: Mapping[str, str] | None = None,
+) -> ProcessLink:
+    """The line to an engine in a child process, whose `work` is the loop of `Host`, or another."""
+    life = partial(serve, settings=settings, work=work, start=start)
+    return ProcessLink(name, life, log, {**thread_variables(settings), **(variables or {})})
+
+
 class ProcessLink:
-    """An engine in a child process of this one, whose `work` is the loop of `Host`, or another. What it prints goes to `log`.
+    """A child process of this one, whose whole `life` is a function of the channel to here. What it prints goes to `log`.
 
     `variables` are environment variables that it gets beside those of this process, such as its GPUs. With its own processes
     (those of tensor parallelism) it is a process group, which ends as a whole.
@@ -73,19 +87,17 @@ class ProcessLink:
     def __init__(
         self,
         name: str,
-        settings: EngineSettings,
+        life: Callable[[Channel], None],
         log: Path,
-        work: Work = run_host,
-        start: Start = VllmEngine,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._log = log
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
         self.connection, there = context.Pipe()
-        self.process = context.Process(target=_child, args=(there, settings, str(log), work, start), name=name)
+        self.process = context.Process(target=_child, args=(there, str(log), life), name=name)
         try:
-            with ctrl_c_waits(), _born_deaf(), _variables({**thread_variables(settings), **(variables or {})}):
+            with ctrl_c_waits(), _born_deaf(), _variables(variables or {}):
                 self.process.start()
         except BaseException:
             if self.process.pid is not None:
@@ -168,7 +180,7 @@ def _last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
-def _child(connection: Connection, settings: EngineSettings, log: str, work: Work, start: Start) -> None:
+def _child(connection: Connection, log: str, life: Callable[[Channel], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -183,7 +195,7 @@ def _child(connection: Connection, settings: EngineSettings, log: str, work: Wor
     with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    serve(connection, settings, work, start)
+    life(connection)
     code = 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.host import Command, Failed, Report
-from replay.link import CLOSE_S, Link, ProcessLink
+from replay.link import CLOSE_S, Link, engine_link
 from replay.replayer import Fleet, ReplayConfig
 from replay.vllm_adapter import EngineSettings
 from simrl.errors import InputError, first_line
@@ -36,7 +36,7 @@ class EngineActor:
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
         log = Path(tempfile.mkdtemp(prefix="simrl-")) / "engine.log"
-        self._link = ProcessLink(name, settings, log)
+        self._link = engine_link(name, settings, log)
         self._where = f"its log is {log} on {socket.gethostname()}"
 
     def send(self, commands: Sequence[Command]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from replay.clock import WallClock
 from replay.host import Close, Command, Draft, Failed, Reached, Reset
-from replay.link import Link, ProcessLink, device_variables, start_all, wait_until_ready
+from replay.link import Link, device_variables, engine_link, start_all, wait_until_ready
 from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
 from replay.vllm_worker import VllmWorker
@@ -187,7 +187,7 @@ def process_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, 
     variables = device_variables(workers, settings)
 
     def start(i: int) -> Callable[[], Link]:
-        return lambda: ProcessLink(f"worker {i}", settings, logs / f"worker-{i:03d}.log", variables=variables[i])
+        return lambda: engine_link(f"worker {i}", settings, logs / f"worker-{i:03d}.log", variables=variables[i])
 
     return Fleet([start(i) for i in range(workers)], config.start_deadline_s)
 
@@ -204,7 +204,7 @@ def replay(
         setup = forced_setup(prepared) if config.forced_acceptance else drafter_setup(prepared)
     env = WallClock()
     happened: list[dict[str, Any]] = []
-    prompts = _Prompts(prepared.scenario.seed, _reset(fleet, config, setup))
+    prompts = _Prompts(prepared.scenario.seed, reset(fleet, config, setup))
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
@@ -272,7 +272,7 @@ def replay(
     return Measured(result, _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None, stopped)
 
 
-def _reset(fleet: Fleet, config: ReplayConfig, setup: DrafterSetup | None) -> int:
+def reset(fleet: Fleet, config: ReplayConfig, setup: DrafterSetup | None) -> int:
     """All engines as after their start; gives the size of the vocabulary. Reports of an earlier run are dropped."""
     reset: list[Command] = [Reset(-1, config.folder(0)), *([Draft("configure", (setup,))] if setup else [])]
     for link in fleet.links:

@@ -22,8 +22,8 @@ from test_vllm_worker import prompt_ids
 
 from replay.clock import WallClock
 from replay.host import REPORT_EVERY_S, Channel, Draft, Reached
-from replay.link import Link, ProcessLink, device_variables, start_all, wait_until_ready
-from replay.replayer import Fleet, ReplayConfig, _reset
+from replay.link import Link, ProcessLink, device_variables, engine_link, start_all, wait_until_ready
+from replay.replayer import Fleet, ReplayConfig, reset
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, explained, vllm_version
 from replay.vllm_worker import MOST_RESTARTS, VllmWorker
 from simrl.dispatch import DISPATCHES, Dispatcher
@@ -37,7 +37,7 @@ SETTINGS = double_settings(ROOMY)
 
 
 def process_link(name: str, log: Path, settings: EngineSettings = SETTINGS, **double: float) -> ProcessLink:
-    return ProcessLink(name, settings, log, start=partial(EngineDouble, **{"step_s": STEP_S, **double}))  # type: ignore[arg-type]
+    return engine_link(name, settings, log, start=partial(EngineDouble, **{"step_s": STEP_S, **double}))  # type: ignore[arg-type]
 
 
 def is_there(pid: int) -> bool:
@@ -358,7 +358,7 @@ def with_a_helper(engine: EngineDouble, channel: Channel) -> None:
 
 @pytest.mark.parametrize("dies_before", [False, True])
 def test_the_processes_of_an_engine_end_with_it(tmp_path, dies_before):
-    link = ProcessLink("worker 0", SETTINGS, tmp_path / "log", with_a_helper, EngineDouble)
+    link = engine_link("worker 0", SETTINGS, tmp_path / "log", with_a_helper, EngineDouble)
     wait_until_ready([link], 60.0)
     [told] = link.connection.recv()
     assert is_there(told.key)
@@ -377,12 +377,12 @@ def test_a_fleet_whose_engine_died_in_one_replay_has_a_new_one_in_the_next(tmp_p
     with Fleet([partial(process_link, f"worker {i}", tmp_path / f"{i}.log") for i in range(2)]) as fleet:
         dead = fleet.links[1].process.pid
         fleet.links[1].kill()
-        assert _reset(fleet, config, None) == VOCABULARY
+        assert reset(fleet, config, None) == VOCABULARY
         assert fleet.links[1].process.pid != dead and all(is_there(link.process.pid) for link in fleet.links)
         fleet.links[0].send([Draft("nothing of the kind", ())])
         with pytest.raises(StoppedError, match="worker 0: AttributeError"):
-            _reset(fleet, config, None)
-        assert _reset(fleet, config, None) == VOCABULARY
+            reset(fleet, config, None)
+        assert reset(fleet, config, None) == VOCABULARY
 
 
 def test_parent_that_was_stopped_for_a_while_takes_no_busy_engine_for_hung(tmp_path):
@@ -425,7 +425,7 @@ def its_variable(engine: EngineDouble, channel: Channel) -> None:
 
 def test_an_engines_variables_are_those_of_its_process_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    link = ProcessLink(
+    link = engine_link(
         "worker 0", SETTINGS, tmp_path / "log", its_variable, EngineDouble, {"CUDA_VISIBLE_DEVICES": "3"}
     )
     wait_until_ready([link], 60.0)

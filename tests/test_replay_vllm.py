@@ -17,8 +17,8 @@ from test_replay_faults import eventually, is_there
 
 from replay.clock import WallClock
 from replay.host import Begin, Ended, Gained, Load, Loaded
-from replay.link import ProcessLink, wait_until_ready
-from replay.replayer import Fleet, ReplayConfig, _reset, check_replayable, engine_settings, process_fleet, replay
+from replay.link import engine_link, wait_until_ready
+from replay.replayer import Fleet, ReplayConfig, reset, check_replayable, engine_settings, process_fleet, replay
 from replay.speculative import forced
 from replay.vllm_adapter import EngineSettings
 from replay.vllm_worker import VllmWorker
@@ -98,7 +98,7 @@ def config(models) -> ReplayConfig:
 def fleet(prepared, config, tmp_path_factory) -> Iterator[Fleet]:
     logs = tmp_path_factory.mktemp("logs")
     settings: EngineSettings = engine_settings(prepared, config)
-    start = [partial(ProcessLink, f"worker {i}", settings, logs / f"{i}.log") for i in range(2)]
+    start = [partial(engine_link, f"worker {i}", settings, logs / f"{i}.log") for i in range(2)]
     with Fleet(start) as fleet:
         yield fleet
 
@@ -112,7 +112,7 @@ def prompt_ids(sample: Sample) -> tuple[int, ...]:
 
 
 def workers(fleet: Fleet, config: ReplayConfig) -> tuple[WallClock, list[VllmWorker]]:
-    _reset(fleet, config, None)
+    reset(fleet, config, None)
     env = WallClock()
     return env, [
         VllmWorker(
@@ -399,7 +399,7 @@ def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simul
 
 def test_an_engine_of_two_processes_generates_loads_and_ends_with_both(tmp_path, models):
     settings = EngineSettings(str(two_heads(tmp_path / "model")), 4, 64, 32, 64, 16, tp=2, dtype="float32")
-    link = ProcessLink("worker 0", settings, tmp_path / "log")
+    link = engine_link("worker 0", settings, tmp_path / "log")
     try:
         wait_until_ready([link], 300.0)
         link.send([Begin(1, 0, tuple(range(10)), (), 54), Load(2, 1, settings.model, "recompute", 0.0)])

@@ -505,6 +505,8 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
         "within 0.03, no more real differences than two repeats have; a bar is the repeats' own spread where that is larger) "
         f"{sum(ok for _, ok in held)} hold.",
         "",
+        *_in_short(outcomes),
+        "",
     ]
     for outcome in outcomes:
         missed = [name for name, ok in outcome.row()["within"].items() if not ok]
@@ -521,6 +523,27 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
         if outcome.seed == outcomes[0].seed
     ]
     return "\n".join(lines) + "\n"
+
+
+def _in_short(outcomes: Sequence[Outcome]) -> list[str]:
+    """The largest errors."""
+    said = []
+    for workers, name in ((1, "one worker"), (2, "two workers")):
+        own = [outcome for outcome in outcomes if outcome.case.workers == workers]
+        raw = [abs(outcome.mean("makespan_err") or 0.0) for outcome in own]
+        quiet = [abs(outcome.quiet.makespan_err) for outcome in own if outcome.quiet]
+        if raw and quiet:
+            said.append(f"{max(raw):.1%} on {name} ({max(quiet):.1%} quiet)")
+    apart = [
+        abs(told - live)
+        for outcome in outcomes
+        if (told := outcome.acceptance("predicted")) is not None
+        and (live := outcome.acceptance("measured")) is not None
+    ]
+    lines = [f"The largest error of a makespan, the mean over its repeats: {', '.join(said)}."] if said else []
+    if apart:
+        lines.append(f"Acceptance, forced and live: at most {max(apart):.3f} apart.")
+    return lines
 
 
 def _picture(case: Case) -> str:

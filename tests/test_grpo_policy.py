@@ -163,7 +163,7 @@ def test_some_responses_end_before_others_and_none_is_mixed_up():
 GREEDY = """
 import sys
 from replay.vllm_adapter import EngineSettings, VllmEngine
-engine = VllmEngine(EngineSettings(sys.argv[1], 8, 256, 16, 100, kv_blocks=100, temperature=0.0))
+engine = VllmEngine(EngineSettings(sys.argv[1], 8, 256, 32, 100, kv_blocks=50, temperature=0.0))
 for i, prompt in enumerate(eval(sys.argv[2])):
     engine.add(str(i), prompt, 40)
 responses = {}

@@ -41,7 +41,7 @@ class UpdateConfig(BaseModel):
         default=1, ge=1, description="optimizer steps an epoch; each sees another part of the batch"
     )
     ppo_epochs: int = Field(default=1, ge=1, description="passes over the batch")
-    micro_batch_tokens: int = Field(default=4096, ge=1, description="in one forward or backward pass, padding included")
+    micro_batch_tokens: int = Field(default=1024, ge=1, description="in one forward or backward pass, padding included")
     learning_rate: float = Field(default=1e-4, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     grad_norm: float = Field(default=1.0, gt=0, description="a longer gradient is cut to this length")

@@ -32,7 +32,7 @@ class WarmUpConfig(BaseModel):
     rise_steps: int = Field(default=50, ge=0)
     weight_decay: float = Field(default=0.01, ge=0)
     grad_norm: float = Field(default=1.0, gt=0)
-    micro_batch_tokens: int = Field(default=4096, ge=1)
+    micro_batch_tokens: int = Field(default=1024, ge=1)
     evaluate_every: int = Field(default=250, ge=1)
     evaluation_prompts: int = Field(default=256, ge=1)
     evaluation_seed: int = Field(default=1_000_003, description="of the prompts it is evaluated on, and of the draws")

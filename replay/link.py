@@ -104,11 +104,11 @@ class ProcessLink:
                 self.process.kill()
             raise
         there.close()  # so that its death is an end of file here
-        self._out: SimpleQueue[list[Command] | None] = SimpleQueue()
+        self._out: SimpleQueue[list[Any] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"commands to {name}", daemon=True)
         self._writer.start()
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Sequence[Any]) -> None:
         self._out.put(list(commands))
 
     def kill(self) -> None:

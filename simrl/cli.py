@@ -124,7 +124,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters."""
-    from simrl.compare import compare_scenarios
+    from simrl.compare import compare_scenarios, run_names
     from simrl.scenario import Choices, load_scenarios
     from simrl.table import print_comparison
 
@@ -133,9 +133,9 @@ def run(
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices)
     if len(scenarios) > 1:
-        names = ", ".join(dict.fromkeys(s.system.name for s in scenarios))
         raise InputError(
-            f"{scenario}: {len(scenarios)} runs ({names}); choose one with --system NAME and cluster.gpus=…, or compare"
+            f"{scenario}: {len(scenarios)} runs ({run_names(scenarios)}); choose one with --system NAME and cluster.gpus=…, or "
+            "compare"
         )
     folder = output or Path("results") / f"{scenarios[0].name}-{scenarios[0].system.name}"
     rows = compare_scenarios(scenarios, folder, jobs=1)

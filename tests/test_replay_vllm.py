@@ -18,7 +18,7 @@ from test_replay_faults import eventually, is_there
 from replay.clock import WallClock
 from replay.host import Begin, Ended, Gained, Load, Loaded
 from replay.link import engine_link, wait_until_ready
-from replay.replayer import Fleet, ReplayConfig, reset, check_replayable, engine_settings, process_fleet, replay
+from replay.replayer import Fleet, ReplayConfig, check_replayable, engine_settings, process_fleet, replay, reset
 from replay.speculative import forced
 from replay.vllm_adapter import EngineSettings
 from replay.vllm_worker import VllmWorker
@@ -308,16 +308,17 @@ def running() -> Iterator[tuple[int, list[str]]]:
             yield int(stat.parent.name), fields
 
 
-def test_ctrl_c_in_mid_replay_leaves_what_was_measured_and_no_process(folder, models):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_in_mid_replay_leaves_what_was_measured_and_no_process(folder, models, number):
     """To the whole group, as a terminal sends it, and twice."""
     run = command(folder, models[0], "steps=300")
     assert run.stderr is not None
     assert any("replaying" in line for line in iter(run.stderr.readline, ""))
     time.sleep(5.0)
     assert run.poll() is None
-    os.killpg(run.pid, signal.SIGINT)
+    os.killpg(run.pid, number)
     time.sleep(0.1)
-    os.killpg(run.pid, signal.SIGINT)
+    os.killpg(run.pid, number)
     out, err = run.communicate(timeout=120)
     assert run.returncode == 1, err
     assert err.strip().splitlines()[-1] == "simrl: interrupted; what was measured by then is in out"

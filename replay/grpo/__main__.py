@@ -1,0 +1,65 @@
+"""`python -m replay.grpo CONFIG...`: recorded runs, one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simrl.errors import InputError, StoppedError
+from simrl.interrupts import ctrl_c_once
+
+
+def main(
+    configs: Annotated[
+        list[Path], typer.Argument(metavar="CONFIG...", help="files of runs (YAML), made in this order")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="a folder: each run gets one in it, with its name")
+    ] = Path("results/grpo"),
+) -> None:
+    """Train a small model with GRPO on tasks that a function can check, and record everything.
+
+    Rollouts run on vLLM engines under simrl's own schedules. A run that was stopped goes on from its last update when it is
+    started again; one that is finished is left as it is.
+
+    Example:  python -m replay.grpo experiments/grpo/sync.yaml
+    """
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise _exit(
+            f'{error.name} is not installed here; install vLLM (README, "Replay on your cluster"), which brings it'
+        ) from None
+    from replay.grpo.config import read_config
+    from replay.grpo.records import RunFolder
+    from replay.grpo.run import run
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    try:
+        found = [read_config(file) for file in configs]
+        names = [config.name for config in found]
+        if len(set(names)) < len(names):
+            raise InputError(f"two runs are called {max(names, key=names.count)}; give each another name")
+        for config in found:
+            with ctrl_c_once():
+                run(config, RunFolder(output / config.name), output / "warm-ups", say)
+    except InputError as error:
+        raise _exit(str(error)) from None
+    except StoppedError as error:
+        raise _exit(f"{error}; the same command goes on from the last update", 1) from None
+    except KeyboardInterrupt:
+        raise _exit("stopped; the same command goes on from the last update", 1) from None
+
+
+def _exit(message: str, code: int = 2) -> typer.Exit:
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(code)
+
+
+if __name__ == "__main__":
+    typer.run(main)

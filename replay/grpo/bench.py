@@ -1,0 +1,87 @@
+"""What an update takes on this machine, measured apart from any run, in the terms of simrl's training model.
+
+Invariant: sequences are random tokens of random lengths, so nothing of a run is in what is measured; the efficiency is that
+with which `simrl.training` gives the measured seconds back.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from replay.grpo.config import RunConfig
+from replay.grpo.policy import TokenIds, make_policy, save_policy
+from replay.grpo.update import Trajectory, make_optimizer, update
+from simrl.hardware import gpu, model_shape
+from simrl.training import TrainingConfig, TrainingCosts
+
+
+class Efficiency(NamedTuple):
+    """Of training and of log-probs, as `TrainingConfig` has them, and the seconds that a version takes to be written; how far
+    the repeats of the first are apart (IQR / median)."""
+
+    mfu: float
+    log_prob_mfu: float
+    publish_s: float
+    spread: float
+
+
+def measure_training(config: RunConfig, repeats: int = 8, quantile: float = 0.5, threads: int = 1) -> Efficiency:
+    """Makes updates of a step's responses, each of another length, from `quantile` of whose seconds the efficiencies are."""
+    torch.set_num_threads(threads)
+    model = make_policy(config.policy, config.task.vocabulary, config.most_tokens, config.seed).to(config.device)
+    optimizer = make_optimizer(model, config.update)
+    train, log_prob, publish = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        save_policy(model, Path(folder) / "model")
+        shape = model_shape(Path(folder) / "model" / "config.json")
+        ideal = TrainingCosts(
+            model=shape,
+            gpu=gpu("cpu" if config.device == "cpu" else "h100"),
+            gpus=1,
+            config=TrainingConfig(
+                mfu=1,
+                log_prob_mfu=1,
+                tokens_per_microbatch=config.update.micro_batch_tokens,
+                ppo_epochs=config.update.ppo_epochs,
+            ),
+            minibatches=config.update.minibatches,
+            log_probs=1,
+            switch=False,
+        )  # fmt: skip
+        for repeat in range(repeats + 1):
+            batch = _batch(config, np.random.default_rng([config.seed, repeat]))
+            lengths = np.array([len(t.ids.prompt) + len(t.ids.response) for t in batch])
+            stats = update(model, optimizer, batch, 0, {}, config.update)
+            started_s = time.perf_counter()
+            save_policy(model, Path(folder) / f"model-{repeat}")
+            torch.save(optimizer.state_dict(), Path(folder) / "optimizer.pt")
+            if repeat == 0:  # what is done for the first time takes longer
+                continue
+            publish.append(time.perf_counter() - started_s)
+            train.append(stats.train_s / sum(s for _, s in ideal.update(lengths, config.update.minibatches)))
+            log_prob.append(stats.log_prob_s / sum(s for _, s in ideal.inference(lengths)))
+    low, high = np.quantile(train, (0.25, 0.75))
+    return Efficiency(
+        1 / float(np.quantile(train, quantile)),
+        1 / float(np.quantile(log_prob, quantile)),
+        float(np.quantile(publish, quantile)),
+        float((high - low) / np.median(train)),
+    )
+
+
+def _batch(config: RunConfig, rng: np.random.Generator) -> list[Trajectory]:
+    """Responses of a step: rewards differ within groups, so that all are trained on."""
+    batch = []
+    for group in range(config.prompts_per_step):
+        prompt = rng.integers(2, config.task.vocabulary, config.task.most_prompt_tokens).tolist()
+        for sample in range(config.group):
+            tokens = int(rng.integers(8, config.task.most_tokens + 1))
+            ids = TokenIds(prompt, rng.integers(2, config.task.vocabulary, tokens).tolist())
+            batch.append(Trajectory(ids, float(sample % 2), group, ((0, tokens),)))
+    return batch

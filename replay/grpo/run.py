@@ -1,0 +1,333 @@
+"""A recorded run: GRPO with real rollouts, real rewards and real updates, under one of simrl's own schedules.
+
+Invariant: the schedule, its dispatch and its recorder are those that the simulator runs; only the clock, the workers, the
+trainer and the rewarder are real. A run that is killed at any moment goes on from its last recorded update when it is started
+again (`replay.grpo.records`): what was under way then begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from replay.clock import WallClock
+from replay.grpo.config import RunConfig
+from replay.grpo.learner import LearnerSettings, Updated, serve_learner
+from replay.grpo.policy import make_policy, save_policy
+from replay.grpo.records import Group, RunFolder, as_trace
+from replay.grpo.tasks import Problem
+from replay.grpo.trainer import LearningTrainer, TaskRewarder
+from replay.grpo.warm_up import warm_up
+from replay.link import ProcessLink, first_report
+from replay.replayer import Fleet, ReplayConfig, process_fleet, reset
+from replay.vllm_adapter import EngineSettings, vllm_version
+from replay.vllm_worker import VllmWorker
+from simrl.errors import InputError
+from simrl.files import write_whole_file, write_whole_folder
+from simrl.interrupts import ctrl_c_waits
+from simrl.result import Step
+from simrl.rollout import Rollout
+from simrl.scenario import load_scenarios
+from simrl.simulate import Schedule, prepare
+from simrl.trace import Sample, Trace, TraceMetadata, write_trace
+
+Say = Callable[[str], None]
+START_DEADLINE_S, STEP_DEADLINE_S = 600.0, 120.0
+
+
+def run(config: RunConfig, folder: RunFolder, warm_ups: Path, say: Say = print) -> None:
+    """Runs to the end, from wherever the folder is. `warm_ups` holds the warmed-up policies of all runs. Raises `InputError`
+    for a folder of another configuration, `StoppedError` where a process keeps dying."""
+    _claim(folder, config)
+    if not folder.model(0).exists():
+        with write_whole_folder(folder.version(0), "files.txt") as temporary:
+            _copy(warmed_up(config, warm_ups, say), temporary / "model")
+    done = folder.resume()
+    if done < config.steps:
+        say(f"{config.name}: {config.steps - done} of {config.steps} updates to make; engines start …")
+        with _learner(config, folder, done) as learner, _engines(config, folder, done) as fleet:
+            _Part(config, folder, done, fleet, learner, say).run()
+    finish(config, folder)
+    say(f"{config.name}: {config.steps} updates recorded; trace.parquet and curve.csv are in {folder.path}")
+
+
+def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
+    """The folder of the policy that runs with this task, shape and warm-up begin with; it is made if it is not there."""
+    model_folder = folder / config.warm_up_digest
+    if not (model_folder / "model").exists():
+        say(f"{config.name}: supervised warm-up, {config.warm_up.steps} steps …")
+        lines: list[str] = []
+
+        def tell(line: str) -> None:
+            lines.append(line)
+            say(line)
+
+        model = make_policy(config.policy, config.task.vocabulary, config.most_tokens, config.warm_up.seed)
+        warm_up(model, config.task, config.warm_up, tell)
+        with write_whole_folder(model_folder, "files.txt") as temporary:
+            save_policy(model, temporary / "model")
+            (temporary / "warm_up.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return model_folder / "model"
+
+
+def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, Any]:
+    """The scenario of the run: a worker is a GPU (on a CPU, a core), the trainer has one of its own."""
+    gpus = config.workers + 1
+    system = config.system.model_dump(exclude_none=True)
+    return {
+        "name": config.name,
+        "seed": config.seed,
+        "steps": config.steps,
+        "model": str((folder.model(0) / "config.json").resolve()),
+        "cluster": {"gpu": "cpu" if config.device == "cpu" else "h100", "gpus": gpus, "tp": 1},
+        "workload": {"trace": str(trace.resolve()), "synthetic": None},
+        "profile": {"roofline": {}, "path": None},
+        "engine": config.engine.model_dump(),
+        # Where tokens are of older versions, these are asked for their log-probs besides the current one.
+        "systems": [
+            {
+                **system,
+                "rollout_share": config.workers / gpus,
+                "minibatches": config.update.minibatches,
+                "log_probs": 1 if config.system.name == "split" else 2,
+            }
+        ],
+    }
+
+
+def finish(config: RunConfig, folder: RunFolder) -> None:
+    """Writes what all updates came to: the trace, and the learning curve."""
+    samples, facts = folder.read()
+    write_trace(
+        as_trace(samples, config.prompts_per_step * config.group, metadata(config)), folder.path / "trace.parquet"
+    )
+    with write_whole_file(folder.path / "curve.csv") as temporary:
+        curve(samples, facts, config).to_csv(temporary, index=False)
+
+
+def metadata(config: RunConfig) -> TraceMetadata:
+    """Of the trace of a run."""
+    from importlib.metadata import version
+
+    return TraceMetadata(
+        name=config.name,
+        kind="recorded",
+        source=f"a GRPO run of this project ({config.system.name}): {config.prompts} prompts, groups of {config.group}, "
+        f"{config.epochs} epochs, seed {config.seed}; vLLM {vllm_version()}, torch {version('torch')}",
+        licence="Apache-2.0",
+        tokenizer=f"characters of {config.task.kind}",
+        cap_tokens=config.task.most_tokens,
+        notes=json.dumps(config.model_dump(mode="json"), sort_keys=True),
+    )
+
+
+def curve(samples: Any, facts: Sequence[dict[str, Any]], config: RunConfig) -> pd.DataFrame:
+    """A row an update: rewards, lengths, staleness, what the update told of itself, and its seconds."""
+    table = pd.DataFrame({name: samples[name].to_pylist() for name in ("step", "epoch", "reward")})
+    table["tokens"] = [len(ids) for ids in samples["response_ids"].to_pylist()]
+    rows = []
+    for step, told in enumerate(facts):
+        own = table[table["step"] == step]
+        lengths = own["tokens"].to_numpy()
+        rows.append(
+            {
+                "step": step,
+                "epoch": own["epoch"].mean(),
+                "reward": own["reward"].mean(),
+                "mean_tokens": lengths.mean(),
+                "p50_tokens": np.quantile(lengths, 0.5),
+                "p99_tokens": np.quantile(lengths, 0.99),
+                "at_cap": float((lengths >= config.task.most_tokens).mean()),
+                "off_policyness_mean": told["step"]["off_policyness_mean"],
+                "off_policyness_max": told["step"]["off_policyness_max"],
+                "reward_s": sum(end - start for start, end, _ in told["rewards"]),
+                **{f"{kind}_s": end - start for kind, start, end in told["phases"]},
+                **{name: value for name, value in told["stats"].items() if not name.endswith("_s")},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+class _Part:
+    """The run from one start to its end, or to what stops it."""
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, done: int, fleet: Fleet, learner: ProcessLink, say: Say
+    ) -> None:
+        self._config, self._folder, self._done = config, folder, done
+        self._fleet, self._learner, self._say = fleet, learner, say
+        self._number = folder.next_part()
+        self._problems: list[Problem] = config.task.make_prompts(config.seed, config.prompts)
+        self._happened: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        config, folder = self._config, self._folder
+        prompts = folder.path / "prompts.parquet"
+        write_trace(prompts_left(config, folder.trained(), self._problems), prompts)
+        scenario = {**scenario_of(config, folder, prompts), "steps": config.steps - self._done}
+        file = folder.path / "scenario.yaml"
+        file.write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
+        (found,) = load_scenarios(file)
+        prepared = prepare(found)
+        reset(self._fleet, _first_weights(config, folder, self._done), None)
+        self._env = WallClock()
+        self._env.restart()
+        self._schedule = Schedule(prepared, self._env, self._workers, None, self._learners)
+        for worker in self._schedule.workers:
+            assert isinstance(worker, VllmWorker)
+            worker.dispatcher = self._schedule.dispatcher
+        self._schedule.run()
+
+    def _workers(self, schedule: Schedule) -> list[VllmWorker]:
+        return [
+            VllmWorker(
+                self._env,
+                i,
+                self._fleet.links[i],
+                partial(self._fleet.restart, i),
+                schedule.workload.responses,
+                self._prompt_ids,
+                lambda version: str(self._folder.model(self._done + version)),
+                schedule.recorder,
+                STEP_DEADLINE_S,
+                START_DEADLINE_S,
+                self._happened.append,
+                stop_token=self._config.task.eos,
+            )
+            for i in range(schedule.units)
+        ]
+
+    def _learners(self, schedule: Schedule, lanes: Sequence[int]) -> tuple[LearningTrainer, TaskRewarder]:
+        (lane,) = lanes
+        self._recorder = schedule.recorder
+        self._rewarder = TaskRewarder(
+            self._env, lambda sample, ids: self._config.task.reward(self._problem(sample), ids)
+        )
+        trainer = LearningTrainer(
+            self._env, self._learner, lane, schedule.recorder, self._done, self._prompt_ids, self._recorded
+        )
+        return trainer, self._rewarder
+
+    def _problem(self, sample: Sample) -> Problem:
+        return self._problems[sample.prompt_id]
+
+    def _prompt_ids(self, sample: Sample) -> tuple[int, ...]:
+        return self._problem(sample).prompt_ids
+
+    def _recorded(self, step: Step, rollouts: Sequence[Rollout], updated: Updated) -> None:
+        """An update is made: it goes to the folder, with all that was seen since the last one."""
+        rewards, self._rewarder.spans = self._rewarder.spans, []
+        facts = {
+            "step": step._asdict(),
+            "phases": [(kind, a - self._env.monotonic_s, b - self._env.monotonic_s) for kind, a, b in updated.phases],
+            "rewards": [tuple(scored) for scored in rewards],
+            "stats": updated.stats,
+        }
+        self._folder.record(self._done + step.step, self._done, self._number, rollouts, facts)
+        told = {
+            "first_update": self._done,
+            "happened": self._happened,
+            "clock": "wall",
+            "engine": f"vLLM {vllm_version()}",
+            "config": self._config.model_dump(mode="json"),
+        }
+        self._folder.write_part(self._number, self._recorder.result(self._env.now, told))
+        self._folder.forget_versions(self._done + step.step + 1)
+        tokens = sum(rollout.tokens for rollout in rollouts)
+        reward = float(np.mean([rollout.reward for rollout in rollouts]))
+        self._say(
+            f"{self._config.name}: update {self._done + step.step + 1} of {self._config.steps} at {self._env.now:.0f} s: "
+            f"reward {reward:.3f}, {tokens / len(rollouts):.0f} tokens a response, off-policyness "
+            f"{step.off_policyness_mean:.2f}"
+        )
+
+
+def prompts_left(config: RunConfig, trained: set[Group], problems: Sequence[Problem]) -> Trace:
+    """The groups that are not trained yet, in their order, with as many tokens as a response may have."""
+    groups = [group for epoch in range(config.epochs) for group in _epoch(config, epoch) if group not in trained]
+    rows = [
+        (i // config.prompts_per_step, group.epoch, group.prompt_id, sample, len(problems[group.prompt_id].prompt_ids))
+        for i, group in enumerate(groups)
+        for sample in range(config.group)
+    ]
+    names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens")
+    columns: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    columns["response_tokens"] = [config.task.most_tokens] * len(rows)
+    return Trace.from_columns(
+        columns,
+        TraceMetadata(
+            name=f"{config.name}: prompts",
+            kind="synthetic",
+            source="what is to be generated; lengths are the most that a response may have",
+            tokenizer=f"characters of {config.task.kind}",
+            cap_tokens=config.task.most_tokens,
+        ),
+    )
+
+
+def _epoch(config: RunConfig, epoch: int) -> list[Group]:
+    """All prompts, in an order of the epoch's own."""
+    order = np.random.default_rng([config.seed, epoch]).permutation(config.prompts)
+    return [Group(epoch, int(prompt)) for prompt in order]
+
+
+def _claim(folder: RunFolder, config: RunConfig) -> None:
+    """The folder is of this configuration, or becomes so."""
+    file, text = folder.path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise InputError(
+            f"{file}: a run with another configuration is here; name another --output, or remove the folder"
+        )
+    if not file.exists():
+        with write_whole_file(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def _copy(model: Path, to: Path) -> None:
+    to.mkdir()
+    for file in model.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+
+
+@contextmanager
+def _learner(config: RunConfig, folder: RunFolder, version: int) -> Iterator[ProcessLink]:
+    log = folder.path / "logs" / "learner.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    life = partial(serve_learner, settings=LearnerSettings(config, folder, version))
+    link = ProcessLink("learner", life, log, dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    try:
+        first_report(link)
+        yield link
+    finally:
+        with ctrl_c_waits():
+            link.close()
+
+
+def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
+    sizes = config.engine
+    settings = EngineSettings(
+        model=str(folder.model(version)),
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        block_size=sizes.block_size,
+        max_model_len=config.most_tokens,
+        kv_blocks=sizes.kv_cache_tokens // sizes.block_size,
+        device=config.device,
+        dtype="float32",
+        temperature=1.0,
+        seed=config.seed + version,  # a run that goes on draws other tokens
+        stop_token=config.task.eos,
+    )
+    return process_fleet(config.workers, settings, _first_weights(config, folder, version), folder.path / "logs")
+
+
+def _first_weights(config: RunConfig, folder: RunFolder, version: int) -> ReplayConfig:
+    return ReplayConfig(folder.model(version), device=config.device, dtype="float32", start_deadline_s=START_DEADLINE_S)

@@ -1,0 +1,172 @@
+"""A recorded run, whole: real engines, a real learner, and what is in its folder however it ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import environment
+from helpers import rows
+from test_replay_faults import eventually
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from test_replay_vllm import processes
+
+from replay.grpo.config import RunConfig, read_config
+from replay.grpo.records import RunFolder
+from simrl.errors import InputError
+from simrl.result import read_result
+from simrl.trace import read_trace
+
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+
+SMALL = {
+    "task": {"counts": [2], "most_tokens": 48},
+    "policy": {"layers": 1, "hidden": 32, "heads": 1, "kv_heads": 1, "intermediate": 64},
+    "warm_up": {"steps": 3, "evaluate_every": 3, "evaluation_prompts": 4},
+    "prompts": 4,
+    "prompts_per_step": 2,
+    "group": 3,
+    "epochs": 3,
+    "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 2048},
+}
+
+
+def config_file(folder: Path, system: dict, name: str = "small", **more: object) -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump({"name": name, **SMALL, "system": system, **more}))
+    return file
+
+
+def start(file: Path, output: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "replay.grpo", str(file), "-o", str(output)]
+    return subprocess.Popen(
+        command, env=environment(), cwd=file.parent, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finished(file: Path, output: Path) -> str:
+    run = start(file, output)
+    _, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    return err
+
+
+def responses(folder: RunFolder) -> Counter:
+    samples, _ = folder.read()
+    names = ("epoch", "prompt_id", "sample")
+    return Counter(zip(*(samples[name].to_pylist() for name in names), strict=True))
+
+
+def every_response_once() -> Counter:
+    epochs, prompts, group = (int(str(SMALL[name])) for name in ("epochs", "prompts", "group"))
+    return Counter((e, p, s) for e in range(epochs) for p in range(prompts) for s in range(group))
+
+
+def test_a_synchronous_run_records_every_response_with_the_policy_that_trained_on_it(tmp_path: Path) -> None:
+    file, out = config_file(tmp_path, {"name": "split"}), tmp_path / "out"
+    err = finished(file, out)
+    folder = RunFolder(out / "small")
+    samples, facts = folder.read()
+    assert responses(folder) == every_response_once()
+    table = samples.to_pylist()
+    for row in table:
+        assert {segment["policy_version"] for segment in row["segments"]} == {row["step"]}
+        assert sum(segment["tokens"] for segment in row["segments"]) == len(row["response_ids"]) <= 48
+        assert row["response_ids"][-1] == 1 or len(row["response_ids"]) == 48
+    task = read_config(file).task
+    problems = task.make_prompts(0, 4)
+    assert all(row["reward"] == task.reward(problems[row["prompt_id"]], row["response_ids"]) for row in table)
+    assert [kind for kind, _, _ in facts[0]["phases"]] == ["log_prob", "train", "publish"]
+    part = read_result(folder.path / "parts" / "000")
+    assert part.steps.num_rows == 6 and {row["kind"] for row in rows(part.spans)} >= {
+        "rollout",
+        "train",
+        "load_weights",
+    }
+    trace = read_trace(folder.path / "trace.parquet")
+    assert trace.table.num_rows == len(table) and trace.metadata.kind == "recorded"
+    assert len((folder.path / "curve.csv").read_text().splitlines()) == 7
+    assert "update 6 of 6" in err
+    assert "update" not in finished(file, out).replace("updates recorded", "")  # it is finished: nothing runs again
+
+
+def test_a_run_that_is_killed_goes_on_and_trains_every_response_once(tmp_path: Path) -> None:
+    file, out = config_file(tmp_path, {"name": "areal", "eta": 2}), tmp_path / "out"
+    folder = RunFolder(out / "small")
+    run = start(file, out)
+    until_s = time.monotonic() + 200
+    while folder.updates < 2 and run.poll() is None and time.monotonic() < until_s:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    done = folder.updates
+    assert 2 <= done < 6
+    before = {path.name: path.read_bytes() for path in (folder.path / "updates").iterdir() if path.suffix == ".parquet"}
+    finished(file, out)
+    assert responses(folder) == every_response_once()
+    assert all((folder.path / "updates" / name).read_bytes() == content for name, content in before.items())
+    samples, facts = folder.read()
+    assert [fact["step"]["step"] for fact in facts] == [*range(done), *range(6 - done)]
+    assert set(samples["part"].to_pylist()) == {0, 1}
+    for row in samples.to_pylist():
+        assert all(row["step"] - 4 <= segment["policy_version"] <= row["step"] for segment in row["segments"])
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on_and_no_process(tmp_path: Path) -> None:
+    file, out = config_file(tmp_path, {"name": "one_step_off"}), tmp_path / "out"
+    run = start(file, out)
+    folder = RunFolder(out / "small")
+    until_s = time.monotonic() + 200
+    while folder.updates < 1 and run.poll() is None and time.monotonic() < until_s:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and "the same command goes on from the last update" in err
+    assert eventually(lambda: not processes(run.pid), 5.0)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    from replay.grpo.run import run
+
+    config = read_config(config_file(tmp_path, {"name": "split"}))
+    folder = RunFolder(tmp_path / "out" / "small")
+    folder.path.mkdir(parents=True)
+    (folder.path / "config.yaml").write_text("name: another\n")
+    with pytest.raises(InputError, match="a run with another configuration is here; name another --output"):
+        run(config, folder, tmp_path / "warm-ups")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"system": {"name": "split", "eta": 3}}, "areal has an eta"),
+        ({"system": {"name": "areal"}}, "areal has an eta"),
+        ({"prompts_per_step": 3}, "prompts is a multiple of prompts_per_step"),
+        ({"grup": 3}, "unknown key grup"),
+        ({"task": {"counts": [9]}}, "counts are of 2 to 6 numbers"),
+    ],
+)
+def test_a_configuration_that_cannot_be_says_why(tmp_path: Path, change: dict, message: str) -> None:
+    file = config_file(tmp_path, {"name": "split"}, **change) if "system" not in change else tmp_path / "x.yaml"
+    if "system" in change:
+        file.write_text(yaml.safe_dump({"name": "x", **SMALL, **change}))
+    with pytest.raises(InputError, match=message) as error:
+        read_config(file)
+    assert str(file) in str(error.value)
+
+
+def test_runs_that_agree_in_what_comes_before_rl_share_a_warm_up() -> None:
+    one = RunConfig.model_validate({"name": "a", **SMALL, "system": {"name": "split"}})
+    other = one.model_copy(
+        update={"name": "b", "epochs": 9, "update": one.update.model_copy(update={"learning_rate": 1.0})}
+    )
+    assert one.warm_up_digest == other.warm_up_digest
+    other = one.model_copy(update={"policy": one.policy.model_copy(update={"layers": 2})})
+    assert one.warm_up_digest != other.warm_up_digest

@@ -53,22 +53,6 @@ def measure(
         float, typer.Option(min=1e-3, help="expected error of interpolation at which refinement ends")
     ] = 0.02,
     budget: Annotated[float, typer.Option(min=1.0, help="seconds of measuring after which refinement ends")] = 60.0,
-    quantile: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="of a point's repeats, that the profile is made of; where others share the host, less than "
-            "0.5 is nearer to what the machine does by itself",
-        ),
-    ] = 0.5,
-    more: Annotated[
-        bool,
-        typer.Option(
-            "--more",
-            help="go on with a measurement that is whole, with more --repeats and --budget: at another hour, say",
-        ),
-    ] = False,
     start_deadline: Annotated[float, typer.Option(min=1.0, help="seconds that the engines have to start")] = 600.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)")
@@ -99,12 +83,11 @@ def measure(
         repeats=repeats,
         tolerance=tolerance,
         budget_s=budget,
-        quantile=quantile,
         start_deadline_s=start_deadline,
     )
     journal = output.with_name(f"{output.name.removesuffix('.parquet')}.points.jsonl")
     try:
-        measured = _with_progress(lambda tell: measure_profile(wanted, output, journal, tell, more))
+        measured = _with_progress(lambda tell: measure_profile(wanted, output, journal, tell))
     except KeyboardInterrupt:
         kept = f"what was measured is in {journal}; the same command goes on from there"
         raise StoppedError(f"interrupted; {kept if journal.exists() else 'nothing was measured yet'}") from None
@@ -196,6 +179,6 @@ def noise(measured: Measured) -> str:
     if measured.spread <= NOISY:
         return f"{said}."
     return (
-        f"{said}: the machine was not quiet, and no prediction from this profile can be expected to be closer than that. "
-        "Measure again when nothing else runs."
+        f"{said}: the machine was not quiet. No prediction of a single pass can be expected to be closer than that; sums of "
+        "many come closer, the more so the longer was measured (--repeats, --budget)."
     )

@@ -38,7 +38,7 @@ Run = Callable[[Scene], Seen]
 class Plan(NamedTuple):
     """What is measured, and how well. `kv_cache_tokens` is what the engine has; refinement goes on until every interval and
     every point is expected to be within `tolerance`, or until `budget_s` of measuring are over; `weights` is a folder to load
-    from, None with dummy weights. The tables are made of a `quantile` of each point's repeats."""
+    from, None with dummy weights."""
 
     reach: Reach
     kv_cache_tokens: int
@@ -47,7 +47,6 @@ class Plan(NamedTuple):
     repeats: int = 5
     tolerance: float = 0.02
     budget_s: float = 60.0
-    quantile: float = 0.5
 
 
 class HeldOut(NamedTuple):
@@ -87,17 +86,16 @@ class Measured(NamedTuple):
 
 
 class Journal:
-    """What was seen, a line a scene, as soon as it was. `carry_out` is asked only for what is not there yet. With `more`, a
-    measurement that is whole goes on, too."""
+    """What was seen, a line a scene, as soon as it was. `carry_out` is asked only for what is not there yet."""
 
-    def __init__(self, path: Path, settings: dict[str, Any], carry_out: Run, more: bool = False) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], carry_out: Run) -> None:
         self._path = path
         self._carry_out = carry_out
         self._known: dict[str, deque[tuple[float, Seen]]] = defaultdict(deque)
         self.measuring_s = 0.0
         lines = _whole_lines(path)
         if lines and json.loads(lines[-1]) == {"finished": True}:
-            lines = lines[:-1] if more else []  # without more, this is a new one
+            lines = []  # a whole measurement: this is a new one
         if lines:
             found = json.loads(lines[0])
             other = [name for name in settings if found.get(name) != settings[name]]
@@ -194,10 +192,6 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
     """Gives scenes to an engine, by `run`, until its tables are known. `tell` hears what is measured, and how much is done (of
     0: nobody knows)."""
     check(plan)
-
-    def typical(repeats_s: Sequence[float]) -> float:
-        return float(np.quantile(repeats_s, plan.quantile))
-
     book = _Book(run)
     base = base_scenes(plan)
     for repeat in range(plan.repeats):
@@ -212,23 +206,22 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
             book.take(worst)
     held_out = held_out_scenes(plan)
     checks = _Book(run)
-    rounds = max(2, plan.repeats // 2)
-    for i in range(rounds * len(held_out)):
-        tell("passes to check it with", i, rounds * len(held_out))
+    for i in range(2 * len(held_out)):
+        tell("passes to check it with", i, 2 * len(held_out))
         checks.take(held_out[i % len(held_out)])
     load_s = None
     if plan.weights is not None:
         tell("weight loads", 0, 1)
-        load_s = typical(run(Loads(plan.weights, plan.repeats)).load_s)
+        load_s = float(np.median(run(Loads(plan.weights, plan.repeats)).load_s))
 
-    points = [Point(p.shape, (typical(p.repeats_s),)) for p in book.points()]
-    tables, new_s = fit(points, typical(book.all("between_s")), plan.reach)
+    points = book.points()
+    tables, new_s = fit(points, float(np.median(book.all("between_s"))), plan.reach)
     return Measured(
         tables=tables,
-        points=book.points(),
-        held_out=[HeldOut(p.shape, typical(p.repeats_s), predicted_s(tables, p.shape, new_s)) for p in checks.points()],
+        points=points,
+        held_out=[HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape, new_s)) for p in checks.points()],
         drafts=draft_rounds(points, tables, "measured in the engine: drafts of tokens that nobody looked for"),
-        request_s=new_s + typical(book.all("begin_s")) + max(typical(book.all("end_s")), 0.0),
+        request_s=new_s + float(np.median(book.all("begin_s")) + max(np.median(book.all("end_s")), 0.0)),
         load_s=load_s,
         measuring_s=run.measuring_s,
     )

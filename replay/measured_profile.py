@@ -42,7 +42,6 @@ class Wanted:
     repeats: int = 5
     tolerance: float = 0.02
     budget_s: float = 60.0
-    quantile: float = 0.5
     start_deadline_s: float = 600.0
 
     @property
@@ -68,20 +67,15 @@ class Wanted:
 
 
 def measure_profile(
-    wanted: Wanted,
-    output: Path,
-    journal: Path,
-    tell: Callable[[str, int, int], None] = lambda *_: None,
-    more: bool = False,
+    wanted: Wanted, output: Path, journal: Path, tell: Callable[[str, int, int], None] = lambda *_: None
 ) -> Measured:
-    """Measures, and writes the profile to `output`; goes on with a measurement whose points are in the file `journal`, with
-    `more` also with one that is whole. Raises `InputError` for limits and models with which nothing can be measured,
-    `StoppedError` if an engine dies."""
+    """Measures, and writes the profile to `output`; goes on with a measurement whose points are in the file `journal`. Raises
+    `InputError` for limits and models with which nothing can be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
     with tempfile.TemporaryDirectory(prefix="simrl-measure-") as logs:
         engines = _Started(wanted, Path(logs))
         try:
-            measured = measure_with(engines, version, wanted, output, journal, tell, more)
+            measured = measure_with(engines, version, wanted, output, journal, tell)
         except BaseException:
             engines.kill()
             raise
@@ -96,7 +90,6 @@ def measure_with(
     output: Path,
     journal: Path,
     tell: Callable[[str, int, int], None] = lambda *_: None,
-    more: bool = False,
 ) -> Measured:
     """The same with given engines, of a vLLM version. The journal is finished when the profile is written, and not before:
     whatever is refused until then costs no measurement."""
@@ -110,8 +103,8 @@ def measure_with(
         )
     reach = Reach(wanted.max_num_seqs, wanted.max_num_batched_tokens, wanted.max_model_len)
     settings = {**json.loads(json.dumps(asdict(wanted), default=str)), "vllm": version, "host": platform.node()}
-    for name in ("budget_s", "repeats", "quantile", "start_deadline_s", "gpu"):
-        del settings[name]  # with more time, or repeats, it goes on, and a GPU is what it is, whatever it is called
+    for name in ("budget_s", "start_deadline_s", "gpu"):
+        del settings[name]  # with more time it goes on, and a GPU is what it is, whatever it is called
 
     blocks = wanted.engine.kv_blocks
     plan = Plan(
@@ -122,23 +115,21 @@ def measure_with(
         wanted.repeats,
         wanted.tolerance,
         wanted.budget_s,
-        wanted.quantile,
     )
     check(plan)
-    book = Journal(journal, settings, engines, more)
+    book = Journal(journal, settings, engines)
     facts = dict(book(Facts()).facts)
     card = wanted.gpu or _card(facts["device"], wanted.device)
     if blocks is None:
         plan = plan._replace(kv_cache_tokens=int(facts["kv_cache_tokens"]) // wanted.block_size * wanted.block_size)
     measured = measure(book, plan, tell)
     beside = f", beside {wanted.neighbours} engines that generate" if wanted.neighbours else ""
-    of = "" if wanted.quantile == 0.5 else f"; {wanted.quantile:g} quantiles of repeats"
     metadata = ProfileMetadata(
         model=shape.name,
         gpu=card,
         tp=wanted.tp,
         kind="measured",
-        source=f"simrl measure: turns of a replay's loop around vLLM {facts['vllm']} on {facts['device']}{beside}{of}",
+        source=f"simrl measure: turns of a replay's loop around vLLM {facts['vllm']} on {facts['device']}{beside}",
         created=time.strftime("%Y-%m-%d", time.gmtime()),
         notes="" if measured.load_s is not None else "weight loads not measured: dummy weights have no files",
         host=f"{platform.node()}: {facts['device']}, {platform.system()} {platform.release()}",

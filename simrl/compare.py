@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -78,7 +78,7 @@ def run_names(scenarios: Sequence[Scenario]) -> str:
     for scenario in scenarios:
         same = [s for s in scenarios if s.system.name == scenario.system.name]
         differs = [
-            f"{key}={value}"
+            f"{key}={value['name'] if isinstance(value, Mapping) and 'name' in value else value}"
             for key, value in scenario.system.parameters.items()
             if any(s.system.parameters.get(key) != value for s in same)
         ]

@@ -15,7 +15,7 @@ import typer
 from simrl.errors import InputError, StoppedError
 
 EXAMPLE = (
-    "Examples:  simrl replay experiments/replay_cpu.yaml --workers 1 --device cpu --dtype float32   |   "
+    "Examples:  simrl replay experiments/replay_cpu.yaml --workers 1 --device cpu   |   "
     "simrl replay my_scenario.yaml --system areal --workers 32 --model path/to/Qwen3-8B --ray auto"
 )
 
@@ -46,7 +46,10 @@ def replay(
     dispatch: Annotated[str | None, typer.Option(help="with this dispatch in place of its own")] = None,
     speculation: Annotated[str | None, typer.Option(help="with this speculation in place of its own")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
-    dtype: Annotated[str, typer.Option(help="of the weights: auto, bfloat16, float32")] = "auto",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="of the weights, such as bfloat16; by default float32 on a CPU, else the model's own"),
+    ] = None,
     dummy: Annotated[bool, typer.Option("--dummy", help="random weights: the folder needs only a config.json")] = False,
     threads: Annotated[int, typer.Option(min=1, help="of a CPU engine")] = 1,
     temperature: Annotated[
@@ -97,7 +100,7 @@ def replay(
         model=_folder(model or Path(chosen.model)),
         weights=tuple(weights or ()),
         device=device,
-        dtype=dtype,
+        dtype=dtype or ("float32" if device == "cpu" else "auto"),
         dummy_weights=dummy,
         draft_model=draft_model,
         temperature=chosen.speculation.temperature if temperature is None else temperature,
@@ -209,15 +212,15 @@ def _with_workers(prepared: Prepared, workers: int | None) -> Prepared:
 
     if workers is None or workers == prepared.workers:
         return prepared
-    if prepared.colocated:
-        scenario = prepared.scenario
-        cluster = scenario.cluster.model_copy(update={"gpus": gpus_for(scenario, workers)})
-        return prepare(scenario.model_copy(update={"cluster": cluster}))
     if workers > prepared.workers:
         raise InputError(
             f"--workers {workers}: the scenario's {prepared.scenario.cluster.gpus} GPUs give {prepared.system.label} "
             f"{prepared.workers} rollout workers; ask for fewer, or set cluster.gpus"
         )
+    if prepared.colocated:
+        scenario = prepared.scenario
+        cluster = scenario.cluster.model_copy(update={"gpus": gpus_for(scenario, workers)})
+        return prepare(scenario.model_copy(update={"cluster": cluster}))
     return replace(prepared, workers=workers)
 
 

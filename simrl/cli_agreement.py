@@ -27,14 +27,14 @@ def compare_with_measured(
     from simrl.files import write_whole_folder
     from simrl.result import read_result
 
-    happened = read_result(measured)  # before anything is simulated
+    happened = read_result(_result_in(measured, "measured"))  # before anything is simulated
     scenario = None if predicted.is_dir() else _only_scenario(predicted, overrides, choices)
     if scenario is None and (overrides or any(choices)):
         raise InputError(f"{predicted}: is the result of a run, which overrides cannot change; name a scenario instead")
     folder = output or Path("results") / f"{_name(scenario, predicted)}-agreement"
     replaced = (folder / "agreement.json").exists()
     with write_whole_folder(folder, MANIFEST) as temporary:
-        source = predicted
+        source = _result_in(predicted, "predicted")
         if scenario is not None:
             (row,) = compare_scenarios([scenario], temporary / "predicted", jobs=1)
             source = temporary / "predicted" / row["folder"]
@@ -58,6 +58,13 @@ def compare_with_measured(
         console.print(f"and what was predicted: {folder / 'predicted'}", soft_wrap=True)
     if replaced:
         console.print("It replaced an earlier comparison there; --output names another folder.")
+
+
+def _result_in(folder: Path, name: str) -> Path:
+    """A replay's folder holds both its results."""
+    from simrl.result import METADATA_FILE
+
+    return folder / name if (folder / name).is_dir() and not (folder / METADATA_FILE).exists() else folder
 
 
 def _name(scenario: Scenario | None, predicted: Path) -> str:

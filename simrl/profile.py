@@ -319,7 +319,8 @@ class RolloutTimes:
 def setting_differences(metadata: ProfileMetadata, settings: Mapping[str, Any]) -> list[str]:
     """A sentence for each setting of an engine that is not as it was when the profile was measured, of those that both say."""
     return [
-        f"profile was measured with {name} {metadata.settings[name]}, the engine has {value}"
+        f"profile was measured with {name} {metadata.settings[name]}, the engine has {value}; "
+        f"simrl measure --{name.replace('_', '-')} {value} makes one for it"
         for name, value in settings.items()
         if name in metadata.settings and metadata.settings[name] != value
     ]

@@ -571,3 +571,11 @@ def test_comparisons_of_two_replays_leave_each_others_results_and_one_that_repla
         assert f"Written to results/{name}-agreement" in out and "replaced" not in out
     code, out, err = simrl("compare", "first/predicted", "--measured", "second/measured")
     assert code == 0 and "It replaced an earlier comparison there; --output names another folder" in out, err
+
+
+def test_the_folder_of_a_replay_stands_for_the_result_in_it_that_is_meant(simrl: CommandLine, measured: Path):
+    for run in ("predicted", "measured"):
+        shutil.copytree(simrl.folder / measured, simrl.folder / "replay" / run)
+    code, out, err = simrl("compare", "replay", "--measured", "replay", "--json")
+    assert code == 0, err
+    assert json.loads(out)["errors"]["makespan_err"] == 0

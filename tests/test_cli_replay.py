@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 
-from replay.cli_replay import _scenario, default_folder
+from replay.cli_replay import _scenario, _with_workers, default_folder
 from simrl.errors import InputError
 from simrl.scenario import Choices, load_scenarios
+from simrl.simulate import prepare
 
 
 def test_replays_of_other_systems_speculations_dispatches_or_workers_leave_each_others_results(simrl: CommandLine):
@@ -44,3 +45,11 @@ def test_where_a_scenario_has_several_runs_what_they_differ_in_is_named(
     ended = simrl("run", "scenario.yaml", "--system", "verl_colocated", "-o", "one")
     assert ended.code == 0, ended.err
     assert named in simrl.refuses("compare", "scenario.yaml", *overrides, "--measured", "one/verl-colocated")
+
+
+@pytest.mark.parametrize("system", ["verl_colocated", "areal"])
+def test_more_workers_than_a_scenario_has_are_refused_before_anything_starts(simrl: CommandLine, system: str):
+    prepared = prepare(_scenario(Path("scenario.yaml"), [], system, None, None))
+    assert _with_workers(prepared, 1).workers == 1
+    with pytest.raises(InputError, match=f"--workers 99: .* give {system}.* ask for fewer, or set cluster.gpus"):
+        _with_workers(prepared, 99)

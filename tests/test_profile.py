@@ -252,7 +252,9 @@ def test_one_chunk_is_its_own_equivalent():
 def test_settings_that_differ_from_those_of_the_measurement_are_told():
     metadata = METADATA.model_copy(update={"settings": {"block_size": 32, "tp": 1, "temperature": 1.0, "repeats": 5}})
     engine = {"block_size": 16, "tp": 1, "temperature": 1, "max_num_seqs": 8}
-    assert setting_differences(metadata, engine) == ["profile was measured with block_size 32, the engine has 16"]
+    assert setting_differences(metadata, engine) == [
+        "profile was measured with block_size 32, the engine has 16; simrl measure --block-size 16 makes one for it"
+    ]
     assert setting_differences(METADATA, engine) == []  # a derived profile says nothing of engines
 
 

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from replay.grpo.loss import LossConfig, advantages, kl, token_losses  # noqa: E402
 
+pytestmark = pytest.mark.vllm  # what it needs comes with it
+
 LOG_PROBS = st.floats(-6, -0.01)
 TOKENS = st.lists(st.tuples(LOG_PROBS, LOG_PROBS, LOG_PROBS, st.floats(-3, 3)), min_size=1, max_size=20)
 CONFIGS = st.builds(

@@ -1,5 +1,6 @@
 """A policy's log-probs do not depend on how they were batched, its folders keep it, and vLLM reads it as transformers does."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ from replay.grpo.policy import (  # noqa: E402
     save_policy,
     token_values,
 )
+
+pytestmark = pytest.mark.vllm  # what it needs comes with it
 
 SHAPE = PolicyConfig(layers=2, hidden=64, heads=2, kv_heads=1, intermediate=96)
 VOCABULARY, EOS = 32, 1
@@ -161,10 +164,12 @@ def test_some_responses_end_before_others_and_none_is_mixed_up():
 
 
 GREEDY = """
+import json
 import sys
 from replay.vllm_adapter import EngineSettings, VllmEngine
+
 engine = VllmEngine(EngineSettings(sys.argv[1], 8, 256, 32, 100, kv_blocks=50, temperature=0.0))
-for i, prompt in enumerate(eval(sys.argv[2])):
+for i, prompt in enumerate(json.loads(sys.argv[2])):
     engine.add(str(i), prompt, 40)
 responses = {}
 while engine.unfinished:
@@ -184,4 +189,4 @@ def test_vllm_loads_a_policy_and_its_greedy_tokens_are_those_of_transformers(tmp
         [sys.executable, "-c", GREEDY, str(folder), str(prompts)], capture_output=True, text=True, env=environment()
     )
     assert ran.returncode == 0, ran.stderr
-    assert eval(ran.stdout.splitlines()[-1]) == generate(model, prompts, 40, eos=-1, temperature=0)
+    assert json.loads(ran.stdout.splitlines()[-1]) == generate(model, prompts, 40, eos=-1, temperature=0)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from replay.grpo.tasks import CHARACTERS, EOS, PAD, TASKS, VOCABULARY, Countdown, Problem, decode, encode
 
-PROBLEM = Problem((3, 5, 2), 24, tuple(encode("3 5 2=24:")))
+PROBLEM = Problem((3, 5, 2), 24, tuple(encode("3 5 2?24:")))
 
 
 def reward(response: str, problem: Problem = PROBLEM) -> float:
@@ -24,7 +24,7 @@ def test_a_prompt_belongs_to_its_seed_and_its_place():
 def test_prompts_say_what_is_asked_in_the_limits_of_the_task():
     task = Countdown(counts=(3, 4), largest_number=12, largest_target=50)
     for problem in task.make_prompts(0, 300):
-        assert decode(problem.prompt_ids) == f"{' '.join(map(str, problem.numbers))}={problem.target}:"
+        assert decode(problem.prompt_ids) == f"{' '.join(map(str, problem.numbers))}?{problem.target}:"
         assert len(problem.numbers) in (3, 4) and max(problem.numbers) <= 12 and 1 <= problem.target <= 50
         assert len(problem.prompt_ids) <= task.most_prompt_tokens
     assert {len(problem.numbers) for problem in task.make_prompts(0, 20)} == {3, 4}
@@ -38,10 +38,12 @@ def test_written_solutions_are_right_and_their_arithmetic_too(counts):
         assert task.reward(problem, response) == 1.0
         tries = decode(response).partition(">")[0].split("x")
         assert len(set(tries)) == len(tries)
-        for step in ",".join(tries).split(","):
+        assert all(text.endswith(f"?{problem.target}") for text in tries)
+        steps = [text.partition("?")[0] for text in tries]
+        for step in ",".join(steps).split(","):
             made, _, value = step.partition("=")
             assert eval(made) == int(value) >= 0
-        assert [step.endswith(f"={problem.target}") for step in tries] == [False] * (len(tries) - 1) + [True]
+        assert [text.endswith(f"={problem.target}") for text in steps] == [False] * (len(tries) - 1) + [True]
 
 
 def test_a_solution_that_does_not_fit_is_cut_at_the_cap_and_earns_nothing():

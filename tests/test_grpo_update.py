@@ -13,6 +13,8 @@ from replay.grpo.loss import LossConfig  # noqa: E402
 from replay.grpo.policy import PolicyConfig, TokenIds, log_probs, make_policy  # noqa: E402
 from replay.grpo.update import Trajectory, UpdateConfig, make_optimizer, update  # noqa: E402
 
+pytestmark = pytest.mark.vllm  # what it needs comes with it
+
 SHAPE = PolicyConfig(layers=1, hidden=32, heads=1, kv_heads=1, intermediate=32)
 FREE = UpdateConfig(grad_norm=1e9, micro_batch_tokens=50)  # the gradient as it is
 torch.set_num_threads(1)

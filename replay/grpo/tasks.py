@@ -1,9 +1,10 @@
 """Tasks whose answers a function can check, and whose responses are long-tailed because they are searches.
 
-Countdown: `3 5 2=24:` asks for an expression of these numbers, each used once, that is worth the target. A response tries,
-writes its steps out, marks a try that misses with x, goes on, and after a hit writes the answer and the end-of-sequence token:
+Countdown: `3 5 2?24:` asks for an expression of these numbers, each used once, that is worth the target. A response tries,
+writes its steps out, holds what they come to against the target, marks a try that misses with x, goes on, and after a hit
+writes the answer and the end-of-sequence token:
 
-    5+3=8,8-2=6x 3*2=6,6+5=11x …  5+3=8,8*3=24>(5+3)*3        (without the spaces)
+    5+3=8,8-2=6?24x 3*2=6,6+5=11?24x …  5+3=8,8*3=24?24>(5+3)*3        (without the spaces)
 
 In random order the number of tries is geometric, with a chance of success that differs from prompt to prompt: a long tail. Who
 searches better, or slips less in arithmetic, needs fewer tokens and is right more often.
@@ -23,7 +24,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PAD, EOS = 0, 1
-CHARACTERS = "0123456789+-*=,:x>() "
+CHARACTERS = "0123456789+-*=,?:x>() "
 VOCABULARY = 32  # ids of a model: PAD, EOS and the characters, up to the next multiple of 32
 
 _ID = {character: i + 2 for i, character in enumerate(CHARACTERS)}
@@ -38,8 +39,8 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The text of token ids; pad, end and ids of no character are shown as `?`, which is no character either."""
-    return "".join(_CHARACTER.get(i, "?") for i in ids)
+    """The text of token ids; pad, end and ids of no character are shown as `_`, which is no character either."""
+    return "".join(_CHARACTER.get(i, "_") for i in ids)
 
 
 class Problem(NamedTuple):
@@ -99,8 +100,8 @@ class Countdown(BaseModel):
                 continue
             tried.add(steps)
             if value == problem.target:
-                return [*encode(f"{text}{steps}>{expression}"), EOS][: self.most_tokens]
-            text += f"{steps}x"
+                return [*encode(f"{text}{steps}?{value}>{expression}"), EOS][: self.most_tokens]
+            text += f"{steps}?{problem.target}x"
         return encode(text)[: self.most_tokens]
 
     def reward(self, problem: Problem, response_ids: Sequence[int]) -> float:
@@ -116,7 +117,7 @@ class Countdown(BaseModel):
             numbers = tuple(int(n) for n in rng.integers(1, self.largest_number + 1, rng.choice(self.counts)))
             target = _random_try(numbers, rng).value
             if 1 <= target <= self.largest_target:
-                return Problem(numbers, target, tuple(encode(f"{' '.join(map(str, numbers))}={target}:")))
+                return Problem(numbers, target, tuple(encode(f"{' '.join(map(str, numbers))}?{target}:")))
         raise RuntimeError(f"no problem found in {_MOST_DRAWS} draws; raise largest_target")
 
 

@@ -27,7 +27,13 @@ class WarmUpConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: int = Field(default=1500, ge=1)
-    batch: int = Field(default=32, ge=1, description="solutions a step, each of a prompt of its own")
+    batch: int = Field(default=16, ge=1, description="solutions of the task in a step, each of a prompt of its own")
+    easy_batch: int = Field(
+        default=32,
+        ge=0,
+        description="solutions with two numbers beside them: what takes longest to learn is to see a hit, and there one comes "
+        "every few tokens",
+    )
     learning_rate: float = Field(default=2e-3, gt=0)
     rise_steps: int = Field(default=50, ge=0)
     weight_decay: float = Field(default=0.01, ge=0)
@@ -78,4 +84,5 @@ def _solutions(task: Countdown, config: WarmUpConfig, step: int) -> list[TokenId
     """The solutions of a step."""
     rng = np.random.default_rng([config.seed, step])
     problems = task.make_prompts(int(rng.integers(2**32)), config.batch)
+    problems += task.model_copy(update={"counts": (2,)}).make_prompts(int(rng.integers(2**32)), config.easy_batch)
     return [TokenIds(problem.prompt_ids, task.write_solution(problem, rng)) for problem in problems]

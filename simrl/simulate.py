@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import simpy
@@ -269,13 +269,18 @@ class Schedule:
             best_of_n=prepared.tail.rule if prepared.tail else None,
         )
         if adapts:
-            assert isinstance(self.trainer, SimulatedTrainer)
             for lane in train_lanes:
                 self.dispatcher.retire(lane)
                 self.workers[lane].lend()
                 recorder.role(lane, "train", 0.0)
             split = adapt(
-                env, self.workers, self.dispatcher, self.trainer, recorder, system.adapt_split_every, prepared.may_train
+                env,
+                self.workers,
+                self.dispatcher,
+                cast(SimulatedTrainer, self.trainer),
+                recorder,
+                system.adapt_split_every,
+                prepared.may_train,
             )
             env.process(split)
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)

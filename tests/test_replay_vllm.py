@@ -353,7 +353,7 @@ def test_a_kv_cache_for_which_there_is_no_memory_says_what_to_lower(folder, mode
     assert last.endswith("the engines' logs are in out-logs")
     assert "can't allocate memory" in (folder / "out-logs" / "worker-000.log").read_text()
     assert sorted(file.name for file in folder.iterdir()) == ["out-logs", "scenario.yaml", "trace.parquet"]
-    assert not processes(run.pid)
+    assert eventually(lambda: not processes(run.pid), 5.0)
 
 
 def test_random_weights_of_a_config_replay_with_loads_that_are_held(folder, models, tmp_path):

@@ -176,3 +176,13 @@ def test_runs_that_agree_in_what_comes_before_rl_share_a_warm_up() -> None:
     assert one.warm_up_digest == other.warm_up_digest
     other = one.model_copy(update={"policy": one.policy.model_copy(update={"layers": 2})})
     assert one.warm_up_digest != other.warm_up_digest
+
+
+def test_an_override_changes_one_value_of_a_run_and_leaves_the_rest(tmp_path: Path) -> None:
+    file = config_file(tmp_path, {"name": "split"}, update={"minibatches": 3})
+    changed = read_config(file, ["update.learning_rate=1e-3", "seed=7", "update.loss.clip_high=null"])
+    assert (changed.update.learning_rate, changed.update.minibatches, changed.seed) == (1e-3, 3, 7)
+    assert changed.update.loss.clip_high is None and changed.update.loss.clip_low == 0.2
+    assert changed.warm_up_digest == read_config(file).warm_up_digest
+    with pytest.raises(InputError, match=r"unknown key update\.lerning_rate"):
+        read_config(file, ["update.lerning_rate=1e-3"])

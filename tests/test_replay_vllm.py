@@ -347,7 +347,8 @@ def test_a_kv_cache_for_which_there_is_no_memory_says_what_to_lower(folder, mode
     (folder / "scenario.yaml").write_text(scenario(models[0], folder, cache=10**12))
     out, err = (run := command(folder, models[0])).communicate(timeout=180)
     assert (run.returncode, out) == (2, ""), err
-    last = err.strip().splitlines()[-1]
+    # an interpreter that ends beside it may warn of leaked semaphores after the command's own line
+    [last] = [line for line in err.splitlines() if line.startswith("simrl: ")]
     assert last.startswith("simrl: worker 0: ") and "can't allocate memory" in last
     assert "lower engine.kv_cache_tokens" in last and "Traceback" not in err
     assert last.endswith("the engines' logs are in out-logs")

@@ -13,7 +13,8 @@ from simrl.interrupts import ctrl_c_once
 
 def main(
     configs: Annotated[
-        list[Path], typer.Argument(metavar="CONFIG...", help="files of runs (YAML), made in this order")
+        list[str],
+        typer.Argument(metavar="CONFIG... [KEY=VALUE...]", help="files of runs (YAML), made in this order; what to change"),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="a folder: each run gets one in it, with its name")
@@ -25,6 +26,8 @@ def main(
     started again; one that is finished is left as it is.
 
     Example:  python -m replay.grpo experiments/grpo/sync.yaml
+
+    Example:  python -m replay.grpo experiments/grpo/*.yaml seed=1 update.learning_rate=1e-4 -o results/grpo-seed-1
     """
     try:
         import torch  # noqa: F401
@@ -41,7 +44,10 @@ def main(
         typer.echo(line, err=True)
 
     try:
-        found = [read_config(file) for file in configs]
+        overrides = [word for word in configs if "=" in word and not Path(word).exists()]
+        found = [read_config(Path(word), overrides) for word in configs if word not in overrides]
+        if not found:
+            raise InputError("no run is named; name a file, such as experiments/grpo/sync.yaml")
         names = [config.name for config in found]
         if len(set(names)) < len(names):
             raise InputError(f"two runs are called {max(names, key=names.count)}; give each another name")

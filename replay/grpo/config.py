@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,6 +21,7 @@ from replay.grpo.update import UpdateConfig
 from replay.grpo.warm_up import WarmUpConfig
 from simrl.errors import InputError, first_line
 from simrl.explain import explain
+from simrl.overrides import parse_override
 
 
 class _Model(BaseModel):
@@ -89,11 +91,26 @@ class RunConfig(_Model):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def read_config(file: Path) -> RunConfig:
-    """Raises `InputError` that names the file, the place and the remedy."""
+def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raises `InputError` that names the file, the
+    place and the remedy."""
     try:
-        return RunConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError) as error:
+        written = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{file}: not a run's configuration ({first_line(error)})") from error
+    for key, value in map(parse_override, overrides):
+        written = _changed(written, key.split("."), value)
+    try:
+        return RunConfig.model_validate(written)
     except ValidationError as error:
         raise InputError(f"{file}: {explain(error, RunConfig, 'the run')[1]}") from error
+
+
+def _changed(section: Any, path: Sequence[str], value: Any) -> Any:
+    """A section with the value at a path; what is no mapping is left for the validation to name."""
+    if not path:
+        return value
+    if section is not None and not isinstance(section, dict):
+        return section
+    section, (key, *rest) = section or {}, path
+    return {**section, key: _changed(section.get(key), rest, value)}

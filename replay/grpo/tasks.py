@@ -70,7 +70,7 @@ class Countdown(BaseModel):
     )
     largest_number: int = Field(default=9, ge=2, le=99)
     largest_target: int = Field(default=99, ge=2, le=9999)
-    most_tokens: int = Field(default=256, ge=16, description="the cap of a response, its end included")
+    most_tokens: int = Field(default=384, ge=16, description="the cap of a response, its end included")
 
     vocabulary: ClassVar[int] = VOCABULARY
     eos: ClassVar[int] = EOS

@@ -26,7 +26,7 @@ class WarmUpConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    steps: int = Field(default=700, ge=1)
+    steps: int = Field(default=800, ge=1)
     batch: int = Field(default=16, ge=1, description="solutions of the task in a step, each of a prompt of its own")
     easy_batch: int = Field(
         default=32,
@@ -39,7 +39,7 @@ class WarmUpConfig(BaseModel):
     weight_decay: float = Field(default=0.01, ge=0)
     grad_norm: float = Field(default=1.0, gt=0)
     micro_batch_tokens: int = Field(default=1024, ge=1)
-    evaluate_every: int = Field(default=250, ge=1)
+    evaluate_every: int = Field(default=200, ge=1)
     evaluation_prompts: int = Field(default=256, ge=1)
     evaluation_seed: int = Field(default=1_000_003, description="of the prompts it is evaluated on, and of the draws")
     seed: int = 0

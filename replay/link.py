@@ -223,6 +223,13 @@ def device_variables(workers: int, settings: EngineSettings) -> list[dict[str, s
     return [{"CUDA_VISIBLE_DEVICES": ",".join(known[i * tp : (i + 1) * tp])} for i in range(workers)]
 
 
+def spare_gpu(taken: int) -> dict[str, str]:
+    """The variable that gives a process the first GPU after so many that engines have; the last one where there is no other,
+    nothing where nobody knows."""
+    known = _gpus()
+    return {"CUDA_VISIBLE_DEVICES": known[min(taken, len(known) - 1)]} if known else {}
+
+
 def _gpus() -> list[str] | None:
     """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; None if that cannot be found out."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

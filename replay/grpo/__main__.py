@@ -14,7 +14,9 @@ from simrl.interrupts import ctrl_c_once
 def main(
     configs: Annotated[
         list[str],
-        typer.Argument(metavar="CONFIG... [KEY=VALUE...]", help="files of runs (YAML), made in this order; what to change"),
+        typer.Argument(
+            metavar="CONFIG... [KEY=VALUE...]", help="files of runs (YAML), made in this order; what to change"
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="a folder: each run gets one in it, with its name")

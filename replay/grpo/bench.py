@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from replay.bench import RemoteBench, Stairs
 from replay.grpo.config import RunConfig
 from replay.grpo.policy import TokenIds, make_policy, save_policy
+from replay.grpo.run import engine_settings
 from replay.grpo.update import Trajectory, make_optimizer, update
 from simrl.hardware import gpu, model_shape
 from simrl.training import TrainingConfig, TrainingCosts
@@ -73,6 +78,27 @@ def measure_training(config: RunConfig, repeats: int = 8, quantile: float = 0.5,
         float(np.quantile(publish, quantile)),
         float((high - low) / np.median(train)),
     )
+
+
+@contextmanager
+def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
+    """Meanwhile an engine of the run generates on another core with a whole batch: what updates stand beside in a schedule that
+    does not wait for them."""
+    engine, ended = RemoteBench(engine_settings(config, model), 0, 0, logs), Event()
+    batch = Stairs((config.engine.max_num_seqs,), config.task.most_tokens // 2)
+
+    def generate() -> None:
+        while not ended.is_set():
+            engine(batch)
+
+    thread = Thread(target=generate)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        engine.close()
 
 
 def _batch(config: RunConfig, rng: np.random.Generator) -> list[Trajectory]:

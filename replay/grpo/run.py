@@ -26,7 +26,7 @@ from replay.grpo.records import Group, RunFolder, as_trace
 from replay.grpo.tasks import Problem
 from replay.grpo.trainer import LearningTrainer, TaskRewarder
 from replay.grpo.warm_up import warm_up
-from replay.link import ProcessLink, first_report
+from replay.link import ProcessLink, first_report, spare_gpu
 from replay.replayer import Fleet, ReplayConfig, process_fleet, reset
 from replay.vllm_adapter import EngineSettings, vllm_version
 from replay.vllm_worker import VllmWorker
@@ -302,7 +302,8 @@ def _learner(config: RunConfig, folder: RunFolder, version: int) -> Iterator[Pro
     log = folder.path / "logs" / "learner.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     life = partial(serve_learner, settings=LearnerSettings(config, folder, version))
-    link = ProcessLink("learner", life, log, dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    link = ProcessLink("learner", life, log, variables | (spare_gpu(config.workers) if config.device == "cuda" else {}))
     try:
         first_report(link)
         yield link
@@ -311,10 +312,11 @@ def _learner(config: RunConfig, folder: RunFolder, version: int) -> Iterator[Pro
             link.close()
 
 
-def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
+def engine_settings(config: RunConfig, model: Path, seed: int = 0) -> EngineSettings:
+    """Of each rollout engine, which begins with the weights of `model`."""
     sizes = config.engine
-    settings = EngineSettings(
-        model=str(folder.model(version)),
+    return EngineSettings(
+        model=str(model),
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         block_size=sizes.block_size,
@@ -323,9 +325,14 @@ def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
         device=config.device,
         dtype="float32",
         temperature=1.0,
-        seed=config.seed + version,  # a run that goes on draws other tokens
+        seed=seed,
         stop_token=config.task.eos,
     )
+
+
+def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
+    # a run that goes on draws other tokens
+    settings = engine_settings(config, folder.model(version), config.seed + version)
     return process_fleet(config.workers, settings, _first_weights(config, folder, version), folder.path / "logs")
 
 

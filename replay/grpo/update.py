@@ -45,7 +45,7 @@ class UpdateConfig(BaseModel):
     learning_rate: float = Field(
         default=5e-5,
         gt=0,
-        description="of AdamW; tried with 128 responses an update: 3e-4 unlearns the arithmetic of a warm-up, 5e-5 does not at once",
+        description="of AdamW; with 128 responses an update, 3e-4 was seen to unlearn the arithmetic of a warm-up",
     )
     weight_decay: float = Field(default=0.0, ge=0)
     grad_norm: float = Field(default=1.0, gt=0, description="a longer gradient is cut to this length")

@@ -26,7 +26,7 @@ class WarmUpConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    steps: int = Field(default=800, ge=1)
+    steps: int = Field(default=600, ge=1)
     batch: int = Field(default=16, ge=1, description="solutions of the task in a step, each of a prompt of its own")
     easy_batch: int = Field(
         default=32,

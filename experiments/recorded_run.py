@@ -1,10 +1,11 @@
 """What the recorded runs show: learning, drafting from history, ranks of lengths, and predicted against measured.
 
-    python -m replay.grpo experiments/grpo/*.yaml                       # makes the runs, in results/grpo
-    python experiments/recorded_run.py --page experiments/recorded_run.md
+    python experiments/recorded_run.py results/grpo --repeat results/grpo-1 --repeat results/grpo-2 \
+      --varied results/grpo-varied --page experiments/recorded_run.md
 
 Everything about tokens is counted on the traces. Predictions are made from a profile of the engine (`simrl measure`) and the
 efficiency of training (`replay.grpo.bench`), both measured apart from the runs, and from the lengths that were recorded.
+The page's words are its own: what is between `<!-- NAME -->` and `<!-- /NAME -->` is written anew.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,13 +27,14 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from replay.grpo.bench import measure_training
+from replay.grpo.bench import generating, measure_training
 from replay.grpo.config import RunConfig, read_config
 from replay.grpo.records import RunFolder
 from replay.grpo.run import scenario_of
 from simrl.acceptance_report import measure, report
 from simrl.agreement import Agreement, agree
 from simrl.errors import InputError
+from simrl.metrics import summary
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY
 from simrl.ranks import rank_history
 from simrl.result import Result, read_result
@@ -72,8 +76,11 @@ class Run:
 
 
 def runs_in(folder: Path) -> list[Run]:
-    """All that are finished, by name."""
-    return [Run(RunFolder(path.parent)) for path in sorted(folder.glob("*/trace.parquet"))]
+    """All that are finished: by schedule, then name. Raises `InputError` if there is none."""
+    runs = [Run(RunFolder(path.parent)) for path in sorted(folder.glob("*/trace.parquet"))]
+    if not runs:
+        raise InputError(f"{folder}: no finished run in it; python -m replay.grpo experiments/grpo/*.yaml makes some")
+    return sorted(runs, key=lambda run: list(SCHEDULES).index(run.config.system.name))
 
 
 # Learning.
@@ -204,44 +211,174 @@ def ranks_table(runs: Sequence[Run]) -> list[str]:
     )
 
 
+def executed_migrations(run: Run, folder: Path) -> list[str]:
+    """RhymeRL's HistoPipe, simulated on the run's own lengths and its engine's profile, against the same without migration."""
+    profile = measured_profile(run, folder)
+    rows = []
+    for workers in (2, 4, 8):
+        scenario = scenario_of(run.config, run.folder, run.folder.path / "trace.parquet")
+        scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
+        scenario |= {"training": training_costs(run, folder)}
+        scenario["cluster"]["gpus"] = workers + 1
+        share = workers / (workers + 1)
+        scenario["systems"] = [
+            {"name": "one_step_off", "rollout_share": share},
+            {"name": "rhymerl", "rollout_share": share, "ranking_groups": workers, "migration": False},
+            {"name": "rhymerl", "rollout_share": share, "ranking_groups": workers},
+        ]
+        file = folder / f"{run.config.name}-histopipe-{workers}.yaml"
+        file.write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
+        plain, pinned, moved = (summary(simulate_prepared(prepare(each)), 0) for each in load_scenarios(file))
+        rows.append(
+            [
+                workers,
+                percent(moved["migrated_share"]),
+                *(f"{each['step_s']:.1f} s, {percent(each['rollout_bubble'])}" for each in (plain, pinned, moved)),
+            ]
+        )
+    heads = (
+        "rollout workers",
+        "responses migrated",
+        "one-step-off: step, bubble",
+        "HistoPipe without migration",
+        "HistoPipe",
+    )
+    return table(heads, rows)
+
+
+# What clipping and the learning rate move.
+
+
+def varied_rows(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row a run: what it learned, and what its history is worth."""
+    rows = []
+    for run in runs:
+        loss, curve = run.config.update.loss, run.curve
+        drafts = report(measure(run.trace, "history-paper", epochs_back=1))
+        first, end = curve[curve["epoch"] < 1], curve[curve["epoch"] >= run.config.epochs - 1]
+        ranks = rank_history(run.trace, RANK_GROUPS).overall
+        rows.append(
+            {
+                "clip": "none" if loss.clip_high is None else f"{loss.clip_low:g} / {loss.clip_high:g}",
+                "learning_rate": run.config.update.learning_rate,
+                "first": first["reward"].mean(),
+                "reward": end["reward"].mean(),
+                "clipped": curve["clip_fraction"].mean(),
+                "entropy": end["entropy"].mean(),
+                "accepted": drafts["acceptance_rate"],
+                "drafted": drafts["speculation_rate"],
+                "accept_length": drafts["accept_length"],
+                "match": drafts["similarity"][0]["best_match"],
+                "accurate": ranks["accurate"],
+                "migrated": ranks["migrated"],
+            }
+        )
+    return pd.DataFrame(rows).sort_values(["learning_rate", "clip"], ignore_index=True)
+
+
+def varied_table(rows: pd.DataFrame) -> list[str]:
+    cells = [
+        [
+            f"{r.learning_rate:g}",
+            r.clip,
+            f"{r.first:.3f} → {r.reward:.3f}",
+            f"{r.clipped:.2%}",
+            f"{r.entropy:.3f}",
+            percent(r.accepted),
+            percent(r.drafted),
+            f"{r.accept_length:.2f}",
+            percent(r.match),
+            percent(r.accurate),
+            percent(r.migrated),
+        ]
+        for r in rows.itertuples()
+    ]
+    heads = (
+        "learning rate",
+        "clip (low / high)",
+        "reward, first and last epoch",
+        "clipped",
+        "entropy, nat",
+        "accepted of drafted",
+        "tokens that were drafted",
+        "tokens a pass",
+        "best match",
+        "same group or lower",
+        "HistoPipe would migrate",
+    )
+    return table(heads, cells)
+
+
+def plot_varied(rows: pd.DataFrame, path: Path) -> None:
+    """Four squares: clip across, learning rate down."""
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    shown = {
+        "reward": ("Reward in the last epoch", "{:.2f}"),
+        "accept_length": ("Tokens a verification pass yields", "{:.2f}"),
+        "match": ("Best match in the previous epoch", "{:.0%}"),
+        "accurate": ("Same group of lengths or lower", "{:.0%}"),
+    }
+    for axis, (column, (title, form)) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        square = rows.pivot(index="learning_rate", columns="clip", values=column)
+        axis.imshow(square.to_numpy(), cmap="Blues", aspect="auto", alpha=0.6)
+        for (row, place), value in np.ndenumerate(square.to_numpy()):
+            axis.text(place, row, form.format(value), ha="center", va="center", color=INK)
+        axis.set_xticks(range(len(square.columns)), square.columns)
+        axis.set_yticks(range(len(square.index)), [f"{rate:g}" for rate in square.index])
+        axis.set_title(title, fontsize=9, color=INK)
+        axis.set_xlabel("clip, low / high")
+    figure.axes[0].set_ylabel("learning rate")
+    figure.savefig(path, dpi=120)
+
+
 # Predicted against measured.
 
 
-def measured_profile(run: Run, folder: Path, quantile: float) -> Path:
-    """Of the run's engine, where it stands: `simrl measure` on the policy that it began with."""
-    path, config = folder / f"{run.config.warm_up_digest}-{run.config.workers}.parquet", run.config
+def waits(run: Run) -> bool:
+    """Nothing is generated while an update is made."""
+    return run.config.system.name == "split"
+
+
+def measured_profile(run: Run, folder: Path) -> Path:
+    """Of the run's engine, where it stands, on the policy that it began with (`simrl measure`): alone, or beside another one
+    where the learner works on the other core."""
+    config = run.config
+    beside = config.workers - 1 if waits(run) else config.workers
+    path = folder / f"{config.warm_up_digest}-{beside}-beside.parquet"
     if not path.exists():
         e = config.engine
         options = {
-            "--model": run.folder.model(0), "--device": "cpu", "--gpu": "cpu", "--neighbours": config.workers - 1,
+            "--model": run.folder.model(0), "--device": "cpu", "--gpu": "cpu", "--neighbours": beside,
             "--max-num-seqs": e.max_num_seqs, "--max-num-batched-tokens": e.max_num_batched_tokens,
             "--block-size": e.block_size, "--kv-cache-tokens": e.kv_cache_tokens, "--max-model-len": config.most_tokens,
-            "--quantile": quantile, "--output": path,
+            "--repeats": 9, "--budget": 150, "--output": path,
         }  # fmt: skip
         words = [str(word) for pair in options.items() for word in pair]
         subprocess.run([sys.executable, "-m", "simrl.cli", "measure", *words], check=True, stdout=sys.stderr)
     return path
 
 
-def training_costs(run: Run, folder: Path, quantile: float) -> dict[str, float]:
-    """Of the run's updates, from updates on random tokens; the section `training` of a scenario."""
-    path = folder / f"{run.config.name}-training.yaml"
+def training_costs(run: Run, folder: Path) -> dict[str, float]:
+    """Of the run's updates, from updates on random tokens, alone or beside an engine; the section `training` of a scenario."""
+    config = run.config
+    path = folder / f"{config.warm_up_digest}-training-{'alone' if waits(run) else 'beside'}.yaml"
     if not path.exists():
-        found = measure_training(run.config, quantile=quantile)
+        with nullcontext() if waits(run) else generating(config, run.folder.model(0), folder / "logs"):
+            found = measure_training(config)
         costs = {"mfu": found.mfu, "log_prob_mfu": found.log_prob_mfu, "publish_s": found.publish_s, "reward_s": 0.0}
         path.write_text(yaml.safe_dump({name: float(value) for name, value in costs.items()}))
-    update = run.config.update
     told: dict[str, float] = yaml.safe_load(path.read_text())
+    update = config.update
     return {**told, "tokens_per_microbatch": update.micro_batch_tokens, "ppo_epochs": update.ppo_epochs}
 
 
-def predict(run: Run, trace: Run, folder: Path, quantile: float) -> Result:
-    """The schedule of `run` on the lengths of `trace`, which may be another run's."""
-    profile = measured_profile(run, folder, quantile)
-    scenario = scenario_of(run.config, run.folder, trace.folder.path / "trace.parquet")
+def predict(run: Run, lengths: Run, folder: Path) -> Result:
+    """The schedule of `run` on the lengths of `lengths`, which may be another run's."""
+    profile = measured_profile(run, folder)
+    scenario = scenario_of(run.config, run.folder, lengths.folder.path / "trace.parquet")
     scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
-    scenario |= {"training": training_costs(run, folder, quantile)}
-    file = folder / f"{run.config.name}-on-{trace.config.name}.yaml"
+    scenario |= {"training": training_costs(run, folder)}
+    file = folder / f"{run.config.system.name}-{run.config.seed}-on-{lengths.config.system.name}.yaml"
     file.write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
     (found,) = load_scenarios(file)
     return simulate_prepared(prepare(with_measured_loads(found, str(profile))))
@@ -274,35 +411,104 @@ def mape(predicted: np.ndarray[Any, Any], measured: np.ndarray[Any, Any]) -> flo
     return float(np.mean(np.abs(predicted / measured - 1.0)))
 
 
-def prediction_table(runs: Sequence[Run], folder: Path, quantile: float) -> list[str]:
+def prediction_table(predicted: dict[str, Result], runs: Sequence[Run]) -> list[str]:
     """Each run predicted from its own lengths."""
     rows = []
     for run in runs:
-        predicted = predict(run, run, folder, quantile)
-        p, m = step_times(predicted), step_times(run.measured)
-        agreement: Agreement = agree(predicted, run.measured)
+        result = predicted[run.config.system.name]
+        p, m = step_times(result), step_times(run.measured)
+        agreement: Agreement = agree(result, run.measured)
         bubble, step = agreement.figures.bubble, run.measured.steps.to_pandas()
+        staleness = result.steps.to_pandas()["off_policyness_mean"].mean(), step["off_policyness_mean"].mean()
         rows.append(
             [
-                run.config.name,
                 SCHEDULES[run.config.system.name],
                 f"{p.end[-1]:.0f} / {m.end[-1]:.0f} s ({p.end[-1] / m.end[-1] - 1:+.1%})",
+                f"{p.rollout.mean():.2f} / {m.rollout.mean():.2f} s",
                 percent(mape(p.rollout, m.rollout)),
+                f"{p.train.mean():.2f} / {m.train.mean():.2f} s",
                 percent(mape(p.train, m.train)),
                 f"{percent(bubble.predicted)} / {percent(bubble.measured)}",
-                f"{predicted.steps.to_pandas()['off_policyness_mean'].mean():.2f} / {step['off_policyness_mean'].mean():.2f}",
+                f"{staleness[0]:.2f} / {staleness[1]:.2f}",
             ]
         )
     heads = (
-        "run",
-        "schedule",
-        "whole run, predicted / measured",
-        "rollout span, MAPE",
-        "training span, MAPE",
-        "bubble",
+        "schedule (predicted / measured)",
+        "whole run",
+        "rollout of a batch",
+        "MAPE",
+        "update",
+        "MAPE",
+        "rollout bubble",
         "off-policyness",
     )
     return table(heads, rows)
+
+
+def plot_steps(predicted: dict[str, Result], runs: Sequence[Run], path: Path) -> None:
+    """Seconds of each batch's rollout and of each update, both ways."""
+    figure = Figure(figsize=(11, 2.4 * len(runs)), layout="constrained")
+    for run, (rollout, train) in zip(runs, figure.subplots(len(runs), 2, sharex=True), strict=True):
+        p, m = step_times(predicted[run.config.system.name]), step_times(run.measured)
+        for axis, name in ((rollout, "rollout"), (train, "train")):
+            axis.plot(getattr(m, name), color=INK, label="measured")
+            axis.plot(getattr(p, name), color=ORANGE, label="predicted")
+            axis.set_ylim(bottom=0)
+            axis.spines[["top", "right"]].set_visible(False)
+            title = {"rollout": "rollout of a batch, s", "train": "log-probs and training, s"}[name]
+            axis.set_title(f"{SCHEDULES[run.config.system.name]}: {title}", fontsize=9, color=INK)
+    for axis in figure.axes[-2:]:
+        axis.set_xlabel("update")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def seconds_an_update(result: Result, updates: int) -> float:
+    """Of the first so many updates."""
+    return float(result.steps.to_pandas()["finished_s"].iloc[updates - 1]) / updates
+
+
+def order_table(repeats: Sequence[Sequence[Run]], folder: Path) -> list[str]:
+    """Which schedule is faster, measured in every repeat and predicted: from each run's own lengths, and from the lengths of
+    the first repeat's synchronous run alone, as a user would who has only that one."""
+    updates = min(len(run.curve) for runs in repeats for run in runs)
+    measured, own = dict[str, list[float]](), dict[str, list[float]]()
+    for runs in repeats:
+        for run in runs:
+            name = run.config.system.name
+            measured.setdefault(name, []).append(seconds_an_update(run.measured, updates))
+            own.setdefault(name, []).append(seconds_an_update(predict(run, run, folder), updates))
+    log = next(run for run in repeats[0] if waits(run))
+    ahead = {r.config.system.name: seconds_an_update(predict(r, log, folder), updates) for r in repeats[0]}
+    rows = [
+        [
+            SCHEDULES[name],
+            ", ".join(f"{value:.2f}" for value in measured[name]),
+            ", ".join(f"{value:.2f}" for value in own[name]),
+            f"{ahead[name]:.2f}",
+        ]
+        for name in measured
+    ]
+    heads = ("schedule", "seconds an update, measured", "from its own lengths", "from the synchronous run's lengths")
+    lines = [f"Over the first {updates} updates of each run.", "", *table(heads, rows), ""]
+    rows = []
+    for a, b in combinations(measured, 2):
+        ratios = [x / y for x, y in zip(measured[a], measured[b], strict=True)]
+        told = [np.mean(own[a]) / np.mean(own[b]), ahead[a] / ahead[b]]
+        mean, spread = float(np.mean(ratios)), max(ratios) - min(ratios)
+        decided = abs(mean - 1.0) > spread
+        right = all((value > 1) == (mean > 1) for value in told)
+        rows.append(
+            [
+                f"{SCHEDULES[a]} against {SCHEDULES[b]}",
+                f"{mean:.2f}× ({', '.join(f'{ratio:.2f}' for ratio in ratios)})",
+                f"{told[0]:.2f}×, {told[1]:.2f}×",
+                "beyond" if decided else "within",
+                "right" if right else "wrong",
+            ]
+        )
+    heads = ("time an update takes", "measured", "predicted", "the spread of the repeats", "order")
+    return lines + table(heads, rows)
 
 
 # Words.
@@ -318,34 +524,66 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
+def write_parts(page: Path, parts: dict[str, list[str]]) -> None:
+    """What is between `<!-- NAME -->` and `<!-- /NAME -->`. Raises `InputError` for a page that has no such place."""
+    text = page.read_text(encoding="utf-8")
+    for name, lines in parts.items():
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->\n")
+        if not begin or not end:
+            raise InputError(f"{page}: no place for {name}: write <!-- {name} --> and <!-- /{name} -->, a line each")
+        text = before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after
+    page.write_text(text, encoding="utf-8")
+
+
 def main(
-    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="what `python -m replay.grpo` wrote")] = Path(
-        "results/grpo"
-    ),
-    page: Annotated[Path | None, typer.Option(help="a page (.md) to write, with its pictures beside it")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="what `python -m replay.grpo` wrote")],
+    repeat: Annotated[
+        list[Path] | None, typer.Option(help="the same schedules with another seed; may be given again")
+    ] = None,
+    varied: Annotated[Path | None, typer.Option(help="runs that differ in clip and learning rate")] = None,
+    page: Annotated[Path | None, typer.Option(help="a page (.md) to renew, its pictures beside it")] = None,
     work: Annotated[Path, typer.Option(help="a folder for profiles and predictions")] = Path("results/recorded_run"),
-    quantile: Annotated[float, typer.Option(min=0.0, max=1.0, help="of what is measured for predictions")] = 0.5,
 ) -> None:
-    """Counts, simulates, and writes the page."""
-    runs = runs_in(folder)
-    if not runs:
-        raise InputError(f"{folder}: no finished run in it; python -m replay.grpo experiments/grpo/*.yaml makes some")
+    """Counts, simulates, and renews the page; without one, the tables are printed."""
     work.mkdir(parents=True, exist_ok=True)
     pictures = page.parent if page else work
-    found = drafting(runs[0])
+    try:
+        parts = _parts(folder, repeat or [], varied, work, pictures)
+        if page:
+            write_parts(page, parts)
+        else:
+            print("\n".join(line for name, lines in parts.items() for line in ("", f"## {name}", "", *lines)))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def _parts(
+    folder: Path, repeat: Sequence[Path], varied: Path | None, work: Path, pictures: Path
+) -> dict[str, list[str]]:
+    """The tables, by name; pictures are drawn on the way."""
+    runs = runs_in(folder)
+    sync = next(run for run in runs if waits(run))
+    found = drafting(sync)
     plot_learning(runs, pictures / "recorded_run_learning.png")
     plot_drafting(found, pictures / "recorded_run_drafting.png")
+    predicted = {run.config.system.name: predict(run, run, work) for run in runs}
+    plot_steps(predicted, runs, pictures / "recorded_run_steps.png")
     parts = {
-        "Learning": ["![Learning](recorded_run_learning.png)", "", *learning_table(runs)],
-        "Drafting": ["![Drafting](recorded_run_drafting.png)", "", *drafting_table(found)],
-        "Ranks of lengths": ranks_table(runs),
-        "Predicted against measured": prediction_table(runs, work, quantile),
+        "learning": learning_table(runs),
+        "drafting": drafting_table(found),
+        "ranks": ranks_table(runs),
+        "histopipe": executed_migrations(sync, work),
+        "steps": prediction_table(predicted, runs),
     }
-    text = "\n".join(line for name, lines in parts.items() for line in ("", f"## {name}", "", *lines))
-    if page is None:
-        print(text)
-    else:
-        page.write_text(f"# A real RL run, recorded\n{text}\n", encoding="utf-8")
+    if repeat:
+        parts["order"] = order_table([runs, *map(runs_in, repeat)], work)
+    if varied:
+        rows = varied_rows(runs_in(varied))
+        plot_varied(rows, pictures / "recorded_run_varied.png")
+        parts["varied"] = varied_table(rows)
+    return parts
 
 
 if __name__ == "__main__":

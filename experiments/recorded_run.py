@@ -1,17 +1,20 @@
 """What the recorded runs show: learning, drafting from history, ranks of lengths, and predicted against measured.
 
-    python experiments/recorded_run.py results/grpo --repeat results/grpo-1 --repeat results/grpo-2 \
-      --varied results/grpo-varied --page experiments/recorded_run.md
+    python experiments/recorded_run.py traces/countdown --repeat traces/countdown-1 --repeat traces/countdown-2 \
+      --varied traces/countdown-varied --page experiments/recorded_run.md
 
 Everything about tokens is counted on the traces. Predictions are made from a profile of the engine (`simrl measure`) and the
-efficiency of training (`replay.grpo.bench`), both measured apart from the runs, and from the lengths that were recorded.
+efficiency of training (`replay.grpo.bench`), both measured apart from the runs, and from the lengths that were recorded. What
+was measured is kept in traces/countdown-costs; for runs of another machine name another --costs.
 The page's words are its own: what is between `<!-- NAME -->` and `<!-- /NAME -->` is written anew.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,7 +41,7 @@ from simrl.metrics import summary
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY
 from simrl.ranks import rank_history
 from simrl.result import Result, read_result
-from simrl.scenario import load_scenarios
+from simrl.scenario import Scenario, load_scenarios
 from simrl.simulate import prepare, simulate_prepared, with_measured_loads
 from simrl.trace import Trace, read_trace
 
@@ -211,14 +214,14 @@ def ranks_table(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def executed_migrations(run: Run, folder: Path) -> list[str]:
+def executed_migrations(run: Run, costs: Path) -> list[str]:
     """RhymeRL's HistoPipe, simulated on the run's own lengths and its engine's profile, against the same without migration."""
-    profile = measured_profile(run, folder)
+    profile = measured_profile(run, costs)
     rows = []
     for workers in (2, 4, 8):
         scenario = scenario_of(run.config, run.folder, run.folder.path / "trace.parquet")
         scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
-        scenario |= {"training": training_costs(run, folder)}
+        scenario |= {"training": training_costs(run, costs)}
         scenario["cluster"]["gpus"] = workers + 1
         share = workers / (workers + 1)
         scenario["systems"] = [
@@ -226,9 +229,7 @@ def executed_migrations(run: Run, folder: Path) -> list[str]:
             {"name": "rhymerl", "rollout_share": share, "ranking_groups": workers, "migration": False},
             {"name": "rhymerl", "rollout_share": share, "ranking_groups": workers},
         ]
-        file = folder / f"{run.config.name}-histopipe-{workers}.yaml"
-        file.write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
-        plain, pinned, moved = (summary(simulate_prepared(prepare(each)), 0) for each in load_scenarios(file))
+        plain, pinned, moved = (summary(simulate_prepared(prepare(each)), 0) for each in scenarios(scenario))
         rows.append(
             [
                 workers,
@@ -339,12 +340,12 @@ def waits(run: Run) -> bool:
     return run.config.system.name == "split"
 
 
-def measured_profile(run: Run, folder: Path) -> Path:
+def measured_profile(run: Run, costs: Path) -> Path:
     """Of the run's engine, where it stands, on the policy that it began with (`simrl measure`): alone, or beside another one
     where the learner works on the other core."""
     config = run.config
     beside = config.workers - 1 if waits(run) else config.workers
-    path = folder / f"{config.warm_up_digest}-{beside}-beside.parquet"
+    path = costs / f"{config.warm_up_digest}-{beside}-beside.parquet"
     if not path.exists():
         e = config.engine
         options = {
@@ -358,12 +359,12 @@ def measured_profile(run: Run, folder: Path) -> Path:
     return path
 
 
-def training_costs(run: Run, folder: Path) -> dict[str, float]:
+def training_costs(run: Run, costs: Path) -> dict[str, float]:
     """Of the run's updates, from updates on random tokens, alone or beside an engine; the section `training` of a scenario."""
     config = run.config
-    path = folder / f"{config.warm_up_digest}-training-{'alone' if waits(run) else 'beside'}.yaml"
+    path = costs / f"{config.warm_up_digest}-training-{'alone' if waits(run) else 'beside'}.yaml"
     if not path.exists():
-        with nullcontext() if waits(run) else generating(config, run.folder.model(0), folder / "logs"):
+        with nullcontext() if waits(run) else generating(config, run.folder.model(0), costs / "logs"):
             found = measure_training(config)
         costs = {"mfu": found.mfu, "log_prob_mfu": found.log_prob_mfu, "publish_s": found.publish_s, "reward_s": 0.0}
         path.write_text(yaml.safe_dump({name: float(value) for name, value in costs.items()}))
@@ -372,16 +373,33 @@ def training_costs(run: Run, folder: Path) -> dict[str, float]:
     return {**told, "tokens_per_microbatch": update.micro_batch_tokens, "ppo_epochs": update.ppo_epochs}
 
 
-def predict(run: Run, lengths: Run, folder: Path) -> Result:
+def scenarios(written: dict[str, Any]) -> list[Scenario]:
+    """Those of a scenario that is in no file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "scenario.yaml"
+        file.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+        return load_scenarios(file)
+
+
+def predict(run: Run, lengths: Run, costs: Path) -> Result:
     """The schedule of `run` on the lengths of `lengths`, which may be another run's."""
-    profile = measured_profile(run, folder)
+    profile = measured_profile(run, costs)
     scenario = scenario_of(run.config, run.folder, lengths.folder.path / "trace.parquet")
     scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
-    scenario |= {"training": training_costs(run, folder)}
-    file = folder / f"{run.config.system.name}-{run.config.seed}-on-{lengths.config.system.name}.yaml"
-    file.write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
-    (found,) = load_scenarios(file)
+    scenario |= {"training": training_costs(run, costs)}
+    (found,) = scenarios(scenario)
     return simulate_prepared(prepare(with_measured_loads(found, str(profile))))
+
+
+SHIPPED = ("trace.parquet", "curve.csv", "config.yaml", "versions/0000/model/config.json")
+
+
+def ship(run: Run, to: Path) -> None:
+    """Copies what a reader needs of a finished run: its tokens, its curve, its times and its model's shape."""
+    for name in SHIPPED:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(run.folder.path / name, to / name)
+    shutil.copytree(run.folder.path / "parts", to / "parts", dirs_exist_ok=True)
 
 
 @dataclass(frozen=True)
@@ -468,7 +486,7 @@ def seconds_an_update(result: Result, updates: int) -> float:
     return float(result.steps.to_pandas()["finished_s"].iloc[updates - 1]) / updates
 
 
-def order_table(repeats: Sequence[Sequence[Run]], folder: Path) -> list[str]:
+def order_table(repeats: Sequence[Sequence[Run]], costs: Path) -> list[str]:
     """Which schedule is faster, measured in every repeat and predicted: from each run's own lengths, and from the lengths of
     the first repeat's synchronous run alone, as a user would who has only that one."""
     updates = min(len(run.curve) for runs in repeats for run in runs)
@@ -477,9 +495,9 @@ def order_table(repeats: Sequence[Sequence[Run]], folder: Path) -> list[str]:
         for run in runs:
             name = run.config.system.name
             measured.setdefault(name, []).append(seconds_an_update(run.measured, updates))
-            own.setdefault(name, []).append(seconds_an_update(predict(run, run, folder), updates))
+            own.setdefault(name, []).append(seconds_an_update(predict(run, run, costs), updates))
     log = next(run for run in repeats[0] if waits(run))
-    ahead = {r.config.system.name: seconds_an_update(predict(r, log, folder), updates) for r in repeats[0]}
+    ahead = {r.config.system.name: seconds_an_update(predict(r, log, costs), updates) for r in repeats[0]}
     rows = [
         [
             SCHEDULES[name],
@@ -543,13 +561,21 @@ def main(
     ] = None,
     varied: Annotated[Path | None, typer.Option(help="runs that differ in clip and learning rate")] = None,
     page: Annotated[Path | None, typer.Option(help="a page (.md) to renew, its pictures beside it")] = None,
-    work: Annotated[Path, typer.Option(help="a folder for profiles and predictions")] = Path("results/recorded_run"),
+    costs: Annotated[
+        Path, typer.Option(help="profiles of the engine and costs of training; measured here if they are not there")
+    ] = Path("traces/countdown-costs"),
+    to: Annotated[
+        Path | None, typer.Option("--ship", help="only copy what a reader needs of the runs to this folder")
+    ] = None,
 ) -> None:
     """Counts, simulates, and renews the page; without one, the tables are printed."""
-    work.mkdir(parents=True, exist_ok=True)
-    pictures = page.parent if page else work
+    costs.mkdir(parents=True, exist_ok=True)
     try:
-        parts = _parts(folder, repeat or [], varied, work, pictures)
+        if to:
+            for run in runs_in(folder):
+                ship(run, to / run.config.name)
+            return
+        parts = _parts(folder, repeat or [], varied, costs, page.parent if page else Path("results"))
         if page:
             write_parts(page, parts)
         else:
@@ -560,7 +586,7 @@ def main(
 
 
 def _parts(
-    folder: Path, repeat: Sequence[Path], varied: Path | None, work: Path, pictures: Path
+    folder: Path, repeat: Sequence[Path], varied: Path | None, costs: Path, pictures: Path
 ) -> dict[str, list[str]]:
     """The tables, by name; pictures are drawn on the way."""
     runs = runs_in(folder)
@@ -568,17 +594,17 @@ def _parts(
     found = drafting(sync)
     plot_learning(runs, pictures / "recorded_run_learning.png")
     plot_drafting(found, pictures / "recorded_run_drafting.png")
-    predicted = {run.config.system.name: predict(run, run, work) for run in runs}
+    predicted = {run.config.system.name: predict(run, run, costs) for run in runs}
     plot_steps(predicted, runs, pictures / "recorded_run_steps.png")
     parts = {
         "learning": learning_table(runs),
         "drafting": drafting_table(found),
         "ranks": ranks_table(runs),
-        "histopipe": executed_migrations(sync, work),
+        "histopipe": executed_migrations(sync, costs),
         "steps": prediction_table(predicted, runs),
     }
     if repeat:
-        parts["order"] = order_table([runs, *map(runs_in, repeat)], work)
+        parts["order"] = order_table([runs, *map(runs_in, repeat)], costs)
     if varied:
         rows = varied_rows(runs_in(varied))
         plot_varied(rows, pictures / "recorded_run_varied.png")

@@ -6,7 +6,8 @@ so predicted against measured is a join.
 
 spans      lane, gpus, role (what the GPUs are for then: rollout, also where they train in turn, or train), kind, started_s,
            ended_s, policy_version, tokens — kinds: rollout, train_drafter (on idle rollout workers), load_weights, evaluate,
-           lost, transfer, switch, log_prob, train, publish, checkpoint, idle
+           lost, transfer, switch, log_prob, train, publish, checkpoint, idle. What the passes of a rollout went to, in the
+           columns of `Work`; empty for other kinds, and where an engine does not tell (a real one)
 steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
            response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
            an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
@@ -45,6 +46,37 @@ class Lane(NamedTuple):
     gpus: int
 
 
+class Work(NamedTuple):
+    """What the passes of a span of rollout went to. The seconds sum to its length, but for the host's work between passes.
+
+    decode_s               decoding, as passes without anything else would take
+    prefill_s              what prefill makes them longer, of tokens that are computed for the first time; and of those computed
+    recompute_*_s          again because the cache was lost: the response moved or went on after a break, was preempted for want
+                           of KV blocks, got new weights, or a drafter started that needs it
+    drafts_stood_s         drafting, and what verification makes a pass longer, by the drafted tokens that stood
+    drafts_wasted_s        and by those that did not
+    slowed_s               what a slow worker (a fault) takes longer
+    decodes                sequences that decoded, summed over passes
+    preemptions            of running requests, for want of KV blocks
+    """
+
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    recompute_moved_s: float = 0.0
+    recompute_preempted_s: float = 0.0
+    recompute_reloaded_s: float = 0.0
+    recompute_redrafted_s: float = 0.0
+    drafts_stood_s: float = 0.0
+    drafts_wasted_s: float = 0.0
+    slowed_s: float = 0.0
+    decodes: float = 0.0
+    preemptions: float = 0.0
+
+    def part(self, share: float) -> Work:
+        """Of a part of the span."""
+        return Work(*(share * value for value in self))
+
+
 class Span(NamedTuple):
     """One lane doing one thing."""
 
@@ -54,6 +86,7 @@ class Span(NamedTuple):
     ended_s: float
     policy_version: int
     tokens: int
+    work: Work | None = None
 
 
 class Step(NamedTuple):
@@ -120,9 +153,16 @@ class Recorder:
         self._dropped: set[int] = set()
 
     def span(
-        self, lane: int, kind: str, started_s: float, ended_s: float, policy_version: int, tokens: int = 0
+        self,
+        lane: int,
+        kind: str,
+        started_s: float,
+        ended_s: float,
+        policy_version: int,
+        tokens: int = 0,
+        work: Work | None = None,
     ) -> None:
-        self.spans.append(Span(lane, kind, started_s, ended_s, policy_version, tokens))
+        self.spans.append(Span(lane, kind, started_s, ended_s, policy_version, tokens, work))
 
     def role(self, lane: int, role: str, from_s: float) -> None:
         """From now on a lane's GPUs are for "rollout" or for "train"."""
@@ -181,7 +221,7 @@ class Recorder:
         by_lane: list[list[Span]] = [[] for _ in self.lanes]
         for span in self.spans:
             if span.started_s < end_s and span.ended_s > span.started_s:
-                by_lane[span.lane].append(span._replace(ended_s=min(span.ended_s, end_s)))
+                by_lane[span.lane].append(_cut(span, end_s))
         rows: list[Span] = []
         for lane, spans in enumerate(by_lane):
             clock_s = 0.0
@@ -192,7 +232,7 @@ class Recorder:
                 rows.append(span._replace(started_s=max(span.started_s, clock_s)))
                 clock_s = span.ended_s
             rows += self._idle(lane, clock_s, end_s, -1)
-        table = _table(Span, rows)
+        table = _table(SpanRow, [SpanRow(*row[:6], *(row.work or _NO_WORK)) for row in rows])
         lanes = [self.lanes[row.lane] for row in rows]
         columns = {
             "lane": pa.array([x.name for x in lanes]).dictionary_encode(),
@@ -251,6 +291,14 @@ class Recorder:
         return _table(SegmentRow, rows)
 
 
+def _cut(span: Span, end_s: float) -> Span:
+    """A span as far as it comes before the end."""
+    if span.ended_s <= end_s:
+        return span
+    share = (end_s - span.started_s) / (span.ended_s - span.started_s)
+    return span._replace(ended_s=end_s, work=span.work and span.work.part(share))
+
+
 def _beneath(spans: list[Span]) -> list[Span]:
     """The spans of a lane, those of kind "lost" only where there is nothing else: a colocated lane that has lost its rollout
     worker still trains."""
@@ -264,6 +312,31 @@ def _beneath(spans: list[Span]) -> list[Span]:
                 clock_s = span.ended_s
         shown.append(lost._replace(started_s=clock_s))
     return others + [span for span in shown if span.ended_s > span.started_s]
+
+
+class SpanRow(NamedTuple):
+    """A row of `spans`, what its lane says besides left out."""
+
+    lane: int
+    kind: str
+    started_s: float
+    ended_s: float
+    policy_version: int
+    tokens: int
+    decode_s: float | None
+    prefill_s: float | None
+    recompute_moved_s: float | None
+    recompute_preempted_s: float | None
+    recompute_reloaded_s: float | None
+    recompute_redrafted_s: float | None
+    drafts_stood_s: float | None
+    drafts_wasted_s: float | None
+    slowed_s: float | None
+    decodes: float | None
+    preemptions: float | None
+
+
+_NO_WORK = (None,) * len(Work._fields)
 
 
 class SampleRow(NamedTuple):

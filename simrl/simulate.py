@@ -27,6 +27,7 @@ from simrl.pipelines import Stage
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
+from simrl.rollout import Rollout
 from simrl.scenario import Scenario
 from simrl.split import LentWorker, adapt
 from simrl.spot_trainer import SpotTrainer
@@ -296,7 +297,11 @@ class Schedule:
             worker.stop(self.env.now)
         for rollout in self.dispatcher.waiting():
             self.recorder.stay_ended(rollout, 0)
-        metadata = {**self.prepared.inputs(), "faults": self._faults}
+        metadata = {
+            **self.prepared.inputs(),
+            "full_batch": _full_batch(self.prepared, self.recorder.rollouts()),
+            "faults": self._faults,
+        }
         if self.spot is not None:
             self.spot.stop(self.env.now)
             metadata["drafter_updates_behind"] = self.spot.behind
@@ -342,6 +347,20 @@ def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTra
     if prepared.drafts is None or training is None or not training.adaptive:
         return None
     return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
+
+
+def _full_batch(prepared: Prepared, rollouts: Sequence[Rollout]) -> dict[str, Any] | None:
+    """The most sequences that a worker can decode at a time, of the mean context in which this run's tokens were generated,
+    and the seconds of such a pass: what `simrl explain` calls ideal. None where nothing was generated."""
+    tokens = np.array([rollout.tokens for rollout in rollouts], np.float64)
+    if not tokens.sum():
+        return None
+    prompts = np.array([rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts], np.float64)
+    context = float(np.average(prompts + tokens / 2, weights=tokens))
+    limits = prepared.limits
+    sequences = max(min(limits.max_num_seqs, int(limits.kv_blocks * limits.block_size / context)), 1)
+    seconds = prepared.profile.decode_s(sequences, context)
+    return {"sequences": sequences, "context_tokens": context, "pass_s": seconds}
 
 
 def _rollout_times(prepared: Prepared) -> RolloutTimes:

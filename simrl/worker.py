@@ -19,10 +19,10 @@ import simpy
 
 from simrl.drafting import Drafting
 from simrl.engine import Engine
-from simrl.engine.state import END, PAUSE, WATCH, Limits
+from simrl.engine.state import END, PAUSE, WATCH, Floats, Limits
 from simrl.events import call_at, call_last
 from simrl.profile import Tables
-from simrl.result import Recorder
+from simrl.result import Recorder, Work
 from simrl.rollout import Rollout, Segment, WeightLoad
 from simrl.spot_trainer import SpotTrainer
 from simrl.trace import Response, Sample, Turn
@@ -169,6 +169,7 @@ class SimulatedWorker:
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
         self._tokens_before = 0
+        self._spent_before: Floats = np.zeros(0)
         self._lost_since_s: float | None = None
         self._away: str | None = None  # the kind of span that says so
         self._asked_version = 0
@@ -598,9 +599,11 @@ class SimulatedWorker:
         if self._busy_since_s is None:
             self._busy_since_s = self.engine.now_s
             self._tokens_before = self.engine.generated_total
+            self._spent_before = self.engine.spent
 
     def _close_rollout_span(self, now_s: float) -> None:
         if self._busy_since_s is not None:
             tokens = self.engine.generated_total - self._tokens_before
-            self._recorder.span(self.index, "rollout", self._busy_since_s, now_s, self.policy_version, tokens)
+            work = Work(*(self.engine.spent - self._spent_before).tolist())
+            self._recorder.span(self.index, "rollout", self._busy_since_s, now_s, self.policy_version, tokens, work)
             self._busy_since_s = None

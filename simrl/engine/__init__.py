@@ -41,9 +41,12 @@ from simrl.engine.state import (
     NEVER,
     PASSES,
     PAUSE,
+    PREEMPTIONS,
     PROMPT,
+    RELOADED_S,
     RESPONSE,
     SLOT_ROWS,
+    SPENT,
     STOP_AT,
     STOP_KIND,
     STOPPED,
@@ -149,6 +152,7 @@ class Engine:
         self._flags[BANDIT_KEY] = key
         self._bandit = state_of(decoding.bandit, decoding.rule.item(REWARDS))
         self._counters = np.zeros(COUNTERS, dtype=np.int64)
+        self._spent = np.zeros(SPENT)
         self._counters[FREE_BLOCKS] = limits.kv_blocks
         self._counters[ADMITTING] = 1
         self._grow(16)
@@ -182,6 +186,11 @@ class Engine:
     @property
     def generated_total(self) -> int:
         return self._counters.item(GENERATED_TOTAL)
+
+    @property
+    def spent(self) -> Floats:
+        """What the passes since the start went to, entries as in `simrl.engine.state`; after them the preemptions."""
+        return np.append(self._spent, self._counters[PREEMPTIONS])
 
     @property
     def totals(self) -> dict[str, int]:
@@ -332,7 +341,7 @@ class Engine:
     def recompute_running(self) -> None:
         """Every request loses its KV cache, those that are paused or wait too. Running ones recompute it before anything that
         waits, in their order."""
-        drop_caches(self._slots, self._counters)
+        drop_caches(self._slots, self._counters, RELOADED_S)
 
     def generated_tokens(self, slot: int) -> int:
         return self._slots.item(GENERATED, slot)
@@ -361,16 +370,16 @@ class Engine:
         """
         if not self.busy:
             return np.inf
-        slots, drafts, counters, gauges, flags, bandit = self._state()
+        slots, drafts, counters, spent, gauges, flags, bandit = self._state()
         if self._decoding is not None:  # else they never change
             drafts, gauges, flags, bandit = drafts.copy(), gauges.copy(), flags.copy(), copied(bandit)
-        self._ahead = slots.copy(), drafts, counters.copy(), gauges, flags, bandit
+        self._ahead = slots.copy(), drafts, counters.copy(), spent.copy(), gauges, flags, bandit
         self._ahead_s = self._run(self._ahead, np.inf, True)
         return self._ahead_s if self._ahead[2].item(N_STOPPED) else np.inf
 
     def take_next_stop(self) -> list[Stop]:
         """Moves to the boundary that `next_stop_s` found, and returns what stopped there."""
-        self._slots, self._drafts, self._counters, self._gauges, self._flags, self._bandit = self._ahead
+        self._slots, self._drafts, self._counters, self._spent, self._gauges, self._flags, self._bandit = self._ahead
         self.now_s = self._ahead_s
         return self._stops()
 
@@ -386,20 +395,20 @@ class Engine:
         )
 
     def _state(self) -> State:
-        return self._slots, self._drafts, self._counters, self._gauges, self._flags, self._bandit
+        return self._slots, self._drafts, self._counters, self._spent, self._gauges, self._flags, self._bandit
 
     def _run(self, state: State, until_s: float, to_first_stop: bool) -> float:
-        slots, drafts, counters, gauges, flags, bandit = state
+        slots, drafts, counters, spent, gauges, flags, bandit = state
         rest: tuple[Any, ...] = (*self._tables, self._bounds, float(self.slowdown), until_s, to_first_stop)
         now_s: float
         if self._decoding is None:
-            now_s = run(slots, drafts, self._times, counters, self.now_s, *rest)
+            now_s = run(slots, drafts, self._times, counters, spent, self.now_s, *rest)
         elif self._decoding.rule[DECOUPLED]:
             rest = (gauges, flags, self.now_s, *rest, self._decoding)
-            now_s = run_decoupled(slots, drafts, self._times, counters, *rest)
+            now_s = run_decoupled(slots, drafts, self._times, counters, spent, *rest)
         else:
             rest = (gauges, flags, bandit, self.now_s, *rest, self._decoding, self._places, self._known)
-            now_s = run_speculative(slots, drafts, self._times, counters, *rest)
+            now_s = run_speculative(slots, drafts, self._times, counters, spent, *rest)
         return now_s
 
     def _stops(self) -> list[Stop]:

@@ -31,7 +31,9 @@ from simrl.engine.state import (
     N_STOPPED,
     N_WAITING,
     RUNNING,
+    STOOD_S,
     STOP_AT,
+    WASTED_S,
     Floats,
     Ints,
     Limits,
@@ -55,6 +57,8 @@ from simrl.speculation.decoding import (
     DRAFTING,
     DRIFT,
     IN_VERIFICATION,
+    LATE_ACCEPTED,
+    LATE_DRAFTED,
     LEFT,
     MISSES_TOTAL,
     NONE,
@@ -232,6 +236,7 @@ def run_decoupled(
     drafts: Ints,
     times: Floats,
     counters: Ints,
+    spent: Floats,
     gauges: Floats,
     flags: Ints,
     now_s: float,
@@ -276,9 +281,13 @@ def run_decoupled(
         if gauges[DRAFT_ENDS_S] == np.inf:
             _start_draft(slots, drafts, counters, gauges, d, slowdown, now_s)
         if not works:
+            wait_s = gauges[DRAFT_ENDS_S] - now_s
+            share = gauges[LATE_ACCEPTED] / gauges[LATE_DRAFTED] if gauges[LATE_DRAFTED] > 0 else 0.0
+            spent[STOOD_S] += share * wait_s
+            spent[WASTED_S] += (1.0 - share) * wait_s
             now_s = gauges[DRAFT_ENDS_S]
             continue
-        now_s = iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, 0.0)
+        now_s = iterate(slots, drafts, times, counters, spent, now_s, tables, limits, slowdown, 0.0)
         _put_back(slots, drafts, counters)
         while gauges[DRAFT_ENDS_S] < now_s:
             ended_s = gauges[DRAFT_ENDS_S]

@@ -14,24 +14,34 @@ from simrl.engine.state import (
     ADMITTING,
     BLOCKS,
     COMPUTED,
+    DECODE_S,
+    DECODED,
     FIRST_TOKEN,
     FREE_BLOCKS,
     GENERATED,
     GENERATED_TOTAL,
     HARDNESS,
     HELD_BLOCKS,
+    LOST_BY,
     N_RUNNING,
     N_STOPPED,
     N_WAITING,
     PASSES,
+    PREEMPTED_S,
     PREEMPTIONS,
+    PREFILL_S,
     PREFILL_TOTAL,
     PROMPT,
+    REACHED,
+    REDRAFTED_S,
     RUNNING,
     SCHEDULED,
+    SLOWED_S,
+    STOOD_S,
     STOP_AT,
     WAITING,
     WAITING_HEAD,
+    WASTED_S,
     WATCH_AT,
     Floats,
     Ints,
@@ -100,6 +110,7 @@ def iterate(
     drafts: Ints,
     times: Floats,
     counters: Ints,
+    spent: Floats,
     now_s: float,
     tables: Tables,
     limits: Limits,
@@ -123,11 +134,11 @@ def iterate(
         new = min(known_tokens(slots, drafts, slot) - computed + drafts[DRAFTED, slot], budget)
         need = max(blocks_of(computed + new, size) - slots[BLOCKS, slot], 0)
         if need > counters[FREE_BLOCKS]:  # rare, and the call is dear in a loop over all requests
-            make_room(slots, counters, need)
+            make_room(slots, counters, need, PREEMPTED_S)
         while need > counters[FREE_BLOCKS]:
             preempted = True
             counters[PREEMPTIONS] += 1
-            if preempt_last(slots, counters) == slot:
+            if preempt_last(slots, counters, PREEMPTED_S) == slot:
                 break
         if scheduled == counters[N_RUNNING]:  # it had to preempt itself
             break
@@ -149,7 +160,7 @@ def iterate(
         counters[N_RUNNING] += 1
         release(slots, counters, slot)
         need = max(blocks_of(slots[COMPUTED, slot] + new, size) - slots[BLOCKS, slot], 0)
-        make_room(slots, counters, need)
+        make_room(slots, counters, need, PREEMPTED_S)
         counters[FREE_BLOCKS] -= need
         slots[BLOCKS, slot] += need
         slots[SCHEDULED, slot] = new
@@ -180,7 +191,7 @@ def iterate(
             prefill_work += new * (computed + 0.5 * new)
             if drafts[OLD_TOKENS, slot] > 0:  # logits of the old response's tokens in this chunk
                 verified += max(computed + new - max(computed, slots[PROMPT, slot]), 0)
-    now_s += slowdown * draft_s + slowdown * pass_s(
+    seconds = pass_s(
         tables,
         float(query),
         float(scheduled - waits + verified),
@@ -189,6 +200,14 @@ def iterate(
         float(decoding),
         float(decode_kv),
     )
+    now_s += slowdown * draft_s + slowdown * seconds
+    spent[DECODED] += decoding
+    spent[SLOWED_S] += (slowdown - 1.0) * (seconds + draft_s)
+    if query == decoding:
+        spent[DECODE_S] += seconds
+        spent[WASTED_S] += draft_s
+    else:
+        _account(slots, drafts, spent, tables, scheduled + unscheduled, seconds, draft_s, decoding, decode_kv)
     for i in range(scheduled + unscheduled):
         slot = slots[RUNNING, i]
         new = slots[SCHEDULED, slot]
@@ -213,6 +232,65 @@ def iterate(
     counters[PASSES] += 1
     counters[PREFILL_TOTAL] += prefill
     return now_s
+
+
+@njit(cache=True)
+def _account(
+    slots: Ints,
+    drafts: Ints,
+    spent: Floats,
+    tables: Tables,
+    requests: int,
+    seconds: float,
+    draft_s: float,
+    decoding: int,
+    decode_kv: int,
+) -> None:
+    """Adds a pass that did more than decode to `spent`, while its requests are as it found them."""
+    drafted, stood, prefill = 0, 0, 0
+    for i in range(requests):
+        slot = slots[RUNNING, i]
+        new = slots[SCHEDULED, slot]
+        if _decodes(slots, drafts, slot):
+            drafted += new - 1
+            stood += drafts[ACCEPTED, slot]
+        else:
+            prefill += new
+    decode_s, drafts_s = 0.0, draft_s
+    if decoding > 0:
+        n = float(decoding)
+        decode_s = pass_s(tables, n, n, 0.0, 0.0, n, float(decode_kv))
+        if drafted > 0:
+            positions = n + drafted
+            drafts_s += pass_s(tables, positions, positions, 0.0, 0.0, n, float(decode_kv)) - decode_s
+    spent[DECODE_S] += decode_s
+    share = stood / drafted if drafted > 0 else 0.0
+    spent[STOOD_S] += share * drafts_s
+    spent[WASTED_S] += (1.0 - share) * drafts_s
+    if prefill == 0:
+        return
+    token_s = (seconds + draft_s - decode_s - drafts_s) / prefill
+    for i in range(requests):
+        slot = slots[RUNNING, i]
+        new, computed, reached = slots[SCHEDULED, slot], slots[COMPUTED, slot], slots[REACHED, slot]
+        if new == 0 or _decodes(slots, drafts, slot):
+            continue
+        old, stands = 0, 0.0
+        if drafts[OLD_TOKENS, slot] > 0:
+            old = max(computed + new - max(computed, slots[PROMPT, slot]), 0)
+            stands = old * drafts[OLD_ACCEPTED, slot] / drafts[OLD_TOKENS, slot]
+        again = min(reached + 1 - computed, new - old) if reached > computed else 0  # with the token that was to decode
+        spent[slots[LOST_BY, slot]] += again * token_s
+        spent[PREFILL_S] += (new - again - old) * token_s
+        spent[STOOD_S] += stands * token_s
+        spent[WASTED_S] += (old - stands) * token_s
+
+
+@njit(cache=True)
+def _decodes(slots: Ints, drafts: Ints, slot: int) -> bool:
+    """Whether a request decodes in the pass that is scheduled, with drafts or without."""
+    new = slots[SCHEDULED, slot]
+    return bool(new > 0 and slots[COMPUTED, slot] > 0 and new == 1 + drafts[DRAFTED, slot])
 
 
 @njit(cache=True)
@@ -349,6 +427,7 @@ def stretch_length(slots: Ints, drafts: Ints, counters: Ints, limits: Limits) ->
 def _decode_stretch(
     slots: Ints,
     counters: Ints,
+    spent: Floats,
     now_s: float,
     tables: Tables,
     limits: Limits,
@@ -375,6 +454,7 @@ def _decode_stretch(
     last = grid.shape[0] - 1
     cell, _ = locate(grid, mean_kv)
     done = 0
+    before_s = now_s
     while done < passes:
         while cell < last - 1 and mean_kv >= grid[cell + 1]:
             cell += 1
@@ -398,10 +478,14 @@ def _decode_stretch(
         blocks = max(blocks_of(slots[COMPUTED, slot], limits.block_size), slots[BLOCKS, slot])
         grown += blocks - slots[BLOCKS, slot]
         slots[BLOCKS, slot] = blocks
-    make_room(slots, counters, grown)
+    make_room(slots, counters, grown, PREEMPTED_S)
     counters[FREE_BLOCKS] -= grown
     counters[PASSES] += done
     counters[GENERATED_TOTAL] += n * done
+    plain_s = (now_s - before_s) / slowdown
+    spent[DECODE_S] += plain_s
+    spent[SLOWED_S] += now_s - before_s - plain_s
+    spent[DECODED] += n * done
     return now_s
 
 
@@ -411,6 +495,7 @@ def _speculative_stretch(
     drafts: Ints,
     times: Floats,
     counters: Ints,
+    spent: Floats,
     gauges: Floats,
     flags: Ints,
     bandit: BanditState,
@@ -463,6 +548,9 @@ def _speculative_stretch(
     interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
     dense_cell, sampled_cell, kv_cell = 0, 0, 0
     kv = slots[COMPUTED][batch].sum()
+    plain_s = interpolate(tables.dense_tokens, tables.dense_s, float(n)) + interpolate(
+        tables.sampled_sequences, tables.sampled_s, float(n)
+    )  # verification makes it longer
     free, roomy = counters[FREE_BLOCKS], n * (blocks_of(most + 1, size) + 1)
     done, gained = 0, 0
     stopped = False
@@ -525,15 +613,20 @@ def _speculative_stretch(
         dense_cell = _cell(tables.dense_tokens, tokens, dense_cell)
         sampled_cell = _cell(tables.sampled_sequences, tokens, sampled_cell)
         kv_cell = _cell(grid, mean_kv, kv_cell)
-        pass_seconds = (
-            _between(tables.dense_tokens, tables.dense_s, tokens, dense_cell)
-            + _between(tables.sampled_sequences, tables.sampled_s, tokens, sampled_cell)
-            + _between(grid, row, mean_kv, kv_cell)
-            + tables.between_passes_s
-        )
+        dense_s = _between(tables.dense_tokens, tables.dense_s, tokens, dense_cell)
+        sampled_s = _between(tables.sampled_sequences, tables.sampled_s, tokens, sampled_cell)
+        pass_seconds = dense_s + sampled_s + _between(grid, row, mean_kv, kv_cell) + tables.between_passes_s
+        drafts_s = dense_s + sampled_s - plain_s
+        spent[DECODE_S] += pass_seconds - drafts_s
         if proposing > 0:
-            pass_seconds += round_s[arm] + levels * step_s[arm]
+            drafting_s = round_s[arm] + levels * step_s[arm]
+            drafts_s += drafting_s
+            pass_seconds += drafting_s
             remember(gauges, drafted_of_pass, accepted_of_pass)
+        share = accepted_of_pass / drafted_of_pass if drafted_of_pass > 0 else 0.0
+        spent[STOOD_S] += share * drafts_s
+        spent[WASTED_S] += (1.0 - share) * drafts_s
+        spent[SLOWED_S] += (slowdown - 1.0) * pass_seconds
         now_s += slowdown * pass_seconds
         if trees:
             observe(d.bandit, bandit, arm, 1.0 + accepted_of_model / modelled, modelled, slowdown * pass_seconds)
@@ -549,6 +642,7 @@ def _speculative_stretch(
         for j in range(4):
             drafts[DRAFTED_TOTAL + j, slot] += totals[j, i]
     counters[FREE_BLOCKS] = free
+    spent[DECODED] += n * done
     counters[PASSES] += done
     counters[GENERATED_TOTAL] += gained
     return now_s
@@ -591,6 +685,7 @@ def run(
     drafts: Ints,
     times: Floats,
     counters: Ints,
+    spent: Floats,
     now_s: float,
     dense_tokens: Floats,
     dense_s: Floats,
@@ -630,9 +725,9 @@ def run(
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         passes = stretch_length(slots, drafts, counters, limits)
         if passes > 0:
-            now_s = _decode_stretch(slots, counters, now_s, tables, limits, slowdown, passes, until_s)
+            now_s = _decode_stretch(slots, counters, spent, now_s, tables, limits, slowdown, passes, until_s)
         else:
-            now_s = iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, 0.0)
+            now_s = iterate(slots, drafts, times, counters, spent, now_s, tables, limits, slowdown, 0.0)
         stop(slots, times, counters, now_s)
         if to_first_stop and counters[N_STOPPED] > 0:
             break
@@ -645,6 +740,7 @@ def run_speculative(
     drafts: Ints,
     times: Floats,
     counters: Ints,
+    spent: Floats,
     gauges: Floats,
     flags: Ints,
     bandit: BanditState,
@@ -694,7 +790,7 @@ def run_speculative(
                 passes = min(passes, max(rule[PATIENCE] - flags[ELASTIC_STATE], 1))
             elif rule[GATE] == BATCH and not speculates:
                 passes = passes_to_next_try(gauges, passes)
-            now_s = _decode_stretch(slots, counters, now_s, tables, limits, slowdown, passes, until_s)
+            now_s = _decode_stretch(slots, counters, spent, now_s, tables, limits, slowdown, passes, until_s)
         elif (
             passes > 0
             and n * (1 + most) <= limits.max_num_batched_tokens
@@ -705,6 +801,7 @@ def run_speculative(
                 drafts,
                 times,
                 counters,
+                spent,
                 gauges,
                 flags,
                 bandit,
@@ -722,7 +819,7 @@ def run_speculative(
                 slots, drafts, times, counters, gauges, flags, bandit, limits, d, places, known, speculates
             )
             before_s = now_s
-            now_s = iterate(slots, drafts, times, counters, now_s, tables, limits, slowdown, draft_s)
+            now_s = iterate(slots, drafts, times, counters, spent, now_s, tables, limits, slowdown, draft_s)
             _learn(slots, drafts, counters, gauges, bandit, d, arm, now_s - before_s)
         batch = counters[N_RUNNING]
         stop(slots, times, counters, now_s)
@@ -733,7 +830,9 @@ def run_speculative(
             for _ in range(counters[PASSES] - passes_before):
                 flags[ELASTIC_STATE] = next_elastic(flags[ELASTIC_STATE], batch, rule[THRESHOLD], rule[PATIENCE])
             if flags[ELASTIC_STATE] == ELASTIC_ON and _any_source(slots, drafts, counters, MODEL):
-                drop_caches(slots, counters)  # a drafter that is a model needs the hidden states of all that runs
+                drop_caches(
+                    slots, counters, REDRAFTED_S
+                )  # a drafter that is a model needs the hidden states of all that runs
         if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s

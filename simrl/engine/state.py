@@ -16,8 +16,8 @@ from simrl.speculation.decoding import OLD_TOKENS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-# What changes in a pass: slots, drafts, counters, gauges, flags, what a bandit has learnt.
-State = tuple[Ints, Ints, Ints, Floats, Ints, BanditState]
+# What changes in a pass: slots, drafts, counters, what passes went to, gauges, flags, what a bandit has learnt.
+State = tuple[Ints, Ints, Ints, Floats, Floats, Ints, BanditState]
 # A request's slot, the time of the boundary at which it stopped, and how: END, PAUSE or WATCH.
 Stop = tuple[int, float, int]
 
@@ -25,12 +25,13 @@ Stop = tuple[int, float, int]
 END, PAUSE, WATCH = range(3)
 
 # Rows of `slots` (one column a request). `BLOCKS` are held, `STOP_AT` is the number of generated tokens at which it next leaves
-# the batch, `WATCH_AT` the one at which the caller is told ...
-PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND, WATCH_AT = range(9)
+# the batch, `WATCH_AT` the one at which the caller is told; `REACHED` tokens had been computed once, when the cache was last
+# lost, `LOST_BY` what (an entry of `spent`) ...
+PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND, WATCH_AT, REACHED, LOST_BY = range(11)
 # ... and the lists kept beside them: running in order of admission, waiting (a ring), those that hold blocks without
 # running (paused, or waiting again) in order of their pause, stopped in the last pass and how.
-RUNNING, WAITING, HOLDING, STOPPED, STOPPED_KIND = range(9, 14)
-SLOT_ROWS = 14
+RUNNING, WAITING, HOLDING, STOPPED, STOPPED_KIND = range(11, 16)
+SLOT_ROWS = 16
 # Rows of `times`: when a request's first and last token came; the hardness of its acceptance (`simrl.speculation.acceptance`).
 FIRST_TOKEN, LAST_TOKEN, HARDNESS = range(3)
 TIME_ROWS = 3
@@ -39,6 +40,14 @@ N_RUNNING, WAITING_HEAD, N_WAITING, N_HOLDING, N_STOPPED, FREE_BLOCKS, HELD_BLOC
 # ... and totals since the engine was made.
 PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(8, 12)
 COUNTERS = 12
+# Entries of `spent`, totals since the engine was made: seconds of the passes, by what they went to. Decoding is what a pass
+# would take without anything else; what prefill makes it longer goes by the tokens: computed for the first time, or again
+# because the cache was lost to another worker, to preemption, to new weights, or to a drafter that starts; drafting and
+# verification go by the tokens that stood and those that did not; what a slow worker takes longer is apart ...
+DECODE_S, PREFILL_S, MOVED_S, PREEMPTED_S, RELOADED_S, REDRAFTED_S, STOOD_S, WASTED_S, SLOWED_S = range(9)
+# ... and sequences that decoded, summed over the passes.
+DECODED = 9
+SPENT = 10
 NEVER = 2**62
 
 
@@ -84,17 +93,28 @@ def enqueue(
     slots[STOP_AT, slot] = response
     slots[STOP_KIND, slot] = END
     slots[WATCH_AT, slot] = NEVER
+    slots[REACHED, slot] = prompt + generated - 1 if generated > 0 else 0
+    slots[LOST_BY, slot] = MOVED_S
     times[FIRST_TOKEN, slot] = np.nan
     times[LAST_TOKEN, slot] = np.nan
     queue_up(slots, counters, slot)
 
 
 @njit(cache=True)
-def free(slots: Ints, counters: Ints, slot: int) -> None:
-    """A request gives its blocks back; what it had computed is lost."""
+def free(slots: Ints, counters: Ints, slot: int, cause: int) -> None:
+    """A request gives its blocks back; what it had computed is lost, and why."""
     counters[FREE_BLOCKS] += slots[BLOCKS, slot]
     slots[BLOCKS, slot] = 0
-    slots[COMPUTED, slot] = 0
+    forget(slots, slot, cause)
+
+
+@njit(cache=True)
+def forget(slots: Ints, slot: int, cause: int) -> None:
+    """What a request had computed is lost."""
+    if slots[COMPUTED, slot] > 0:
+        slots[REACHED, slot] = max(slots[REACHED, slot], slots[COMPUTED, slot])
+        slots[LOST_BY, slot] = cause
+        slots[COMPUTED, slot] = 0
 
 
 @njit(cache=True)
@@ -121,20 +141,20 @@ def release(slots: Ints, counters: Ints, slot: int) -> None:
 
 
 @njit(cache=True)
-def make_room(slots: Ints, counters: Ints, blocks: int) -> None:
+def make_room(slots: Ints, counters: Ints, blocks: int, cause: int) -> None:
     """Held caches go, oldest first, until so many blocks are free or none is held."""
     while blocks > counters[FREE_BLOCKS] and counters[N_HOLDING] > 0:
         slot = slots[HOLDING, 0]
         release(slots, counters, slot)
-        free(slots, counters, slot)
+        free(slots, counters, slot, cause)
 
 
 @njit(cache=True)
-def preempt_last(slots: Ints, counters: Ints) -> int:
+def preempt_last(slots: Ints, counters: Ints, cause: int) -> int:
     """The youngest running request gives its blocks back and waits, first in line, to recompute its cache."""
     counters[N_RUNNING] -= 1
     slot = slots[RUNNING, counters[N_RUNNING]]
-    free(slots, counters, slot)
+    free(slots, counters, slot, cause)
     capacity = slots.shape[1]
     counters[WAITING_HEAD] = (counters[WAITING_HEAD] - 1) % capacity
     counters[N_WAITING] += 1
@@ -151,10 +171,10 @@ def remove(slots: Ints, counters: Ints, slot: int) -> None:
             for j in range(i, n - 1):
                 slots[RUNNING, j] = slots[RUNNING, j + 1]
             counters[N_RUNNING] = n - 1
-            free(slots, counters, slot)
+            free(slots, counters, slot, MOVED_S)
             return
     release(slots, counters, slot)
-    free(slots, counters, slot)
+    free(slots, counters, slot, MOVED_S)
     capacity = slots.shape[1]
     kept = 0
     for i in range(counters[N_WAITING]):
@@ -166,13 +186,13 @@ def remove(slots: Ints, counters: Ints, slot: int) -> None:
 
 
 @njit(cache=True)
-def drop_caches(slots: Ints, counters: Ints) -> None:
+def drop_caches(slots: Ints, counters: Ints, cause: int) -> None:
     """Every request loses its cache, those too that wait to bring one; running ones wait before all others, in order."""
     while counters[N_RUNNING] > 0:
-        preempt_last(slots, counters)
-    make_room(slots, counters, counters[FREE_BLOCKS] + counters[HELD_BLOCKS])
+        preempt_last(slots, counters, cause)
+    make_room(slots, counters, counters[FREE_BLOCKS] + counters[HELD_BLOCKS], cause)
     for i in range(counters[N_WAITING]):
-        slots[COMPUTED, slots[WAITING, (counters[WAITING_HEAD] + i) % slots.shape[1]]] = 0
+        forget(slots, slots[WAITING, (counters[WAITING_HEAD] + i) % slots.shape[1]], cause)
 
 
 @njit(cache=True)
@@ -212,7 +232,7 @@ def stop(slots: Ints, times: Floats, counters: Ints, now_s: float) -> None:
                 hold(slots, counters, slot)
             else:
                 times[LAST_TOKEN, slot] = now_s
-                free(slots, counters, slot)
+                free(slots, counters, slot, MOVED_S)
         elif generated >= slots[WATCH_AT, slot]:
             slots[STOPPED, stopped] = slot
             slots[STOPPED_KIND, stopped] = WATCH

@@ -20,7 +20,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from simrl import cli_acceptance, cli_agreement, cli_allocate, cli_profile, cli_speculation, cli_systems, cli_trace
+from simrl import (
+    cli_acceptance,
+    cli_agreement,
+    cli_allocate,
+    cli_calibrate,
+    cli_profile,
+    cli_speculation,
+    cli_systems,
+    cli_trace,
+)
 from simrl.errors import InputError, StoppedError, first_line
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -44,6 +53,13 @@ app.command(
     epilog="Examples:  simrl acceptance my_run.parquet --profile profiles/qwen3-14b_h100_tp2.parquet   |   "
     "simrl acceptance my_run.parquet --drafter siblings --window 8 --model qwen3-8b --gpu h100"
 )(cli_acceptance.acceptance)
+app.command(
+    epilog="Examples:  simrl calibrate run.log --window 1-20 model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1"
+    "   |   simrl calibrate run.log --launch experiments/verl_run_launch.yaml --group 16"
+)(cli_calibrate.calibrate)
+app.command(
+    epilog="Example:  simrl whatif run.log --launch experiments/verl_run_launch.yaml --group 16 --system rhymerl --system areal"
+)(cli_calibrate.whatif)
 
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")]
 Overrides = Annotated[

@@ -208,18 +208,22 @@ class TableProfile:
         """Seconds of one pass over a chunk of `tokens` after `kv_tokens` of cached context, one sequence alone."""
         return self.pass_s(tokens, 1, prefill_tokens=tokens, prefill_kv_tokens=kv_tokens)
 
-    def with_corrections(self, forward: float = 1.0, between_passes_s: float | None = None) -> TableProfile:
-        """The same profile with every pass multiplied by `forward`, and another pause between passes if one is given."""
+    def with_corrections(
+        self, forward: float = 1.0, between_passes_s: float | None = None, sequence_overhead_s: float = 0.0
+    ) -> TableProfile:
+        """The same profile with every pass multiplied by `forward`, another pause between passes if one is given, and so many
+        seconds more in each pass for every sequence that decodes in it, however many of its tokens are verified."""
         t = self.tables
         pause = t.between_passes_s if between_passes_s is None else between_passes_s
         scaled = t._replace(
             dense_s=t.dense_s * forward,
             sampled_s=t.sampled_s * forward,
-            attention_s=t.attention_s * forward,
+            attention_s=t.attention_s * forward + sequence_overhead_s * t.decode_sequences[:, None],
             between_passes_s=pause,
         )
         said = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
         said += [f"{pause * 1e3:g} ms between passes (set by the scenario)"] if between_passes_s is not None else []
+        said += [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"] if sequence_overhead_s else []
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *said))
 
     def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:

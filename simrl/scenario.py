@@ -77,6 +77,12 @@ class ProfileConfig(_Model):
     between_passes_s: float | None = Field(
         default=None, ge=0, le=MOST_SECONDS, description="replaces the profile's pause between passes"
     )
+    sequence_overhead_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="what every decoding sequence adds to a pass: work of the host that no profile of kernels has",
+    )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:

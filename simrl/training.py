@@ -49,6 +49,15 @@ class TrainingConfig(BaseModel):
         ge=0,
         description="forward passes besides the system's own, in passes of the policy: a reference, a teacher",
     )
+    minibatch_overhead_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=MOST_SECONDS,
+        description="of each mini-batch's update, besides its arithmetic: the optimizer's step, states that come from the host",
+    )
+    log_prob_overhead_s: float = Field(
+        default=0.0, ge=0, le=MOST_SECONDS, description="of each forward pass over a batch, besides its arithmetic"
+    )
     ppo_epochs: int = Field(default=1, ge=1, le=100, description="passes over the batch in one update")
     controller_bytes_per_token: float = Field(
         default=64.0,
@@ -140,12 +149,13 @@ class TrainingCosts:
         """The log-probs of some sequences."""
         if not self.log_probs or not lengths.size:
             return []
-        return [("log_prob", self.log_probs * self.pass_s(lengths, 1, self.config.log_prob_mfu))]
+        pass_s = self.config.log_prob_overhead_s + self.pass_s(lengths, 1, self.config.log_prob_mfu)
+        return [("log_prob", self.log_probs * pass_s)]
 
     def update(self, lengths: Ints, minibatches: int) -> list[Phase]:
         """Gradients and optimizer steps on some sequences, in so many mini-batches, `ppo_epochs` times over."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
-        train_s = sum(self.pass_s(part, 3, self.config.mfu) for part in parts)
+        train_s = sum(self.config.minibatch_overhead_s + self.pass_s(part, 3, self.config.mfu) for part in parts)
         return [("train", self.config.ppo_epochs * train_s)]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:

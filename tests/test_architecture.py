@@ -24,17 +24,25 @@ LAYERS = (
     "pipelines split",
     "systems",
     "simulate",
-    "metrics timeline trace_report allocation_report acceptance_report table",
+    "metrics timeline calibrate trace_report allocation_report acceptance_report table",
     "plots perfetto run_view",
     "decisions",
     "agreement",
     "agreement_table",
     "compare agreement_plot",
     "cli_systems",
-    "cli cli_trace cli_profile cli_allocate cli_acceptance cli_agreement cli_speculation",
+    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_speculation",
 )
 TOGETHER = {
-    "cli": {"cli_trace", "cli_profile", "cli_allocate", "cli_acceptance", "cli_agreement", "cli_speculation"}
+    "cli": {
+        "cli_trace",
+        "cli_profile",
+        "cli_allocate",
+        "cli_calibrate",
+        "cli_acceptance",
+        "cli_agreement",
+        "cli_speculation",
+    }
 }  # one command line
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 

@@ -1,0 +1,296 @@
+"""Calibration on the log of a run: what was put in comes out, what is held out is not looked at, what is missing is said."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simrl.calibrate import calibrate, phase_s, rollout_s, scenario_yaml, with_generation
+from simrl.errors import InputError
+from simrl.hardware import gpu, model_shape
+from simrl.importers.metrics import read_metrics
+from simrl.importers.verl import trace_from_verl_metrics
+from simrl.profilers.roofline import roofline_profile
+from simrl.scenario import Scenario, load_scenarios
+from simrl.simulate import simulate
+from simrl.trace import read_trace, write_trace
+
+GROUP, PROMPTS, STEPS = 4, 24, 14
+FORWARD, PASS_S, SEQUENCE_S, STEP_S = 2.2, 0.004, 0.0003, 3.0
+MFU, MINIBATCH_S, LOG_PROB_MFU, LOG_PROB_S = 0.24, 0.8, 0.3, 0.4
+
+
+def started(path: Path, steps: int, system: str = "verl_colocated") -> Scenario:
+    return Scenario.model_validate(
+        {
+            "name": "run",
+            "steps": steps,
+            "model": "qwen3-0.6b",
+            "cluster": {"gpu": "h100", "gpus": 2, "tp": 1},
+            "workload": {"trace": str(path)},
+            "profile": {"roofline": {}},
+            "system": {"name": system},
+        }
+    )
+
+
+def lengths_of_a_run() -> pd.DataFrame:
+    """What verl logs of lengths: means and longest responses that differ from step to step."""
+    samples = GROUP * PROMPTS
+    rows = []
+    for step in range(1, STEPS + 1):
+        mean, longest = 120 + 40 * (step * 5 % 7), 700 + 220 * (step * 3 % 5)
+        rows.append(
+            {
+                "step": step,
+                "response_length/mean": float(mean),
+                "response_length/max": float(longest),
+                "response_length/min": 20.0,
+                "response_length/clip_ratio": 0.0,
+                "prompt_length/mean": 50.0,
+                "prompt_length/max": 50.0,
+                "prompt_length/min": 50.0,
+                "perf/total_num_tokens": float(samples * (mean + 50)),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The console log of a run that was simulated with known corrections."""
+    folder = tmp_path_factory.mktemp("run")
+    metrics = lengths_of_a_run()
+    write_trace(trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000), folder / "run.parquet")
+    scenario = with_generation(started(folder / "run.parquet", STEPS), FORWARD, PASS_S, SEQUENCE_S, STEP_S)
+    known = {
+        "mfu": MFU,
+        "minibatch_overhead_s": MINIBATCH_S,
+        "log_prob_mfu": LOG_PROB_MFU,
+        "log_prob_overhead_s": LOG_PROB_S,
+    }
+    result = simulate(scenario.model_copy(update={"training": scenario.training.model_copy(update=known)}))
+    whole_s, response_s = rollout_s(result)
+    metrics["timing_s/gen"] = whole_s + STEP_S
+    metrics["timing_s/agent_loop/generate_sequences/mean"] = response_s
+    metrics["timing_s/update_actor"] = phase_s(result, "train")
+    metrics["timing_s/old_log_prob"] = phase_s(result, "log_prob")
+    metrics["timing_s/step"] = np.diff(result.steps.column("finished_s").to_numpy(), prepend=0.0)
+    return written(metrics, folder / "run.log")
+
+
+def written(metrics: pd.DataFrame, path: Path) -> Path:
+    lines = ["a line of something else"]
+    for _, row in metrics.iterrows():
+        values = " - ".join(f"{key}:{value}" for key, value in row.items() if key != "step" and not np.isnan(value))
+        lines.append(f"step:{int(row['step'])} - {values}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def values(found):
+    return {c.name: c.value for c in found.corrections}
+
+
+def test_the_corrections_that_a_run_was_simulated_with_are_found_again(log, tmp_path):
+    found = calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    value = values(found)
+    assert value["decode_efficiency"] == pytest.approx(1 / FORWARD, rel=0.05)
+    assert value["pass_overhead_s"] == pytest.approx(PASS_S, rel=0.05)
+    assert value["interference_s"] == pytest.approx(SEQUENCE_S, rel=0.05)
+    assert value["step_overhead_s"] == pytest.approx(STEP_S, rel=0.05)
+    assert value["train_mfu"] == pytest.approx(MFU, rel=0.05)
+    assert value["minibatch_overhead_s"] == pytest.approx(MINIBATCH_S, rel=0.05)
+    assert value["log_prob_mfu"] == pytest.approx(LOG_PROB_MFU, rel=0.05)
+    assert value["log_prob_overhead_s"] == pytest.approx(LOG_PROB_S, rel=0.05)
+    assert all(c.low <= c.value <= c.high and c.meaning and c.key for c in found.corrections)
+    errors = {e.phase: e for e in found.errors}
+    assert set(errors) == {"generation", "log_prob", "update", "step"}
+    assert all(e.steps_in == 9 and e.steps_out == 5 and e.mape_out < 0.01 for e in errors.values())
+
+
+def test_steps_outside_the_window_change_no_correction(log, tmp_path):
+    metrics = read_metrics(log)
+    first = calibrate(metrics, started, (1, 6), GROUP, tmp_path)
+    outside = metrics["step"] > 6
+    changed = metrics.copy()
+    changed.loc[outside, [key for key in metrics if key.startswith("timing_s/")]] *= 3.7
+    changed.loc[outside, "response_length/max"] += 900
+    second = calibrate(changed, started, (1, 6), GROUP, tmp_path)
+    assert first.corrections == second.corrections
+    assert first.errors[0].mape_in == pytest.approx(second.errors[0].mape_in)
+    assert second.errors[0].mape_out > first.errors[0].mape_out + 0.3
+
+
+def test_a_step_that_waited_for_something_else_does_not_pull_the_prediction_of_others(log, tmp_path):
+    metrics = read_metrics(log)
+    metrics.loc[metrics["step"] == 3, "timing_s/gen"] *= 4
+    found = calibrate(metrics, started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    assert found.errors[0].mape_out < 0.1
+    clean = calibrate(read_metrics(log), started, (1, 9), GROUP, tmp_path, cap_tokens=2000)
+    sure, unsure = ({c.name: c.error for c in f.corrections}["step_overhead_s"] for f in (clean, found))
+    assert unsure is None or unsure > 10 * sure  # and it is said how much less is known
+
+
+def test_the_calibrated_file_is_a_scenario_that_simulates_the_run(log, tmp_path):
+    found = calibrate(read_metrics(log), started, (1, 6), GROUP, tmp_path)
+    (tmp_path / "calibrated.yaml").write_text(scenario_yaml(found, "run.log"))
+    (scenario,) = load_scenarios(tmp_path / "calibrated.yaml")
+    assert scenario.profile == found.scenario.profile and scenario.training == found.scenario.training
+    again = simulate(scenario)
+    simulated_s = rollout_s(again)[0] + scenario.training.load_s
+    assert simulated_s == pytest.approx(found.steps["generation_simulated_s"].to_numpy())
+    assert "# Calibrated on steps 1-6 of run.log" in (tmp_path / "calibrated.yaml").read_text()
+
+
+def test_recorded_lengths_take_the_place_of_made_ones(log, tmp_path):
+    made = read_trace(log.parent / "run.parquet")
+    metrics = read_metrics(log)[["step", "timing_s/gen", "timing_s/update_actor"]]
+    found = calibrate(metrics, started, (1, 6), GROUP, tmp_path, recorded=made)
+    assert len(read_trace(tmp_path / "run.parquet")) == len(made)
+    assert found.errors[0].mape_out < 0.05
+    assert not any("made from" in text for text in found.assumed)
+    assert "log_prob_mfu" not in values(found)  # not timed: it stays as it was stated
+
+
+def test_every_decoding_sequence_takes_its_overhead_in_every_pass():
+    plain = roofline_profile(model_shape("qwen3-0.6b"), gpu("h100"))
+    slower = plain.with_corrections(sequence_overhead_s=0.001)
+    assert slower.decode_s(7, 300) == pytest.approx(plain.decode_s(7, 300) + 0.007)
+    assert slower.verify_s(7, 4, 300) == pytest.approx(plain.verify_s(7, 4, 300) + 0.007)
+    assert slower.prefill_s(100) == pytest.approx(plain.prefill_s(100))
+    assert "decoding sequence" in slower.corrections[0]
+
+
+def refused(call, *words):
+    with pytest.raises(InputError) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_what_a_log_or_a_window_lacks_is_said_in_one_line(log, tmp_path):
+    metrics = read_metrics(log)
+    metrics.attrs["source"] = "run.log"
+
+    def of(changed, window=(1, 6), launch=started):
+        return lambda: calibrate(changed, launch, window, GROUP, tmp_path)
+
+    refused(of(metrics.drop(columns="timing_s/gen")), "run.log", "no timing_s/gen")
+    refused(of(metrics.drop(columns="response_length/mean")), "no response_length/mean")
+    refused(of(metrics.assign(**{"timing_s/gen": np.nan})), f"none of its {STEPS} steps")
+    refused(of(metrics, (1, 4)), "4 usable steps in the window 1-4", "it logs 1-14", "--window")
+    refused(of(metrics, (100, 120)), "0 usable steps")
+    refused(of(metrics, launch=lambda path, steps: started(path, steps, "areal")), "areal", "in turns")
+
+
+def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenario(simrl, log):
+    how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=1"]
+    done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out")
+    assert done.code == 0, done.err
+    for word in ("decode_efficiency", "interference_s", "train_mfu", "generation", "8 steps", "Assumed", "tp 1"):
+        assert word in done.out
+    done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out", "--json")
+    told = json.loads(done.out)
+    assert set(told) == {"window", "corrections", "errors", "assumed", "steps", "scenario"}
+    assert told == {**json.loads((simrl.folder / "out" / "calibration.json").read_text()), "scenario": told["scenario"]}
+    assert load_scenarios(simrl.folder / "out" / "calibrated.yaml")[0].steps == STEPS
+
+
+def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log):
+    how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=2", "--window", "1-6", "--group", "4"]
+    done = simrl("whatif", str(log), *how, "--system", "one_step_off", "-o", "out", "--jobs", "1", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    runs = [(row["system"], row["variant"]) for row in told["systems"]]
+    assert [variant for _, variant in runs] == ["", "cluster.tp=1", "cluster.tp=1"]
+    assert runs[0][0].startswith("verl_colocated") and runs[2][0].startswith("one_step_off")
+    assert "extrapolation" in told["said"][0]  # two GPUs at tp 2 cannot be shared
+    assert told["corrections"] and told["assumed"]
+
+
+def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):
+    for arguments, words in (
+        (["calibrate", str(log)], ["model=", "--launch"]),
+        (["calibrate", str(log), "--window", "20"], ["--window 20", "FIRST-LAST"]),
+        (["calibrate", str(log), "--format", "nemo"], ["nemo", "verl, trl, slime"]),
+        (["calibrate", "scenario.yaml"], ["scenario.yaml", "no metrics of verl"]),
+        (["calibrate", "nothing.log"], ["nothing.log", "no such file"]),
+        (["whatif", str(log)], ["--system"]),
+    ):
+        done = simrl(*arguments)
+        assert done.code == 2 and done.err.count("\n") == 1 and "Traceback" not in done.err, done
+        assert all(word in done.err for word in words), done.err
+
+
+# Other frameworks' logs
+
+
+def test_slimes_two_loggers_make_one_row_a_rollout(tmp_path):
+    file = tmp_path / "run.log"
+    file.write_text(
+        "(RolloutManager pid=1) perf 0: {'perf/rollout_time': 120.0, 'rollout/response_len/mean': 300.0, "
+        "'rollout/response_len/max': 900, 'rollout/response_len/min': 20, 'rollout/truncated_ratio': 0.0}\n"
+        "noise\n"
+        "(MegatronTrainRayActor pid=2) rollout 0: {'rollout/total_lengths': 380.0, 'rollout/response_lengths': 300.0, "
+        "'rollout/x': nan}\n"
+        "(MegatronTrainRayActor pid=2) perf 0: {'perf/actor_train_time': np.float64(4.0), 'perf/log_probs_time': 1.0, "
+        "'perf/ref_log_probs_time': 1.5, 'perf/step_time': 125.0}\n"
+    )
+    (row,) = read_metrics(file, samples=64).to_dict("records")
+    assert row["step"] == 0 and row["timing_s/gen"] == 120 and row["timing_s/update_actor"] == 4
+    assert row["timing_s/old_log_prob"] == 1 and row["timing_s/ref"] == 1.5
+    assert row["prompt_length/mean"] == 80 and row["perf/total_num_tokens"] == 64 * 380
+    assert len(trace_from_verl_metrics(read_metrics(file, samples=64), 8, 0, cap_tokens=1000)) == 64
+    refused(lambda: read_metrics(file), "--samples")
+    file.write_text("perf 0: {'perf/rollout_time': __import__('os')}\n")
+    refused(lambda: read_metrics(file), "line 1", "no dictionary of numbers")
+
+
+def test_trls_timed_methods_belong_to_the_step_that_is_logged_after_them(tmp_path):
+    file = tmp_path / "history.jsonl"
+    timed = "profiling/Time taken: GRPOTrainer."
+    rows = []
+    for step in (1, 2):
+        rows += [{timed + "vLLM.generate": 10.0 * step}, {timed + "_get_per_token_logps_and_entropies": 1.0}]
+        rows.append(
+            {
+                "train/global_step": step,
+                "train/completions/mean_length": 200.0,
+                "train/completions/min_length": 10.0,
+                "train/completions/max_length": 800.0,
+                "train/completions/clipped_ratio": 0.0,
+                "train/step_time": 10.0 * step + 6,
+            }
+        )
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = read_metrics(file, samples=32, prompt_tokens=70)
+    assert metrics["timing_s/gen"].tolist() == [10, 20]
+    assert metrics["timing_s/update_actor"].tolist() == [5, 5]
+    assert len(trace_from_verl_metrics(metrics, 8, 0, cap_tokens=1000)) == 64
+    refused(lambda: read_metrics(file, samples=32), "--prompt-tokens")
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": [{"step": 1, "completions/mean_length": 5.0, "step_time": 3.0}]}))
+    refused(lambda: read_metrics(state), "no generation times", "W&B")
+
+
+# A run that nobody in this project made
+
+
+def test_the_real_runs_later_steps_are_predicted_within_ten_percent(shared_data, tmp_path):
+    metrics = read_metrics(shared_data / "verl_run" / "do7bl4gg" / "output.log")
+    metrics = metrics[(metrics["step"] <= 20) | (metrics["step"] % 6 == 1)]  # a sixth of the rest, to be quick
+    launch = Path(__file__).parents[1] / "experiments" / "verl_run_launch.yaml"
+
+    def start(path: Path, steps: int) -> Scenario:
+        return load_scenarios(launch, [f"steps={steps}", f"workload.trace={path}"])[0]
+
+    found = calibrate(metrics, start, (1, 20), 16, tmp_path)
+    errors = {e.phase: e for e in found.errors}
+    assert errors["generation"].steps_in == 18 and errors["generation"].steps_out > 15
+    assert errors["generation"].mape_out < 0.10
+    assert errors["update"].mape_out < 0.10
+    assert errors["step"].mape_out < 0.10

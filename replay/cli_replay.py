@@ -112,7 +112,7 @@ def replay(
     check_engine(config)
     settings = engine_settings(prepared, config)
     if ray is not None:
-        from replay.ray_link import connect
+        from simrl.executors import connect
 
         connect(ray)
     folder = output or default_folder(chosen, prepared.workers)

@@ -24,10 +24,9 @@ from replay.host import Command, Failed, Report
 from replay.link import CLOSE_S, Link, engine_link
 from replay.replayer import Fleet, ReplayConfig
 from replay.vllm_adapter import EngineSettings
-from simrl.errors import InputError, first_line
+from simrl.executors import connect
 
 PINGS = 20
-ANSWER_S = 5.0
 PLACE_S = 120.0  # that the cluster has to find GPUs
 
 
@@ -148,43 +147,6 @@ def _not_up(error: Exception) -> str:
         f"its actor did not start ({type(error).__name__}: {said[-1] if said else 'nothing said'}); every node of the cluster "
         "needs the same simrl and vLLM installed"
     )
-
-
-def _require_answer(address: str) -> None:
-    """Ray itself tries for minutes, and then ends the process."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "://" not in address:
-        try:
-            socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
-        except (OSError, OverflowError) as error:
-            raise _no_cluster(address, error) from error
-
-
-def _no_cluster(address: str, error: Exception) -> InputError:
-    return InputError(
-        f"--ray {address}: no cluster answers there ({first_line(error)}); start one with `ray start --head`, or use "
-        "--ray local"
-    )
-
-
-def connect(address: str) -> None:
-    """Connects this process to the cluster at `address`, once; "local" starts one on this machine, for its processes alone.
-    Raises `InputError` without Ray, or without an answer."""
-    try:
-        import ray
-    except ImportError:
-        raise InputError("--ray: Ray is not installed here; pip install 'simrl[ray]'") from None
-    if not ray.is_initialized():
-        _require_answer(address)
-        try:
-            if address == "local":
-                ray.init(
-                    include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", logging_level="ERROR"
-                )
-            else:
-                ray.init(address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise _no_cluster(address, error) from error
 
 
 def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> Fleet:

@@ -27,6 +27,7 @@ from simrl import (
     cli_calibrate,
     cli_profile,
     cli_speculation,
+    cli_sweep,
     cli_systems,
     cli_trace,
 )
@@ -159,6 +160,9 @@ def run(
         _print_json(rows)
     else:
         print_comparison(rows, scenarios, folder)
+
+
+app.command(epilog=cli_sweep.EXAMPLES)(cli_sweep.sweep)
 
 
 def _add_commands() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from simrl.errors import InputError, StoppedError
 from simrl.files import write_whole_folder
@@ -43,7 +43,7 @@ def compare_scenarios(scenarios: Sequence[Scenario], folder: Path, jobs: int) ->
     for i, name in enumerate(names):
         if name in names[:i]:
             raise InputError(f"{scenarios[i].file}: two runs are called {name}; leave one out")
-    with _progress() as progress:
+    with progress_bar() as progress:
         for scenario in progress.track(scenarios, description="checking"):
             _check(scenario)
     with write_whole_folder(folder, MANIFEST) as temporary:
@@ -98,8 +98,8 @@ def _check(scenario: Scenario) -> None:
 def _simulate_here(work: Sequence[tuple[Scenario, Path]]) -> list[dict[str, Any]]:
     """One after the other, in this process."""
     rows = []
-    _compile()
-    with _progress() as progress:
+    compile_kernels()
+    with progress_bar() as progress:
         for i, (scenario, folder) in enumerate(work):
             task = progress.add_task(f"{i + 1}/{len(work)} {folder.name}: updates", total=scenario.steps)
             rows.append(_simulate_one(scenario, folder, partial(_advance, progress, task)))
@@ -117,13 +117,13 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
         try:
             with ctrl_c_ignored():  # a process starts when work is submitted
                 started = [pool.submit(compile_training) for _ in range(min(jobs, len(work)))]
-            _compile()  # once here, while the processes start, and not in each of them
+            compile_kernels()  # once here, while the processes start, and not in each of them
             for start in started:
                 start.result()
             # The most GPUs first: they take longest, and what starts last should end soon.
             order = sorted(range(len(work)), key=lambda i: -work[i][0].cluster.gpus)
             futures = {i: pool.submit(_simulate_one, *work[i]) for i in order}
-            with _progress() as progress:
+            with progress_bar() as progress:
                 task = progress.add_task("runs simulated", total=len(work))
                 for future in as_completed(futures.values()):
                     future.result()
@@ -151,18 +151,27 @@ def _simulate_one(scenario: Scenario, folder: Path, on_step: Callable[[int], Non
     return summary(result, scenario.warmup_steps, scenario.cluster.cost_per_gpu_hour)
 
 
-def _compile() -> None:
-    with _progress() as progress, ctrl_c_waits():
+def compile_kernels() -> None:
+    """All that a simulation runs compiled, or loaded where this machine has it compiled before."""
+    with progress_bar() as progress, ctrl_c_waits():
         task = progress.add_task("compiling, once on this machine", total=1)
         compile_engine()
         progress.advance(task)
 
 
-def _progress() -> Progress:
-    """A bar on stderr while it is a terminal, gone when it is done."""
+def progress_bar(*more: ProgressColumn, speed_over_s: float = 30.0) -> Progress:
+    """A bar on stderr while it is a terminal, gone when it is done. A time left, if one of the columns, is told from the speed
+    of the last `speed_over_s` seconds."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(
+        *columns,
+        *more,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        speed_estimate_period=speed_over_s,
+    )
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -1,6 +1,7 @@
 """Nothing half-written: a file or a folder gets its name only when it is whole. Nobody's own files are ever deleted."""
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -37,20 +38,22 @@ def write_whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def write_whole_folder(path: Path, manifest: str) -> Iterator[Path]:
+def write_whole_folder(path: Path, manifest: str | re.Pattern[str]) -> Iterator[Path]:
     """Gives a temporary folder beside `path` that takes the place of `path` when the block succeeds.
 
     The files in it are listed in the file `manifest`. An existing folder is replaced only if it is empty or its manifest
-    lists every file in it, so that nobody's own files are ever deleted.
+    lists every file in it, so that nobody's own files are ever deleted. A folder that may hold nothing but data has a pattern
+    in place of a manifest, which every file in it has to match.
     """
     with _plainly_told(path), _made_folders(path) as target:
         _refuse_to_replace(target, path, manifest)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
         try:
             yield temporary
-            (temporary / manifest).write_text(
-                "".join(f"{file}\n" for file in [manifest, *_files(temporary)]), encoding="utf-8"
-            )
+            if isinstance(manifest, str):
+                (temporary / manifest).write_text(
+                    "".join(f"{file}\n" for file in [manifest, *_files(temporary)]), encoding="utf-8"
+                )
             temporary.chmod(0o777 & ~_umask())
             _refuse_to_replace(target, path, manifest)  # a simulation may take hours
             with ctrl_c_ignored():
@@ -95,7 +98,7 @@ def _made_folders(path: Path) -> Iterator[Path]:
         raise
 
 
-def _refuse_to_replace(target: Path, path: Path, manifest: str) -> None:
+def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]) -> None:
     if not target.exists():
         return
     if not target.is_dir():
@@ -105,11 +108,14 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str) -> None:
             f"{path}: cannot be replaced (the current folder, one above it, or a mount); name a folder in it"
         )
     files = _files(target)
-    if files and not (target / manifest).is_file():
-        raise InputError(
-            f"{path}: exists and was not written by simrl (no {manifest} in it); name another output folder"
-        )
-    listed = set((target / manifest).read_text(encoding="utf-8").splitlines()) if files else set()
+    if isinstance(manifest, re.Pattern):
+        listed = {file for file in files if manifest.fullmatch(file)}
+    else:
+        if files and not (target / manifest).is_file():
+            raise InputError(
+                f"{path}: exists and was not written by simrl (no {manifest} in it); name another output folder"
+            )
+        listed = set((target / manifest).read_text(encoding="utf-8").splitlines()) if files else set()
     foreign = [file for file in files if file not in listed and Path(file).name not in LEFT_BY_SYSTEMS]
     if foreign:
         raise InputError(

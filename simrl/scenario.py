@@ -148,7 +148,7 @@ _KEYS = (*(key for key in Scenario.model_fields if key not in _FILLED_IN), "syst
 _PATHS = (("workload", "trace"), ("profile", "path"), ("speculation", "draft_profile"))
 
 
-class _Setting(NamedTuple):
+class Setting(NamedTuple):
     """A value for a dotted key, and who gives it: the words with which a message names it."""
 
     key: str
@@ -165,6 +165,54 @@ class Choices(NamedTuple):
     speculations: Sequence[str] = ()
 
 
+class ScenarioFile:
+    """A file after the `key=value` overrides: the systems that it names, its variations, and the scenarios that they make.
+
+    An override of a key that the file varies wins over the variation. Raises `InputError` naming file, key and value, as all
+    of its methods do.
+    """
+
+    def __init__(self, path: str | Path, settings: Sequence[Setting] = ()) -> None:
+        self.path = path = Path(path)
+        self._config = _read(path)
+        self._settings = list(settings)
+        for setting in settings:
+            _set(self._config, setting, str(path))
+        self.systems = self._systems()
+        self.variations = self._variations()
+
+    def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
+        """The one with these values and this system (a name, or a dictionary that has one)."""
+        return _scenario(self._config, varied, self._settings, system, self.path)
+
+    def _systems(self) -> list[Any]:
+        found = _entries(self._config, "systems", "[verl_colocated, {name: areal, eta: 8}]", self.path)
+        if not found:
+            raise InputError(f"{self.path}: no systems; give a list such as [verl_colocated, {{name: areal, eta: 8}}]")
+        for i, entry in enumerate(found):
+            if not isinstance(entry, str) and not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
+                raise InputError(
+                    f"{self.path}: entry {i + 1} of systems is {entry!r}; give a name, or {{name: areal, eta: 8}}"
+                )
+        return found
+
+    def _variations(self) -> list[list[Setting]]:
+        """What each entry of `vary` sets, without the keys that are overridden, each once; an empty one without `vary`."""
+        entries = _entries(self._config, "vary", "[{cluster.gpus: 64}, {cluster.gpus: 256}]", self.path) or [{}]
+        fixed = {setting.key for setting in self._settings}
+        distinct: list[list[Setting]] = []
+        for i, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                raise InputError(
+                    f"{self.path}: entry {i + 1} of vary is {entry!r}; give key: value, such as {{cluster.gpus: 64}}"
+                )
+            varied = [_varied(key, value, self.path) for key, value in entry.items()]
+            varied = [setting for setting in varied if setting.key not in fixed]
+            if varied not in distinct:
+                distinct.append(varied)
+        return distinct
+
+
 def load_scenarios(
     path: str | Path,
     overrides: Sequence[str] = (),
@@ -173,39 +221,18 @@ def load_scenarios(
 ) -> list[Scenario]:
     """Every combination of the file's `vary` and `systems`, in the file's order, after the `key=value` overrides.
 
-    An override of a key that the file varies wins over the variation. With `system`, the file's systems are left aside
-    for that one, and overrides that are no key of a scenario are its parameters. `choices` make systems of their own. Raises
-    `InputError` naming file, key and value.
+    With `system`, the file's systems are left aside for that one, and overrides that are no key of a scenario are its
+    parameters. `choices` make systems of their own. Raises `InputError` as `ScenarioFile` does.
     """
-    path = Path(path)
-    config = _read(path)
-    settings = [_override(text) for text in overrides]
+    settings = [override(text) for text in overrides]
     if system is not None:
         own = [s for s in settings if s.key.split(".")[0] not in _KEYS]
         settings = [s for s in settings if s not in own]
-        config["systems"] = [{"name": system, **{s.key: s.value for s in own}}]
-    for setting in settings:
-        _set(config, setting, str(path))
-    systems = _entries(config, "systems", "[verl_colocated, {name: areal, eta: 8}]", path)
-    if not systems:
-        raise InputError(f"{path}: no systems; give a list such as [verl_colocated, {{name: areal, eta: 8}}]")
-    for i, entry in enumerate(systems):
-        if not isinstance(entry, str) and not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
-            raise InputError(f"{path}: entry {i + 1} of systems is {entry!r}; give a name, or {{name: areal, eta: 8}}")
-    systems = _chosen(systems, choices)
-    variations = _entries(config, "vary", "[{cluster.gpus: 64}, {cluster.gpus: 256}]", path) or [{}]
-    fixed = {setting.key for setting in settings}
-    distinct: list[list[_Setting]] = []
-    for i, entry in enumerate(variations):
-        if not isinstance(entry, dict):
-            raise InputError(
-                f"{path}: entry {i + 1} of vary is {entry!r}; give key: value, such as {{cluster.gpus: 64}}"
-            )
-        varied = [_varied(key, value, path) for key, value in entry.items()]
-        varied = [setting for setting in varied if setting.key not in fixed]
-        if varied not in distinct:
-            distinct.append(varied)
-    return [_scenario(config, varied, settings, entry, path) for varied in distinct for entry in systems]
+        entry = {"name": system, **{s.key: s.value for s in own}}
+        settings.insert(0, Setting("systems", [entry], f"system {system}"))
+    file = ScenarioFile(path, settings)
+    systems = _chosen(file.systems, choices)
+    return [file.scenario(varied, entry) for varied in file.variations for entry in systems]
 
 
 def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
@@ -247,30 +274,30 @@ def _read(path: Path) -> DictConfig:
     return config
 
 
-def _override(text: str) -> _Setting:
-    """A path in it is meant from the current folder, as everywhere on a command line."""
+def override(text: str) -> Setting:
+    """`key=value` of a command line. A path in it is meant from the current folder, as everywhere on a command line."""
     key, value = parse_override(text)
     for section, name in _PATHS:
         if key == f"{section}.{name}" and isinstance(value, str):
             value = _path(value, Path.cwd())
         elif key == section and isinstance(value, dict) and isinstance(value.get(name), str):
             value = {**value, name: _path(value[name], Path.cwd())}
-    return _Setting(key, value, f"override {text!r}")
+    return Setting(key, value, f"override {text!r}")
 
 
 def _path(text: str, folder: Path) -> str:
     return str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
 
 
-def _varied(key: Any, value: Any, path: Path) -> _Setting:
+def _varied(key: Any, value: Any, path: Path) -> Setting:
     if str(key).split(".")[0] in ("systems", "vary"):
         raise InputError(
             f"{path}: vary has {key}; it takes fields such as cluster.gpus, and systems are a list already"
         )
-    return _Setting(str(key), value, f"vary {key}={value}")
+    return Setting(str(key), value, f"vary {key}={value}")
 
 
-def _set(config: DictConfig, setting: _Setting, origin: str) -> None:
+def _set(config: DictConfig, setting: Setting, origin: str) -> None:
     """Gives a key its value; dictionaries are merged, and a number in a key is a place in a list."""
     keys = setting.key.split(".")
     if not all(re.fullmatch(r"\w+", key) for key in keys):
@@ -302,7 +329,7 @@ def _entries(config: DictConfig, key: str, example: str, path: Path) -> list[Any
 
 
 def _scenario(
-    config: DictConfig, varied: list[_Setting], overrides: list[_Setting], system: Any, path: Path
+    config: DictConfig, varied: Sequence[Setting], overrides: Sequence[Setting], system: Any, path: Path
 ) -> Scenario:
     config = config.copy()
     for setting in varied:

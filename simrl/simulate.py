@@ -104,7 +104,18 @@ class Prepared:
         }
 
 
-def prepare(scenario: Scenario) -> Prepared:
+class Inputs:
+    """Where `prepare` has the trace and the profile of a scenario from: read, or made, each time. Whoever prepares many
+    scenarios may keep what they share. Both raise `InputError` as `prepare` does."""
+
+    def trace(self, scenario: Scenario) -> Trace:
+        return _trace(scenario)
+
+    def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
+        return _profile(scenario, model, kind)
+
+
+def prepare(scenario: Scenario, inputs: Inputs = Inputs()) -> Prepared:  # noqa: B008 (has no state)
     """Raises `InputError` for a scenario that cannot be: GPUs that do not divide, memory that does not suffice, a trace or
     profile that does not belong to it."""
     cluster = scenario.cluster
@@ -117,8 +128,8 @@ def prepare(scenario: Scenario) -> Prepared:
             f"cluster.tp is {cluster.tp}: it does not divide the {model.heads} attention heads of {model.name}; "
             "choose a divisor"
         )
-    trace = _trace(scenario)
-    profile = _profile(scenario, model, kind)
+    trace = inputs.trace(scenario)
+    profile = inputs.profile(scenario, model, kind)
     drafts = None
     if system.speculation is not None:
         rollout_gpus = cluster.gpus if system.rollout_share is None else int(cluster.gpus * system.rollout_share + 1e-9)

@@ -839,11 +839,9 @@ RECIPES: dict[str, Callable[..., System]] = {
 
 def make_system(name: str, parameters: dict[str, Any]) -> System:
     """The system of a recipe. Raises `InputError` for an unknown recipe, an unknown parameter or a value out of range."""
-    if name not in RECIPES:
-        raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
+    known = list(parameters_of(name))
     recipe = RECIPES[name]
     common = common_parameters(recipe)
-    known = [*signature(recipe).parameters, *common]
     for key in parameters:
         if key not in known:
             raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join(known)}")
@@ -885,6 +883,15 @@ def with_common(
         schedule = f"{system.schedule}, dynamic sampling"
         system = replace(system, pipeline=replace(pipeline, collector=collector), schedule=schedule, needs_rewards=True)
     return system
+
+
+def parameters_of(name: str) -> dict[str, Any]:
+    """The parameters that a recipe takes, with their defaults. Raises `InputError` for an unknown recipe."""
+    if name not in RECIPES:
+        raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
+    recipe = RECIPES[name]
+    taken = {**signature(recipe).parameters, **common_parameters(recipe)}
+    return {key: parameter.default for key, parameter in taken.items()}
 
 
 def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:

@@ -30,8 +30,12 @@ LAYERS = (
     "agreement",
     "agreement_table",
     "compare agreement_plot",
+    "dimensions",
+    "points",
+    "executors",
+    "sweep",
     "cli_systems",
-    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_speculation",
+    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_speculation cli_sweep",
 )
 TOGETHER = {
     "cli": {
@@ -42,6 +46,7 @@ TOGETHER = {
         "cli_acceptance",
         "cli_agreement",
         "cli_speculation",
+        "cli_sweep",
     }
 }  # one command line
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}

@@ -84,6 +84,7 @@ def measure_training(config: RunConfig, repeats: int = 8, quantile: float = 0.5,
 def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
     """Meanwhile an engine of the run generates on another core with a whole batch: what updates stand beside in a schedule that
     does not wait for them."""
+    logs.mkdir(parents=True, exist_ok=True)
     engine, ended = RemoteBench(engine_settings(config, model), 0, 0, logs), Event()
     batch = Stairs((config.engine.max_num_seqs,), config.task.most_tokens // 2)
 

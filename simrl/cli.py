@@ -25,6 +25,7 @@ from simrl import (
     cli_agreement,
     cli_allocate,
     cli_calibrate,
+    cli_explain,
     cli_profile,
     cli_speculation,
     cli_sweep,
@@ -163,6 +164,13 @@ def run(
 
 
 app.command(epilog=cli_sweep.EXAMPLES)(cli_sweep.sweep)
+
+
+app.command(epilog="Example:  simrl explain results/quickstart/cluster.gpus-64-areal-eta-4")(cli_explain.explain)
+app.command(
+    epilog="Example:  simrl diff results/quickstart/cluster.gpus-64-verl-colocated "
+    "results/quickstart/cluster.gpus-64-areal-eta-4"
+)(cli_explain.diff)
 
 
 def _add_commands() -> None:

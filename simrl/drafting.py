@@ -114,6 +114,7 @@ def plan_drafting(
         facts |= {"model": speculation.model, "acceptance": acceptance.model_dump()}
         times = _model_times(speculation, inputs, target, gpu, tp, kv_tokens)
         if speculation.strategies:
+            facts["trees"] = len(speculation.strategies.strategies)
             tree_times = tuple(
                 _model_times(speculation, inputs, target, gpu, tp, kv_tokens, strategy.topk)
                 for strategy in speculation.strategies.strategies

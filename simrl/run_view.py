@@ -38,8 +38,13 @@ def rollout_clock(result: Result, worker: int | None = None) -> Clock:
     rolls = np.array([kind == "rollout" for kind in found.kinds], bool)[found.kind]
     if worker is not None:
         rolls &= np.array([lane.name for lane in found.lanes])[found.lane] == _lane(worker)
-    order = np.argsort(found.started_s[rolls], kind="stable")
-    started_s, ended_s = found.started_s[rolls][order], found.ended_s[rolls][order]
+    return busy_clock(found.started_s[rolls], found.ended_s[rolls])
+
+
+def busy_clock(started_s: Floats, ended_s: Floats) -> Clock:
+    """Seconds that lie in some of these intervals, which may overlap."""
+    order = np.argsort(started_s, kind="stable")
+    started_s, ended_s = started_s[order], ended_s[order]
     if not len(started_s):
         return Clock(np.zeros(1), np.zeros(1))
     reach_s = np.maximum.accumulate(ended_s)

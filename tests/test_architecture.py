@@ -26,7 +26,11 @@ LAYERS = (
     "simulate",
     "metrics timeline calibrate trace_report allocation_report acceptance_report table",
     "plots perfetto run_view",
-    "decisions",
+    "decisions gpu_hours",
+    "critical_path",
+    "diagnosis",
+    "explanation",
+    "explanation_table",
     "agreement",
     "agreement_table",
     "compare agreement_plot",
@@ -35,7 +39,7 @@ LAYERS = (
     "executors",
     "sweep",
     "cli_systems",
-    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_speculation cli_sweep",
+    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_speculation cli_sweep",
 )
 TOGETHER = {
     "cli": {
@@ -45,6 +49,7 @@ TOGETHER = {
         "cli_calibrate",
         "cli_acceptance",
         "cli_agreement",
+        "cli_explain",
         "cli_speculation",
         "cli_sweep",
     }

@@ -1,0 +1,236 @@
+"""GPU-hours: what every GPU-second of a run went to, from the work that an ideal run would do to what came on top of it.
+
+Invariant: the parts of a window sum to GPUs × seconds. Every span goes to parts as a whole; what is recorded in finer grain
+(the work of its passes, the fate of its tokens) divides it and adds nothing.
+
+Ideal is decoding in full batches: each sequence that decoded takes its share of a pass with as many as a worker can hold
+(`full_batch` in the metadata). What generating dropped samples took is not known sample by sample: it is their tokens' share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from simrl.result import Result, Work
+from simrl.run_view import Clock, busy_clock
+from simrl.timeline import Floats, Spans, spans
+
+
+class Part(NamedTuple):
+    """Of the GPU time: how the table names it, and a sentence on a difference; whether an ideal run has it too."""
+
+    words: str
+    clause: str
+    ideal: bool = False
+
+
+PARTS: Mapping[str, Part] = {
+    "decode": Part("decoding, in full batches", "decoding as such", True),
+    "prefill": Part("prefill of prompts", "prefill of prompts", True),
+    "log_prob": Part("log-probs", "log-probs", True),
+    "train": Part("training", "training", True),
+    "small_batches": Part("decoding: batches not full", "decoding in batches that are not full"),
+    "tail_idle": Part("workers idle beside busy ones", "rollout workers that idle while others still roll out"),
+    "trainer_wait": Part("workers wait for the trainer", "rollout workers that all wait while the trainer works"),
+    "other_wait": Part("workers wait otherwise", "rollout workers that all wait, for rewards, weights or environments"),
+    "rest_idle": Part("GPUs too few for a worker", "GPUs that are too few for a rollout worker"),
+    "train_idle": Part("trainer idle", "a trainer that waits for rollouts"),
+    "recompute_reloaded": Part("prefill again: new weights", "prefill again after weight updates"),
+    "recompute_preempted": Part("prefill again: preempted", "prefill again after preemptions"),
+    "recompute_moved": Part("prefill again: moved, resumed", "prefill again of responses that moved or went on later"),
+    "recompute_redrafted": Part("prefill again: drafter starts", "prefill again because a drafter starts"),
+    "drafts_stood": Part("drafts that stood", "drafting and verifying what stood"),
+    "drafts_wasted": Part("drafts that were wasted", "drafting and verifying what was thrown away"),
+    "train_drafter": Part("training the drafter", "training the drafter on idle workers"),
+    "load_weights": Part("sync: workers load weights", "loading weights at the workers"),
+    "publish": Part("sync: trainer publishes", "publishing weights"),
+    "switch": Part("sync: switch of phases", "switching GPUs between rollout and training"),
+    "transfer": Part("sync: batch to the trainer", "handing batches to the trainer"),
+    "dropped": Part("generated, then dropped", "generating what a rule then drops"),
+    "duplicates": Part("generated twice (best-of-N)", "duplicates of best-of-N"),
+    "ahead": Part("generated for after the end", "generating what no update in the window trained"),
+    "evaluate": Part("evaluation", "evaluation"),
+    "checkpoint": Part("checkpoints", "checkpoints"),
+    "lost": Part("lost workers (faults)", "workers that are lost"),
+    "slowed": Part("slow workers (faults)", "workers that are slow"),
+    "host": Part("host work between passes", "the host's work between passes"),
+    "undivided": Part("rollout, not divided", "rollout beyond full batches, which a real engine does not divide"),
+    "other": Part("other", "phases of other kinds"),
+}
+_OF_WORK = {
+    "prefill_s": "prefill",
+    "recompute_moved_s": "recompute_moved",
+    "recompute_preempted_s": "recompute_preempted",
+    "recompute_reloaded_s": "recompute_reloaded",
+    "recompute_redrafted_s": "recompute_redrafted",
+    "drafts_stood_s": "drafts_stood",
+    "drafts_wasted_s": "drafts_wasted",
+    "slowed_s": "slowed",
+}
+_GENERATES = ("decode", "small_batches", "host", "undivided", *_OF_WORK.values())  # what rollouts take
+SYNC = ("load_weights", "publish", "switch", "transfer")
+TRAINS = ("transfer", "switch", "log_prob", "train", "publish", "checkpoint")  # kinds of spans of a trainer
+REST_LANE = "rollout-rest"
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """GPU-seconds of a window by part, every part of `PARTS` in its order; the samples that its updates trained."""
+
+    start_s: float
+    end_s: float
+    gpus: int
+    samples: int
+    gpu_s: Mapping[str, float]
+
+    @property
+    def total_gpu_s(self) -> float:
+        return self.gpus * (self.end_s - self.start_s)
+
+    @property
+    def per_sample(self) -> dict[str, float]:
+        """GPU-seconds a trained sample, by part; empty where none was trained."""
+        return {key: value / self.samples for key, value in self.gpu_s.items()} if self.samples else {}
+
+
+def undivided(fall: Waterfall) -> Waterfall:
+    """As a real engine would tell it: rollout beyond full batches in one part."""
+    gpu_s = dict(fall.gpu_s)
+    for part in _GENERATES:
+        if part not in ("decode", "undivided"):
+            gpu_s["undivided"] += gpu_s[part]
+            gpu_s[part] = 0.0
+    return replace(fall, gpu_s=gpu_s)
+
+
+def waterfall(result: Result, start_s: float = 0.0, end_s: float | None = None) -> Waterfall:
+    """The parts of a window of the run, by default all of it."""
+    end_s = float(result.metadata["end_s"]) if end_s is None else end_s
+    found = spans(result)
+    gpu_s = dict.fromkeys(PARTS, 0.0)
+    inside_s = np.clip(np.minimum(found.ended_s, end_s) - np.maximum(found.started_s, start_s), 0.0, None)
+    kinds = np.array(found.kinds)[found.kind]
+    for kind in found.kinds:
+        if kind not in ("rollout", "idle"):
+            gpu_s[kind if kind in PARTS else "other"] += float((inside_s * found.gpus)[kinds == kind].sum())
+    _add_idle(gpu_s, result, found, start_s, end_s)
+    _add_rollout(gpu_s, result, found, inside_s)
+    _set_apart(gpu_s, _fates(result, start_s, end_s))
+    finished_s = result.steps.column("finished_s").to_numpy()
+    trained = result.steps.column("samples").to_numpy()[(finished_s > start_s) & (finished_s <= end_s)]
+    gpus = sum(lane.gpus for lane in found.lanes)
+    return Waterfall(start_s, end_s, gpus, int(trained.sum()), gpu_s)
+
+
+def _add_idle(gpu_s: dict[str, float], result: Result, found: Spans, start_s: float, end_s: float) -> None:
+    """Idle rollout workers: beside others that roll out; else while a trainer works; else."""
+    kinds = np.array(found.kinds)[found.kind]
+    rolls, trains = kinds == "rollout", np.isin(kinds, TRAINS)
+    rolling = busy_clock(found.started_s[rolls], found.ended_s[rolls])
+    working = busy_clock(found.started_s[rolls | trains], found.ended_s[rolls | trains])
+    roles = np.array(result.spans.column("role").to_pylist())
+    rest = np.array([lane.name == REST_LANE for lane in found.lanes])[found.lane]
+    idle = kinds == "idle"
+    waits, a_s, b_s = idle & (roles == "rollout") & ~rest, *_clipped(found, start_s, end_s)
+
+    def add(part: str, where: NDArray[np.bool_], seconds: Floats) -> None:
+        gpu_s[part] += float((seconds * found.gpus)[where].sum())
+
+    beside_s = _between(rolling, a_s, b_s)
+    training_s = _between(working, a_s, b_s) - beside_s
+    add("tail_idle", waits, beside_s)
+    add("trainer_wait", waits, training_s)
+    add("other_wait", waits, b_s - a_s - beside_s - training_s)
+    add("rest_idle", idle & rest, b_s - a_s)
+    add("train_idle", idle & (roles != "rollout") & ~rest, b_s - a_s)
+
+
+def _clipped(found: Spans, start_s: float, end_s: float) -> tuple[Floats, Floats]:
+    return np.clip(found.started_s, start_s, end_s), np.clip(found.ended_s, start_s, end_s)
+
+
+def _between(clock: Clock, a_s: Floats, b_s: Floats) -> Floats:
+    return np.asarray(clock(b_s) - clock(a_s), np.float64)
+
+
+def _add_rollout(gpu_s: dict[str, float], result: Result, found: Spans, inside_s: Floats) -> None:
+    """Spans of rollout, by the work of their passes. Of real engines only the decoding is known, from the tokens."""
+    rolls = np.array([kind == "rollout" for kind in found.kinds], bool)[found.kind]
+    share = inside_s[rolls] / (found.ended_s - found.started_s)[rolls]
+    gpus, inside = found.gpus[rolls], inside_s[rolls]
+    work = {name: _column(result, name)[rolls] * share for name in Work._fields}
+    known = ~np.isnan(work["decode_s"])
+    for name, part in _OF_WORK.items():
+        gpu_s[part] += float((work[name] * gpus)[known].sum())
+    decode_gpu_s = float((work["decode_s"] * gpus)[known].sum())
+    told = sum((work[name] for name in (*_OF_WORK, "decode_s")), np.zeros(len(inside)))
+    gpu_s["host"] += float(((inside - told) * gpus)[known].sum())
+
+    full = result.metadata.get("full_batch")
+    sequence_s = full["pass_s"] / full["sequences"] if full else np.inf
+    ideal_gpu_s = min(sequence_s * float((work["decodes"] * gpus)[known].sum()), decode_gpu_s) if decode_gpu_s else 0.0
+    gpu_s["decode"] += ideal_gpu_s
+    gpu_s["small_batches"] += decode_gpu_s - ideal_gpu_s
+
+    untold_gpu_s = float((inside * gpus)[~known].sum())
+    if untold_gpu_s:
+        generated, accepted = (
+            float(result.samples.column(name).to_numpy().sum()) for name in ("generated_tokens", "accepted_tokens")
+        )
+        alone = 1.0 - accepted / max(generated, 1.0)  # of the tokens, those that a sequence decoded
+        tokens_gpus = float((found.tokens[rolls] * share * gpus)[~known].sum())
+        ideal_gpu_s = min(alone * tokens_gpus * sequence_s, untold_gpu_s) if full else 0.0
+        gpu_s["decode"] += ideal_gpu_s
+        gpu_s["undivided"] += untold_gpu_s - ideal_gpu_s
+
+
+def _column(result: Result, name: str) -> Floats:
+    """NaN where it is empty, and in results of before it was recorded."""
+    if name not in result.spans.column_names:
+        return np.full(result.spans.num_rows, np.nan)
+    return np.asarray(pc.fill_null(result.spans.column(name), np.nan).to_numpy(), np.float64)
+
+
+def _fates(result: Result, start_s: float, end_s: float) -> dict[str, float]:
+    """The shares of the tokens generated in a window that a rule dropped, that were duplicates, and by which more was
+    generated for updates after the window than updates in it had found there."""
+    samples, segments = result.samples, result.segments
+    generated, duplicate = (
+        float(samples.column(name).to_numpy().sum()) for name in ("generated_tokens", "duplicate_tokens")
+    )
+    twice = duplicate / max(generated + duplicate, 1.0)
+    a_s, b_s = segments.column("started_s").to_numpy(), segments.column("ended_s").to_numpy()
+    inside = np.clip(np.minimum(b_s, end_s) - np.maximum(a_s, start_s), 0.0, None) / np.maximum(b_s - a_s, 1e-300)
+    tokens = segments.column("tokens").to_numpy()
+    within = tokens * np.where(b_s > a_s, inside, (a_s >= start_s) & (a_s < end_s))
+    uids = samples.column("uid").to_numpy()
+    row = np.searchsorted(uids, segments.column("uid").to_numpy())  # samples are in the order of their uids
+    dropped = pc.equal(samples.column("status"), "dropped").to_numpy()[row]
+    steps = pc.fill_null(samples.column("trained_step"), -1).to_numpy()[row]
+    finished_s = np.append(result.steps.column("finished_s").to_numpy(), np.inf)  # the last: no update
+    trained_s = finished_s[steps]
+    here = (trained_s > start_s) & (trained_s <= end_s)
+    total = float(within.sum())
+    if total <= 0:
+        return {"duplicates": twice}
+    lost = float(within[dropped].sum())
+    left = float(within[~dropped & ~here].sum())
+    brought = float((tokens - within)[here].sum())
+    counted = {"dropped": lost / total, "ahead": max(left - brought, 0.0) / total}
+    return {**{key: share * (1 - twice) for key, share in counted.items()}, "duplicates": twice}
+
+
+def _set_apart(gpu_s: dict[str, float], fates: Mapping[str, float]) -> None:
+    """What generating these tokens took becomes parts of its own."""
+    generated = sum(gpu_s[part] for part in _GENERATES)
+    for part, share in fates.items():
+        gpu_s[part] += share * generated
+    kept = 1.0 - sum(fates.values())
+    for part in _GENERATES:
+        gpu_s[part] *= kept

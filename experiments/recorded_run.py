@@ -11,6 +11,7 @@ The page's words are its own: what is between `<!-- NAME -->` and `<!-- /NAME --
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ class Run:
     @cached_property
     def measured(self) -> Result:
         """Its times. Raises `InputError` for a run that was stopped in between: its clock began anew."""
-        if self.folder.next_part() != 1:
+        if not self.folder.whole():
             raise InputError(
                 f"{self.folder.path}: was stopped and went on, so it has no times of its own; run it whole"
             )
@@ -89,17 +90,24 @@ def runs_in(folder: Path) -> list[Run]:
 # Learning.
 
 
+def by_epoch(run: Run) -> pd.DataFrame:
+    """Means over the responses of each epoch, whichever updates trained on them."""
+    trace, cap = run.trace, run.config.task.most_tokens
+    columns = {name: trace.column(name) for name in ("epoch", "reward", "response_tokens")}
+    responses = pd.DataFrame(columns).assign(at_cap=columns["response_tokens"] >= cap)
+    return responses.groupby("epoch").mean()
+
+
 def plot_learning(runs: Sequence[Run], path: Path) -> None:
     """Reward, length and share at the cap by epoch, of every run."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
+    shown = {"reward": "Reward", "response_tokens": "Tokens a response", "at_cap": "Responses at the cap"}
     for run in runs:
-        curve = run.curve.assign(epoch=run.curve["epoch"].astype(int)).groupby("epoch").mean()
-        name = run.config.system.name
-        for axis, column in zip(axes, ("reward", "mean_tokens", "at_cap"), strict=True):
-            axis.plot(curve.index, curve[column], color=COLORS[name], label=SCHEDULES[name])
-    titles = ("Reward", "Tokens a response", "Responses at the cap")
-    for axis, title in zip(axes, titles, strict=True):
+        means, name = by_epoch(run), run.config.system.name
+        for axis, column in zip(axes, shown, strict=True):
+            axis.plot(means.index, means[column], color=COLORS[name], label=SCHEDULES[name])
+    for axis, title in zip(axes, shown.values(), strict=True):
         axis.set_title(title, fontsize=10, color=INK)
         axis.set_xlabel("epoch")
         axis.set_ylim(bottom=0)
@@ -109,30 +117,33 @@ def plot_learning(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def learning_table(runs: Sequence[Run]) -> list[str]:
+def learning_table(runs: Sequence[Run], epochs: int = 3) -> list[str]:
+    """The first few epochs against the last few."""
     rows = []
     for run in runs:
-        curve, last = run.curve, run.config.epochs - 1
-        first, end = curve[curve["epoch"] < 1], curve[curve["epoch"] >= last]
+        means, curve = by_epoch(run), run.curve
+        first, last = means.iloc[:epochs].mean(), means.iloc[-epochs:].mean()
         rows.append(
             [
                 SCHEDULES[run.config.system.name],
                 len(curve),
-                f"{first['reward'].mean():.3f} → {end['reward'].mean():.3f}",
-                f"{first['mean_tokens'].mean():.0f} → {end['mean_tokens'].mean():.0f}",
-                f"{first['p99_tokens'].mean():.0f} → {end['p99_tokens'].mean():.0f}",
+                f"{first['reward']:.3f} → {last['reward']:.3f}",
+                f"{means['reward'].max():.3f} ({means['reward'].idxmax()})",
+                f"{first['response_tokens']:.0f} → {last['response_tokens']:.0f}",
+                f"{percent(first['at_cap'])} → {percent(last['at_cap'])}",
                 f"{curve['off_policyness_mean'].mean():.2f} ({curve['off_policyness_max'].max()})",
-                f"{curve['clip_fraction'].mean():.2%}",
+                f"{curve['kl'].iloc[:10].mean():.1e} → {curve['kl'].iloc[-10:].mean():.1e}",
             ]
         )
     heads = (
         "schedule",
         "updates",
-        "reward, first and last epoch",
-        "tokens, mean",
-        "tokens, p99",
+        f"reward, first and last {epochs} epochs",
+        "best epoch",
+        "tokens a response",
+        "at the cap",
         "off-policyness, mean (most)",
-        "clipped",
+        "KL of an update, first and last ten",
     )
     return table(heads, rows)
 
@@ -215,30 +226,30 @@ def ranks_table(runs: Sequence[Run]) -> list[str]:
 
 
 def executed_migrations(run: Run, costs: Path) -> list[str]:
-    """RhymeRL's HistoPipe, simulated on the run's own lengths and its engine's profile, against the same without migration."""
+    """RhymeRL's HistoPipe without drafts, simulated on the run's own lengths and its engine's profile, with and without
+    migration, against one-step-off."""
     profile = measured_profile(run, costs)
     rows = []
     for workers in (2, 4, 8):
         scenario = scenario_of(run.config, run.folder, run.folder.path / "trace.parquet")
         scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
         scenario |= {"training": training_costs(run, costs)}
-        scenario["cluster"]["gpus"] = workers + 1
-        share = workers / (workers + 1)
-        scenario["systems"] = [
-            {"name": "one_step_off", "rollout_share": share},
-            {"name": "rhymerl", "rollout_share": share, "ranking_groups": workers, "migration": False},
-            {"name": "rhymerl", "rollout_share": share, "ranking_groups": workers},
-        ]
-        plain, pinned, moved = (summary(simulate_prepared(prepare(each)), 0) for each in scenarios(scenario))
+        scenario["cluster"]["gpus"] = 2 * workers  # as many learn as roll out: one learner would hold up all schedules alike
+        (own,) = scenario["systems"]
+        common = own | {"rollout_share": 0.5}
+        histopipe = common | {"name": "rhymerl", "speculation": "none", "ranking_groups": workers}
+        scenario["systems"] = [common | {"name": "one_step_off"}, histopipe | {"migration": False}, histopipe]
+        simulated = [simulate_prepared(prepare(with_measured_loads(s, str(profile)))) for s in scenarios(scenario)]
+        plain, pinned, moved = (summary(result, 0) for result in simulated)
         rows.append(
             [
                 workers,
                 percent(moved["migrated_share"]),
-                *(f"{each['step_s']:.1f} s, {percent(each['rollout_bubble'])}" for each in (plain, pinned, moved)),
+                *(f"{each['step_s']:.2f} s, {percent(each['rollout_bubble'])}" for each in (plain, pinned, moved)),
             ]
         )
     heads = (
-        "rollout workers",
+        "rollout workers (and learners)",
         "responses migrated",
         "one-step-off: step, bubble",
         "HistoPipe without migration",
@@ -254,18 +265,17 @@ def varied_rows(runs: Sequence[Run]) -> pd.DataFrame:
     """A row a run: what it learned, and what its history is worth."""
     rows = []
     for run in runs:
-        loss, curve = run.config.update.loss, run.curve
+        loss, curve, means = run.config.update.loss, run.curve, by_epoch(run)
         drafts = report(measure(run.trace, "history-paper", epochs_back=1))
-        first, end = curve[curve["epoch"] < 1], curve[curve["epoch"] >= run.config.epochs - 1]
         ranks = rank_history(run.trace, RANK_GROUPS).overall
         rows.append(
             {
-                "clip": "none" if loss.clip_high is None else f"{loss.clip_low:g} / {loss.clip_high:g}",
+                "clip": "none" if loss.clip_high is None else f"{loss.clip_low or 0:g} / {loss.clip_high:g}",
                 "learning_rate": run.config.update.learning_rate,
-                "first": first["reward"].mean(),
-                "reward": end["reward"].mean(),
+                "first": means["reward"].iloc[:3].mean(),
+                "reward": means["reward"].iloc[-3:].mean(),
                 "clipped": curve["clip_fraction"].mean(),
-                "entropy": end["entropy"].mean(),
+                "entropy": curve["entropy"].iloc[-5:].mean(),
                 "accepted": drafts["acceptance_rate"],
                 "drafted": drafts["speculation_rate"],
                 "accept_length": drafts["accept_length"],
@@ -297,9 +307,9 @@ def varied_table(rows: pd.DataFrame) -> list[str]:
     heads = (
         "learning rate",
         "clip (low / high)",
-        "reward, first and last epoch",
+        "reward, first and last 3 epochs",
         "clipped",
-        "entropy, nat",
+        "entropy at the end, nat",
         "accepted of drafted",
         "tokens that were drafted",
         "tokens a pass",
@@ -314,7 +324,7 @@ def plot_varied(rows: pd.DataFrame, path: Path) -> None:
     """Four squares: clip across, learning rate down."""
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     shown = {
-        "reward": ("Reward in the last epoch", "{:.2f}"),
+        "reward": ("Reward in the last 3 epochs", "{:.2f}"),
         "accept_length": ("Tokens a verification pass yields", "{:.2f}"),
         "match": ("Best match in the previous epoch", "{:.0%}"),
         "accurate": ("Same group of lengths or lower", "{:.0%}"),
@@ -345,7 +355,7 @@ def measured_profile(run: Run, costs: Path) -> Path:
     where the learner works on the other core."""
     config = run.config
     beside = config.workers - 1 if waits(run) else config.workers
-    path = costs / f"{config.warm_up_digest}-{beside}-beside.parquet"
+    path = costs / f"engine-{_digest(config.warm_up_digest, config.engine)}-{beside}-beside.parquet"
     if not path.exists():
         e = config.engine
         options = {
@@ -359,13 +369,22 @@ def measured_profile(run: Run, costs: Path) -> Path:
     return path
 
 
+def _digest(*parts: Any) -> str:
+    """Of what a measurement depends on."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+
 def training_costs(run: Run, costs: Path) -> dict[str, float]:
     """Of the run's updates, from updates on random tokens, alone or beside an engine; the section `training` of a scenario."""
     config = run.config
-    path = costs / f"{config.warm_up_digest}-training-{'alone' if waits(run) else 'beside'}.yaml"
+    parts = (config.warm_up_digest, config.update, config.prompts_per_step, config.group)
+    path = costs / f"training-{_digest(*parts)}-{'alone' if waits(run) else 'beside'}.yaml"
     if not path.exists():
-        with nullcontext() if waits(run) else generating(config, run.folder.model(0), costs / "logs"):
-            found = measure_training(config)
+        with (
+            tempfile.TemporaryDirectory() as logs,
+            nullcontext() if waits(run) else generating(config, run.folder.model(0), Path(logs)),
+        ):
+            found = measure_training(config, repeats=24)
         costs = {"mfu": found.mfu, "log_prob_mfu": found.log_prob_mfu, "publish_s": found.publish_s, "reward_s": 0.0}
         path.write_text(yaml.safe_dump({name: float(value) for name, value in costs.items()}))
     told: dict[str, float] = yaml.safe_load(path.read_text())
@@ -446,6 +465,7 @@ def prediction_table(predicted: dict[str, Result], runs: Sequence[Run]) -> list[
                 percent(mape(p.rollout, m.rollout)),
                 f"{p.train.mean():.2f} / {m.train.mean():.2f} s",
                 percent(mape(p.train, m.train)),
+                percent(mape(np.diff(p.end), np.diff(m.end))),
                 f"{percent(bubble.predicted)} / {percent(bubble.measured)}",
                 f"{staleness[0]:.2f} / {staleness[1]:.2f}",
             ]
@@ -455,8 +475,9 @@ def prediction_table(predicted: dict[str, Result], runs: Sequence[Run]) -> list[
         "whole run",
         "rollout of a batch",
         "MAPE",
-        "update",
+        "log-probs and training",
         "MAPE",
+        "from update to update, MAPE",
         "rollout bubble",
         "off-policyness",
     )
@@ -490,6 +511,8 @@ def order_table(repeats: Sequence[Sequence[Run]], costs: Path) -> list[str]:
     """Which schedule is faster, measured in every repeat and predicted: from each run's own lengths, and from the lengths of
     the first repeat's synchronous run alone, as a user would who has only that one."""
     updates = min(len(run.curve) for runs in repeats for run in runs)
+    if len({tuple(run.config.system.name for run in runs) for runs in repeats}) > 1:
+        raise InputError("the repeats do not have the same schedules; finish their runs")
     measured, own = dict[str, list[float]](), dict[str, list[float]]()
     for runs in repeats:
         for run in runs:
@@ -502,12 +525,12 @@ def order_table(repeats: Sequence[Sequence[Run]], costs: Path) -> list[str]:
         [
             SCHEDULES[name],
             ", ".join(f"{value:.2f}" for value in measured[name]),
-            ", ".join(f"{value:.2f}" for value in own[name]),
             f"{ahead[name]:.2f}",
+            ", ".join(f"{value:.2f}" for value in own[name]),
         ]
         for name in measured
     ]
-    heads = ("schedule", "seconds an update, measured", "from its own lengths", "from the synchronous run's lengths")
+    heads = ("schedule", "seconds an update, measured", "from the synchronous run's lengths", "from its own lengths")
     lines = [f"Over the first {updates} updates of each run.", "", *table(heads, rows), ""]
     rows = []
     for a, b in combinations(measured, 2):
@@ -515,17 +538,17 @@ def order_table(repeats: Sequence[Sequence[Run]], costs: Path) -> list[str]:
         told = [np.mean(own[a]) / np.mean(own[b]), ahead[a] / ahead[b]]
         mean, spread = float(np.mean(ratios)), max(ratios) - min(ratios)
         decided = abs(mean - 1.0) > spread
-        right = all((value > 1) == (mean > 1) for value in told)
+        right = ["right" if (value > 1) == (mean > 1) else "wrong" for value in told]
         rows.append(
             [
                 f"{SCHEDULES[a]} against {SCHEDULES[b]}",
                 f"{mean:.2f}× ({', '.join(f'{ratio:.2f}' for ratio in ratios)})",
-                f"{told[0]:.2f}×, {told[1]:.2f}×",
+                f"{told[1]:.2f}×, {told[0]:.2f}×",
                 "beyond" if decided else "within",
-                "right" if right else "wrong",
+                ", ".join(dict.fromkeys(reversed(right))) if decided else "undecided",
             ]
         )
-    heads = ("time an update takes", "measured", "predicted", "the spread of the repeats", "order")
+    heads = ("seconds an update", "measured", "predicted, both ways", "the spread of the repeats", "order")
     return lines + table(heads, rows)
 
 
@@ -575,7 +598,7 @@ def main(
             for run in runs_in(folder):
                 ship(run, to / run.config.name)
             return
-        parts = _parts(folder, repeat or [], varied, costs, page.parent if page else Path("results"))
+        parts = _parts(folder, repeat or [], varied, costs, page.parent if page else costs)
         if page:
             write_parts(page, parts)
         else:

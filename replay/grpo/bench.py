@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from replay.grpo.config import RunConfig
 from replay.grpo.policy import TokenIds, make_policy, save_policy
 from replay.grpo.run import engine_settings
 from replay.grpo.update import Trajectory, make_optimizer, update
+from simrl.errors import StoppedError
 from simrl.hardware import gpu, model_shape
 from simrl.training import TrainingConfig, TrainingCosts
 
@@ -85,12 +87,16 @@ def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
     """Meanwhile an engine of the run generates on another core with a whole batch: what updates stand beside in a schedule that
     does not wait for them."""
     logs.mkdir(parents=True, exist_ok=True)
-    engine, ended = RemoteBench(engine_settings(config, model), 0, 0, logs), Event()
-    batch = Stairs((config.engine.max_num_seqs,), config.task.most_tokens // 2)
+    settings = replace(engine_settings(config, model), stop_token=None)  # the batch stays whole
+    engine, ended, failed = RemoteBench(settings, 0, 0, logs), Event(), list[Exception]()
+    batch = Stairs((config.engine.max_num_seqs,), 1, turns=config.task.most_tokens - 8)
 
     def generate() -> None:
-        while not ended.is_set():
-            engine(batch)
+        try:
+            while not ended.is_set():
+                engine(batch)
+        except StoppedError as error:
+            failed.append(error)
 
     thread = Thread(target=generate)
     thread.start()
@@ -100,6 +106,8 @@ def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
         ended.set()
         thread.join()
         engine.close()
+    if failed:  # what was measured had nothing beside it
+        raise failed[0]
 
 
 def _batch(config: RunConfig, rng: np.random.Generator) -> list[Trajectory]:

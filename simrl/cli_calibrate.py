@@ -100,6 +100,8 @@ def whatif(
 
     if not system:
         raise InputError("whatif: no --system; name one to try, such as --system rhymerl (simrl systems lists them)")
+    for text in system:  # before minutes go into a calibration
+        _check_system(_system(text))
     folder = output or Path("results") / f"{_name(run_log)}-whatif"
     own = folder.with_name(f"{folder.name}-run")
     found = _calibrated(
@@ -180,48 +182,76 @@ def _launched(run_log: Path, launch: Path | None, settings: list[str], name: str
 
 
 def _alternatives(file: Path, systems: list[str]) -> tuple[list[Scenario], list[str]]:
-    """The run's own scenario and one a system; where the GPUs cannot be shared at the run's tp, at the largest tp at which
-    they can, and then its own system there, too: what the tp does and what the system does are told apart."""
-    from simrl.overrides import parse_override
+    """The run's own scenario and one a system. Where the GPUs cannot be shared as the run had them, in smaller parts, and then
+    its own system in such parts, too: what the parts do and what the system does are told apart."""
     from simrl.scenario import load_scenarios
     from simrl.simulate import prepare
 
     own = load_scenarios(file)[0]
     found, said = [own], []
     for text in systems:
-        value = parse_override(f"system={text}")[1] if text.startswith("{") else text
-        other = load_scenarios(file, [f"systems={json.dumps([value])}"])[0]
+        other = load_scenarios(file, [f"systems={json.dumps([_system(text)])}"])[0]
         try:
             prepare(other)
         except InputError as error:
-            smaller = _with_smaller_tp(other, error)
-            tp = smaller.cluster.tp
+            other = _in_smaller_parts(other, error)
+            same = other.model_copy(update={"system": own.system})
+            found += [same] if same not in found else []
             said.append(
-                f"{other.system.name} cannot share {other.cluster.gpus} GPUs at the run's tp {other.cluster.tp}: simulated at "
-                f"tp {tp}, as is the run's own system beside it. The corrections are those of the run's tp: read it as an "
-                "extrapolation."
+                f"{other.system.name} cannot share {own.cluster.gpus} GPUs as the run had them (tp {own.cluster.tp}, "
+                f"{own.training.sequence_parallel} a sequence in training): simulated with {other.variant}, as is the "
+                "run's own system beside it. The corrections are those of the run as it was: read it as an extrapolation."
             )
-            variant = f"cluster.tp={tp}"
-            same = own.model_copy(update={"cluster": smaller.cluster, "variant": variant})
-            if same not in found:
-                found.append(same)
-            other = smaller.model_copy(update={"variant": variant})
         found.append(other)
     return found, said
 
 
-def _with_smaller_tp(scenario: Scenario, error: InputError) -> Scenario:
+def _system(text: str) -> Any:
+    """`{name: areal, eta: 4}` as an object, a name as it is."""
+    from simrl.overrides import parse_override
+
+    return parse_override(f"system={text}")[1] if text.startswith("{") else text
+
+
+def _check_system(system: Any) -> None:
+    from simrl.systems import make_system
+
+    if isinstance(system, str):
+        make_system(system, {})
+    elif isinstance(system, dict) and isinstance(system.get("name"), str):
+        make_system(system["name"], {str(key): value for key, value in system.items() if key != "name"})
+    else:
+        raise InputError(f"--system {system}: give a name, or {{name: areal, eta: 4}}")
+
+
+def _in_smaller_parts(scenario: Scenario, error: InputError) -> Scenario:
+    """The first that can be with tp, and if need be the GPUs that share a sequence in training, halved and halved again; a GPU
+    trains as many tokens at a time as before."""
     from simrl.simulate import prepare
 
-    tp = scenario.cluster.tp
-    while tp % 2 == 0:
-        tp //= 2
-        smaller = scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"tp": tp})})
-        try:
-            prepare(smaller)
-        except InputError:
-            continue
-        return smaller
+    tp, training = scenario.cluster.tp, scenario.training
+    for halved in range(tp.bit_length()):
+        for shared in range(training.sequence_parallel.bit_length()):
+            if tp % 2**halved or training.sequence_parallel % 2**shared:
+                continue
+            parts = {
+                "sequence_parallel": training.sequence_parallel // 2**shared,
+                "tokens_per_microbatch": training.tokens_per_microbatch // 2**shared,
+            }
+            said = [f"cluster.tp={tp // 2**halved}"] if halved else []
+            said += [f"training.sequence_parallel={parts['sequence_parallel']}"] if shared else []
+            smaller = scenario.model_copy(
+                update={
+                    "cluster": scenario.cluster.model_copy(update={"tp": tp // 2**halved}),
+                    "training": training.model_copy(update=parts),
+                    "variant": ", ".join(said),
+                }
+            )
+            try:
+                prepare(smaller)
+            except InputError:
+                continue
+            return smaller
     raise error
 
 

@@ -208,7 +208,7 @@ def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log
     runs = [(row["system"], row["variant"]) for row in told["systems"]]
     assert [variant for _, variant in runs] == ["", "cluster.tp=1", "cluster.tp=1"]
     assert runs[0][0].startswith("verl_colocated") and runs[2][0].startswith("one_step_off")
-    assert "extrapolation" in told["said"][0]  # two GPUs at tp 2 cannot be shared
+    assert "extrapolation" in told["said"][0] and "cluster.tp=1" in told["said"][0]  # one engine cannot be split
     assert told["corrections"] and told["assumed"]
 
 
@@ -220,6 +220,8 @@ def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):
         (["calibrate", "scenario.yaml"], ["scenario.yaml", "no metrics of verl"]),
         (["calibrate", "nothing.log"], ["nothing.log", "no such file"]),
         (["whatif", str(log)], ["--system"]),
+        (["whatif", str(log), "--system", "magic"], ["magic", "verl_colocated"]),
+        (["whatif", str(log), "--system", "{eta: 4}"], ["eta", "name: areal"]),
     ):
         done = simrl(*arguments)
         assert done.code == 2 and done.err.count("\n") == 1 and "Traceback" not in done.err, done

@@ -234,7 +234,9 @@ def executed_migrations(run: Run, costs: Path) -> list[str]:
         scenario = scenario_of(run.config, run.folder, run.folder.path / "trace.parquet")
         scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
         scenario |= {"training": training_costs(run, costs)}
-        scenario["cluster"]["gpus"] = 2 * workers  # as many learn as roll out: one learner would hold up all schedules alike
+        scenario["cluster"]["gpus"] = (
+            2 * workers
+        )  # as many learn as roll out: one learner would hold up all schedules alike
         (own,) = scenario["systems"]
         common = own | {"rollout_share": 0.5}
         histopipe = common | {"name": "rhymerl", "speculation": "none", "ranking_groups": workers}
@@ -374,22 +376,36 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
+def training_file(run: Run, costs: Path) -> Path:
+    """Of what updates like the run's were measured to take: a line a time, as this machine's speed drifts."""
+    parts = (run.config.warm_up_digest, run.config.update, run.config.prompts_per_step, run.config.group)
+    return costs / f"training-{_digest(*parts)}-{'alone' if waits(run) else 'beside'}.csv"
+
+
+def measure_training_costs(run: Run, costs: Path) -> None:
+    """Updates on random tokens, alone or beside an engine, once more."""
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        nullcontext() if waits(run) else generating(run.config, run.folder.model(0), Path(logs)),
+    ):
+        found = measure_training(run.config, repeats=24)
+    file = training_file(run, costs)
+    pd.DataFrame([found._asdict()]).to_csv(file, mode="a", header=not file.exists(), index=False)
+
+
 def training_costs(run: Run, costs: Path) -> dict[str, float]:
-    """Of the run's updates, from updates on random tokens, alone or beside an engine; the section `training` of a scenario."""
-    config = run.config
-    parts = (config.warm_up_digest, config.update, config.prompts_per_step, config.group)
-    path = costs / f"training-{_digest(*parts)}-{'alone' if waits(run) else 'beside'}.yaml"
-    if not path.exists():
-        with (
-            tempfile.TemporaryDirectory() as logs,
-            nullcontext() if waits(run) else generating(config, run.folder.model(0), Path(logs)),
-        ):
-            found = measure_training(config, repeats=24)
-        costs = {"mfu": found.mfu, "log_prob_mfu": found.log_prob_mfu, "publish_s": found.publish_s, "reward_s": 0.0}
-        path.write_text(yaml.safe_dump({name: float(value) for name, value in costs.items()}))
-    told: dict[str, float] = yaml.safe_load(path.read_text())
-    update = config.update
-    return {**told, "tokens_per_microbatch": update.micro_batch_tokens, "ppo_epochs": update.ppo_epochs}
+    """The section `training` of a scenario: the median of all measurements."""
+    file = training_file(run, costs)
+    if not file.exists():
+        measure_training_costs(run, costs)
+    told = pd.read_csv(file)[["mfu", "log_prob_mfu", "publish_s"]].median().to_dict()
+    update = run.config.update
+    return {
+        **told,
+        "reward_s": 0.0,
+        "tokens_per_microbatch": update.micro_batch_tokens,
+        "ppo_epochs": update.ppo_epochs,
+    }
 
 
 def scenarios(written: dict[str, Any]) -> list[Scenario]:
@@ -587,6 +603,9 @@ def main(
     costs: Annotated[
         Path, typer.Option(help="profiles of the engine and costs of training; measured here if they are not there")
     ] = Path("traces/countdown-costs"),
+    measure_again: Annotated[
+        bool, typer.Option("--measure-again", help="only measure what updates take, once more: speeds drift")
+    ] = False,
     to: Annotated[
         Path | None, typer.Option("--ship", help="only copy what a reader needs of the runs to this folder")
     ] = None,
@@ -597,6 +616,10 @@ def main(
         if to:
             for run in runs_in(folder):
                 ship(run, to / run.config.name)
+        if measure_again:
+            for run in {waits(run): run for run in runs_in(folder)}.values():
+                measure_training_costs(run, costs)
+        if to or measure_again:
             return
         parts = _parts(folder, repeat or [], varied, costs, page.parent if page else costs)
         if page:

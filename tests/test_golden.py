@@ -1,4 +1,4 @@
-"""The quick start in small, number by number: a change of any mechanism shows here, meant or not.
+"""A math run in small, number by number: a change of any mechanism shows here, meant or not.
 
 If it was meant: `python -m pytest tests/test_golden.py --renew-golden`, read the diff of tests/golden, commit it.
 """
@@ -15,7 +15,7 @@ from simrl.scenario import load_scenarios
 from simrl.simulate import simulate
 
 ROOT = Path(__file__).parents[1]
-GOLDEN = ROOT / "tests" / "golden" / "quickstart.json"
+GOLDEN = ROOT / "tests" / "golden" / "math_14b.json"
 SMALL = ("steps=4", "warmup_steps=1", "workload.synthetic.prompts_per_step=16")
 RELATIVE = 1e-9
 
@@ -38,8 +38,8 @@ def differences(golden: list[dict[str, Any]], found: list[dict[str, Any]]) -> li
     return lines
 
 
-def test_the_quick_start_in_small_has_the_numbers_it_had(request: pytest.FixtureRequest):
-    scenarios = load_scenarios(ROOT / "experiments" / "quickstart.yaml", SMALL)
+def test_a_math_run_in_small_has_the_numbers_it_had(request: pytest.FixtureRequest):
+    scenarios = load_scenarios(ROOT / "experiments" / "math_14b.yaml", SMALL)
     rows = [summary(simulate(s), s.warmup_steps, s.cluster.cost_per_gpu_hour) for s in scenarios]
     if request.config.getoption("--renew-golden"):
         GOLDEN.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

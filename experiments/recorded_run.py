@@ -36,9 +36,8 @@ from replay.grpo.config import RunConfig, read_config
 from replay.grpo.records import RunFolder
 from replay.grpo.run import scenario_of
 from simrl.acceptance_report import measure, report
-from simrl.agreement import Agreement, agree
 from simrl.errors import InputError
-from simrl.metrics import summary
+from simrl.metrics import gpu_seconds, rollout_bubble, summary
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY
 from simrl.ranks import rank_history
 from simrl.result import Result, read_result
@@ -470,9 +469,9 @@ def prediction_table(predicted: dict[str, Result], runs: Sequence[Run]) -> list[
     for run in runs:
         result = predicted[run.config.system.name]
         p, m = step_times(result), step_times(run.measured)
-        agreement: Agreement = agree(result, run.measured)
-        bubble, step = agreement.figures.bubble, run.measured.steps.to_pandas()
-        staleness = result.steps.to_pandas()["off_policyness_mean"].mean(), step["off_policyness_mean"].mean()
+        both = (result, run.measured)
+        bubbles = [rollout_bubble(gpu_seconds(each, 0.0, step_times(each).end[-1])) for each in both]
+        staleness = [each.steps.to_pandas()["off_policyness_mean"].mean() for each in both]
         rows.append(
             [
                 SCHEDULES[run.config.system.name],
@@ -482,7 +481,7 @@ def prediction_table(predicted: dict[str, Result], runs: Sequence[Run]) -> list[
                 f"{p.train.mean():.2f} / {m.train.mean():.2f} s",
                 percent(mape(p.train, m.train)),
                 percent(mape(np.diff(p.end), np.diff(m.end))),
-                f"{percent(bubble.predicted)} / {percent(bubble.measured)}",
+                f"{percent(bubbles[0])} / {percent(bubbles[1])}",
                 f"{staleness[0]:.2f} / {staleness[1]:.2f}",
             ]
         )

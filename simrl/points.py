@@ -86,7 +86,8 @@ def _digest(text: str) -> str | None:
         file = path / "config.json" if (path / "config.json").is_file() else path
         if not file.is_file():
             return None
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
     except (OSError, ValueError):  # no name of a file at all, or none that may be read: whoever needs it says so
         return None
     model = f"{file.resolve().parent.name} " if file.suffix == ".json" else ""  # what a config without a name is called

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from replay.grpo.tasks import CHARACTERS, EOS, PAD, TASKS, VOCABULARY, Countdown, Problem, decode, encode
+from simrl.errors import InputError
 
 PROBLEM = Problem((3, 5, 2), 24, tuple(encode("3 5 2?24:")))
 
@@ -155,3 +156,9 @@ def test_tasks_have_names_and_refuse_what_they_do_not_know():
     for wrong in ({"counts": []}, {"counts": [1]}, {"count": 3}, {"most_tokens": 0}):
         with pytest.raises(ValidationError):
             Countdown(**wrong)
+
+
+def test_a_target_that_no_try_comes_to_is_told_in_a_line(monkeypatch):
+    monkeypatch.setattr("replay.grpo.tasks._MOST_DRAWS", 0)
+    with pytest.raises(InputError, match=r"task: no problem found in 0 draws; raise task\.largest_target"):
+        Countdown().make_prompts(0, 1)

@@ -1,9 +1,12 @@
 """An update is the gradient of its objective, whatever the micro-batches; stale tokens are judged by who drew them."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from simrl.errors import StoppedError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -200,3 +203,14 @@ def test_tokens_of_a_version_without_weights_and_segments_that_are_not_the_respo
     [first, *_] = batch()
     with pytest.raises(ValueError, match="a response of 4 tokens has the segments"):
         change(policy(), [first._replace(segments=((3, 2),))])
+
+
+@pytest.mark.parametrize("broken", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_stops_the_update_and_leaves_the_weights(broken):
+    model = policy()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = broken
+    before = weights_of(model)
+    with pytest.raises(StoppedError, match=r"the gradient is not finite .*; a lower learning_rate may help"):
+        update(model, make_optimizer(model, FREE), batch(), 3, {}, FREE)
+    assert all(torch.equal(before[n], w) or n == "lm_head.weight" for n, w in model.state_dict().items())

@@ -21,7 +21,7 @@ from replay.grpo.policy import TokenIds, load_policy, save_policy
 from replay.grpo.records import MANIFEST, RunFolder
 from replay.grpo.update import Trajectory, make_optimizer, update
 from replay.host import Channel, Close, Failed, Ready
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_folder
 
 KEPT_WEIGHTS = 16  # versions, beside the current one, that tokens of a batch may be of: AReaL waits for no straggler
@@ -73,9 +73,8 @@ class Learner:
         self._version = settings.version
         self._model = load_policy(self._folder.model(self._version)).to(settings.config.device)
         self._optimizer = make_optimizer(self._model, self._config)
-        state = self._folder.version(self._version) / "optimizer.pt"
-        if state.exists():  # the warmed-up policy has none
-            self._optimizer.load_state_dict(_load(state))
+        if self._version:  # the warmed-up policy has none
+            self._optimizer.load_state_dict(_load(self._folder.version(self._version) / "optimizer.pt"))
         self._past: dict[int, dict[str, torch.Tensor]] = {}
 
     def update(self, command: Update) -> Updated:
@@ -120,7 +119,7 @@ def serve_learner(channel: Channel, settings: LearnerSettings) -> None:
                 channel.send([learner.update(command)])  # type: ignore[arg-type, list-item]
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # whoever controlled it is gone
-    except InputError as error:
+    except (InputError, StoppedError) as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:
         traceback.print_exc()  # to its log
@@ -133,5 +132,5 @@ def _load(file: Any) -> dict[str, Any]:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:  # what torch raises for a broken file is of many kinds
         raise InputError(
-            f"{file}: no state of an optimizer ({first_line(error)}); remove the version's folder"
+            f"{file}: no state of an optimizer ({first_line(error)}); begin anew in another --output"
         ) from error

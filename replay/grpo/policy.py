@@ -7,6 +7,7 @@ Temperature is 1 throughout, for log-probs of a policy that samples at 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_folder
 
 WEIGHTS = "model.safetensors"
@@ -148,6 +149,14 @@ def log_probs(
             values = token_values(model, [sequences[i] for i in batch], weights)
             out[np.concatenate([places[i] for i in batch])] = values.log_probs.cpu()
     return out
+
+
+def clip_gradient(model: Any, most: float) -> float:
+    """Cuts the gradient to this length; gives the length it had. Raises `StoppedError` for one that is not finite."""
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), most))
+    if not math.isfinite(norm):
+        raise StoppedError(f"the gradient is not finite (its length is {norm}); a lower learning_rate may help")
+    return norm
 
 
 def token_places(lengths: Sequence[int]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:

@@ -23,6 +23,8 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from simrl.errors import InputError
+
 PAD, EOS = 0, 1
 CHARACTERS = "0123456789+-*=,?:x>() "
 VOCABULARY = 32  # ids of a model: PAD, EOS and the characters, up to the next multiple of 32
@@ -118,7 +120,7 @@ class Countdown(BaseModel):
             target = _random_try(numbers, rng).value
             if 1 <= target <= self.largest_target:
                 return Problem(numbers, target, tuple(encode(f"{' '.join(map(str, numbers))}?{target}:")))
-        raise RuntimeError(f"no problem found in {_MOST_DRAWS} draws; raise largest_target")
+        raise InputError(f"task: no problem found in {_MOST_DRAWS} draws; raise task.largest_target")
 
 
 TASKS: dict[str, type[Countdown]] = {"countdown": Countdown}

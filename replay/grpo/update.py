@@ -19,7 +19,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from replay.grpo.loss import LossConfig, advantages, kl, token_losses
-from replay.grpo.policy import TokenIds, Weights, log_probs, micro_batches, token_places, token_values
+from replay.grpo.policy import (
+    TokenIds,
+    Weights,
+    clip_gradient,
+    log_probs,
+    micro_batches,
+    token_places,
+    token_values,
+)
 
 
 class UpdateConfig(BaseModel):
@@ -49,7 +57,7 @@ class UpdateConfig(BaseModel):
     )
     weight_decay: float = Field(default=0.0, ge=0)
     grad_norm: float = Field(default=1.0, gt=0, description="a longer gradient is cut to this length")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class Trajectory(NamedTuple):
@@ -96,7 +104,8 @@ def update(
     config: UpdateConfig,
 ) -> UpdateStats:
     """Updates `model`, which is at `version`, in place. `past` has the weights of the other versions that drew tokens of the
-    batch. Raises `ValueError` for tokens of a version whose weights are not there, or segments that are not the response."""
+    batch. Raises `ValueError` for tokens of a version whose weights are not there, or segments that are not the response;
+    `StoppedError` for a gradient that is not finite."""
     weighted = _with_advantages(batch, config)
     trained = [trajectory for trajectory, _ in weighted]
     started = time.perf_counter()
@@ -206,7 +215,7 @@ def _train_phase(
                 (losses.losses.sum() / tokens).backward()
                 seen = (losses.losses, losses.clipped, kl(values.log_probs, near), values.entropies, losses.capped)
                 sums += torch.tensor([*(float(each.detach().sum()) for each in seen), len(at)], dtype=torch.float64)
-            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_norm)))
+            norms.append(clip_gradient(model, config.grad_norm))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     return sums, norms

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from replay.grpo.evaluate import evaluate
-from replay.grpo.policy import TokenIds, micro_batches, token_values
+from replay.grpo.policy import TokenIds, clip_gradient, micro_batches, token_values
 from replay.grpo.tasks import Countdown
 
 
@@ -41,8 +41,10 @@ class WarmUpConfig(BaseModel):
     micro_batch_tokens: int = Field(default=1024, ge=1)
     evaluate_every: int = Field(default=200, ge=1)
     evaluation_prompts: int = Field(default=256, ge=1)
-    evaluation_seed: int = Field(default=1_000_003, description="of the prompts it is evaluated on, and of the draws")
-    seed: int = 0
+    evaluation_seed: int = Field(
+        default=1_000_003, ge=0, description="of the prompts it is evaluated on, and of the draws"
+    )
+    seed: int = Field(default=0, ge=0)
 
 
 def learning_rate(step: int, config: WarmUpConfig) -> float:
@@ -65,7 +67,7 @@ def warm_up(model: Any, task: Countdown, config: WarmUpConfig, tell: Callable[[s
             (loss / own).backward()
             loss_sum += float(loss.detach())
         token_sum, tokens = token_sum + own, tokens + own
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_norm)
+        clip_gradient(model, config.grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
         optimizer.step()

@@ -38,7 +38,7 @@ def main(
         raise _exit(
             f'{error.name} is not installed here; install vLLM (README, "Replay on your cluster"), which brings it'
         ) from None
-    from replay.grpo.config import read_config
+    from replay.grpo.config import WARM_UPS, read_config
     from replay.grpo.records import RunFolder
     from replay.grpo.run import run
 
@@ -55,7 +55,7 @@ def main(
             raise InputError(f"two runs are called {max(names, key=names.count)}; give each another name")
         for config in found:
             with ctrl_c_once():
-                run(config, RunFolder(output / config.name), output / "warm-ups", say)
+                run(config, RunFolder(output / config.name), output / WARM_UPS, say)
     except InputError as error:
         raise _exit(str(error)) from None
     except StoppedError as error:

@@ -49,7 +49,7 @@ def measure_training(config: RunConfig, repeats: int = 8, quantile: float = 0.5,
         shape = model_shape(Path(folder) / "model" / "config.json")
         ideal = TrainingCosts(
             model=shape,
-            gpu=gpu("cpu" if config.device == "cpu" else "h100"),
+            gpu=gpu(config.gpu),
             gpus=1,
             config=TrainingConfig(
                 mfu=1,

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from replay.grpo.policy import PolicyConfig
 from replay.grpo.tasks import Countdown
@@ -21,7 +23,10 @@ from replay.grpo.update import UpdateConfig
 from replay.grpo.warm_up import WarmUpConfig
 from simrl.errors import InputError, first_line
 from simrl.explain import explain
+from simrl.hardware import GPUS
 from simrl.overrides import parse_override
+
+WARM_UPS = "warm-ups"  # the folder beside those of the runs that has the policies they begin with
 
 
 class _Model(BaseModel):
@@ -35,6 +40,17 @@ class EngineSizes(_Model):
     max_num_batched_tokens: int = Field(default=256, gt=0)
     block_size: int = Field(default=32, gt=0)
     kv_cache_tokens: int = Field(default=32768, gt=0)
+
+    @model_validator(mode="after")
+    def _a_pass_holds_all(self) -> EngineSizes:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens is at least max_num_seqs: a pass has a token of each sequence")
+        return self
+
+    @property
+    def kv_blocks(self) -> int:
+        """Whole ones."""
+        return self.kv_cache_tokens // self.block_size
 
 
 class SystemChoice(_Model):
@@ -53,7 +69,7 @@ class SystemChoice(_Model):
 class RunConfig(_Model):
     """A run. Prompts come again in every epoch, each time in another order; `prompts_per_step` of them make an update."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$", description="of its folder, too")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of its folder, too")
     seed: int = Field(default=0, ge=0)
     task: Countdown = Countdown()
     policy: PolicyConfig = PolicyConfig()
@@ -66,12 +82,46 @@ class RunConfig(_Model):
     epochs: int = Field(gt=0)
     workers: int = Field(default=1, gt=0, description="rollout engines, each on a core or GPUs of its own")
     device: Literal["cpu", "cuda"] = "cpu"
+    gpu: str = Field(
+        default="cpu",
+        description="what it runs on, for the simulator: cpu, or one of its GPUs (on cuda: h100 unless given)",
+    )
     engine: EngineSizes = EngineSizes()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gpu_of_the_device(cls, written: Any) -> Any:
+        on_cuda = isinstance(written, dict) and written.get("device") == "cuda"
+        return {"gpu": "h100", **written} if on_cuda else written
+
+    @field_validator("name")
+    @classmethod
+    def _not_that_of_the_warm_ups(cls, name: str) -> str:
+        if name == WARM_UPS:
+            raise ValueError("the folder of the warm-ups is called so; give another name")
+        return name
+
+    @field_validator("gpu")
+    @classmethod
+    def _known_gpu(cls, name: str) -> str:
+        if name not in GPUS:
+            raise ValueError(f"choose one of {', '.join(GPUS)}")
+        return name
 
     @model_validator(mode="after")
     def _whole_steps(self) -> RunConfig:
         if self.prompts % self.prompts_per_step:
             raise ValueError("prompts is a multiple of prompts_per_step: an epoch is whole steps")
+        return self
+
+    @model_validator(mode="after")
+    def _cache_holds_a_response(self) -> RunConfig:
+        held_tokens = self.engine.kv_blocks * self.engine.block_size
+        if held_tokens < self.most_tokens:
+            raise ValueError(
+                f"engine.kv_cache_tokens: {held_tokens} tokens in whole blocks do not hold a prompt and its response "
+                f"({self.most_tokens}); raise it, or lower task.most_tokens"
+            )
         return self
 
     @property
@@ -95,9 +145,10 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raises `InputError` that names the file, the
     place and the remedy."""
     try:
-        written = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{file}: not a run's configuration ({first_line(error)})") from error
+        written: Any = OmegaConf.to_container(OmegaConf.load(file))  # it refuses a key that is there twice
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        what = getattr(error, "problem", None) or first_line(error)
+        raise InputError(f"{file}: not a run's configuration ({what})") from error
     for key, value in map(parse_override, overrides):
         written = _changed(written, key.split("."), value)
     try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,13 +182,26 @@ class Fleet:
                 link.close()
 
 
-def process_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, logs: Path) -> Fleet:
-    """Engines in processes of this machine; what they print goes to a log each."""
+def process_fleet(
+    workers: int,
+    settings: EngineSettings,
+    config: ReplayConfig,
+    logs: Path,
+    seed: Callable[[int, int], int] | None = None,
+) -> Fleet:
+    """Engines in processes of this machine; what they print goes to a log each. All have the seed of the settings, or that of
+    the worker and of how often it was started before."""
     check_engine(config)
     variables = device_variables(workers, settings)
 
     def start(i: int) -> Callable[[], Link]:
-        return lambda: engine_link(f"worker {i}", settings, logs / f"worker-{i:03d}.log", variables=variables[i])
+        starts = count()
+
+        def link() -> Link:
+            own = settings if seed is None else replace(settings, seed=seed(i, next(starts)))
+            return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
+
+        return link
 
     return Fleet([start(i) for i in range(workers)], config.start_deadline_s)
 

@@ -1,5 +1,6 @@
 """A recorded run, whole: real engines, a real learner, and what is in its folder however it ends."""
 
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from test_replay_vllm import processes
 
 from replay.grpo.config import RunConfig, read_config
 from replay.grpo.records import RunFolder
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
 from simrl.result import read_result
 from simrl.trace import read_trace
 
@@ -99,8 +100,12 @@ def test_a_synchronous_run_records_every_response_with_the_policy_that_trained_o
     trace = read_trace(folder.path / "trace.parquet")
     assert trace.table.num_rows == len(table) and trace.metadata.kind == "recorded"
     assert len((folder.path / "curve.csv").read_text().splitlines()) == 7
-    assert "update 6 of 6" in err
+    assert "update 6 of 6" in err and folder.whole()
+    left = {
+        path: path.stat().st_mtime_ns for path in folder.path.iterdir() if path.name in ("trace.parquet", "curve.csv")
+    }
     assert "update" not in finished(file, out).replace("updates recorded", "")  # it is finished: nothing runs again
+    assert all(path.stat().st_mtime_ns == before for path, before in left.items())
 
 
 def test_a_run_that_is_killed_goes_on_and_trains_every_response_once(tmp_path: Path) -> None:
@@ -120,7 +125,8 @@ def test_a_run_that_is_killed_goes_on_and_trains_every_response_once(tmp_path: P
     assert all((folder.path / "updates" / name).read_bytes() == content for name, content in before.items())
     samples, facts = folder.read()
     assert [fact["step"]["step"] for fact in facts] == [*range(done), *range(24 - done)]
-    assert set(samples["part"].to_pylist()) == {0, 1}
+    assert set(samples["part"].to_pylist()) == {0, done} and not folder.whole()
+    assert read_result(folder.part(done)).steps.num_rows == 24 - done
     for row in samples.to_pylist():
         assert all(row["step"] - 4 <= segment["policy_version"] <= row["step"] for segment in row["segments"])
 
@@ -136,6 +142,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_and_no_process(tmp_path: Path) -> None
     _, err = run.communicate(timeout=60)
     assert run.returncode == 1 and "the same command goes on from the last update" in err
     assert eventually(lambda: not processes(run.pid), 20.0)
+    assert read_result(folder.part(0)).steps.num_rows == folder.updates
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -144,9 +151,68 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     config = read_config(config_file(tmp_path, {"name": "split"}))
     folder = RunFolder(tmp_path / "out" / "small")
     folder.path.mkdir(parents=True)
-    (folder.path / "config.yaml").write_text("name: another\n")
+    other = config.model_dump(mode="json") | {"seed": 1}
+    (folder.path / "config.yaml").write_text(yaml.safe_dump(other))
     with pytest.raises(InputError, match="a run with another configuration is here; name another --output"):
         run(config, folder, tmp_path / "warm-ups")
+    (folder.path / "config.yaml").write_bytes(b"name: \xff\n")
+    with pytest.raises(InputError, match=r"config\.yaml: not a run's configuration"):
+        run(config, folder, tmp_path / "warm-ups")
+
+
+def test_a_run_that_another_process_makes_is_refused(tmp_path: Path) -> None:
+    from replay.grpo.run import run
+
+    config = read_config(config_file(tmp_path, {"name": "split"}))
+    folder = RunFolder(tmp_path / "out" / "small")
+    with folder.alone(), pytest.raises(InputError, match=r"out/small: another process is making this run"):
+        run(config, folder, tmp_path / "warm-ups")
+
+
+def test_a_learner_without_the_state_of_its_optimizer_does_not_begin_with_a_fresh_one(tmp_path: Path) -> None:
+    from replay.grpo.learner import Learner, LearnerSettings
+    from replay.grpo.policy import make_policy, save_policy
+
+    config = read_config(config_file(tmp_path, {"name": "split"}))
+    folder = RunFolder(tmp_path)
+    for version in (0, 1):
+        save_policy(make_policy(config.policy, config.task.vocabulary, config.most_tokens, 0), folder.model(version))
+    Learner(LearnerSettings(config, folder, 0))
+    with pytest.raises(InputError, match=r"0001/optimizer\.pt: no state of an optimizer"):
+        Learner(LearnerSettings(config, folder, 1))
+
+
+def test_a_learner_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from replay.clock import WallClock
+    from replay.grpo import trainer
+
+    monkeypatch.setattr(trainer, "UPDATE_DEADLINE_S", 0.1)
+    env, (here, _there) = WallClock(), multiprocessing.Pipe()
+    link = SimpleNamespace(name="learner", connection=here, send=lambda commands: None)
+    recorder = SimpleNamespace()
+    learning = trainer.LearningTrainer(env, link, 0, recorder, 0, lambda sample: (), lambda *update: None, lambda: None)
+    env.restart()
+    with pytest.raises(StoppedError, match=r"learner: no update for 0\.1 s"):
+        env.run(learning.train([]))
+
+
+def test_every_engine_draws_by_a_seed_of_its_own_and_the_first_of_a_run_by_the_run_s() -> None:
+    from replay.grpo.run import engine_seed
+
+    starts = [(version, worker, restarts) for version in range(4) for worker in range(4) for restarts in range(4)]
+    assert engine_seed(7, 0, 0, 0) == 7
+    assert len({engine_seed(seed, *start) for seed in (0, 7) for start in starts}) == 2 * len(starts)
+
+
+def test_engines_that_share_a_group_generate_it_without_a_double(tmp_path: Path) -> None:
+    file, out = config_file(tmp_path, {"name": "split"}, workers=2, group=4, epochs=1), tmp_path / "out"
+    finished(file, out)
+    samples = RunFolder(out / "small").read()[0].to_pylist()
+    assert {segment["worker"] for row in samples for segment in row["segments"]} == {0, 1}
+    told = [(row["prompt_id"], *row["response_ids"]) for row in samples if len(row["response_ids"]) > 8]
+    assert len(told) > 8 and len(set(told)) == len(told)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +223,38 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         ({"prompts_per_step": 3}, "prompts is a multiple of prompts_per_step"),
         ({"grup": 3}, "unknown key grup"),
         ({"task": {"counts": [9]}}, "counts are of 2 to 6 numbers"),
+        (
+            {"engine": {"kv_cache_tokens": 63}},
+            r"32 tokens in whole blocks do not hold a prompt and its response \(55\)",
+        ),
+        ({"engine": {"max_num_seqs": 512}}, "max_num_batched_tokens is at least max_num_seqs"),
+        ({"seed": -1}, "seed is -1"),
+        ({"update": {"seed": -1}}, r"update\.seed is -1"),
+        ({"gpu": "abacus"}, "gpu is 'abacus': choose one of a100, h100"),
+        ({"name": "warm-ups"}, "the folder of the warm-ups is called so"),
+        ({"name": "..", "system": {"name": "split"}}, "name is '..'"),
     ],
 )
 def test_a_configuration_that_cannot_be_says_why(tmp_path: Path, change: dict, message: str) -> None:
-    file = config_file(tmp_path, {"name": "split"}, **change) if "system" not in change else tmp_path / "x.yaml"
-    if "system" in change:
-        file.write_text(yaml.safe_dump({"name": "x", **SMALL, **change}))
+    file = tmp_path / "x.yaml"
+    file.write_text(yaml.safe_dump({"name": "x", **SMALL, "system": {"name": "split"}, **change}))
     with pytest.raises(InputError, match=message) as error:
         read_config(file)
     assert str(file) in str(error.value)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    file = config_file(tmp_path, {"name": "split"})
+    file.write_text(f"{file.read_text()}epochs: 4\n")
+    with pytest.raises(InputError, match="duplicate key epochs"):
+        read_config(file)
+
+
+def test_a_run_on_cuda_is_of_h100_unless_it_names_its_gpu() -> None:
+    one = {"name": "a", **SMALL, "system": {"name": "split"}}
+    named = [RunConfig.model_validate({**one, **more}).gpu for more in ({}, {"device": "cuda"})]
+    assert named == ["cpu", "h100"]
+    assert RunConfig.model_validate({**one, "device": "cuda", "gpu": "a100"}).gpu == "a100"
 
 
 def test_runs_that_agree_in_what_comes_before_rl_share_a_warm_up() -> None:

@@ -3,7 +3,9 @@
     versions/0007/          the policy after seven updates: model/ (safetensors, for engines too), optimizer.pt
     updates/0006.parquet    the samples that the seventh update trained on: tokens, reward, segments, times; in its metadata the
                             phases of the update, the rewarder's, and what the update told of itself
-    parts/000/              the Result of the run from one start to its end or kill, rewritten with every update
+    parts/000/              times: the Result of the run from one start to what ended it; its number is that of the part's
+                            first update. It is written now and then, so a kill leaves it some updates short
+    lock                    held by the process that makes the run
 
 Invariant: a file or folder is there whole or not at all, and a version is there before the update that made it is recorded. So
 the run goes on from the last update that is recorded: what was trained is recorded once, what was not begins anew.
@@ -11,9 +13,11 @@ the run goes on from the last update that is recorded: what was trained is recor
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +69,8 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. `uid` is that of a sample in its part."""
+    """The folder of one run. A sample's `uid` is unique in its part, a part in its run: one begins with no update that was
+    recorded before."""
 
     path: Path
 
@@ -76,6 +81,9 @@ class RunFolder:
         """The folder that engines load."""
         return self.version(version) / "model"
 
+    def part(self, first_update: int) -> Path:
+        return self.path / "parts" / f"{first_update:03d}"
+
     def update(self, number: int) -> Path:
         return self.path / "updates" / f"{number:04d}.parquet"
 
@@ -83,6 +91,24 @@ class RunFolder:
     def updates(self) -> int:
         """How many updates are recorded."""
         return sum(file.stem.isdigit() for file in (self.path / "updates").glob("*.parquet"))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else makes the run meanwhile. Raises `InputError` if somebody does."""
+        with ExitStack() as held:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                file = held.enter_context((self.path / "lock").open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is lifted when the process ends, however that be
+            except BlockingIOError:
+                raise InputError(
+                    f"{self.path}: another process is making this run; wait for its end, or name another --output"
+                ) from None
+            except OSError as error:
+                raise InputError(
+                    f"{self.path}: cannot be written ({first_line(error)}); name another --output"
+                ) from error
+            yield
 
     def resume(self) -> int:
         """The number of the update that comes next. What a kill left unfinished is removed. Raises `InputError` for a folder
@@ -92,18 +118,25 @@ class RunFolder:
         if missing or not self.model(done).exists():
             what = self.update(missing[0]) if missing else self.version(done)
             raise InputError(f"{what}: missing, though {done} updates are recorded; begin anew in another --output")
-        for version in (self.path / "versions").iterdir():
-            if not version.name.isdigit() or int(version.name) > done:
+        for folder in ("versions", "updates", "parts"):
+            for left in (self.path / folder).glob(".[0-9]*"):  # as `simrl.files` calls what is not whole yet
+                _remove(left)
+        for number, version in self._versions():
+            if number > done:
                 shutil.rmtree(version)
         return done
 
-    def next_part(self) -> int:
-        return sum(part.name.isdigit() for part in (self.path / "parts").glob("*"))
+    def whole(self) -> bool:
+        """All updates were made in one part, whose times are then the run's. Also of what a reader needs of a finished run,
+        without `updates`: its curve has a row an update."""
+        steps, curve = self.part(0) / "steps.parquet", self.path / "curve.csv"
+        updates = self.updates
+        if not updates and curve.exists():
+            updates = len(curve.read_text(encoding="utf-8").splitlines()) - 1
+        return steps.exists() and pq.read_metadata(steps).num_rows == updates
 
-    def record(
-        self, number: int, first_version: int, part: int, rollouts: Sequence[Rollout], facts: dict[str, Any]
-    ) -> None:
-        """An update and the samples it trained on. `first_version` is what the part's versions and steps count from."""
+    def record(self, number: int, part: int, rollouts: Sequence[Rollout], facts: dict[str, Any]) -> None:
+        """An update and the samples it trained on, in a part whose steps and versions count from its first update."""
         rows = [
             {
                 "step": number,
@@ -114,7 +147,7 @@ class RunFolder:
                 "response_ids": list(r.token_ids or ()),
                 "reward": r.reward,
                 "first_token_s": r.first_token_s,
-                "segments": [s._replace(policy_version=s.policy_version + first_version)._asdict() for s in r.segments],
+                "segments": [s._replace(policy_version=s.policy_version + part)._asdict() for s in r.segments],
                 "part": part,
                 "uid": r.sample.uid,
             }
@@ -125,14 +158,19 @@ class RunFolder:
             pq.write_table(table, temporary, compression="zstd")
 
     def write_part(self, part: int, result: Result) -> None:
-        with write_whole_folder(self.path / "parts" / f"{part:03d}", MANIFEST) as temporary:
+        with write_whole_folder(self.part(part), MANIFEST) as temporary:
             result.write(temporary)
 
     def forget_versions(self, newest: int) -> None:
         """Those that nobody loads any more."""
-        for version in (self.path / "versions").iterdir():
-            if version.name.isdigit() and 0 < int(version.name) <= newest - KEPT_VERSIONS:
+        for number, version in self._versions():
+            if 0 < number <= newest - KEPT_VERSIONS:
                 shutil.rmtree(version)
+
+    def _versions(self) -> list[tuple[int, Path]]:
+        """Those that are there."""
+        folders = (path for path in (self.path / "versions").iterdir() if path.is_dir() and path.name.isdigit())
+        return [(int(path.name), path) for path in folders]
 
     def read(self) -> tuple[pa.Table, list[dict[str, Any]]]:
         """All samples that were trained, and the facts of each update."""
@@ -152,6 +190,13 @@ class RunFolder:
             return table.cast(COLUMNS), json.loads((table.schema.metadata or {})[FACTS])
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
             raise InputError(f"{self.update(number)}: not the record of an update ({first_line(error)})") from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def segments_of(row: dict[str, Any]) -> list[Segment]:

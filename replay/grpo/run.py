@@ -10,53 +10,60 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 import yaml
 
 from replay.clock import WallClock
-from replay.grpo.config import RunConfig
+from replay.grpo.config import RunConfig, read_config
 from replay.grpo.learner import LearnerSettings, Updated, serve_learner
 from replay.grpo.policy import make_policy, save_policy
 from replay.grpo.records import Group, RunFolder, as_trace
 from replay.grpo.tasks import Problem
 from replay.grpo.trainer import LearningTrainer, TaskRewarder
 from replay.grpo.warm_up import warm_up
-from replay.link import ProcessLink, first_report, spare_gpu
+from replay.link import ProcessLink, device_variables, first_report, spare_gpu
 from replay.replayer import Fleet, ReplayConfig, process_fleet, reset
 from replay.vllm_adapter import EngineSettings, vllm_version
 from replay.vllm_worker import VllmWorker
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
 from simrl.files import write_whole_file, write_whole_folder
 from simrl.interrupts import ctrl_c_waits
-from simrl.result import Step
+from simrl.result import Result, Step
 from simrl.rollout import Rollout
 from simrl.scenario import load_scenarios
 from simrl.simulate import Schedule, prepare
 from simrl.trace import Sample, Trace, TraceMetadata, write_trace
 
 Say = Callable[[str], None]
+TRACE, CURVE = "trace.parquet", "curve.csv"
 START_DEADLINE_S, STEP_DEADLINE_S = 600.0, 120.0
+UPDATES_A_WRITE = 8  # the times of a part are written so often
 
 
 def run(config: RunConfig, folder: RunFolder, warm_ups: Path, say: Say = print) -> None:
     """Runs to the end, from wherever the folder is. `warm_ups` holds the warmed-up policies of all runs. Raises `InputError`
     for a folder of another configuration, `StoppedError` where a process keeps dying."""
-    _claim(folder, config)
-    if not folder.model(0).exists():
-        with write_whole_folder(folder.version(0), "files.txt") as temporary:
-            _copy(warmed_up(config, warm_ups, say), temporary / "model")
-    done = folder.resume()
-    if done < config.steps:
-        say(f"{config.name}: {config.steps - done} of {config.steps} updates to make; engines start …")
-        with _learner(config, folder, done) as learner, _engines(config, folder, done) as fleet:
-            _Part(config, folder, done, fleet, learner, say).run()
-    finish(config, folder)
-    say(f"{config.name}: {config.steps} updates recorded; trace.parquet and curve.csv are in {folder.path}")
+    _check_machine(config, folder)
+    with folder.alone():
+        _claim(folder, config)
+        if not folder.model(0).exists():
+            with write_whole_folder(folder.version(0), "files.txt") as temporary:
+                _copy(warmed_up(config, warm_ups, say), temporary / "model")
+        done = folder.resume()
+        if done < config.steps:
+            say(f"{config.name}: {config.steps - done} of {config.steps} updates to make; engines start …")
+            with _learner(config, folder, done) as learner, _engines(config, folder, done) as fleet:
+                _Part(config, folder, done, fleet, learner, say).run()
+        if not all((folder.path / name).exists() for name in (TRACE, CURVE)):
+            finish(config, folder)
+    say(f"{config.name}: {config.steps} updates recorded; {TRACE} and {CURVE} are in {folder.path}")
 
 
 def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
@@ -71,10 +78,14 @@ def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
             say(line)
 
         model = make_policy(config.policy, config.task.vocabulary, config.most_tokens, config.warm_up.seed)
+        model.to(config.device)
         warm_up(model, config.task, config.warm_up, tell)
         with write_whole_folder(model_folder, "files.txt") as temporary:
             save_policy(model, temporary / "model")
             (temporary / "warm_up.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        del model
+        if config.device == "cuda":
+            torch.cuda.empty_cache()  # engines take all the memory that they are allowed
     return model_folder / "model"
 
 
@@ -87,7 +98,7 @@ def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, 
         "seed": config.seed,
         "steps": config.steps,
         "model": str((folder.model(0) / "config.json").resolve()),
-        "cluster": {"gpu": "cpu" if config.device == "cpu" else "h100", "gpus": gpus, "tp": 1},
+        "cluster": {"gpu": config.gpu, "gpus": gpus, "tp": 1},
         "workload": {"trace": str(trace.resolve()), "synthetic": None},
         "profile": {"roofline": {}, "path": None},
         "engine": config.engine.model_dump(),
@@ -106,10 +117,8 @@ def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, 
 def finish(config: RunConfig, folder: RunFolder) -> None:
     """Writes what all updates came to: the trace, and the learning curve."""
     samples, facts = folder.read()
-    write_trace(
-        as_trace(samples, config.prompts_per_step * config.group, metadata(config)), folder.path / "trace.parquet"
-    )
-    with write_whole_file(folder.path / "curve.csv") as temporary:
+    write_trace(as_trace(samples, config.prompts_per_step * config.group, metadata(config)), folder.path / TRACE)
+    with write_whole_file(folder.path / CURVE) as temporary:
         curve(samples, facts, config).to_csv(temporary, index=False)
 
 
@@ -164,7 +173,6 @@ class _Part:
     ) -> None:
         self._config, self._folder, self._done = config, folder, done
         self._fleet, self._learner, self._say = fleet, learner, say
-        self._number = folder.next_part()
         self._problems: list[Problem] = config.task.make_prompts(config.seed, config.prompts)
         self._happened: list[dict[str, Any]] = []
 
@@ -184,7 +192,10 @@ class _Part:
         for worker in self._schedule.workers:
             assert isinstance(worker, VllmWorker)
             worker.dispatcher = self._schedule.dispatcher
-        self._schedule.run()
+        try:
+            self._schedule.run()
+        finally:
+            self._write(self._schedule.result())
 
     def _workers(self, schedule: Schedule) -> list[VllmWorker]:
         return [
@@ -212,7 +223,14 @@ class _Part:
             self._env, lambda sample, ids: self._config.task.reward(self._problem(sample), ids)
         )
         trainer = LearningTrainer(
-            self._env, self._learner, lane, schedule.recorder, self._done, self._prompt_ids, self._recorded
+            self._env,
+            self._learner,
+            lane,
+            schedule.recorder,
+            self._done,
+            self._prompt_ids,
+            self._recorded,
+            self._write_now_and_then,
         )
         return trainer, self._rewarder
 
@@ -223,7 +241,7 @@ class _Part:
         return self._problem(sample).prompt_ids
 
     def _recorded(self, step: Step, rollouts: Sequence[Rollout], updated: Updated) -> None:
-        """An update is made: it goes to the folder, with all that was seen since the last one."""
+        """An update is made: it goes to the folder."""
         rewards, self._rewarder.spans = self._rewarder.spans, []
         facts = {
             "step": step._asdict(),
@@ -231,15 +249,7 @@ class _Part:
             "rewards": [tuple(scored) for scored in rewards],
             "stats": updated.stats,
         }
-        self._folder.record(self._done + step.step, self._done, self._number, rollouts, facts)
-        told = {
-            "first_update": self._done,
-            "happened": self._happened,
-            "clock": "wall",
-            "engine": f"vLLM {vllm_version()}",
-            "config": self._config.model_dump(mode="json"),
-        }
-        self._folder.write_part(self._number, self._recorder.result(self._env.now, told))
+        self._folder.record(self._done + step.step, self._done, rollouts, facts)
         self._folder.forget_versions(self._done + step.step + 1)
         tokens = sum(rollout.tokens for rollout in rollouts)
         reward = float(np.mean([rollout.reward for rollout in rollouts]))
@@ -248,6 +258,25 @@ class _Part:
             f"reward {reward:.3f}, {tokens / len(rollouts):.0f} tokens a response, off-policyness "
             f"{step.off_policyness_mean:.2f}"
         )
+
+    def _write_now_and_then(self) -> None:
+        """While the learner is at work: a schedule that waits for an update loses nothing by it."""
+        if self._recorder.steps and len(self._recorder.steps) % UPDATES_A_WRITE == 0:
+            self._write(self._recorder.result(self._env.now, {}))
+
+    def _write(self, seen: Result) -> None:
+        """The times of this part, if an update was made in it."""
+        if not seen.steps.num_rows:
+            return
+        told = {
+            "first_update": self._done,
+            "happened": self._happened,
+            "clock": "wall",
+            "engine": f"vLLM {vllm_version()}",
+            "config": self._config.model_dump(mode="json"),
+            "end_s": self._env.now,
+        }
+        self._folder.write_part(self._done, replace(seen, metadata=told))
 
 
 def prompts_left(config: RunConfig, trained: set[Group], problems: Sequence[Problem]) -> Trace:
@@ -279,10 +308,18 @@ def _epoch(config: RunConfig, epoch: int) -> list[Group]:
     return [Group(epoch, int(prompt)) for prompt in order]
 
 
+def _check_machine(config: RunConfig, folder: RunFolder) -> None:
+    """Raises `InputError` for what engines or the learner would miss here: a warm-up takes long, and comes before them."""
+    vllm_version()
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device is cuda, and torch finds no GPU here; look at `nvidia-smi`, or take device=cpu")
+    device_variables(config.workers, engine_settings(config, folder.model(0)))
+
+
 def _claim(folder: RunFolder, config: RunConfig) -> None:
     """The folder is of this configuration, or becomes so."""
     file, text = folder.path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    if file.exists() and file.read_text(encoding="utf-8") != text:
+    if file.exists() and read_config(file) != config:
         raise InputError(
             f"{file}: a run with another configuration is here; name another --output, or remove the folder"
         )
@@ -305,6 +342,8 @@ def _learner(config: RunConfig, folder: RunFolder, version: int) -> Iterator[Pro
     variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     link = ProcessLink("learner", life, log, variables | (spare_gpu(config.workers) if config.device == "cuda" else {}))
     try:
+        if not link.connection.poll(START_DEADLINE_S):
+            raise StoppedError(f"learner: not up after {START_DEADLINE_S:g} s; {log} may say why")
         first_report(link)
         yield link
     finally:
@@ -321,7 +360,7 @@ def engine_settings(config: RunConfig, model: Path, seed: int = 0) -> EngineSett
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         block_size=sizes.block_size,
         max_model_len=config.most_tokens,
-        kv_blocks=sizes.kv_cache_tokens // sizes.block_size,
+        kv_blocks=sizes.kv_blocks,
         device=config.device,
         dtype="float32",
         temperature=1.0,
@@ -331,9 +370,20 @@ def engine_settings(config: RunConfig, model: Path, seed: int = 0) -> EngineSett
 
 
 def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
-    # a run that goes on draws other tokens
-    settings = engine_settings(config, folder.model(version), config.seed + version)
-    return process_fleet(config.workers, settings, _first_weights(config, folder, version), folder.path / "logs")
+    # Version 0 is always there, also when an engine starts again late in a run; it gets the version that it needs after that.
+    settings = engine_settings(config, folder.model(0))
+    first = _first_weights(config, folder, version)
+    return process_fleet(
+        config.workers, settings, first, folder.path / "logs", partial(engine_seed, config.seed, version)
+    )
+
+
+def engine_seed(seed: int, version: int, worker: int, restarts: int) -> int:
+    """What an engine draws by. No two are alike, of other workers or later starts: a group that is generated by several would
+    hold a response twice. The first one of a run has the run's."""
+    if (version, worker, restarts) == (0, 0, 0):
+        return seed
+    return int(np.random.SeedSequence([seed, version, worker, restarts]).generate_state(1)[0])
 
 
 def _first_weights(config: RunConfig, folder: RunFolder, version: int) -> ReplayConfig:

@@ -22,6 +22,8 @@ from simrl.rollout import Rollout
 from simrl.trace import Sample
 from simrl.trainer import Publications, step_of
 
+UPDATE_DEADLINE_S = 3600.0  # that a learner may take for one
+
 
 class Scored(NamedTuple):
     """When responses were scored, and how many."""
@@ -47,7 +49,8 @@ class TaskRewarder:
 
 
 class LearningTrainer:
-    """A `Trainer` whose updates a learner makes in a process of its own. `recorded` hears of each with its step."""
+    """A `Trainer` whose updates a learner makes in a process of its own. `recorded` hears of each with its step; `meanwhile` is
+    called when the learner is at work on one: for what has time, since the schedule waits for nothing sooner."""
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class LearningTrainer:
         first_version: int,
         prompt_ids: Callable[[Sample], tuple[int, ...]],
         recorded: Callable[[Step, Sequence[Rollout], Updated], None],
+        meanwhile: Callable[[], None],
     ) -> None:
         self.version = 0
         self._env = env
@@ -67,9 +71,12 @@ class LearningTrainer:
         self._first_version = first_version
         self._prompt_ids = prompt_ids
         self._recorded = recorded
+        self._meanwhile = meanwhile
         self._publications = Publications(env)
-        self._answer: simpy.Event | None = None
+        self._answer: simpy.Event | None = None  # that is waited for
+        self._asked_s = 0.0
         env.listen(link.connection, self._hear, self._gone)
+        env.check(self._look)
 
     def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
         return self._env.process(self._train(list(rollouts)))
@@ -85,8 +92,9 @@ class LearningTrainer:
 
     def _train(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
         started_s = self._env.now
-        self._answer = self._env.event()
+        self._answer, self._asked_s = self._env.event(), self._env.wall_s()
         self._link.send([Update(self._first_version + self.version, tuple(map(self._answered, rollouts)))])
+        self._meanwhile()
         updated: Updated = yield self._answer
         for kind, phase_started_s, phase_ended_s in updated.phases:
             span_s = (self._time_s(phase_started_s), self._time_s(phase_ended_s))
@@ -118,6 +126,12 @@ class LearningTrainer:
                 raise StoppedError(f"{self._link.name}: {report.message}") from RuntimeError(report.trace)
             assert isinstance(report, Updated) and self._answer is not None
             self._answer.succeed(report)
+            self._answer = None
+
+    def _look(self) -> None:
+        """An update that never ends."""
+        if self._answer is not None and self._env.wall_s() - self._asked_s > UPDATE_DEADLINE_S:
+            raise StoppedError(f"{self._link.name}: no update for {UPDATE_DEADLINE_S:g} s; its log may say why")
 
     def _gone(self) -> None:
         raise StoppedError(f"{self._link.name}: {self._link.death()}")

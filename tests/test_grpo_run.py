@@ -1,10 +1,10 @@
 """A recorded run, whole: real engines, a real learner, and what is in its folder however it ends."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -108,25 +108,35 @@ def test_a_synchronous_run_records_every_response_with_the_policy_that_trained_o
     assert all(path.stat().st_mtime_ns == before for path, before in left.items())
 
 
-def test_a_run_that_is_killed_goes_on_and_trains_every_response_once(tmp_path: Path) -> None:
-    file, out = config_file(tmp_path, {"name": "areal", "eta": 2}, epochs=12), tmp_path / "out"
+def engine_of(run: subprocess.Popen) -> int:
+    """The process of its first engine, which leads a group and prints to a log of its own."""
+    leads = (pid for pid in processes(run.pid) if os.getpgid(pid) == pid)
+    return next(pid for pid in leads if Path(f"/proc/{pid}/fd/1").readlink().name == "worker-000.log")
+
+
+def test_a_run_that_is_killed_goes_on_also_without_its_engine_and_trains_every_response_once(tmp_path: Path) -> None:
+    file, out = config_file(tmp_path, {"name": "areal", "eta": 2}, epochs=60), tmp_path / "out"
     folder = RunFolder(out / "small")
     run = start(file, out)
-    until_s = time.monotonic() + 200
-    while folder.updates < 2 and run.poll() is None and time.monotonic() < until_s:
-        time.sleep(0.02)
+    eventually(lambda: folder.updates >= 2 or run.poll() is not None, 200.0)
     run.send_signal(signal.SIGKILL)
     run.communicate()
     done = folder.updates
-    assert 2 <= done < 24
+    assert 2 <= done < 110
     before = {path.name: path.read_bytes() for path in (folder.path / "updates").iterdir() if path.suffix == ".parquet"}
-    finished(file, out)
-    assert responses(folder) == every_response_once(12)
+    run = start(file, out)
+    eventually(lambda: folder.updates >= done + 6 or run.poll() is not None, 200.0)
+    assert not folder.version(done).exists()  # that it went on from: an engine that starts again does without it
+    os.kill(engine_of(run), signal.SIGKILL)
+    _, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert responses(folder) == every_response_once(60)
     assert all((folder.path / "updates" / name).read_bytes() == content for name, content in before.items())
     samples, facts = folder.read()
-    assert [fact["step"]["step"] for fact in facts] == [*range(done), *range(24 - done)]
+    assert [fact["step"]["step"] for fact in facts] == [*range(done), *range(120 - done)]
     assert set(samples["part"].to_pylist()) == {0, done} and not folder.whole()
-    assert read_result(folder.part(done)).steps.num_rows == 24 - done
+    part = read_result(folder.part(done))
+    assert part.steps.num_rows == 120 - done and [lost["kind"] for lost in part.metadata["happened"]] == ["died"]
     for row in samples.to_pylist():
         assert all(row["step"] - 4 <= segment["policy_version"] <= row["step"] for segment in row["segments"])
 
@@ -135,9 +145,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_and_no_process(tmp_path: Path) -> None
     file, out = config_file(tmp_path, {"name": "one_step_off"}, epochs=500), tmp_path / "out"
     run = start(file, out)
     folder = RunFolder(out / "small")
-    until_s = time.monotonic() + 200
-    while folder.updates < 1 and run.poll() is None and time.monotonic() < until_s:
-        time.sleep(0.02)
+    eventually(lambda: folder.updates >= 1 or run.poll() is not None, 200.0)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 1 and "the same command goes on from the last update" in err

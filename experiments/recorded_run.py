@@ -29,7 +29,7 @@ import pandas as pd
 import typer
 import yaml
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from replay.grpo.bench import generating, measure_training
 from replay.grpo.config import RunConfig, read_config
@@ -184,13 +184,15 @@ def drafting_table(found: dict[str, dict[str, Any]]) -> list[str]:
 def plot_drafting(found: dict[str, dict[str, Any]], path: Path) -> None:
     """Acceptance by epoch, and the tokens of the stretches that a history knows, by length."""
     figure = Figure(figsize=(11, 3.8), layout="constrained")
-    by_epoch, lengths = figure.subplots(1, 2)
+    passes, lengths = figure.subplots(1, 2)
     for (name, d), color in zip(found.items(), (BLUE, SKY, GREEN, ORANGE, PURPLE), strict=True):
         rows = [row for row in d["by_epoch"] if row["accept_length"] is not None]
-        by_epoch.plot([row["epoch"] for row in rows], [row["accept_length"] for row in rows], color=color, label=name)
-    by_epoch.set_title("Tokens a verification pass yields", fontsize=10, color=INK)
-    by_epoch.set_xlabel("epoch")
-    by_epoch.legend(frameon=False, fontsize=8)
+        passes.plot([row["epoch"] for row in rows], [row["accept_length"] for row in rows], color=color, label=name)
+    passes.set_title("Tokens a verification pass yields", fontsize=10, color=INK)
+    passes.set_xlabel("epoch")
+    passes.set_ylim(bottom=0)
+    passes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    passes.legend(frameon=False, fontsize=8, loc="lower right", ncols=2)
     hits = next(iter(found.values()))["hit_lengths"]
     places = np.arange(len(hits))
     lengths.bar(places - 0.2, [hit["share_of_hits"] for hit in hits], 0.4, color=FAINT, label="of the hits")
@@ -200,7 +202,7 @@ def plot_drafting(found: dict[str, dict[str, Any]], path: Path) -> None:
     lengths.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     lengths.set_title("Lengths of hits", fontsize=10, color=INK)
     lengths.legend(frameon=False, fontsize=8)
-    for axis in (by_epoch, lengths):
+    for axis in (passes, lengths):
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
@@ -387,7 +389,7 @@ def measure_training_costs(run: Run, costs: Path) -> None:
         tempfile.TemporaryDirectory() as logs,
         nullcontext() if waits(run) else generating(run.config, run.folder.model(0), Path(logs)),
     ):
-        found = measure_training(run.config, repeats=24)
+        found = measure_training(run.config, repeats=10)
     file = training_file(run, costs)
     pd.DataFrame([found._asdict()]).to_csv(file, mode="a", header=not file.exists(), index=False)
 

@@ -12,13 +12,14 @@ The page's words are its own: what is between `<!-- NAME -->` and `<!-- /NAME --
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -39,6 +40,7 @@ from simrl.acceptance_report import measure, report
 from simrl.errors import InputError
 from simrl.metrics import gpu_seconds, rollout_bubble, summary
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY
+from simrl.profile import read_profile
 from simrl.ranks import rank_history
 from simrl.result import Result, read_result
 from simrl.scenario import Scenario, load_scenarios
@@ -417,25 +419,41 @@ def scenarios(written: dict[str, Any]) -> list[Scenario]:
         return load_scenarios(file)
 
 
-def predict(run: Run, lengths: Run, costs: Path) -> Result:
+def predicted_scenario(run: Run, lengths: Run, costs: Path) -> dict[str, Any]:
     """The schedule of `run` on the lengths of `lengths`, which may be another run's."""
     profile = measured_profile(run, costs)
     scenario = scenario_of(run.config, run.folder, lengths.folder.path / "trace.parquet")
     scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
-    scenario |= {"training": training_costs(run, costs)}
-    (found,) = scenarios(scenario)
-    return simulate_prepared(prepare(with_measured_loads(found, str(profile))))
+    load_s = read_profile(profile).metadata.load_weights_s
+    return scenario | {"training": {**training_costs(run, costs), "load_s": load_s}}
+
+
+def predict(run: Run, lengths: Run, costs: Path) -> Result:
+    """What comes of it."""
+    (found,) = scenarios(predicted_scenario(run, lengths, costs))
+    return simulate_prepared(prepare(found))
 
 
 SHIPPED = ("trace.parquet", "curve.csv", "config.yaml", "versions/0000/model/config.json")
 
 
-def ship(run: Run, to: Path) -> None:
-    """Copies what a reader needs of a finished run: its tokens, its curve, its times and its model's shape."""
+def ship(run: Run, to: Path, costs: Path) -> None:
+    """Copies what a reader needs of a finished run, its tokens, its curve, its times and its model's shape, and writes the
+    scenario that it was predicted by, all paths relative."""
     for name in SHIPPED:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run.folder.path / name, to / name)
-    shutil.copytree(run.folder.path / "parts", to / "parts", dirs_exist_ok=True)
+        if run.folder.path != to:
+            shutil.copyfile(run.folder.path / name, to / name)
+    scenario = predicted_scenario(run, run, costs)
+    scenario["model"], scenario["workload"]["trace"] = SHIPPED[3], SHIPPED[0]
+    scenario["profile"]["path"] = os.path.relpath(scenario["profile"]["path"], to.resolve())
+    (to / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
+    (found,) = load_scenarios(to / "scenario.yaml")
+    measured = run.measured
+    told = measured.metadata.get("replay", measured.metadata)
+    (to / "parts" / "000").mkdir(parents=True, exist_ok=True)
+    metadata = {**prepare(found).inputs(), "end_s": told["end_s"], "faults": [], "replay": told}
+    replace(measured, metadata=metadata).write(to / "parts" / "000")
 
 
 @dataclass(frozen=True)
@@ -616,7 +634,7 @@ def main(
     try:
         if to:
             for run in runs_in(folder):
-                ship(run, to / run.config.name)
+                ship(run, to / run.config.name, costs)
         if measure_again:
             for run in {waits(run): run for run in runs_in(folder)}.values():
                 measure_training_costs(run, costs)

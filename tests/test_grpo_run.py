@@ -136,7 +136,9 @@ def test_a_run_that_is_killed_goes_on_also_without_its_engine_and_trains_every_r
     assert [fact["step"]["step"] for fact in facts] == [*range(done), *range(120 - done)]
     assert set(samples["part"].to_pylist()) == {0, done} and not folder.whole()
     part = read_result(folder.part(done))
-    assert part.steps.num_rows == 120 - done and [lost["kind"] for lost in part.metadata["happened"]] == ["died"]
+    assert part.steps.num_rows == 120 - done and [lost["kind"] for lost in part.metadata["replay"]["happened"]] == [
+        "died"
+    ]
     for row in samples.to_pylist():
         assert all(row["step"] - 4 <= segment["policy_version"] <= row["step"] for segment in row["segments"])
 

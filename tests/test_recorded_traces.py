@@ -7,8 +7,12 @@ import pytest
 
 from replay.grpo.tasks import Countdown
 from simrl.acceptance_report import measure, report
+from simrl.agreement import agree
+from simrl.explanation import explain_result
 from simrl.ranks import rank_history
 from simrl.result import read_result
+from simrl.scenario import load_scenarios
+from simrl.simulate import simulate
 from simrl.trace import Trace, read_trace
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +72,21 @@ def test_measured_times_are_of_the_same_responses_as_the_tokens(name: str):
     trained = samples[samples["status"] == "trained"]
     trace = read_trace(folder / "trace.parquet")
     assert len(trained) == trace.table.num_rows
-    assert trained["response_tokens"].sum() == trace.column("response_tokens").sum()
+    assert trained["generated_tokens"].sum() == trace.column("response_tokens").sum()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_recorded_run_is_explained_as_a_simulated_one_is(name: str):
+    whole = explain_result(read_result(TRACES / "countdown" / name / "parts" / "000")).whole
+    assert sum(whole.gpu_s.values()) == pytest.approx(whole.total_gpu_s)
+
+
+def test_a_recorded_run_is_compared_with_its_prediction():
+    folder = TRACES / "countdown" / "sync"
+    (scenario,) = load_scenarios(folder / "scenario.yaml")
+    agreement = agree(simulate(scenario), read_result(folder / "parts" / "000"))
+    assert agreement.samples == PROMPTS * GROUP * EPOCHS
+    assert abs(agreement.figures.end_s.predicted / agreement.figures.makespan_s.measured - 1) < 0.2
 
 
 def test_no_shipped_file_names_a_place_on_the_machine_that_made_it():

@@ -184,7 +184,7 @@ class _Part:
         file = folder.path / "scenario.yaml"
         file.write_text(yaml.safe_dump(scenario, sort_keys=False), encoding="utf-8")
         (found,) = load_scenarios(file)
-        prepared = prepare(found)
+        self._prepared = prepared = prepare(found)
         reset(self._fleet, _first_weights(config, folder, self._done), None)
         self._env = WallClock()
         self._env.restart()
@@ -276,7 +276,8 @@ class _Part:
             "config": self._config.model_dump(mode="json"),
             "end_s": self._env.now,
         }
-        self._folder.write_part(self._done, replace(seen, metadata=told))
+        metadata = {**self._prepared.inputs(), **seen.metadata, "replay": told}
+        self._folder.write_part(self._done, replace(seen, metadata=metadata))
 
 
 def prompts_left(config: RunConfig, trained: set[Group], problems: Sequence[Problem]) -> Trace:

@@ -237,9 +237,8 @@ def executed_migrations(run: Run, costs: Path) -> list[str]:
         scenario = scenario_of(run.config, run.folder, run.folder.path / "trace.parquet")
         scenario |= {"profile": {"path": str(profile.resolve()), "roofline": None}}
         scenario |= {"training": training_costs(run, costs)}
-        scenario["cluster"]["gpus"] = (
-            2 * workers
-        )  # as many learn as roll out: one learner would hold up all schedules alike
+        # as many learn as roll out: one learner would hold up all schedules alike
+        scenario["cluster"]["gpus"] = 2 * workers
         (own,) = scenario["systems"]
         common = own | {"rollout_share": 0.5}
         histopipe = common | {"name": "rhymerl", "speculation": "none", "ranking_groups": workers}

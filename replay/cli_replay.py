@@ -82,7 +82,7 @@ def replay(
     from simrl.agreement import agree, method_without_drafts
     from simrl.agreement_plot import plot_agreement
     from simrl.agreement_table import print_agreement
-    from simrl.compare import MANIFEST
+    from simrl.comparison import MANIFEST
     from simrl.files import write_whole_folder
     from simrl.interrupts import ctrl_c_once
     from simrl.profile import setting_differences
@@ -163,7 +163,7 @@ def replay(
 
 def default_folder(scenario: Scenario, workers: int) -> Path:
     """Of the results: another for another system, parameter (dispatch and speculation are such) or number of workers."""
-    from simrl.compare import folder_name
+    from simrl.comparison import folder_name
 
     return Path("results") / f"{scenario.name}-{folder_name(scenario)}-workers-{workers}-replay"
 
@@ -193,7 +193,7 @@ def _scenario(
     dispatch: str | None,
     speculation: str | None,
 ) -> Scenario:
-    from simrl.compare import run_names
+    from simrl.comparison import run_names
     from simrl.scenario import Choices, load_scenarios
 
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())

@@ -107,7 +107,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all."""
-    from simrl.compare import compare_scenarios
+    from simrl.comparison import compare_scenarios
     from simrl.scenario import Choices, load_scenarios
     from simrl.table import print_comparison
 
@@ -142,7 +142,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters."""
-    from simrl.compare import compare_scenarios, run_names
+    from simrl.comparison import compare_scenarios, run_names
     from simrl.scenario import Choices, load_scenarios
     from simrl.table import print_comparison
 

@@ -23,7 +23,7 @@ def compare_with_measured(
     from simrl.agreement import agree
     from simrl.agreement_plot import plot_agreement
     from simrl.agreement_table import print_agreement
-    from simrl.compare import MANIFEST, compare_scenarios
+    from simrl.comparison import MANIFEST, compare_scenarios
     from simrl.files import write_whole_folder
     from simrl.result import read_result
 
@@ -69,7 +69,7 @@ def _result_in(folder: Path, name: str) -> Path:
 
 def _name(scenario: Scenario | None, predicted: Path) -> str:
     """Of what is compared: a replay calls the folders of both its results the same, whatever it is of."""
-    from simrl.compare import folder_name
+    from simrl.comparison import folder_name
 
     if scenario is not None:
         return f"{scenario.name}-{folder_name(scenario)}"
@@ -78,7 +78,7 @@ def _name(scenario: Scenario | None, predicted: Path) -> str:
 
 
 def _only_scenario(file: Path, overrides: Sequence[str], choices: Choices) -> Scenario:
-    from simrl.compare import run_names
+    from simrl.comparison import run_names
     from simrl.scenario import load_scenarios
 
     scenarios = load_scenarios(file, overrides, choices=choices)

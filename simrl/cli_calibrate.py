@@ -13,7 +13,7 @@ import typer
 from simrl.errors import InputError
 
 if TYPE_CHECKING:
-    from simrl.calibrate import Calibration
+    from simrl.calibration import Calibration
     from simrl.scenario import Scenario
 
 MANIFEST = "files.txt"
@@ -95,7 +95,7 @@ def whatif(
     as_json: AsJson = False,
 ) -> None:
     """What a real run would have taken under another system: calibrates on its log, simulates its own steps under both."""
-    from simrl.compare import compare_scenarios
+    from simrl.comparison import compare_scenarios
     from simrl.table import print_comparison
 
     if not system:
@@ -133,8 +133,8 @@ def _calibrated(
     folder: Path,
 ) -> Calibration:
     """The calibration of a log, with its files written to `folder`."""
-    from simrl.calibrate import calibrate as fit
-    from simrl.calibrate import scenario_yaml
+    from simrl.calibration import calibrate as fit
+    from simrl.calibration import scenario_yaml
     from simrl.files import write_whole_folder
     from simrl.importers.metrics import read_metrics
     from simrl.trace import read_trace

@@ -14,7 +14,7 @@ import typer
 from simrl.errors import InputError
 
 if TYPE_CHECKING:
-    from simrl.sweep import Plan, Swept
+    from simrl.sweeps import Plan, Swept
 
 SHOWN = 10
 SPEED_OVER_S = 600.0  # points of a grid take very different times
@@ -70,10 +70,10 @@ def sweep(
     is in the folder already is not simulated again: a sweep that was stopped goes on, also with more values. A point that
     cannot be is a row with its error.
     """
-    from simrl.compare import compile_kernels
+    from simrl.comparison import compile_kernels
     from simrl.dimensions import vary
     from simrl.executors import Executor, Here, Processes, RayCluster
-    from simrl.sweep import kept, plan, run
+    from simrl.sweeps import kept, plan, run
 
     varied = vary(scenario, values or [], zips or [])
     with _progress("points") as on_point:
@@ -104,7 +104,7 @@ def _progress(what: str, total: int | None = None, completed: int = 0) -> Iterat
     """A bar with the time left, as soon as it can be told; gone when it is done. Gives what moves it on by one."""
     from rich.progress import TimeRemainingColumn
 
-    from simrl.compare import progress_bar
+    from simrl.comparison import progress_bar
 
     with progress_bar(TimeRemainingColumn(), speed_over_s=SPEED_OVER_S) as bar:
         task = bar.add_task(what, total=total, completed=completed)

@@ -271,9 +271,9 @@ def synth(
     """Draw a trace from a length model, for when there is no run yet."""
     from pydantic import ValidationError
 
-    from simrl.explain import explain
     from simrl.overrides import parse_override
     from simrl.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
+    from simrl.validation import explain
 
     presets: dict[str | None, dict[str, Any]] = {None: {}, "rhymerl-math": RHYMERL_MATH, "rhymerl-code": RHYMERL_CODE}
     if preset not in presets:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line
-from simrl.explain import explain
+from simrl.validation import explain
 
 MIB = 2**20
 GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have

@@ -22,13 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from simrl.engine import EngineConfig
 from simrl.errors import InputError, first_line
-from simrl.explain import explain
 from simrl.faults import Fault
 from simrl.hardware import MODELS
 from simrl.overrides import parse_override
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.synthesis import LengthModel
 from simrl.training import MOST_SECONDS, TrainingConfig
+from simrl.validation import explain
 
 
 class _Model(BaseModel):

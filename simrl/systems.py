@@ -20,7 +20,6 @@ from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.errors import InputError
-from simrl.explain import call_error
 from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
 from simrl.pipelines.areal import Areal
@@ -48,6 +47,7 @@ from simrl.speculation.methods import (
 from simrl.speculation.methods import specactor as specactor_drafting
 from simrl.speculation.methods import tlt as tlt_drafting
 from simrl.speculation.windows import Fixed
+from simrl.validation import call_error
 
 Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer"]
 Share = Annotated[float, Field(gt=0, lt=1)]

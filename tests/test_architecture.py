@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 # function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
 # each other. A new module gets its place here.
 LAYERS = (
-    "errors events explain interpolation interrupts palette",  # know nothing of reinforcement learning
+    "errors events interpolation interrupts palette validation",  # know nothing of reinforcement learning
     "files hardware overrides",
     "trace profile",
     "rollout synthesis ranks profilers importers training workload faults speculation",
@@ -24,7 +24,7 @@ LAYERS = (
     "pipelines split",
     "systems",
     "simulate",
-    "metrics timeline calibrate trace_report allocation_report acceptance_report table",
+    "metrics timeline calibration trace_report allocation_report acceptance_report table",
     "plots perfetto run_view",
     "decisions gpu_hours",
     "critical_path",
@@ -33,11 +33,11 @@ LAYERS = (
     "explanation_table",
     "agreement",
     "agreement_table",
-    "compare agreement_plot",
+    "comparison agreement_plot",
     "dimensions",
     "points",
     "executors",
-    "sweep",
+    "sweeps",
     "cli_systems",
     "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_speculation cli_sweep",
 )

@@ -379,12 +379,12 @@ def test_what_stops_a_run_is_told_in_one_line_and_ends_with_1(simrl, monkeypatch
     def stop(*arguments):
         raise error
 
-    monkeypatch.setattr("simrl.compare.compare_scenarios", stop)
+    monkeypatch.setattr("simrl.comparison.compare_scenarios", stop)
     assert simrl("compare", "scenario.yaml") == (1, "", f"simrl: {message}\n")
 
 
 def test_a_batch_systems_signal_stops_a_run_as_ctrl_c_does(simrl, monkeypatch):
-    monkeypatch.setattr("simrl.compare.compare_scenarios", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("simrl.comparison.compare_scenarios", lambda *_: signal.raise_signal(signal.SIGTERM))
     assert simrl("compare", "scenario.yaml") == (1, "", "simrl: interrupted; nothing was written\n")
 
 
@@ -392,7 +392,7 @@ def test_a_bug_keeps_its_traceback(simrl, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("simrl.compare.compare_scenarios", broken)
+    monkeypatch.setattr("simrl.comparison.compare_scenarios", broken)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         simrl("compare", "scenario.yaml")
 

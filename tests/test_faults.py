@@ -32,7 +32,6 @@ from simrl.dispatch import Dispatch, Dispatcher
 from simrl.dispatch.least_requests import least_requests
 from simrl.errors import InputError
 from simrl.events import gather, on_fire
-from simrl.explain import explain
 from simrl.faults import Fault, _drawn, check_faults, inject
 from simrl.profile import ProfileMetadata, TableProfile
 from simrl.rollout import Segment, WeightLoad
@@ -40,6 +39,7 @@ from simrl.scenario import Scenario, load_scenarios
 from simrl.simulate import prepare, simulate
 from simrl.systems import RECIPES
 from simrl.trace import Turn
+from simrl.validation import explain
 from simrl.worker import WorkerCosts
 
 FAULTS = TypeAdapter(tuple[Fault, ...])

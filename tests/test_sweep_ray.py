@@ -20,7 +20,7 @@ from simrl.dimensions import vary  # noqa: E402
 from simrl.errors import StoppedError  # noqa: E402
 from simrl.executors import Here, RayCluster  # noqa: E402
 from simrl.points import Point  # noqa: E402
-from simrl.sweep import Plan, plan, run  # noqa: E402
+from simrl.sweeps import Plan, plan, run  # noqa: E402
 from simrl.trace import write_trace  # noqa: E402
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from command_line import SCENARIO
 
-from simrl.compare import folder_name
+from simrl.comparison import folder_name
 from simrl.scenario import load_scenarios
 from simrl.simulate import prepare
 from simrl.table import print_comparison

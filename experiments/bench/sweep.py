@@ -18,11 +18,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from simrl.compare import compile_kernels
+from simrl.comparison import compile_kernels
 from simrl.dimensions import vary
 from simrl.executors import Executor, Here, Processes
 from simrl.simulate import prepare, simulate_prepared
-from simrl.sweep import kept, plan, run, write_table
+from simrl.sweeps import kept, plan, run, write_table
 
 ROOT = Path(__file__).parents[2]
 ROWS = 100_000

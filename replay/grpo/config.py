@@ -22,9 +22,9 @@ from replay.grpo.tasks import Countdown
 from replay.grpo.update import UpdateConfig
 from replay.grpo.warm_up import WarmUpConfig
 from simrl.errors import InputError, first_line
-from simrl.explain import explain
 from simrl.hardware import GPUS
 from simrl.overrides import parse_override
+from simrl.validation import explain
 
 WARM_UPS = "warm-ups"  # the folder beside those of the runs that has the policies they begin with
 

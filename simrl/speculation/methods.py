@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, validate_call
 
 from simrl.errors import InputError
-from simrl.explain import call_error
 from simrl.speculation.bandit import BegMab, Strategy
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS
 from simrl.speculation.drafter_training import SpotTraining
@@ -24,6 +23,7 @@ from simrl.speculation.gates import Elastic
 from simrl.speculation.graph_memory import GraphMemory
 from simrl.speculation.history_index import HistoryRule
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
+from simrl.validation import call_error
 
 Tokens = Annotated[int, Field(ge=1, le=255)]
 DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model"]

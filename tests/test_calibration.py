@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simrl.calibrate import calibrate, phase_s, rollout_s, scenario_yaml, with_generation
+from simrl.calibration import calibrate, phase_s, rollout_s, scenario_yaml, with_generation
 from simrl.errors import InputError
 from simrl.hardware import gpu, model_shape
 from simrl.importers.metrics import read_metrics

@@ -17,7 +17,7 @@ from simrl.metrics import summary
 from simrl.points import Point, SharedInputs, simulate_point
 from simrl.scenario import load_scenarios
 from simrl.simulate import simulate
-from simrl.sweep import kept, plan, run
+from simrl.sweeps import kept, plan, run
 from simrl.trace import Trace, TraceMetadata, write_trace
 
 GRID = ("cluster.gpus=4,8", "seed=0..1", "-o", "out", "--jobs", "1", "--json")
@@ -267,7 +267,7 @@ def test_a_bug_that_one_point_meets_is_told_in_a_line(file, monkeypatch):
     rows = swept(planned(file, "seed=0..2", "systems=split"), Path("out")).rows
     assert [row["error"] for row in rows] == [
         None,
-        "a bug: ZeroDivisionError: division by zero (test_sweep.py, prepare)",
+        "a bug: ZeroDivisionError: division by zero (test_sweeps.py, prepare)",
         None,
     ]
 

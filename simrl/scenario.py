@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -169,12 +169,14 @@ class ScenarioFile:
     """A file after the `key=value` overrides: the systems that it names, its variations, and the scenarios that they make.
 
     An override of a key that the file varies wins over the variation. Raises `InputError` naming file, key and value, as all
-    of its methods do.
+    of its methods do. Where there is no file, `data` is what it would hold, and `path` what messages call it.
     """
 
-    def __init__(self, path: str | Path, settings: Sequence[Setting] = ()) -> None:
+    def __init__(
+        self, path: str | Path, settings: Sequence[Setting] = (), data: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = path = Path(path)
-        self._config = _read(path)
+        self._config = _read(path) if data is None else _known_keys(_from_data(data, path), path)
         self._settings = list(settings)
         for setting in settings:
             _set(self._config, setting, str(path))
@@ -184,6 +186,11 @@ class ScenarioFile:
     def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
         """The one with these values and this system (a name, or a dictionary that has one)."""
         return _scenario(self._config, varied, self._settings, system, self.path)
+
+    def scenarios(self, choices: Choices = Choices()) -> list[Scenario]:  # noqa: B008 (immutable)
+        """Every combination of its variations and systems, in its order; `choices` make systems of their own."""
+        systems = _chosen(self.systems, choices)
+        return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
     def _systems(self) -> list[Any]:
         found = _entries(self._config, "systems", "[verl_colocated, {name: areal, eta: 8}]", self.path)
@@ -230,9 +237,7 @@ def load_scenarios(
         settings = [s for s in settings if s not in own]
         entry = {"name": system, **{s.key: s.value for s in own}}
         settings.insert(0, Setting("systems", [entry], f"system {system}"))
-    file = ScenarioFile(path, settings)
-    systems = _chosen(file.systems, choices)
-    return [file.scenario(varied, entry) for varied in file.variations for entry in systems]
+    return ScenarioFile(path, settings).scenarios(choices)
 
 
 def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
@@ -266,6 +271,19 @@ def _read(path: Path) -> DictConfig:
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read ({what}); name a scenario file (YAML)") from error
+    return _known_keys(config, path)
+
+
+def _from_data(data: Mapping[str, Any], path: Path) -> Any:
+    try:
+        return OmegaConf.create(dict(data))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise InputError(
+            f"{path}: does not fit a scenario ({first_line(error)}); give numbers, texts, lists"
+        ) from error
+
+
+def _known_keys(config: Any, path: Path) -> DictConfig:
     if not isinstance(config, DictConfig) or not config:
         raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
     for key in config:
@@ -277,12 +295,17 @@ def _read(path: Path) -> DictConfig:
 def override(text: str) -> Setting:
     """`key=value` of a command line. A path in it is meant from the current folder, as everywhere on a command line."""
     key, value = parse_override(text)
+    return given(key, value, f"override {text!r}")
+
+
+def given(key: str, value: Any, giver: str) -> Setting:
+    """The same, parsed already."""
     for section, name in _PATHS:
         if key == f"{section}.{name}" and isinstance(value, str):
             value = _path(value, Path.cwd())
         elif key == section and isinstance(value, dict) and isinstance(value.get(name), str):
             value = {**value, name: _path(value[name], Path.cwd())}
-    return Setting(key, value, f"override {text!r}")
+    return Setting(key, value, giver)
 
 
 def _path(text: str, folder: Path) -> str:

@@ -63,7 +63,7 @@ def show_comparison(
     rows: Sequence[Row], scenarios: Sequence[Scenario], metadata: Sequence[Mapping[str, Any]], console: Console
 ) -> None:
     """The table, what its columns mean and, from the metadata of the results, what the numbers rest on."""
-    columns, left_out = _columns(rows), []
+    columns, left_out = columns_of(rows), []
     unlimited = console.options.update(max_width=10_000)
     while console.measure(table := _table(rows, columns), options=unlimited).maximum > console.width:
         first = min((column for column in columns if column.turn), key=lambda column: column.turn, default=None)
@@ -71,22 +71,27 @@ def show_comparison(
             break
         columns.remove(first)
         left_out.append(first.name)
-    console.print(Text(_title(scenarios), style="bold"))
+    console.print(Text(title(scenarios), style="bold"))
     console.print(table)
     meanings = [f"{column.name}: {column.meaning}" for column in columns if column.meaning]
     print_folded(console, "What the columns mean", meanings)
     if left_out:
         console.print(f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
-    for row in rows:
-        if not row["settled"]:
-            console.print(
-                f"{rowrow_name(row)}: off-policyness had not settled (a buffer fills, or lengths change): raise steps"
-            )
-    for line in [*_tokens_apart(rows), *_unequal_work(rows)]:
+    for line in notes(rows):
         console.print(line)
     console.print()
-    for line in _provenance(metadata):
+    for line in provenance(metadata):
         console.print(line)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What a reader of the table has to know besides: runs that had not settled, tokens thrown away, unequal work."""
+    unsettled = [
+        f"{row_name(row)}: off-policyness had not settled (a buffer fills, or lengths change): raise steps"
+        for row in rows
+        if not row["settled"]
+    ]
+    return [*unsettled, *_tokens_apart(rows), *_unequal_work(rows)]
 
 
 def _tokens_apart(rows: Sequence[Row]) -> list[str]:
@@ -277,7 +282,7 @@ def _source(facts: Mapping[str, Any]) -> str:
     return kind if kind == source else f"{kind} ({source})"
 
 
-def _provenance(of_results: Iterable[Mapping[str, Any]]) -> list[str]:
+def provenance(of_results: Iterable[Mapping[str, Any]]) -> list[str]:
     """What the numbers rest on, each thing once."""
     lines = []
     for metadata in of_results:

@@ -26,6 +26,7 @@ from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits
 from simrl.metrics import summary
 from simrl.perfetto import write_perfetto
 from simrl.plots import plot_comparison, plot_timeline
+from simrl.processes import main_left_alone
 from simrl.result import Result
 from simrl.scenario import Scenario
 from simrl.simulate import Inputs, compile_engine, compile_training, prepare, simulate, simulate_prepared
@@ -172,7 +173,7 @@ def _simulate_in_processes(scenarios: Sequence[Scenario], tasks: Sequence[Task[T
     processes = min(jobs, len(scenarios))
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
-            with ctrl_c_ignored():  # a process starts when work is submitted
+            with ctrl_c_ignored(), main_left_alone():  # a process starts when work is submitted
                 started = [pool.submit(compile_training) for _ in range(processes)]
             compile_kernels()  # once here, while the processes start, and not in each of them
             for start in started:

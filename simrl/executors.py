@@ -25,6 +25,7 @@ from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_file
 from simrl.interrupts import ctrl_c_ignored
 from simrl.points import Outcome, Point, SharedInputs, code_digest, in_texts, simulate_point
+from simrl.processes import main_left_alone
 from simrl.scenario import Scenario
 
 TRIES = 2
@@ -125,7 +126,7 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         self.connection, there = context.Pipe()
         self._process: BaseProcess = context.Process(target=_serve, args=(there,), daemon=True)
-        with ctrl_c_ignored():
+        with ctrl_c_ignored(), main_left_alone():
             self._process.start()
         there.close()
 

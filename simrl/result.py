@@ -135,6 +135,23 @@ def read_result(folder: str | Path) -> Result:
     return Result(metadata=metadata, **tables)
 
 
+def find_result(folder: str | Path) -> Result:
+    """A result folder; the one in a folder of `simrl run`; of a replay's, what was measured. Raises `InputError`."""
+    folder = Path(folder)
+    if (folder / METADATA_FILE).exists() or not folder.is_dir():
+        return read_result(folder)
+    inside = sorted(each.parent for each in folder.glob(f"*/{METADATA_FILE}"))
+    measured = [each for each in inside if each.name == "measured"]
+    if len(measured or inside) == 1:
+        return read_result((measured or inside)[0])
+    if inside:
+        names = ", ".join(each.name for each in inside)
+        raise InputError(
+            f"{folder}: has {len(inside)} results; name one of them, such as {inside[0]} (there are {names})"
+        )
+    return read_result(folder)
+
+
 class Recorder:
     """Collects what happens while it happens; `result` makes the tables of it."""
 

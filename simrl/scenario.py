@@ -162,7 +162,7 @@ class Choices(NamedTuple):
 
     pipelines: Sequence[str] = ()
     dispatches: Sequence[str] = ()
-    speculations: Sequence[str] = ()
+    speculations: Sequence[str | Mapping[str, Any]] = ()
 
 
 class ScenarioFile:
@@ -252,9 +252,11 @@ def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
     return [made for i, made in enumerate(chosen) if made not in chosen[:i]]
 
 
-def _value(text: str) -> Any:
+def _value(method: str | Mapping[str, Any]) -> Any:
     """`{name: histospec, gate: open}` as an object, a name as it is."""
-    return parse_override(f"speculation={text}")[1] if text.startswith("{") else text
+    if isinstance(method, str) and method.startswith("{"):
+        return parse_override(f"speculation={method}")[1]
+    return method
 
 
 def _read(path: Path) -> DictConfig:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 # function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
 # each other. A new module gets its place here.
 LAYERS = (
-    "errors events interpolation interrupts page palette picture validation",  # know nothing of reinforcement learning
+    "errors events interpolation interrupts page palette picture processes shipped validation",  # know nothing of reinforcement learning
     "files hardware overrides",
     "trace profile",
     "rollout synthesis ranks profilers importers training workload faults speculation",
@@ -30,7 +30,8 @@ LAYERS = (
     "critical_path",
     "diagnosis",
     "explanation",
-    "explanation_table",
+    "explanation_table sweep_plot",
+    "explanation_plot",
     "agreement",
     "agreement_table",
     "comparison agreement_plot",

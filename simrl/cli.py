@@ -27,6 +27,7 @@ from simrl import (
     cli_calibrate,
     cli_explain,
     cli_profile,
+    cli_report,
     cli_speculation,
     cli_sweep,
     cli_systems,
@@ -171,6 +172,7 @@ app.command(
     epilog="Example:  simrl diff results/quickstart/cluster.gpus-64-verl-colocated "
     "results/quickstart/cluster.gpus-64-areal-eta-4"
 )(cli_explain.diff)
+app.command(epilog=cli_report.EXAMPLES)(cli_report.report)
 
 
 def _add_commands() -> None:

@@ -39,6 +39,8 @@ LAYERS = (
     "points",
     "executors",
     "sweeps",
+    "goal outcomes search_space",
+    "search",
     "sweep_table",
     "views",
     "api",

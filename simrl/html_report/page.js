@@ -5,7 +5,8 @@
 (() => {
 const $ = id => document.getElementById(id);
 const touch = matchMedia("(pointer: coarse)").matches;
-const CONFIG = { responsive: true, displaylogo: false, doubleClick: "reset+autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
+const WITH_BUTTONS = { displayModeBar: touch ? false : "hover", modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
 const COLORS = ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#2F5F5F", "#C2B280", "#000000"];
 const INK = "#333333";
 const escaped = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -24,7 +25,7 @@ async function unpacked(text) {
 
 function draw(place, figure, config = {}) {
   const layout = { ...figure.layout, dragmode: touch ? false : figure.layout.dragmode || "zoom", autosize: true };
-  return Plotly.react(place, figure.data, layout, { ...CONFIG, displayModeBar: touch ? false : "hover", ...config });
+  return Plotly.react(place, figure.data, layout, { ...CONFIG, ...config });
 }
 
 /* Tables: sorted by the number of a cell where it has one, else by its text. */
@@ -127,8 +128,9 @@ function drawTimeline() {
   const updates = run.updates_s.map((at, i) => [at, run.steps[i]]).filter(([at]) => at >= from && at <= to);
   const every = Math.ceil(updates.length / 12);
   const middles = lanes.map((_, i) => (edges[i] + edges[i + 1]) / 2);
-  const labels = labelled(lanes, place.clientHeight);
-  const top = lanes.length <= 4 ? 0.45 : 0.24;
+  const thick = edges[edges.length - 1], room = Math.min(560, Math.max(90, 15 * thick)), requests = 80, around = 92;
+  const labels = labelled(lanes, room / thick);
+  const top = requests / (requests + room);
   const figure = {
     data: [
       { type: "heatmap", x, y: edges, z, zmin: -0.5, zmax: steps - 0.5, colorscale: scale, showscale: false, zsmooth: false, hoverinfo: "none" },
@@ -136,11 +138,11 @@ function drawTimeline() {
         x: run.requests.times, y: run.requests.counts, yaxis: "y2", hovertemplate: "%{y:,} requests at %{x:,.1f} s<extra></extra>" },
     ],
     layout: {
-      height: Math.round(Math.min(760, Math.max(250, 110 + 9 * edges[edges.length - 1]))),
+      height: Math.round(room + requests + around),
       margin: { l: 8, r: 12, t: 22, b: 8 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", showlegend: false, dragmode: touch ? "pan" : "zoom",
       font: { family: "system-ui, sans-serif", size: 13, color: INK },
       xaxis: { range: [from, to], title: { text: "seconds since the start of the run", standoff: 8 }, automargin: true, anchor: "y2", showgrid: false, zeroline: false, tickformat: ",", minallowed: 0, maxallowed: run.end_s },
-      yaxis: { domain: [top + 0.03, 1], range: [edges[edges.length - 1], 0], fixedrange: true, automargin: true, showgrid: false, zeroline: false,
+      yaxis: { domain: [top + 0.02, 1], range: [thick, 0], fixedrange: true, automargin: true, showgrid: false, zeroline: false,
         tickvals: labels.map(i => middles[i]), ticktext: labels.map(i => escaped(lanes[i].rollout ? lanes[i].number : lanes[i].name)), title: { text: "worker", standoff: 6 } },
       yaxis2: { domain: [0, top], fixedrange: true, automargin: true, rangemode: "tozero", nticks: 3, gridcolor: "#E6E6E6", title: { text: "requests", standoff: 6 } },
       shapes: updates.length > 80 ? [] : updates.map(([at]) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: INK, width: 1 } })),
@@ -148,11 +150,11 @@ function drawTimeline() {
     },
   };
   shown.lanesDrawn = lanes; shown.edges = edges;
-  return Plotly.react(place, figure.data, figure.layout, { ...CONFIG, doubleClick: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "resetScale2d"], displayModeBar: touch ? false : "hover" });
+  return Plotly.react(place, figure.data, figure.layout, { ...CONFIG, ...WITH_BUTTONS, doubleClick: false, modeBarButtons: [["toImage"]] });
 }
 
-function labelled(lanes) {
-  const workers = lanes.map((lane, i) => i).filter(i => lanes[i].rollout), every = Math.ceil(workers.length / 12);
+function labelled(lanes, height) {
+  const workers = lanes.map((lane, i) => i).filter(i => lanes[i].rollout), every = Math.ceil(14 / height);
   return [...workers.filter((_, i) => i % every === 0), ...lanes.map((_, i) => i).filter(i => !lanes[i].rollout)];
 }
 
@@ -170,7 +172,7 @@ function sayLanes() {
 }
 
 function legend(run) {
-  $("kinds").replaceChildren(...run.kinds.map((kind, i) => [kind, i]).sort((a, b) => (a[0] === "idle") - (b[0] === "idle")).map(([kind, i]) => {
+  $("kinds").replaceChildren(element("li", "Of the whole run:"), ...run.kinds.map((kind, i) => [kind, i]).sort((a, b) => (a[0] === "idle") - (b[0] === "idle")).map(([kind, i]) => {
     const item = element("li"), shares = Object.entries(run.shares[kind] || {}).map(([who, share]) => `${who} ${(100 * share).toFixed(1)}%`);
     element("i", "", item).style.background = run.colors[i];
     item.append(`${kind === "idle" ? "idle (bubble)" : kind.replace(/_/g, " ")}${shares.length ? ": " + shares.join(", ") : ""}`);
@@ -259,7 +261,8 @@ async function runs(data) {
 /* A sweep: columns of the points that were simulated. */
 
 const FORMATS = {
-  g3: v => v === 0 ? "0" : v.toLocaleString("en", v < 1000 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 0 }),
+  g3: v => v === 0 ? "0" : v < 1000 ? v.toPrecision(3) : v.toLocaleString("en", { maximumFractionDigits: 0 }),
+  n0: v => v.toLocaleString("en"),
   x2: v => `${v.toFixed(2)}×`, p0: v => `${Math.round(100 * v)}%`, f2: v => v.toFixed(2),
 };
 const PAGE = 100;
@@ -298,12 +301,12 @@ async function sweep(data) {
     groups.set(null, []);
     for (const i of kept) groups.get(columns[colour][i]).push(i);
     const spread = groups.size > COLORS.length && typeof distinct(colour)[0] === "number";
-    const marks = places => ({ type: "scatter", mode: "markers", x: places.map(i => columns[x][i]), y: places.map(i => columns[y][i]), hovertext: places.map(hover), hovertemplate: "%{hovertext}<extra></extra>" });
+    const marks = places => ({ type: "scatter", mode: "markers", cliponaxis: false, x: places.map(i => columns[x][i]), y: places.map(i => columns[y][i]), hovertext: places.map(hover), hovertemplate: "%{hovertext}<extra></extra>" });
     const traces = spread
       ? [{ ...marks(kept), marker: { size: 7, opacity: 0.75, color: kept.map(i => columns[colour][i]), colorscale: "Viridis", colorbar: { title: { text: escaped(name(colour)) } } } }]
       : [...groups].filter(([, places]) => places.length).map(([value, places], i) => ({ ...marks(places), name: escaped(value ?? "–"), marker: { size: 7, opacity: 0.75, color: COLORS[i % COLORS.length] } }));
     const axis = key => ({ title: { text: escaped(name(key)), standoff: 8 }, automargin: true, gridcolor: "#E6E6E6", zerolinecolor: "#999", rangemode: "tozero", ...(metric[key] && metric[key].format === "p0" ? { tickformat: ".0%" } : {}) });
-    return draw($("scatter"), { data: traces, layout: layout(440, { xaxis: axis(x), yaxis: axis(y), hovermode: "closest", showlegend: !spread }) });
+    return draw($("scatter"), { data: traces, layout: layout(440, { xaxis: axis(x), yaxis: axis(y), hovermode: "closest", showlegend: !spread }) }, WITH_BUTTONS);
   }
 
   const layout = (height, more) => ({
@@ -359,7 +362,7 @@ async function sweep(data) {
     const visible = sorted.slice(0, limit);
     $("points").tBodies[0].replaceChildren(...visible.map(i => {
       const row = element("tr");
-      for (const key of shownColumns) element("td", text(key, i), row);
+      for (const key of shownColumns) element("td", text(key, i), row).className = typeof columns[key][i] === "string" ? "text" : "";
       return row;
     }));
     $("shown").textContent = `${visible.length.toLocaleString("en")} of ${kept.length.toLocaleString("en")} points are listed${kept.length < count ? `, of ${count.toLocaleString("en")} simulated` : ""}.`;

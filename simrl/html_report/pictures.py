@@ -197,7 +197,7 @@ def gpu_seconds_figure(rows: Sequence[Row], falls: Sequence[Waterfall]) -> Figur
     lines = Lines(rows)
     totals = [fall.total_gpu_s / fall.samples for fall in falls]
     least = SMALL * max(totals)
-    shown = [key for key in PARTS if any(fall.per_sample[key] >= least for fall in falls)]
+    shown = [key for key in PARTS if key == "decode" or any(fall.per_sample[key] >= least for fall in falls)]
     traces = [_part_bar(lines, PARTS[k].words, [f.per_sample[k] for f in falls], totals, PART_LOOKS[k]) for k in shown]
     rest = [sum(fall.per_sample[key] for key in PARTS if key not in shown) for fall in falls]
     if any(value >= least / 2 for value in rest):
@@ -260,7 +260,7 @@ def bubble_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Seque
         "data": traces,
         "layout": layout(
             lines.height(),
-            xaxis=axis("idle share of a rollout worker's time", tickformat=".0%", range=[-0.01, 1.01]),
+            xaxis=axis("idle share of a rollout worker's time", tickformat=".0%", range=[-0.01, 1.01], zeroline=False),
             yaxis=lines.axis(),
             showlegend=False,
         ),
@@ -329,7 +329,7 @@ def staleness_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Se
         "layout": layout(
             lines.height(more=100),
             barmode="stack",
-            xaxis=axis("share of the trained tokens", tickformat=".0%", range=[0, 1]),
+            xaxis=axis("share of the trained tokens", tickformat=".0%", range=[0, 1.005]),
             yaxis=lines.axis(),
             showlegend=True,
         ),
@@ -414,7 +414,9 @@ def steps_figure(result: Result) -> Figure:
             320,
             xaxis=axis("policy update"),
             yaxis=axis("off-policyness", rangemode="tozero"),
-            yaxis2=axis("s an update", rangemode="tozero", overlaying="y", side="right", showgrid=False),
+            yaxis2=axis(
+                "s an update", rangemode="tozero", overlaying="y", side="right", showgrid=False, tickmode="auto"
+            ),
         ),
     }
 
@@ -426,11 +428,12 @@ def _finished(result: Result, *names: str) -> list[Values]:
 
 
 def lengths_figure(result: Result) -> Figure | None:
-    """How long the finished responses are; bins grow with the length. None where none was finished."""
+    """How long the finished responses are. None where none was finished."""
     (tokens,) = _finished(result, "generated_tokens")
     if not len(tokens):
         return None
-    edges = np.unique(np.rint(np.geomspace(max(tokens.min(), 1), tokens.max() + 1, LENGTH_BINS + 1)))
+    wide = -(-int(tokens.max() + 1) // LENGTH_BINS)
+    edges = np.arange(0, tokens.max() + 1 + wide, wide, dtype=np.int64)
     counts, _ = np.histogram(tokens, edges)
     marks = [(f"p{p}", float(np.percentile(tokens, p)), "dot") for p in (50, 95, 99)]
     marks.append(("mean", float(tokens.mean()), "dash"))
@@ -441,7 +444,7 @@ def lengths_figure(result: Result) -> Figure | None:
                 "type": "bar",
                 "x": rounded((edges[:-1] + last) / 2, 6),
                 "y": rounded(counts / len(tokens)),
-                "width": rounded(np.diff(edges) * 0.94, 6),
+                "width": 0.94 * wide,
                 "marker": {"color": SKY},
                 "customdata": [f"{a:,.0f} to {b:,.0f}" for a, b in zip(edges[:-1], last, strict=True)],
                 "hovertemplate": "%{customdata} tokens: %{y:.1%} of the responses<extra></extra>",
@@ -595,7 +598,9 @@ def _by_group(
             320,
             xaxis=axis(title, type="category"),
             yaxis=axis("tokens a draft", rangemode="tozero"),
-            yaxis2=axis("", overlaying="y", side="right", tickformat=".0%", range=[0, 1.02], showgrid=False),
+            yaxis2=axis(
+                "", overlaying="y", side="right", tickformat=".0%", range=[0, 1.02], showgrid=False, tickmode="auto"
+            ),
         ),
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import yaml
@@ -17,15 +17,16 @@ from rich.console import Console
 from simrl.agreement import agree
 from simrl.agreement_table import print_agreement
 from simrl.errors import InputError
-from simrl.explanation import Explanation, diff_results, explain_result
-from simrl.explanation_table import WORDS_OF_ALL, number, sentences
+from simrl.explanation import Explanation, explain_result
+from simrl.explanation_table import WORDS_OF_ALL, number
 from simrl.gpu_hours import PARTS, Waterfall, undivided, waterfall
 from simrl.html_report import pictures
+from simrl.html_report.answer import of_runs
 from simrl.html_report.lanes import timeline
 from simrl.html_report.ledger import shared
 from simrl.html_report.sources import Run, Runs
 from simrl.metrics import window
-from simrl.table import columns_of, notes
+from simrl.table import Column, columns_of, notes
 
 # What the table's legend on the screen leaves out.
 MEANINGS = {
@@ -35,6 +36,14 @@ MEANINGS = {
     "cost/1k samples": "the same at cluster.cost_per_gpu_hour",
 }
 LEAST_PATH_SHARE = 0.005
+
+
+class Heading(NamedTuple):
+    """Of a column of the table: its lines, what it means, whether its cells are words."""
+
+    lines: str
+    meaning: str
+    text: bool
 
 
 class Cell(NamedTuple):
@@ -69,11 +78,15 @@ def runs_context(found: Runs, most_spans: int) -> tuple[dict[str, Any], dict[str
     }
     fastest = {row["variant"]: max(r["samples_per_s"] for r in rows if r["variant"] == row["variant"]) for row in rows}
     context = {
-        "answer": list(_answer(found)),
-        "headings": [(column.name, column.meaning or MEANINGS.get(column.name, "what varies")) for column in columns],
+        "answer": of_runs(found),
+        "headings": [_heading(column) for column in columns],
         "rows": [
-            (row["samples_per_s"] == fastest[row["variant"]], [_cell(column.cell(row)) for column in columns])
-            for row in rows
+            {
+                "best": row["samples_per_s"] == fastest[row["variant"]],
+                "first": i == 0 or row["variant"] != rows[i - 1]["variant"],
+                "cells": [_cell(column.cell(row)) for column in columns],
+            }
+            for i, row in enumerate(rows)
         ],
         "notes": notes(rows),
         "runs": list(zip(names, details, strict=True)),
@@ -111,50 +124,9 @@ def _explained(run: Run) -> Explanation | None:
         return None
 
 
-def _answer(found: Runs) -> Iterator[str]:
-    """A paragraph a variant: the fastest, and what it spends its GPU time on beside the first, or beside the next."""
-    runs = found.runs
-    if found.replayed:
-        predicted, measured = (run.row for run in runs)
-        off = predicted["samples_per_s"] / measured["samples_per_s"] - 1
-        yield (
-            f"{measured['system']}: {measured['samples_per_s']:.3g} samples/s; predicted were "
-            f"{predicted['samples_per_s']:.3g}, {abs(off):.0%} {'more' if off >= 0 else 'less'}, training and rewards "
-            "included, which a replay holds for the predicted time. Errors on the rollout alone: “Predicted against measured”."
-        )
-        return
-    for variant in dict.fromkeys(run.row["variant"] for run in runs):
-        group = [run for run in runs if run.row["variant"] == variant]
-        best = max(group, key=lambda run: run.row["samples_per_s"])
-        where = f"With {variant}, " if variant else ""
-        stale = f"{best.row['off_policyness_mean']:.2f} updates off-policy on average"
-        said = f"{best.row['samples_per_s']:.3g} samples/s, {best.row['rollout_bubble']:.0%} rollout bubble, {stale}"
-        if len(group) == 1:
-            yield f"{where}{best.row['system']}: {said}. {_largest_losses(best)}"
-            continue
-        other = group[0]
-        if other is best:
-            other = max((run for run in group if run is not best), key=lambda run: run.row["samples_per_s"])
-        times = best.row["samples_per_s"] / other.row["samples_per_s"]
-        beside = "the first" if other is group[0] else "the next"
-        text = f"{where}{best.row['system']} is the fastest: {said}; {times:.2f}× {other.row['system']}, {beside}."
-        yield " ".join([text, *_why(best, other)])
-
-
-def _why(best: Run, other: Run) -> list[str]:
-    """In the words of `simrl diff`."""
-    try:
-        found = sentences(diff_results(other.result, best.result))
-    except InputError:
-        return []
-    return ["In GPU-seconds a trained sample:", *(f"it {line.removeprefix('B ')}" for line in found)] if found else []
-
-
-def _largest_losses(run: Run, most: int = 3) -> str:
-    fall = _fall(run)
-    losses = sorted((k for k, part in PARTS.items() if not part.ideal), key=lambda k: -fall.gpu_s[k])[:most]
-    said = [f"{PARTS[k].words} {fall.gpu_s[k] / fall.total_gpu_s:.0%}" for k in losses if fall.gpu_s[k] > 0]
-    return f"Its GPU time goes, besides the work that an ideal run has too, to: {', '.join(said)}." if said else ""
+def _heading(column: Column) -> Heading:
+    meaning = column.meaning or MEANINGS.get(column.name, "what varies")
+    return Heading(column.heading, meaning, column.name in ("system", "variant"))
 
 
 def _cell(text: str) -> Cell:

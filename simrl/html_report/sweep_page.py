@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from simrl.html_report.answer import of_sweep, plain, setting_name
 from simrl.html_report.pictures import rounded
 from simrl.html_report.sources import Sweep
 
@@ -25,7 +26,7 @@ METRICS = (
     ("rollout_bubble", "rollout bubble", "p0", "share of time that rollout GPUs idle"),
     ("train_idle", "train idle", "p0", "the same of GPUs that only train"),
     ("off_policyness_mean", "off-policyness", "f2", "updates between writing a token and training on it, mean"),
-    ("off_policyness_max", "largest", "g3", "the largest off-policyness of a token"),
+    ("off_policyness_max", "largest", "n0", "the largest off-policyness of a token"),
     ("accept_length", "tokens a draft", "f2", "what a pass with a draft yields of a response"),
     ("step_s", "step s", "g3", "seconds a policy update"),
     ("tokens_per_s", "tokens/s", "g3", "trained tokens a second, prompts and responses"),
@@ -49,7 +50,7 @@ def sweep_context(sweep: Sweep) -> tuple[dict[str, Any], dict[str, Any]]:
         ],
         "columns": {
             "point": [row["point"] for row in good],
-            **{key: [_plain(row[key]) for row in good] for key in keys},
+            **{key: [plain(row[key]) for row in good] for key in keys},
             **{key: rounded([_number(row[key]) for row in good], 5) for key, *_ in metrics},
             "settled": [row.get("settled") is not False for row in good],
         },
@@ -57,11 +58,11 @@ def sweep_context(sweep: Sweep) -> tuple[dict[str, Any], dict[str, Any]]:
     failed = [row for row in rows if row["error"] is not None]
     reasons = Counter(str(row["error"]) for row in failed)
     context = {
-        "answer": _answer(sweep, good, keys),
+        "answer": of_sweep(sweep, keys),
         "points": len(rows),
         "good": len(good),
         "keys": keys,
-        "failed": [(row["point"], _setting(row, keys), row["error"]) for row in failed[:MOST_ERRORS]],
+        "failed": [(row["point"], setting_name(row, keys), row["error"]) for row in failed[:MOST_ERRORS]],
         "failed_count": len(failed),
         "reasons": len(reasons),
         "fixed": [(key, str(rows[0][key])) for key in sweep.keys if key not in keys],
@@ -74,46 +75,6 @@ def sweep_context(sweep: Sweep) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
-
-
-def _plain(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _setting(row: Row, keys: Sequence[str]) -> str:
-    """What a point has of what was varied."""
-    named = str(row["system.name"])
-    rest = ", ".join(f"{key}={_plain(row[key])}" for key in keys if key != "system.name" and row[key] is not None)
-    return f"{named} ({rest})" if rest else named
-
-
-def _answer(sweep: Sweep, good: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    """Who wins, how the best of each system compare, and what is cheapest."""
-    if not good:
-        return [f"None of the {len(sweep.rows):,} points could be simulated; the errors are below."]
-    best = max(good, key=lambda row: row["samples_per_s"])
-    cheapest = min(good, key=lambda row: row["gpu_hours_per_1k_samples"])
-    lines = [
-        f"The fastest of {len(good):,} points is point {best['point']}, {_setting(best, keys)}: "
-        f"{best['samples_per_s']:.3g} samples/s, {best['off_policyness_mean']:.2f} updates off-policy on average, "
-        f"{best['gpu_hours_per_1k_samples']:.3g} GPU-hours for 1,000 samples."
-    ]
-    of_system: dict[str, Row] = {}
-    for row in sorted(good, key=lambda row: -row["samples_per_s"]):
-        of_system.setdefault(row["system.name"], row)
-    if len(of_system) > 1:
-        others = [row for row in of_system.values() if row is not best]
-        lines.append(
-            "The fastest point of each other system: "
-            + "; ".join(f"{_setting(row, keys)} {row['samples_per_s'] / best['samples_per_s']:.2f}×" for row in others)
-            + " of its speed."
-        )
-    if cheapest is not best:
-        lines.append(
-            f"The fewest GPU-hours a sample has point {cheapest['point']}, {_setting(cheapest, keys)}: "
-            f"{cheapest['gpu_hours_per_1k_samples']:.3g} for 1,000 samples, at {cheapest['samples_per_s']:.3g} samples/s."
-        )
-    return lines
 
 
 def _provenance(good: Sequence[Row]) -> list[tuple[str, str]]:

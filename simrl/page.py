@@ -6,7 +6,8 @@ Invariant: the same words and the same formatted numbers as on the screen, every
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from html import escape
 from typing import Any
 
@@ -34,10 +35,16 @@ class Page(Console):
         for each in objects:
             self._parts.append(self._table(each) if isinstance(each, Table) else self._paragraph(each))
 
-    def fold(self, summary: str, lines: Sequence[str]) -> None:
-        """Lines behind a summary that opens them."""
-        inside = "<br>".join(map(escape, lines))
-        self._parts.append(f'<details style="{SMALL}"><summary>{escape(summary)}</summary>{inside}</details>')
+    @contextmanager
+    def fold(self, summary: str) -> Iterator[None]:
+        """What is printed in the block stands behind a summary that opens it."""
+        before, self._parts = self._parts, []
+        try:
+            yield
+        finally:
+            inside = "\n".join(self._parts)
+            folded = f'<details style="{SMALL}"><summary>{escape(summary)}</summary>{inside}</details>'
+            self._parts = [*before, folded] if self._parts else before
 
     def _paragraph(self, content: Any) -> str:
         text = self._text(content)
@@ -72,13 +79,9 @@ class Page(Console):
         return "\n".join([*lines, "</tbody></table>"])
 
 
-def print_folded(console: Console, summary: str, lines: Sequence[str]) -> None:
-    """Lines that a page folds away behind a summary, and a screen simply has."""
-    if isinstance(console, Page):
-        console.fold(summary, lines)
-        return
-    for line in lines:
-        console.print(line)
+def folded(console: Console, summary: str) -> AbstractContextManager[None]:
+    """For what a page folds away behind a summary, and a screen simply has."""
+    return console.fold(summary) if isinstance(console, Page) else nullcontext()
 
 
 def _inline(text: Text) -> str:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from simrl.page import print_folded
+from simrl.page import folded
 from simrl.scenario import Scenario
 from simrl.training import TrainingConfig
 
@@ -73,8 +73,10 @@ def show_comparison(
         left_out.append(first.name)
     console.print(Text(title(scenarios), style="bold"))
     console.print(table)
-    meanings = [f"{column.name}: {column.meaning}" for column in columns if column.meaning]
-    print_folded(console, "What the columns mean", meanings)
+    with folded(console, "What the columns mean"):
+        for column in columns:
+            if column.meaning:
+                console.print(f"{column.name}: {column.meaning}")
     if left_out:
         console.print(f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
     for line in notes(rows):

@@ -243,7 +243,7 @@ def draw_trace_runs(model: RunModel, trace: Trace, seed: int, epochs_back: int =
         order = np.lexsort((epoch, prompt))
         latest = _latest_before(prompt[order], epoch[order])
         has_history[order] = (latest >= 0) & (epoch[order] - latest <= epochs_back)
-    return draw_runs(model, trace.column("response_tokens"), _keys(seed, prompt, epoch, sample), has_history)
+    return draw_runs(model, trace.column("response_tokens"), sample_keys(seed, prompt, epoch, sample), has_history)
 
 
 @njit(cache=True)
@@ -257,7 +257,7 @@ def _latest_before(prompt: Ints, epoch: Ints) -> Ints:
 
 
 @njit(cache=True)
-def _keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
+def sample_keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
     """`acceptance.sample_key` of each row."""
     keys = np.empty(prompt.shape[0], dtype=np.int64)
     for i in range(prompt.shape[0]):

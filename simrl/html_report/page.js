@@ -28,6 +28,28 @@ function draw(place, figure, config = {}) {
   return Plotly.react(place, figure.data, layout, { ...CONFIG, ...config });
 }
 
+/* Pictures are drawn as they come near the screen, and all before they are printed. */
+
+const waiting = new Map(), busy = new Set();
+const near = new IntersectionObserver(entries => entries.filter(entry => entry.isIntersecting).forEach(entry => drawNow(entry.target)), { rootMargin: "300px 0px" });
+
+function drawNow(place) {
+  const drawing = waiting.get(place);
+  if (!drawing) return;
+  waiting.delete(place);
+  near.unobserve(place);
+  const done = Promise.resolve(drawing()).finally(() => busy.delete(done));
+  busy.add(done);
+}
+
+/* At once where it was drawn before, else when it is seen. */
+function show(place, height, drawing) {
+  if (place.classList.contains("js-plotly-plot")) return drawing();
+  place.style.minHeight = `${height}px`;
+  waiting.set(place, drawing);
+  near.observe(place);
+}
+
 /* Tables: sorted by the number of a cell where it has one, else by its text. */
 
 function sortable(table) {
@@ -118,6 +140,10 @@ function chosenLanes(run, text) {
 }
 
 function drawTimeline() {
+  show($("timeline"), 320, drawLanes);
+}
+
+function drawLanes() {
   const { run, lanes, from, to } = shown, place = $("timeline");
   const edges = [0];
   for (const lane of lanes) edges.push(edges[edges.length - 1] + (lane.rollout ? 1 : TRAINER * Math.max(1, lanes.length / ROOM)));
@@ -149,8 +175,11 @@ function drawTimeline() {
       annotations: updates.filter((_, i) => i % every === 0).map(([at, step]) => ({ x: at, y: 1, yref: "paper", yanchor: "bottom", text: `${step}`, showarrow: false, font: { size: 11 } })),
     },
   };
+  const first = !place.classList.contains("js-plotly-plot");
   shown.lanesDrawn = lanes; shown.edges = edges;
-  return Plotly.react(place, figure.data, figure.layout, { ...CONFIG, ...WITH_BUTTONS, doubleClick: false, modeBarButtons: [["toImage"]] });
+  const done = Plotly.react(place, figure.data, figure.layout, { ...CONFIG, ...WITH_BUTTONS, doubleClick: false, modeBarButtons: [["toImage"]] });
+  if (first) timelineEvents();
+  return done;
 }
 
 function labelled(lanes, height) {
@@ -162,7 +191,7 @@ function look(from, to) {
   const width = Math.max(Math.min(to - from, shown.run.end_s), shown.run.end_s * 1e-5);
   shown.from = Math.max(0, Math.min(from, shown.run.end_s - width));
   shown.to = shown.from + width;
-  return drawTimeline();
+  drawTimeline();
 }
 
 function sayLanes() {
@@ -212,7 +241,7 @@ function timelineEvents() {
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 }
 
-async function showRun(data, index) {
+function showRun(data, index) {
   const { name, timeline: run, figures } = data.runs[index];
   for (const lane of run.lanes) lane.spans ||= spansOf(lane, run.unit_s);
   run.lanes.filter(lane => lane.rollout).forEach((lane, i) => { lane.number = i; });
@@ -221,28 +250,21 @@ async function showRun(data, index) {
   shown = { run, lanes: chosenLanes(run, $("workers").value) || chosenLanes(run, "all") };
   legend(run);
   sayLanes();
-  await look(...run.window_s);
+  look(...run.window_s);
   const grid = $("figures");
-  grid.querySelectorAll(".picture").forEach(place => Plotly.purge(place));
+  grid.querySelectorAll(".picture").forEach(place => { waiting.delete(place); near.unobserve(place); Plotly.purge(place); });
   grid.replaceChildren();
   for (const [title, figure] of Object.entries(figures)) {
     const box = element("figure", "", grid), place = (element("h3", title, box), element("div", "", box));
     place.className = "picture"; place.setAttribute("role", "img"); place.setAttribute("aria-label", `${title} of ${name}`);
-    await draw(place, figure);
-    await pause();
+    show(place, figure.layout.height, () => draw(place, figure));
   }
 }
 
-const pause = () => new Promise(done => setTimeout(done));
-
-async function runs(data) {
+function runs(data) {
   sortable($("summary"));
-  for (const name of Object.keys(data.figures)) {
-    await draw($(name), data.figures[name]);
-    await pause();
-  }
-  await showRun(data, +$("run").value);
-  timelineEvents();
+  for (const [name, figure] of Object.entries(data.figures)) show($(name), figure.layout.height, () => draw($(name), figure));
+  showRun(data, +$("run").value);
   $("run").addEventListener("change", () => showRun(data, +$("run").value));
   $("workers").addEventListener("input", () => {
     const lanes = chosenLanes(shown.run, $("workers").value);
@@ -258,6 +280,8 @@ async function runs(data) {
   by("further", (from, to, width) => [from - width / 2, to + width / 2]);
 }
 
+const frame = () => new Promise(done => requestAnimationFrame(done));
+
 /* A sweep: columns of the points that were simulated. */
 
 const FORMATS = {
@@ -267,7 +291,7 @@ const FORMATS = {
 };
 const PAGE = 100;
 
-async function sweep(data) {
+function sweep(data) {
   const { keys, metrics, columns } = data, count = columns.point.length;
   const metric = Object.fromEntries(metrics.map(m => [m.key, m]));
   const text = (key, i) => {
@@ -295,7 +319,9 @@ async function sweep(data) {
     return said.join("<br>");
   }
 
-  function scatter() {
+  const scatter = () => show($("scatter"), 440, drawScatter);
+
+  function drawScatter() {
     const [x, y, colour] = ["across", "up", "colour"].map(id => $(id).value);
     const groups = new Map(distinct(colour).map(value => [value, []]));
     groups.set(null, []);
@@ -314,7 +340,7 @@ async function sweep(data) {
     hoverlabel: { align: "left" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, xanchor: "left" }, ...more,
   });
 
-  async function effects() {
+  function effects() {
     const grid = $("effects");
     for (const key of keys.filter(key => distinct(key).length > 1)) {
       let place = grid.querySelector(`[data-key="${CSS.escape(key)}"]`);
@@ -322,20 +348,23 @@ async function sweep(data) {
         place = element("div", "", grid);
         place.className = "picture"; place.dataset.key = key; place.setAttribute("role", "img"); place.setAttribute("aria-label", `samples/s for each value of ${key}`);
       }
-      const values = distinct(key), numbers = values.every(value => typeof value === "number");
-      const systems = key === system ? [null] : distinct(system), many = numbers && values.length > 12;
-      const data = systems.map((value, s) => {
-        const places = kept.filter(i => columns[key][i] !== null && (value === null || columns[system][i] === value));
-        const x = places.map(i => many ? columns[key][i] : escaped(columns[key][i])), y = places.map(i => columns.samples_per_s[i]);
-        const colour = COLORS[s % COLORS.length], named = { name: escaped(value ?? "samples/s"), x, y };
-        return many
-          ? { ...named, type: "scatter", mode: "markers", marker: { size: 5, opacity: 0.6, color: colour }, hovertext: places.map(hover), hovertemplate: "%{hovertext}<extra></extra>" }
-          : { ...named, type: "box", boxpoints: false, marker: { color: colour }, line: { width: 1.2 } };
-      }).filter(trace => trace.x.length);
-      const xaxis = { title: { text: escaped(key), standoff: 8 }, automargin: true, ...(many ? {} : { type: "category", categoryorder: "array", categoryarray: values.map(escaped) }) };
-      await draw(place, { data, layout: layout(300, { boxmode: "group", xaxis, yaxis: { title: { text: "samples/s", standoff: 8 }, automargin: true, rangemode: "tozero", gridcolor: "#E6E6E6" }, showlegend: systems.length > 1 }) });
-      await pause();
+      show(place, 300, () => drawEffect(place, key));
     }
+  }
+
+  function drawEffect(place, key) {
+    const values = distinct(key), numbers = values.every(value => typeof value === "number");
+    const systems = key === system ? [null] : distinct(system), many = numbers && values.length > 12;
+    const data = systems.map((value, s) => {
+      const places = kept.filter(i => columns[key][i] !== null && (value === null || columns[system][i] === value));
+      const x = places.map(i => many ? columns[key][i] : escaped(columns[key][i])), y = places.map(i => columns.samples_per_s[i]);
+      const colour = COLORS[s % COLORS.length], named = { name: escaped(value ?? "samples/s"), x, y };
+      return many
+        ? { ...named, type: "scatter", mode: "markers", marker: { size: 5, opacity: 0.6, color: colour }, hovertext: places.map(hover), hovertemplate: "%{hovertext}<extra></extra>" }
+        : { ...named, type: "box", boxpoints: false, marker: { color: colour }, line: { width: 1.2 } };
+    }).filter(trace => trace.x.length);
+    const xaxis = { title: { text: escaped(key), standoff: 8 }, automargin: true, ...(many ? {} : { type: "category", categoryorder: "array", categoryarray: values.map(escaped) }) };
+    return draw(place, { data, layout: layout(300, { boxmode: "group", xaxis, yaxis: { title: { text: "samples/s", standoff: 8 }, automargin: true, rangemode: "tozero", gridcolor: "#E6E6E6" }, showlegend: systems.length > 1 }) });
   }
 
   const shownColumns = ["point", ...keys, ...metrics.map(m => m.key)];
@@ -369,14 +398,14 @@ async function sweep(data) {
     $("more").disabled = $("all").disabled = visible.length === kept.length;
   }
 
-  async function filter() {
+  function filter() {
     const wanted = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     kept = words.map((_, i) => i).filter(i => wanted.every(word => words[i].includes(word)));
     $("filtered").textContent = wanted.length ? `${kept.length.toLocaleString("en")} points.` : "";
     limit = PAGE;
     table();
-    await scatter();
-    await effects();
+    scatter();
+    effects();
   }
 
   const axes = [...metrics.map(m => m.key), ...keys.filter(key => typeof distinct(key)[0] === "number")];
@@ -386,25 +415,30 @@ async function sweep(data) {
   options("colour", keys, system);
   $("more").addEventListener("click", () => { limit += PAGE; table(); });
   $("all").addEventListener("click", () => { limit = Infinity; table(); });
-  let waiting = 0;
-  $("filter").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(filter, 200); });
+  let typed = 0;
+  $("filter").addEventListener("input", () => { clearTimeout(typed); typed = setTimeout(filter, 200); });
   sortBy("samples_per_s", true);
   if (!count) return;
-  await scatter();
-  await pause();
-  await effects();
+  scatter();
+  effects();
 }
 
 /* Pictures have the paper's width while they are printed. */
 
 const PAPER = 690;
-addEventListener("beforeprint", () => document.querySelectorAll(".js-plotly-plot").forEach(place => Plotly.relayout(place, { width: PAPER, autosize: false })));
+addEventListener("beforeprint", () => {
+  [...waiting.keys()].forEach(drawNow);
+  document.querySelectorAll(".js-plotly-plot").forEach(place => Plotly.relayout(place, { width: PAPER, autosize: false }));
+});
 addEventListener("afterprint", () => document.querySelectorAll(".js-plotly-plot").forEach(place => Plotly.relayout(place, { width: null, autosize: true })));
 
 (async () => {
   try {
     const data = await unpacked($("data").textContent);
-    await (data.runs ? runs(data) : sweep(data));
+    (data.runs ? runs : sweep)(data);
+    await frame();
+    await frame();
+    while (busy.size) await Promise.all(busy);
   } catch (error) {
     $("trouble").textContent = `The pictures cannot be drawn (${error.message}). A current browser may help.`;
     $("trouble").hidden = false;

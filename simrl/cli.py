@@ -26,6 +26,7 @@ from simrl import (
     cli_allocate,
     cli_calibrate,
     cli_explain,
+    cli_optimize,
     cli_profile,
     cli_report,
     cli_speculation,
@@ -165,6 +166,7 @@ def run(
 
 
 app.command(epilog=cli_sweep.EXAMPLES)(cli_sweep.sweep)
+app.command(epilog=cli_optimize.EXAMPLES)(cli_optimize.optimize)
 
 
 app.command(epilog="Example:  simrl explain results/quickstart/cluster.gpus-64-areal-eta-4")(cli_explain.explain)

@@ -88,6 +88,11 @@ class Varied(NamedTuple):
 def vary(path: Path, texts: Sequence[str], zips: Sequence[str] = ()) -> Varied:
     """What a scenario file and `key=a,b,c` say together: the file's `vary` first, then the keys in their order,
     then the systems. `zips` are keys, separated by commas, whose values go together. Raises `InputError`."""
+    return cross(lambda settings: ScenarioFile(path, settings), by_key(texts), zips)
+
+
+def by_key(texts: Sequence[str]) -> dict[str, Dimension]:
+    """What `key=a,b,c` each say, by the key. Raises `InputError`."""
     dimensions: dict[str, Dimension] = {}
     for text in texts:
         dimension = _dimension(text)
@@ -95,7 +100,7 @@ def vary(path: Path, texts: Sequence[str], zips: Sequence[str] = ()) -> Varied:
         if key in dimensions:
             raise InputError(f"{text!r}: {key} is given twice; give all of its values once, separated by commas")
         dimensions[key] = dimension
-    return cross(lambda settings: ScenarioFile(path, settings), dimensions, zips)
+    return dimensions
 
 
 def cross(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from simrl.dimensions import PARAMETER, SYSTEMS, Alternative, Between, Dimension, Listed, Varied, vary
+from simrl.dimensions import PARAMETER, SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross
 from simrl.hardware import model_shape
 from simrl.points import Digests, Point, SharedInputs, make_point, resolved
 from simrl.profile import METADATA_KEY, ProfileMetadata
-from simrl.scenario import Scenario, Setting
+from simrl.scenario import Scenario, ScenarioFile, Setting
 from simrl.simulate import Inputs
 from simrl.speculation.methods import METHODS
 from simrl.sweeps import require_names, require_parameters
@@ -48,13 +48,15 @@ Chosen = Mapping[int, Alternative]  # an alternative of each dimension, by its p
 @dataclass(frozen=True)
 class Space:
     """The dimensions, `asked` in words; `named` are the keys that the user or the file gave, `profiles` the profile of each tp
-    that there is, `batch_samples` the samples of a step of the trace on average, `notes` what was left out and why."""
+    that there is, `batch_samples` the samples of a step of the trace on average, `first` a scenario of the file, `notes` what
+    was left out and why."""
 
     varied: Varied
     asked: tuple[str, ...]
     named: frozenset[str]
     profiles: Mapping[int, str]
     batch_samples: float
+    first: Scenario
     notes: tuple[str, ...]
     _digests: Digests = field(default_factory=Digests)
     _checked: set[str] = field(default_factory=set)
@@ -117,47 +119,59 @@ class Space:
         return scenario.model_copy(update={"profile": scenario.profile.model_copy(update={"path": found})})
 
 
-def make_space(path: Path, texts: Sequence[str], inputs: Inputs | None = None) -> Space:
-    """The space of a scenario's file and `key=a,b,c` of the user. Raises `InputError`."""
+def make_space(
+    open_file: Callable[[Sequence[Setting]], ScenarioFile],
+    dimensions: Mapping[str, Dimension],
+    inputs: Inputs | None = None,
+) -> Space:
+    """The space of a scenario's file and the dimensions of the user, by their keys. Raises `InputError`."""
     inputs = inputs or SharedInputs()
-    asked = vary(path, texts)
+    asked = cross(open_file, dimensions)
     first = _first(asked)
     trace = inputs.trace(first)
-    given = {text.partition("=")[0] for text in texts}
-    named = given | {key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS}
-    more: dict[str, str] = {}
+    named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
+    more: dict[str, Sequence[Any]] = {}
     notes: list[str] = []
     entries, values = list(asked.file.systems), {key: list(default) for key, default in DEFAULTS.items()}
-    if SYSTEMS not in given:
+    if SYSTEMS not in dimensions:
         entries = _with_families(entries, values, named)
-        more[SYSTEMS] = f"{SYSTEMS}={','.join(map(_text, entries))}"
+        more[SYSTEMS] = entries
     names = dict.fromkeys(_parts(entry)[0] for entry in entries)
     has = {parameter for name in names for parameter in parameters_of(name)}
-    for parameter, listed in values.items():
-        if f"{PARAMETER}{parameter}" not in named and parameter in has:
-            more[parameter] = f"{PARAMETER}{parameter}={','.join(map(str, listed))}"
+    for parameter, several in values.items():
+        if parameter in has:
+            more[f"{PARAMETER}{parameter}"] = several
     profiles = _profiles(first) if first.profile.path is not None else {}
-    if TP not in named:
-        tps, said = _tensor_parallel(asked, first, profiles)
-        notes += said
-        if len(tps) > 1:
-            more[TP] = f"{TP}={','.join(map(str, tps))}"
-    if DRAFTER not in named:
-        methods, said = _drafters(first, trace)
-        notes += said
-        own = [method.name for name in names if (method := make_system(name, {}).speculation) is not None]
-        listed = [*(["null"] if set(own) - set(methods) else []), "none", *methods]
-        if len(listed) > 1:
-            more[DRAFTER] = f"{DRAFTER}={','.join(listed)}"
-    varied = vary(path, [*texts, *more.values()])
+    tps, said = _tensor_parallel(asked, first, profiles)
+    more[TP] = tps
+    notes += said if TP not in named else []
+    methods, said = _drafters(first, trace)
+    notes += said if DRAFTER not in named else []
+    own = {method.name for name in names if (method := make_system(name, {}).speculation) is not None}
+    more[DRAFTER] = [*([None] if own - set(methods) else []), "none", *methods]
+    found = dict(dimensions)
+    for key, choices in more.items():
+        if key not in named and (len(choices) > 1 or key == SYSTEMS):
+            found[key] = Listed((key,), [(Setting(key, value, f"{key}={_text(value)}"),) for value in choices])
+    varied = cross(open_file, found)
     require_parameters(varied)
     return Space(
         varied=varied,
-        asked=(*texts, *more.values()),
+        asked=tuple(_said(key, dimension) for key, dimension in found.items()),
         named=frozenset(named),
         profiles=profiles,
         batch_samples=len(trace) / len(trace.step_slices),
+        first=first,
         notes=tuple(notes),
+    )
+
+
+def _said(key: str, dimension: Dimension) -> str:
+    """As a command line has it."""
+    if isinstance(dimension, Between):
+        return dimension.text
+    return (
+        f"{key}={','.join(_text(setting.value) for alternative in dimension.alternatives for setting in alternative)}"
     )
 
 
@@ -295,8 +309,8 @@ def _parts(entry: Any) -> tuple[str, dict[str, Any]]:
     return (entry, {}) if isinstance(entry, str) else (entry["name"], {k: v for k, v in entry.items() if k != "name"})
 
 
-def _text(entry: Any) -> str:
-    return entry if isinstance(entry, str) else json.dumps(entry)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _entry(alternative: Alternative) -> Any:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 # each other. A new module gets its place here.
 LAYERS = (
     "errors events interpolation interrupts page palette picture processes shipped validation yaml_text",  # know nothing of reinforcement learning
-    "files hardware overrides parquet",
+    "extensions files hardware overrides parquet",
     "trace profile",
     "result_check rollout synthesis ranks profilers importers training workload faults speculation",
     "engine",
@@ -39,16 +39,19 @@ LAYERS = (
     "points",
     "executors",
     "sweeps",
-    "goal outcomes search_space",
+    "goal outcomes search_space launch model_error staleness_quality",
     "search",
+    "robustness",
+    "optimization",
+    "optimization_table",
     "sweep_table",
     "views",
     "api",
     "__init__",
     "html_report",
     "cli_systems",
-    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_report cli_speculation "
-    "cli_sweep",
+    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_optimize "
+    "cli_report cli_speculation cli_sweep",
 )
 TOGETHER = {
     "cli": {
@@ -59,6 +62,7 @@ TOGETHER = {
         "cli_acceptance",
         "cli_agreement",
         "cli_explain",
+        "cli_optimize",
         "cli_report",
         "cli_speculation",
         "cli_sweep",

@@ -53,9 +53,7 @@ def draw(results: list[Result]) -> Figure:
             y = np.stack([top, top, bottom, bottom], axis=1)
             outline = Outline.make_compound_path_from_polys(np.stack([x, y], axis=2))
             look = BUBBLE if kind == "idle" else {}
-            axes.add_patch(
-                PathPatch(outline, facecolor=KIND_COLORS[kind], linewidth=0, antialiased=False, **look)
-            )
+            axes.add_patch(PathPatch(outline, facecolor=KIND_COLORS[kind], linewidth=0, antialiased=False, **look))
         finished_s = result.steps.column("finished_s").to_numpy()
         updates = finished_s[(finished_s > FROM_S) & (finished_s <= FROM_S + SHOWN_S)]
         for update_s in updates:

@@ -56,6 +56,7 @@ from simrl.speculation.refusals import accepted_prefixes, with_refusals
 from simrl.speculation.run_model import draw_runs, draw_trace_runs
 from simrl.speculation.siblings import SiblingIndex, WholeResponseRuns, sibling_index, whole_response_runs
 from simrl.speculation.specactor import Plan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
+from simrl.speculation.teacher_forced import drafter_runs
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 from simrl.speculation.windows import Fixed
 from simrl.spot_trainer import SpotTrainer
@@ -147,6 +148,11 @@ def plan_drafting(
                 "import it with its tokens, or use another method"
             )
         _require_factor(speculation, inputs.acceptance_factor, has_ids)
+        if speculation.drafter == "own" and not has_ids:
+            raise InputError(
+                f"{trace.metadata.name}: {speculation.name} drafts from tokens, and the trace has no token ids; import it with "
+                "its tokens, or use another method"
+            )
         facts["acceptance"] = (
             "measured from the trace's tokens" if has_ids else inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
         )
@@ -346,7 +352,7 @@ class Drafting:
                 drawn = draw_trace_runs(plan.inputs.runs_of("siblings"), trace, seed)
                 factor = plan.inputs.acceptance_factor
                 self._runs = _with_siblings(with_refusals(drawn, trace, seed, factor), trace)
-        elif plan.speculation.drafter in ("history", "ngram"):
+        elif plan.speculation.drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
         self._own = _decoding(plan, self._runs, self._siblings, profile, kv_tokens, max_num_seqs)
         self._model_free = _with_times(self._own, text_drafts_of(profile)) if falls_back else None
@@ -454,6 +460,8 @@ def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace,
     if not _has_ids(trace):
         model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
         runs = draw_trace_runs(model, trace, seed, speculation.epochs_back)
+    elif speculation.make_drafter is not None:
+        runs = drafter_runs(trace, speculation.make_drafter)
     elif speculation.drafter == "ngram":
         runs = ngram_runs(trace)
     else:

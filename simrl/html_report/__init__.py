@@ -48,7 +48,7 @@ def report_html(found: Runs | Sweep) -> str:
     """The page. Its timelines are made coarser until it is small enough."""
     most_spans = MOST_SPANS
     text = _page(found, most_spans)
-    while len(text.encode()) > MOST_BYTES and isinstance(found, Runs) and most_spans > 1000:
+    while len(text.encode()) > MOST_BYTES and isinstance(found, Runs) and most_spans > 10:
         most_spans //= 2
         text = _page(found, most_spans)
     return text

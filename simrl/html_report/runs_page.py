@@ -62,7 +62,7 @@ def runs_context(found: Runs, most_spans: int) -> tuple[dict[str, Any], dict[str
     explained = [_explained(run) for run in runs]
     columns = columns_of(rows)
     names = _names(runs)
-    each = max(most_spans // len(runs), 200)
+    each = most_spans // len(runs)
     details = [_details(run, fall, said) for run, fall, said in zip(runs, falls, explained, strict=True)]
     data = {
         "figures": {
@@ -91,7 +91,8 @@ def runs_context(found: Runs, most_spans: int) -> tuple[dict[str, Any], dict[str
         "notes": notes(rows),
         "runs": list(zip(names, details, strict=True)),
         "several": len(runs) > 1,
-        "chosen": rows.index(max(rows, key=lambda row: row["samples_per_s"])),
+        "raced": len(runs) > 1 and not found.replayed,
+        "chosen": 1 if found.replayed else rows.index(max(rows, key=lambda row: row["samples_per_s"])),
         "ledger": shared({name: run.result.metadata for name, run in zip(names, runs, strict=True)}),
         "scenarios": [(name, _yaml(run.result.metadata["scenario"])) for name, run in zip(names, runs, strict=True)],
         "agreement": _agreement(runs) if found.replayed else None,

@@ -38,17 +38,19 @@ class _Model(BaseModel):
 class ClusterConfig(_Model):
     """The GPUs. `tp` of them make one rollout worker."""
 
-    gpu: str
-    gpus: int = Field(gt=0, le=1_000_000)
-    tp: int = Field(gt=0)
+    gpu: str = Field(
+        description="a100, h100, h200 or rtxpro6000: its memory, rates and links, where no profile says them"
+    )
+    gpus: int = Field(gt=0, le=1_000_000, description="all of them, those that roll out and those that train")
+    tp: int = Field(gt=0, description="tensor-parallel size: GPUs of one rollout worker")
     cost_per_gpu_hour: float = Field(default=0.0, ge=0, description="in the currency you like; 0 leaves cost out")
 
 
 class WorkloadConfig(_Model):
     """What is generated: a recorded trace, or a synthetic one. A trace that is too short is passed over again."""
 
-    trace: str | None = None
-    synthetic: LengthModel | None = None
+    trace: str | None = Field(default=None, description="a trace file (Parquet), as `simrl trace import` writes it")
+    synthetic: LengthModel | None = Field(default=None, description="or a model of lengths, drawn with the seed")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> WorkloadConfig:
@@ -60,17 +62,29 @@ class WorkloadConfig(_Model):
 class RooflineConfig(_Model):
     """Efficiencies of `simrl.profilers.roofline.roofline_profile`; what is not given has that function's default."""
 
-    compute_efficiency: float | None = Field(default=None, ge=0.001, le=1)
-    memory_efficiency: float | None = Field(default=None, ge=0.001, le=1)
-    link_efficiency: float | None = Field(default=None, ge=0.001, le=1)
-    between_passes_s: float | None = Field(default=None, ge=0, le=MOST_SECONDS)
+    compute_efficiency: float | None = Field(
+        default=None, ge=0.001, le=1, description="of the data sheet's dense bfloat16 rate; 0.7 if not given"
+    )
+    memory_efficiency: float | None = Field(
+        default=None, ge=0.001, le=1, description="of its memory bandwidth; 0.8 if not given"
+    )
+    link_efficiency: float | None = Field(
+        default=None, ge=0.001, le=1, description="of its link's bandwidth; 0.7 if not given"
+    )
+    between_passes_s: float | None = Field(
+        default=None, ge=0, le=MOST_SECONDS, description="host time between two passes; 0.001 if not given"
+    )
 
 
 class ProfileConfig(_Model):
     """Step times: a profile file, or a roofline of the cluster's GPU; with the corrections that a measurement gave."""
 
-    path: str | None = None
-    roofline: RooflineConfig | None = None
+    path: str | None = Field(
+        default=None, description="a profile file (Parquet): `profiles/`, `simrl profile`, `simrl measure`"
+    )
+    roofline: RooflineConfig | None = Field(
+        default=None, description="or step times from the data sheet of the cluster's GPU; {} takes the defaults"
+    )
     forward_correction: float = Field(
         default=1.0, ge=0.01, le=100, description="multiplies every forward pass; 1 = as profiled"
     )
@@ -109,12 +123,14 @@ class Scenario(_Model):
     """One simulation."""
 
     name: str = Field(description="also of the folder of its results")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of all draws: the same seed is the same luck for every system")
     steps: int = Field(gt=0, description="policy updates to simulate")
     warmup_steps: int = Field(
         default=0, ge=0, description="first updates left out of every average: the pipelines fill"
     )
-    model: str
+    model: str = Field(
+        description="a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"
+    )
     cluster: ClusterConfig
     workload: WorkloadConfig
     profile: ProfileConfig
@@ -143,8 +159,8 @@ class Scenario(_Model):
 
 
 # What `load_scenarios` fills in, and what a file has instead.
-_FILLED_IN = ("system", "variant", "file")
-_KEYS = (*(key for key in Scenario.model_fields if key not in _FILLED_IN), "systems", "vary")
+FILLED_IN = ("system", "variant", "file")
+_KEYS = (*(key for key in Scenario.model_fields if key not in FILLED_IN), "systems", "vary")
 _PATHS = (("workload", "trace"), ("profile", "path"), ("speculation", "draft_profile"))
 
 

@@ -51,7 +51,9 @@ class ModelAcceptance(BaseModel):
     verification: Verification = Field(
         default="rejection_sampling", description="the rule under which by_position was found"
     )
-    kind: Literal["measured", "digitised", "assumed"] = "assumed"
+    kind: Literal["measured", "digitised", "assumed"] = Field(
+        default="assumed", description="how the numbers are known"
+    )
     source: str = Field(default="the scenario", description="where the numbers come from")
 
     def times(self, factor: float) -> ModelAcceptance:

@@ -62,11 +62,6 @@ class Goal:
             return f"the shortest time of {self.updates:,} updates for at most {self.budget:,.6g}"
         return "the most trained samples a second"
 
-    @property
-    def comparative(self) -> str:
-        """What a larger merit is."""
-        return "cheaper" if self.deadline_s is not None else "faster"
-
     def seconds(self, row: Row) -> float:
         """Of the updates that were asked for."""
         return float((self.updates or 0) * self.batch_samples / row["samples_per_s"])

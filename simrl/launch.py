@@ -72,7 +72,7 @@ def launch(prepared: Prepared) -> Launch | NotOffered:
     system, speculation = prepared.system, prepared.system.speculation
     if system.name not in _OFFERED:
         nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
-        return NotOffered(f"no documentation of verl, AReaL or slime has {system.name} ({system.paper}){nearest}")
+        return NotOffered(f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}")
     made = _OFFERED[system.name](prepared, _batch(prepared))
     if speculation is None:
         return made
@@ -174,11 +174,10 @@ def _dapo(prepared: Prepared, batch: _Batch) -> Launch:
 
 
 def _one_step_off(prepared: Prepared, batch: _Batch) -> Launch:
-    program = (
-        "python3 -m recipe.one_step_off_policy.async_main_ppo --config-path=config "
-        "--config-name='one_step_off_ppo_trainer.yaml'"
-    )
-    return Launch("verl", program, {**_verl(prepared, batch), **_rollout_nodes(prepared)}, (VERL, VERL_ONE_STEP_OFF))
+    program = "python3 -m recipe.one_step_off_policy.async_main_ppo"
+    config = {"--config-path": "config", "--config-name": "one_step_off_ppo_trainer.yaml"}
+    settings = {**config, **_verl(prepared, batch), **_rollout_nodes(prepared)}
+    return Launch("verl", program, settings, (VERL, VERL_ONE_STEP_OFF))
 
 
 def _fully_async(prepared: Prepared, batch: _Batch) -> Launch:

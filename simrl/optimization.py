@@ -167,11 +167,11 @@ def _end_json(end: End) -> dict[str, Any]:
         "source": end.source,
         "what": WORDS[end.source],
         "factor": end.factor,
-        "winner": end.winner.point.hash,
-        "winner_system": end.winner.row["system"],
+        "winner": end.winner.point.hash if end.winner else None,
+        "winner_system": end.winner.row["system"] if end.winner else None,
         "lead": None if math.isinf(end.lead) else end.lead,
         "flip": {"holds": flip.holds, "flips": flip.flips, "winner": flip.winner.point.hash} if flip else None,
-        "unchanged": dict(end.unchanged),
+        "untried": dict(end.untried),
     }
 
 

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from simrl.explanation_table import WORDS as WAITS
 from simrl.goal import Goal, duration
 from simrl.model_error import RATIO_ERROR, SOURCE, WHOLE_RUNS_TOO_FAST
 from simrl.optimization import Choice, Optimization, Reasons
@@ -27,6 +26,22 @@ from simrl.staleness_quality import SOURCE as QUALITY_SOURCE
 WIDTH = 100
 MOST_ON_FRONT = 8
 MOST_REASONS = 3
+WAITS = {
+    "generate": "responses",
+    "environment": "environments",
+    "reward": "rewards",
+    "boundary": "the pass that a worker is in",
+    "unknown": "causes unknown",
+    "load_weights": "loading weights",
+    "log_prob": "log-probs",
+    "train": "training",
+    "publish": "publishing weights",
+    "switch": "switching phases",
+    "transfer": "handing on the batch",
+    "checkpoint": "checkpoints",
+    "evaluate": "evaluation",
+    "lost": "lost workers",
+}
 SOURCES = {"decode": "every forward pass", "train": "training", "acceptance": "acceptance of drafts"}
 
 
@@ -99,8 +114,8 @@ def _answer(found: Optimization) -> Iterator[str]:
         )
     elif len(found.best) > 1:
         yield (
-            f"The next system, {found.best[1].option.row['system']}, is {min(found.best[1].leads):.0%} behind, beyond simrl's "
-            f"own error of {RATIO_ERROR:.0%}."
+            f"It is {1 + min(found.best[1].leads):.2f} times as {_good(goal)} as the next system, "
+            f"{found.best[1].option.row['system']}: beyond simrl's own error of {RATIO_ERROR:.0%}."
         )
     if goal.deadline_s is not None and goal.seconds(option.row) > goal.deadline_s * (1 - WHOLE_RUNS_TOO_FAST[1]):
         low, high = WHOLE_RUNS_TOO_FAST
@@ -158,14 +173,14 @@ def _best(found: Optimization) -> Table:
     extra = ["time", "cost" if goal.price else "GPU-h"] if goal.updates is not None else []
     table = _table(
         "system", "rollout\n: train", "tp", "drafter", "samples/s", "off-policy\nmean / max",
-        "cost/1k" if priced else "GPU-h/1k", *extra, "behind",
+        "cost/1k" if priced else "GPU-h/1k", *extra, f"best as\n{_good(goal)}",
     )  # fmt: skip
     for choice in found.best:
         row, why = choice.option.row, choice.reasons
         split = f"{why.train_gpus} both" if why.colocated else f"{why.rollout_gpus} : {why.train_gpus}"
         cost = row["cost_per_1k_samples"] if priced else choice.option.gpu_hours
         more = [duration(goal.seconds(row)), f"{goal.cost(row):,.4g}"] if extra else []
-        behind = "" if choice is found.choice else f"{choice.leads[0]:.0%}{' ≈' if choice.tied else ''}"
+        behind = "" if choice is found.choice else f"{1 + choice.leads[0]:.2f}×{' ≈' if choice.tied else '  '}"
         cells = [
             _system(choice.option),
             split,
@@ -214,12 +229,13 @@ def _why(choice: Choice, console: Console) -> None:
         _say(console, f"{name}: {says}.", indent=3, hanging=2)
     if len(choice.leads) > 1:
         shares = ", ".join(f"{lead:+.1%}" for lead in choice.leads)
-        _say(console, f"The best leads it by {shares} with {len(choice.leads)} seeds.", indent=3, hanging=2)
+        if any(choice.leads):
+            _say(console, f"The best is ahead of it by {shares} with {len(choice.leads)} seeds.", indent=3, hanging=2)
     if choice.variant is not None:
         tp = f", tp {choice.variant.point.scenario.cluster.tp}"
         _say(
             console,
-            f"Its next variant, {choice.variant.row['system']}{tp}, is {choice.variant_loss:.1%} behind it.",
+            f"It is {choice.variant_loss:.1%} ahead of its next variant, {choice.variant.row['system']}{tp}.",
             indent=3,
             hanging=2,
         )
@@ -227,7 +243,7 @@ def _why(choice: Choice, console: Console) -> None:
 
 def _sentence(why: Reasons) -> str:
     parts = _and([f"{clause} ({share:.0%})" for _, clause, share in why.parts])
-    waits = _and([f"{WAITS.get(kind, kind)} {share:.0%}" for kind, share in why.waits])
+    waits = _and([f"{WAITS.get(kind, kind)} {share:.0%}" for kind, share in why.waits if share > 0.01])
     said = f"{why.ideal_share:.0%} of its GPU time is what an ideal run takes, too"
     said += f"; most of the rest goes to {parts}." if parts else "."
     return f"{said} What an update waits for: {waits}." if waits else said
@@ -262,24 +278,27 @@ def _robust(found: Optimization) -> Iterator[str]:
     for source in dict.fromkeys(end.source for end in found.robustness):
         ends = [end for end in found.robustness if end.source == source]
         yield f"{SOURCES[source]}: {'; '.join(_of_end(end, choice) for end in ends)}."
-        reasons = {reason for end in ends for key, reason in end.unchanged.items() if key == choice.point.hash}
-        for reason in sorted(reasons):
-            yield f"  not tried for the choice on one side: {reason}"
 
 
 def _of_end(end: End, choice: Option) -> str:
     unit = "time" if end.source != "acceptance" else "acceptance"
     at = f"at {_percent(end.factor)} {unit}"
+    if end.winner is None:
+        return f"{at} nothing is known, as {end.untried[choice.point.hash]}"
+    left_out = f" ({len(end.untried)} of the others could not be tried)" if end.untried else ""
     if end.winner is choice:
-        unchanged = choice.point.hash in end.unchanged
-        return f"{at} {'the choice is as it was' if unchanged else 'the choice still wins'}, by {_lead(end.lead)}"
+        return f"{at} the choice still wins, by {_lead(end.lead)}{left_out}"
     assert end.flip is not None
     flip = end.flip
     side = "below" if flip.flips < 1 else "above"
     return (
         f"{flip.winner.row['system']} (tp {flip.winner.point.scenario.cluster.tp}) wins {side} {_percent(flip.flips)} {unit} "
-        f"(at {_percent(flip.holds)} the choice still does; {at} it is {_lead(end.lead)} behind)"
+        f"(at {_percent(flip.holds)} the choice still does; {at} {end.winner.system} is ahead by {_lead(end.lead)}){left_out}"
     )
+
+
+def _good(goal: Goal) -> str:
+    return "cheap" if goal.deadline_s is not None else "fast"
 
 
 def _lead(lead: float) -> str:
@@ -315,7 +334,8 @@ def _print_launch(found: Optimization, console: Console) -> None:
         _say(
             console,
             f"The best that is offered is number {launching.rank}, {option.row['system']}, tp "
-            f"{option.point.scenario.cluster.tp}, {behind:.0%} behind, in {settings.framework}:",
+            f"{option.point.scenario.cluster.tp} (the best is {1 + behind:.2f} times as {_good(found.goal)}), in "
+            f"{settings.framework}:",
         )
     else:
         _say(console, f"In {settings.framework}:")

@@ -44,14 +44,15 @@ class Flip:
 @dataclass(frozen=True)
 class End:
     """What happens with a source of error at one of its ends: the best option there, by how much it leads the choice, or the
-    choice the second, and where inside it flips; `unchanged` are the options that cannot be executed so (a reason each)."""
+    choice the second, and where inside it flips. `untried` are the options that cannot be executed so, by their hash, with the
+    reason: they are left out, as they would be compared as they were with others that are not. No winner: the choice is one."""
 
     source: str
     factor: float
-    winner: Option
+    winner: Option | None
     lead: float
     flip: Flip | None
-    unchanged: Mapping[str, str]
+    untried: Mapping[str, str]
 
 
 def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
@@ -116,7 +117,7 @@ class _Trial:
         return found
 
     def _judged(self, source: str, factor: float, choices: Sequence[Option]) -> tuple[dict[str, float], dict[str, str]]:
-        """The merits of the choices that keep the limits there, by their own hashes; why others could not be changed."""
+        """The merits of the choices that keep the limits there, by their own hashes; why others could not be tried."""
         points = self._points(source, factor, choices)
         merits, reasons = {}, {}
         for option, (point, reason), outcome in zip(
@@ -124,7 +125,7 @@ class _Trial:
         ):
             if reason or "error" in outcome:
                 reasons[option.point.hash] = reason or outcome["error"]
-                outcome = {"row": option.row}
+                continue
             found = judged(point, outcome, self._goal)
             if found.allowed:
                 merits[option.point.hash] = found.merit
@@ -133,6 +134,8 @@ class _Trial:
     def end(self, source: str, factor: float) -> End:
         choice = self._choices[0]
         merits, reasons = self._judged(source, factor, self._choices)
+        if choice.point.hash in reasons:
+            return End(source, factor, None, 0.0, None, reasons)
         winner = self._best(merits, self._choices)
         others = [merit for key, merit in merits.items() if key != winner.point.hash]
         against = merits.get(choice.point.hash) if winner is not choice else max(others, default=None)

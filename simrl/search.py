@@ -84,9 +84,10 @@ class Searched:
 
     def add(self, point: Point, outcome: Outcome, goal: Goal) -> Option | None:
         if "error" in outcome:
-            reason = re.sub(r"\d[\d.,]*", "#", outcome["error"])
+            said = outcome["error"].removeprefix(f"system {point.scenario.system.name}: ")
+            reason = re.sub(r"\d[\d.,]*", "#", said)
             self.impossible[reason] += 1
-            self.examples.setdefault(reason, outcome["error"])
+            self.examples.setdefault(reason, said)
             return None
         option = judged(point, outcome, goal)
         self.options.append(option)

@@ -1,6 +1,6 @@
 """How large reports are and how fast they open, beside their bars: of a sweep of 1,000 points, and of runs on 512 GPUs.
 
-Opening is counted from the address to the first pictures on the screen, in a Chromium that was just started and knows nothing of
+Opening is counted from the address to the first pictures on the screen, in a Chromium that was just started and does not know
 the page: the median of several. CPU seconds of the page's own thread are what a machine without other work takes at the least.
 
 python experiments/bench/report.py [--points 1000] [--repeats 5] [--json] [FOLDER ...]

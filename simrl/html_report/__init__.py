@@ -21,7 +21,9 @@ from simrl.html_report.runs_page import runs_context
 from simrl.html_report.sources import Runs, Sweep, find
 from simrl.html_report.sweep_page import sweep_context
 
-PLOTLY = "plotly.min.js"  # plotly.js-cartesian-dist-min 4.1.1 of npm, MIT: a third of the whole plotly, opens as much faster
+PLOTLY = (
+    "plotly.min.js"  # plotly.js-cartesian-dist-min 4.1.1 of npm, MIT: a third of the whole plotly, opens as much faster
+)
 MOST_BYTES = 6_000_000
 MOST_SPANS = 400_000  # of all timelines; fewer where the file would get too large
 SECTIONS = {

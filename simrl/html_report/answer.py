@@ -58,19 +58,19 @@ def _of_all(runs: Sequence[Run]) -> Answer:
 
 def _of_group(group: Sequence[Run], variant: str) -> Answer:
     best = max(group, key=lambda run: run.row["samples_per_s"])
-    row, where = best.row, f"With {variant}: " if variant else ""
+    row, where = best.row, f" with {variant}" if variant else ""
     said = (
         f"{row['samples_per_s']:.3g} samples/s, {row['rollout_bubble']:.0%} rollout bubble, "
         f"{row['off_policyness_mean']:.2f} updates off-policy on average"
     )
     if len(group) == 1:
-        return Answer(f"{where}{row['system']}:", " ".join([f"{said}.", _largest_losses(best)]).strip())
+        return Answer(f"{row['system']}{where}:", " ".join([f"{said}.", _largest_losses(best)]).strip())
     other = group[0]
     if other is best:
         other = max((run for run in group if run is not best), key=lambda run: run.row["samples_per_s"])
     times = row["samples_per_s"] / other.row["samples_per_s"]
     beside = f"{times:.2f}× as fast as {other.row['system']}, {'the first' if other is group[0] else 'the next'}"
-    return Answer(f"{where}{row['system']} is the fastest,", " ".join([f"{beside}: {said}.", *_why(best, other)]))
+    return Answer(f"Fastest{where}: {row['system']},", " ".join([f"{beside}: {said}.", *_why(best, other)]))
 
 
 def _of_replay(predicted: Row, measured: Row) -> Answer:

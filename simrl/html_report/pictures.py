@@ -27,7 +27,7 @@ Figure = dict[str, Any]
 Row = Mapping[str, Any]
 Values = NDArray[Any]
 
-LINE = 24  # characters of a name in a line of it
+LINE = 26  # characters of a name in a line of it
 SMALL = 0.004  # share of the largest bar below which a part is summed up with others
 OLDEST = 9  # updates; what is older is counted with it
 LENGTH_BINS = 40
@@ -81,9 +81,14 @@ def rounded(values: ArrayLike, digits: int = 4) -> list[Any]:
     return [None if not np.isfinite(v) else float(f"{v:.{digits}g}") for v in array.ravel()]
 
 
-def wrapped(text: str, width: int = LINE) -> str:
-    """A name over several lines."""
-    return "<br>".join(map(escaped, textwrap.wrap(text, width) or [""]))
+def wrapped(text: str) -> list[str]:
+    """A name in lines, broken at its parameters."""
+    lines = textwrap.wrap(text.replace("(", "( "), LINE) or [""]
+    return [line.replace("( ", "(") for line in lines]
+
+
+def _label(text: str) -> str:
+    return "<br>".join(map(escaped, wrapped(text)))
 
 
 def layout(height: int, **more: Any) -> dict[str, Any]:
@@ -129,12 +134,13 @@ class Lines:
         several = len({row["variant"] for row in rows}) > 1
         for row in rows:
             if several and row["variant"] != before:
-                self._ticks.append((line, f"<b>{wrapped(row['variant'])}</b>"))
+                self._ticks.append((line, f"<b>{_label(row['variant'])}</b>"))
                 line += 0.9
             before = row["variant"]
-            self._ticks.append((line, wrapped(str(row["system"]))))
-            self.places.append(line)
-            line += 1 + 0.35 * (len(textwrap.wrap(str(row["system"]), LINE)) > 2)
+            room = max(1.0, 0.15 + 0.48 * len(wrapped(str(row["system"]))))
+            self.places.append(line + (room - 1) / 2)
+            self._ticks.append((self.places[-1], _label(str(row["system"]))))
+            line += room
         self.count = line
 
     def axis(self) -> dict[str, Any]:
@@ -174,7 +180,7 @@ def speed_figure(rows: Sequence[Row]) -> Figure:
         "layout": layout(
             lines.height(),
             xaxis=axis(
-                "trained samples a second", rangemode="tozero", range=[0, 1.12 * max(r["samples_per_s"] for r in rows)]
+                "trained samples a second", rangemode="tozero", range=[0, 1.2 * max(r["samples_per_s"] for r in rows)]
             ),
             yaxis=lines.axis(),
             showlegend=False,
@@ -207,7 +213,7 @@ def gpu_seconds_figure(rows: Sequence[Row], falls: Sequence[Waterfall]) -> Figur
         "layout": layout(
             lines.height(more=110 + 22 * -(-len(traces) // 3)),
             barmode="stack",
-            xaxis=axis("GPU-seconds a trained sample", rangemode="tozero"),
+            xaxis=axis("GPU-s a trained sample", rangemode="tozero"),
             yaxis=lines.axis(),
         ),
     }
@@ -260,7 +266,7 @@ def bubble_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Seque
         "data": traces,
         "layout": layout(
             lines.height(),
-            xaxis=axis("idle share of a rollout worker's time", tickformat=".0%", range=[-0.01, 1.01], zeroline=False),
+            xaxis=axis("idle share", tickformat=".0%", range=[-0.01, 1.01], zeroline=False),
             yaxis=lines.axis(),
             showlegend=False,
         ),

@@ -67,6 +67,7 @@ def optimize(
     from simrl.comparison import compile_kernels, progress_bar
     from simrl.dimensions import by_key
     from simrl.executors import Here, Processes
+    from simrl.files import write_whole_file
     from simrl.goal import Goal, seconds_of
     from simrl.optimization import optimization, require_trials
     from simrl.optimization_table import print_optimization
@@ -90,21 +91,25 @@ def optimize(
     compile_kernels()
     staying = Processes(jobs, stay=True) if jobs > 1 else None
     executor: Executor = staying or Here()
+    outcomes = Outcomes(folder, executor)
     started = time.monotonic()
     try:
         with progress_bar() as bar:
-            outcomes = Outcomes(folder, executor)
             stages = _Stages(bar, trials, outcomes)
             found = optimization(
                 space, goal, outcomes, trials=trials, seed=seed, best=best, robust=robust, on_stage=stages.begin
             )
+    except KeyboardInterrupt as error:
+        raise outcomes.interrupted() from error
     finally:
         if staying is not None:
             staying.end()
-    data = {**found.as_json(), "simulated": outcomes.simulated, "found": outcomes.found, "folder": str(folder)}
-    text = json.dumps(data, indent=1, ensure_ascii=False)
+    answer = found.as_json()
+    with write_whole_file(folder / "optimize.json") as temporary:
+        temporary.write_text(json.dumps(answer, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if as_json:
-        print(text)
+        data = {**answer, "simulated": outcomes.simulated, "found": outcomes.found, "folder": str(folder)}
+        print(json.dumps(data, indent=1, ensure_ascii=False))
         return
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:

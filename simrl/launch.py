@@ -118,6 +118,16 @@ def _nodes(gpus: int) -> tuple[int, int]:
     return gpus // each, each
 
 
+def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Nodes and GPUs of each that roll out, and that train: a part of every node where that is even, so that no node stays
+    empty; else nodes of their own."""
+    rollout, train = prepared.workers * prepared.gpus_per_worker, prepared.train_gpus
+    nodes = max((rollout + train) // GPUS_PER_NODE, 1)
+    if rollout % nodes == 0 and train % nodes == 0:
+        return (nodes, rollout // nodes), (nodes, train // nodes)
+    return _nodes(rollout), _nodes(train)
+
+
 def _value(prepared: Prepared, parameter: str) -> Any:
     """Of the system, as given or by default."""
     return prepared.system.parameters.get(parameter, parameters_of(prepared.system.name)[parameter])
@@ -128,7 +138,7 @@ def _verl(prepared: Prepared, batch: _Batch) -> dict[str, str]:
     scenario = prepared.scenario
     engine, training = scenario.engine, scenario.training
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    nodes, each = _nodes(prepared.train_gpus)
+    nodes, each = _nodes(prepared.train_gpus) if prepared.colocated else _parts(prepared)[1]
     settings = {
         "data.train_batch_size": batch.prompts,
         "data.max_prompt_length": batch.prompt_tokens,
@@ -153,7 +163,7 @@ def _verl(prepared: Prepared, batch: _Batch) -> dict[str, str]:
 
 def _rollout_nodes(prepared: Prepared) -> dict[str, str]:
     """Of verl's trainers whose rollout has its own GPUs."""
-    nodes, each = _nodes(prepared.workers * prepared.gpus_per_worker)
+    nodes, each = _parts(prepared)[0]
     own = {"actor_rollout_ref.hybrid_engine": "False"}
     return {**own, "rollout.nnodes": str(nodes), "rollout.n_gpus_per_node": str(each)}
 
@@ -238,7 +248,7 @@ def _areal(prepared: Prepared, batch: _Batch) -> Launch:
 
 
 def _slime(prepared: Prepared, batch: _Batch) -> dict[str, str]:
-    nodes, each = _nodes(prepared.train_gpus)
+    nodes, each = _nodes(prepared.train_gpus) if prepared.colocated else _parts(prepared)[1]
     updates = prepared.system.minibatches
     return {
         "--actor-num-nodes": str(nodes),

@@ -50,10 +50,14 @@ class Outcomes:
                         self._know(todo[i], outcome)
                         self.simulated += 1
         except KeyboardInterrupt as error:
-            raise StoppedError(
-                f"interrupted; {len(self._known)} points are kept in {self.folder}; the same command goes on from there"
-            ) from error
+            raise self.interrupted() from error
         return [self._known[point.hash] for point in points]
+
+    def interrupted(self) -> StoppedError:
+        """What is told at Ctrl-C."""
+        return StoppedError(
+            f"interrupted; {len(self._known)} points are kept in {self.folder}; the same command goes on from there"
+        )
 
     def _know(self, point: Point, outcome: Outcome) -> None:
         self._known[point.hash] = outcome

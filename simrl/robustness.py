@@ -94,6 +94,11 @@ def _method(option: Option) -> Speculation | None:
     return make_system(system.name, system.parameters).speculation
 
 
+def _said(error: str) -> str:
+    """Why a perturbed option could not be simulated."""
+    return "drafts that are looked up in running siblings cannot be varied" if "acceptance_factor" in error else error
+
+
 class _Trial:
     """Choices under factors."""
 
@@ -124,7 +129,7 @@ class _Trial:
             choices, points, self._outcomes.of([point for point, _ in points]), strict=True
         ):
             if reason or "error" in outcome:
-                reasons[option.point.hash] = reason or outcome["error"]
+                reasons[option.point.hash] = reason or _said(outcome["error"])
                 continue
             found = judged(point, outcome, self._goal)
             if found.allowed:

@@ -107,10 +107,8 @@ def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int)
     if combinations is not None:
         searched.whole = True
         points = list({point.hash: point for point in map(space.point, combinations)}.values())
-        for i in range(0, len(points), BATCH):
-            batch = points[i : i + BATCH]
-            for point, outcome in zip(batch, outcomes.of(batch), strict=True):
-                searched.add(point, outcome, goal)
+        for point, outcome in zip(points, outcomes.of(points), strict=True):
+            searched.add(point, outcome, goal)
     else:
         _propose(space, goal, outcomes, trials, seed, searched)
     # Of equals the first by name: options may come in another order where processes differ.

@@ -472,6 +472,15 @@ def test_settings_are_those_of_the_scenario_in_the_frameworks_words(file, system
     assert {key: found.settings[key] for key in settings} == settings
 
 
+def test_a_split_cluster_is_told_as_parts_of_every_node(file):
+    """verl: where both have as many nodes, and no more GPUs of each than a node has, they share the nodes."""
+    system = "systems=[{name: one_step_off, rollout_share: 0.75}]"
+    (scenario,) = load_scenarios(file, [system, "cluster.gpus=16"])
+    settings = launch(prepare(scenario)).settings
+    parts = [settings[f"{part}.{key}"] for part in ("rollout", "trainer") for key in ("nnodes", "n_gpus_per_node")]
+    assert parts == ["2", "6", "2", "2"]
+
+
 @pytest.mark.parametrize("system", ["rhymerl", "laminar", "{name: areal, speculation: siblings}"])
 def test_what_no_framework_offers_says_so(file, system):
     (scenario,) = load_scenarios(file, [f"systems=[{system}]"])
@@ -524,6 +533,8 @@ def test_json_has_stable_keys_and_the_figures_of_the_search(command):
     }  # fmt: skip
     assert data["whole_space"] and data["points"] == 10
     best = data["best"][0]
+    kept = json.loads((command.folder / "out" / "optimize.json").read_text())
+    assert {key: data[key] for key in kept} == kept and "simulated" not in kept
     assert best["rank"] == 1 and best["samples_per_s"] == max(choice["samples_per_s"] for choice in data["best"])
 
 

@@ -16,6 +16,7 @@ from simrl.errors import InputError
 from simrl.gpu_hours import PARTS, Waterfall, undivided, waterfall
 from simrl.metrics import summary, window
 from simrl.result import Result
+from simrl.result_check import require
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Difference:
 
 def explain_result(result: Result, step: int | None = None) -> Explanation:
     """Raises `InputError` for a result without updates after its warm-up, and for a step that it has not."""
+    _require_facts(result)
     warmup_steps, updates = counted_warmup(result), result.steps.num_rows
     if step is not None and not 0 <= step < updates:
         raise InputError(f"--step {step}: the run has updates 0 to {updates - 1}; choose one of them")
@@ -141,6 +143,8 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
 
 def diff_results(a: Result, b: Result) -> Difference:
     """Raises `InputError` for a result without updates after its warm-up."""
+    for each in (a, b):
+        _require_facts(each)
     falls = [waterfall(each, *window(each, counted_warmup(each))) for each in (a, b)]
     if any(fall.gpu_s["undivided"] for fall in falls):
         falls = [undivided(fall) for fall in falls]
@@ -163,6 +167,10 @@ def diff_results(a: Result, b: Result) -> Difference:
         changes=tuple(sorted(changes, key=lambda change: -abs(change.saved_gpu_s))),
         cautions=tuple(_cautions(a, b, falls)),
     )
+
+
+def _require_facts(result: Result) -> None:
+    require(result.metadata, "label", "gpus", "train_gpus", "end_s", "scenario")
 
 
 def counted_warmup(result: Result) -> int:

@@ -7,6 +7,7 @@ current folder.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from simrl.speculation.inputs import SpeculationInputs
 from simrl.synthesis import LengthModel
 from simrl.training import MOST_SECONDS, TrainingConfig
 from simrl.validation import explain
+from simrl.yaml_text import read_yaml
 
 
 class _Model(BaseModel):
@@ -277,7 +279,7 @@ def _value(method: str | Mapping[str, Any]) -> Any:
 
 def _read(path: Path) -> DictConfig:
     try:
-        config = OmegaConf.load(path)
+        config = OmegaConf.load(io.StringIO(read_yaml(path)))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"

@@ -12,6 +12,7 @@ the points and their outcomes: rows in the order of the points, no time of the c
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,10 +171,22 @@ def _path(folder: Path, point: Point) -> Path:
 def read_outcome(folder: Path, point: Point) -> Outcome | None:
     """The outcome that is kept; None where there is none that can be read."""
     try:
-        kept: Outcome = json.loads(_path(folder, point).read_text(encoding="utf-8"))["outcome"]
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(_path(folder, point).read_text(encoding="utf-8"))["outcome"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return kept
+    return kept if _is_outcome(kept) else None
+
+
+def _is_outcome(kept: Any) -> bool:
+    """A row of plain values, or an error."""
+    if not isinstance(kept, dict) or not kept.keys() <= {"row", "error"}:
+        return False
+    row, error = kept.get("row"), kept.get("error")
+    if row is None:
+        return isinstance(error, str)
+    plain = isinstance(row, dict) and all(v is None or isinstance(v, str | int | float) for v in row.values())
+    rate = row.get("samples_per_s") if plain else None
+    return isinstance(rate, float) and 0 < rate < math.inf
 
 
 def write_outcome(folder: Path, point: Point, outcome: Outcome) -> None:

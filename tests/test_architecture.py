@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[1]
 # function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
 # each other. A new module gets its place here.
 LAYERS = (
-    "errors events interpolation interrupts page palette picture processes shipped validation yaml_text",  # know nothing of reinforcement learning
+    "yaml_text",
+    "errors events interpolation interrupts page palette picture processes shipped validation",  # know nothing of reinforcement learning
     "extensions files hardware overrides parquet",
     "trace profile",
     "result_check rollout synthesis ranks profilers importers training workload faults speculation",

@@ -290,10 +290,11 @@ def _of_end(end: End, choice: Option) -> str:
         return f"{at} the choice still wins, by {_lead(end.lead)}{left_out}"
     assert end.flip is not None
     flip = end.flip
+    holds = f"at {_percent(flip.holds)}" if flip.holds != 1 else "as it is"
     side = "below" if flip.flips < 1 else "above"
     return (
         f"{flip.winner.row['system']} (tp {flip.winner.point.scenario.cluster.tp}) wins {side} {_percent(flip.flips)} {unit} "
-        f"(at {_percent(flip.holds)} the choice still does; {at} {end.winner.system} is ahead by {_lead(end.lead)}){left_out}"
+        f"({holds} the choice still does; {at} {end.winner.system} is ahead by {_lead(end.lead)}){left_out}"
     )
 
 

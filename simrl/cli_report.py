@@ -22,14 +22,13 @@ def report(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the page (default: RESULTS.html, beside the folder)")
+        Path | None, typer.Option("--output", "-o", help="the page (default: beside the folder, under its name)")
     ] = None,
 ) -> None:
     """Write results as one HTML page: who is fastest and why, timelines to zoom into, what it all rests on. It needs no
     network."""
-    from simrl.html_report import write_report
+    from simrl.html_report import beside, write_report
 
-    place = results.resolve()
-    path = output or place.with_name(f"{place.name}.html")
+    path = output or beside(results)
     write_report(results, path)
     print(f"Written to {path} ({path.stat().st_size / 1e6:.1f} MB); any browser opens it.")

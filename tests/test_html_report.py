@@ -192,6 +192,10 @@ def test_a_folder_without_results_is_told_in_a_line(tmp_path, compared):
         find(tmp_path)
     with pytest.raises(InputError, match=r"but folders that do .*compared"):
         find(compared.parent)
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "optimize.json").write_text("{}")
+    with pytest.raises(InputError, match="but a search of `simrl optimize`"):
+        find(tmp_path / "search")
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     with pytest.raises(InputError, match="run its command again"):
@@ -210,6 +214,10 @@ def test_a_report_is_written_beside_its_results_and_never_into_them_or_over_some
     assert simrl("report", str(compared), "-o", "page.pdf").code == 2
     ended = simrl("report", str(compared))
     assert ended.code == 0 and compared.with_name("compared.html").is_file()
+    ended = simrl("report", str(compared / "areal"))
+    assert ended.code == 0 and compared.with_name("compared-areal.html").is_file()
+    assert simrl("report", str(compared / "areal"), "-o", str(compared / "areal.html")).code == 2
+    assert sorted(compared.rglob("*")) == before
 
 
 def test_a_timeline_has_every_second_of_every_lane_also_where_spans_are_joined(small_run):

@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import simrl
+from simrl.comparison import MANIFEST
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.html_report.runs_page import runs_context
@@ -31,19 +32,34 @@ SECTIONS = {
     "sweep": (("pictures", "Pictures"), ("table", "Table"), ("inputs", "What it rests on")),
 }
 
-__all__ = ["find", "report_html", "write_report"]
+__all__ = ["beside", "find", "report_html", "write_report"]
 
 
 def write_report(folder: Path, path: Path) -> None:
     """Writes the report of a folder of results. Raises `InputError` for a folder of anything else, and for a path that
-    cannot be written or lies in the folder, which its own command would then refuse to replace."""
+    cannot be written or lies among results, which their own command would then refuse to replace."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{path}: a report is a page; name it .html")
-    if path.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{path}: lies in {folder}, which holds only what its command wrote; name a place outside it")
+    written = _written_as_one(folder)
+    if path.resolve().is_relative_to(written):
+        raise InputError(
+            f"{path}: lies in {written.name}, which holds only what its command wrote; name a place outside it"
+        )
     text = report_html(find(folder))
     with write_whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def beside(folder: Path) -> Path:
+    """The page's place where none is named: beside what was written with the folder, under its name."""
+    written, place = _written_as_one(folder), folder.resolve()
+    return written.with_name(f"{'-'.join([written.name, *place.relative_to(written).parts])}.html")
+
+
+def _written_as_one(folder: Path) -> Path:
+    """The folder, or of a run in a comparison the whole comparison."""
+    place = folder.resolve()
+    return place.parent if (place.parent / MANIFEST).is_file() else place
 
 
 def report_html(found: Runs | Sweep) -> str:

@@ -21,6 +21,7 @@ from simrl.result import METADATA_FILE, Result, read_result
 
 WRITERS = "`simrl compare`, `run`, `replay` and `sweep` write such folders"
 SWEEP_FILE, TABLE_FOLDER, COMPARISON_FILE = "sweep.json", "table", "comparison.json"
+SEARCH_FILE = "optimize.json"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def _result_folders(folder: Path) -> dict[str, Path]:
 
 def _instead(folder: Path) -> str:
     """What is there, where that may help."""
+    if (folder / SEARCH_FILE).is_file():
+        return " but a search of `simrl optimize`: compare the systems that it named, and report that"
     deeper = sorted({p.parent.parent.name for p in folder.glob(f"*/*/{METADATA_FILE}")})
     deeper += sorted(p.parent.name for p in folder.glob(f"*/{SWEEP_FILE}"))
     if deeper:

@@ -25,6 +25,7 @@ from simrl.engine import EngineConfig
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.hardware import GPUS, MODELS
+from simrl.page import folded
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, SKY, VERMILLION
 from simrl.picture import Picture
 from simrl.profile import TableProfile
@@ -402,7 +403,8 @@ def print_report(description: dict[str, Any], console: Console) -> None:
         f"Model of these runs, for traces without token ids; paste it into a scenario. Drawn from it, these responses get "
         f"{d['run_model_accept_length']:.2f} tokens a pass, counted were {d['accept_length']:.2f}."
     )
-    console.print(Text(model_yaml(d).rstrip("\n")), soft_wrap=True)
+    with folded(console, "The model"):
+        console.print(Text(model_yaml(d).rstrip("\n")), soft_wrap=True)
 
 
 def _print_pays(pays: dict[str, Any] | None, console: Console) -> None:

@@ -8,6 +8,10 @@ class InputError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: the line alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class StoppedError(Exception):
     """A run that ended early through nobody's input. The message is one line: what happened, and what may help."""

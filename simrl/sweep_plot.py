@@ -20,6 +20,8 @@ from simrl.plots import DPI, plain
 Row = Mapping[str, Any]
 LINE_COLORS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY)
 MOST_PANELS = 12
+LEAST_WIDTH = 5.5  # inches, for the title
+LIGHT = 0.6  # from this share of the range on, a field is light, and its number dark
 UNITS = {
     "samples_per_s": "trained samples a second",
     "tokens_per_s": "trained tokens a second",
@@ -32,7 +34,15 @@ UNITS = {
     "cost_per_1k_samples": "cost of 1,000 trained samples",
     "speedup": "speed-up over the first point",
 }
-SMALLER_IS_BETTER = ("step_s", "rollout_bubble", "train_idle", "gpu_hours_per_1k_samples", "cost_per_1k_samples")
+SMALLER_IS_BETTER = (
+    "off_policyness_mean",
+    "off_policyness_max",
+    "step_s",
+    "rollout_bubble",
+    "train_idle",
+    "gpu_hours_per_1k_samples",
+    "cost_per_1k_samples",
+)
 
 
 def sweep_figure(
@@ -96,7 +106,9 @@ def _maps(
         )
     across, down = several[x], several[y]
     width, height = 1.3 + 0.75 * len(across), 1.2 + 0.42 * len(down)
-    figure = Picture(figsize=(width * len(groups), height), dpi=DPI, facecolor=PAPER, layout="constrained")
+    figure = Picture(
+        figsize=(max(width * len(groups), LEAST_WIDTH), height), dpi=DPI, facecolor=PAPER, layout="constrained"
+    )
     panels: Sequence[Axes] = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     measured = [row[value] for row in rows if row[value] is not None]
     for axes, (name, group) in zip(panels, groups.items(), strict=True):
@@ -105,7 +117,7 @@ def _maps(
             if row[value] is not None:
                 field[down.index(row[y]), across.index(row[x])] = row[value]
         axes.imshow(field, cmap="cividis", vmin=min(measured), vmax=max(measured), aspect="auto", origin="lower")
-        _write_fields(axes, field, (min(measured) + max(measured)) / 2, value in SMALLER_IS_BETTER)
+        _write_fields(axes, field, min(measured) + LIGHT * (max(measured) - min(measured)), value in SMALLER_IS_BETTER)
         axes.set_xticks(range(len(across)), [plain(_said(each)) for each in across])
         axes.set_yticks(range(len(down)), [plain(_said(each)) for each in down])
         axes.set_xlabel(plain(x), color=INK)
@@ -117,11 +129,11 @@ def _maps(
     return figure
 
 
-def _write_fields(axes: Axes, field: np.ndarray[Any, np.dtype[np.float64]], middle: float, least: bool) -> None:
+def _write_fields(axes: Axes, field: np.ndarray[Any, np.dtype[np.float64]], light: float, least: bool) -> None:
     """The number in each field, and a frame around the best."""
     for (row, column), measure in np.ndenumerate(field):
         if not np.isnan(measure):
-            color = PAPER if measure < middle else INK
+            color = PAPER if measure < light else INK
             axes.text(column, row, f"{measure:.3g}", ha="center", va="center", fontsize="small", color=color)
     if not np.isnan(field).all():
         best = np.nanargmin(field) if least else np.nanargmax(field)

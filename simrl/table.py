@@ -82,8 +82,9 @@ def show_comparison(
     for line in notes(rows):
         console.print(line)
     console.print()
-    for line in provenance(metadata):
-        console.print(line)
+    with folded(console, "What the numbers rest on"):
+        for line in provenance(metadata):
+            console.print(line)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

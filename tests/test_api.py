@@ -276,6 +276,10 @@ def test_bad_input_is_one_line_that_names_the_argument(frame, call, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_notebook_shows_an_error_as_its_line():
+    assert simrl.InputError("gpus=0: give some")._render_traceback_() == ["InputError: gpus=0: give some"]
+
+
 def lengths_of(frame):
     return simrl.api.import_frame(frame)
 

@@ -171,8 +171,9 @@ def _best(found: Optimization) -> Table:
     goal = found.goal
     priced = found.choice.option.row["cost_per_1k_samples"] is not None
     extra = ["time", "cost" if goal.price else "GPU-h"] if goal.updates is not None else []
+    drafts = ["drafter"] if any(choice.reasons.drafts for choice in found.best) else []
     table = _table(
-        "system", "rollout\n: train", "tp", "drafter", "samples/s", "off-policy\nmean / max",
+        "system", "rollout\n: train", "tp", *drafts, "samples/s", "off-policy\nmean / max",
         "cost/1k" if priced else "GPU-h/1k", *extra, f"best as\n{_good(goal)}",
     )  # fmt: skip
     for choice in found.best:
@@ -185,7 +186,7 @@ def _best(found: Optimization) -> Table:
             _system(choice.option),
             split,
             str(choice.option.point.scenario.cluster.tp),
-            why.drafter,
+            *([why.drafter] if drafts else []),
             f"{row['samples_per_s']:.3g}",
             _staleness(choice.option),
             f"{cost:.3g}",
@@ -232,7 +233,10 @@ def _why(choice: Choice, console: Console) -> None:
         if any(choice.leads):
             _say(console, f"The best is ahead of it by {shares} with {len(choice.leads)} seeds.", indent=3, hanging=2)
     if choice.variant is not None:
-        tp = f", tp {choice.variant.point.scenario.cluster.tp}"
+        cluster = choice.variant.point.scenario.cluster
+        tp = f", tp {cluster.tp}" + (
+            f", {cluster.gpus} GPUs" if cluster != choice.option.point.scenario.cluster else ""
+        )
         _say(
             console,
             f"It is {choice.variant_loss:.1%} ahead of its next variant, {choice.variant.row['system']}{tp}.",

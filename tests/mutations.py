@@ -175,7 +175,7 @@ def mutated(files: Files, rng: Random) -> Files:
         name = rng.choice(names)
         if rng.random() < 0.03:
             _in_the_folder(files, name, rng)
-            continue
+            break
         content = files[name]
         assert isinstance(content, bytes)
         structured = FORMATS.get(PurePosixPath(name).suffix)

@@ -1,8 +1,8 @@
 """What the pages tell people to type is there and runs: every command of a block marked `sh`, and every block of Python.
 
 Blocks marked `sh` run on a base install in seconds, one after the other in a folder of the page's own that has the
-repository's folders in it. Those marked `console` take longer, or need a GPU, vLLM or a reader's own files: that simrl has these
-commands and options, and that the repository has the files they name, is checked alone.
+repository's folders in it. Those marked `console` take longer, or need a GPU, vLLM or a reader's own files: that simrl has
+these commands and options, and that the repository has the files they name, is checked alone.
 """
 
 import importlib.util

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 # each other. A new module gets its place here.
 LAYERS = (
     "yaml_text",
-    "errors events interpolation interrupts page palette picture processes shipped validation",  # know nothing of reinforcement learning
+    # know nothing of reinforcement learning
+    "errors events interpolation interrupts page palette picture processes shipped validation",
     "extensions files hardware overrides parquet",
     "trace profile",
     "result_check rollout synthesis ranks profilers importers training workload faults speculation",

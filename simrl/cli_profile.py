@@ -39,7 +39,9 @@ def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")], as_j
 )
 def derive(
     model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
-    gpu: Annotated[str, typer.Option(help="a100, h100, h200 or rtxpro6000")],
+    gpu: Annotated[
+        str, typer.Option(help="a100, h100, h200, h800, h20 or rtxpro6000; by roofline also b200, a40, a6000")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write (Parquet)")],
     settings: Annotated[
         list[str] | None,
@@ -57,7 +59,9 @@ def derive(
     ] = "aiconfigurator",
     as_json: AsJson = False,
 ) -> None:
-    """Derive a profile from measured kernels, or from a data sheet alone."""
+    """Derive a profile from measured kernels, or from a data sheet alone.
+
+    Nobody has measured h800 and h20: their kernels are those of h100 and h200, carried over by the data sheets."""
     from simrl.extensions import checked
     from simrl.hardware import gpu as gpu_named
     from simrl.hardware import model_shape

@@ -13,9 +13,10 @@ from simrl.profilers.roofline import roofline_profile
 
 
 def _aiconfigurator(shape: ModelShape, gpu: Gpu, tp: int = 1, between_passes_s: float = 0.0) -> TableProfile:
-    from simrl.profilers.aiconfigurator import derive
+    from simrl.profilers import aiconfigurator, transformed
 
-    return derive(shape, gpu.name, tp, between_passes_s)
+    source = transformed if gpu.name in transformed.BASES else aiconfigurator
+    return source.derive(shape, gpu.name, tp, between_passes_s)
 
 
 PROFILERS: Extended[TableProfile] = Extended(

@@ -77,8 +77,9 @@ def kernel_times(engine: Any, model: str) -> KernelTimes:
     names = [name for name, *_ in engine.decode_step_per_op(1, 2, 2)]
     attention = [i for i, name in enumerate(names) if name.endswith("_attention")]
     head = [i for i, name in enumerate(names) if "logits" in name]
-    if len(attention) != 1 or len(head) != 1:
-        raise InputError(f"aiconfigurator: {model} has the operations {', '.join(names)}, not a dense transformer's")
+    by_place = [name for name, *_ in engine.evaluate_generation_ops(range(len(names)), batch_size=1, s=2)]
+    if len(attention) != 1 or len(head) != 1 or by_place != names:  # two of one name are summed in `names`
+        raise InputError(f"aiconfigurator: {model} has the operations {', '.join(names)}, not one attention and one head")
     others = [i for i in range(len(names)) if i not in (*attention, *head)]
 
     def decode_ms(operations: list[int], sequences: float, kv_tokens: float) -> list[float]:

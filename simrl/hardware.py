@@ -62,6 +62,11 @@ class ModelShape(BaseModel):
         dense = 2.0 * (self.layers * self.layer_parameters + self.vocab * self.hidden) * tokens
         return dense + 4.0 * self.layers * self.heads * self.head_dim * attended_tokens
 
+    def activation_bytes(self, tokens: float) -> float:
+        """What the matrix products of all layers read and write for `tokens`, besides weights, in bfloat16."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return 2.0 * self.layers * (4 * self.hidden + attention + 3 * self.intermediate) * tokens
+
 
 class Gpu(BaseModel):
     """The figures of a data sheet. `link_bytes_per_s` is one direction of the scale-up link, `network_bytes_per_s` the

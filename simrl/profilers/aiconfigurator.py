@@ -79,7 +79,9 @@ def kernel_times(engine: Any, model: str) -> KernelTimes:
     head = [i for i, name in enumerate(names) if "logits" in name]
     by_place = [name for name, *_ in engine.evaluate_generation_ops(range(len(names)), batch_size=1, s=2)]
     if len(attention) != 1 or len(head) != 1 or by_place != names:  # two of one name are summed in `names`
-        raise InputError(f"aiconfigurator: {model} has the operations {', '.join(names)}, not one attention and one head")
+        raise InputError(
+            f"aiconfigurator: {model} has the operations {', '.join(names)}, not one attention and one head"
+        )
     others = [i for i in range(len(names)) if i not in (*attention, *head)]
 
     def decode_ms(operations: list[int], sequences: float, kv_tokens: float) -> list[float]:

@@ -15,8 +15,8 @@ from simrl.profilers.roofline import roofline_profile
 def _aiconfigurator(shape: ModelShape, gpu: Gpu, tp: int = 1, between_passes_s: float = 0.0) -> TableProfile:
     from simrl.profilers import aiconfigurator, transformed
 
-    source = transformed if gpu.name in transformed.BASES else aiconfigurator
-    return source.derive(shape, gpu.name, tp, between_passes_s)
+    derive = transformed.derive if gpu.name in transformed.BASES else aiconfigurator.derive
+    return derive(shape, gpu.name, tp, between_passes_s)
 
 
 PROFILERS: Extended[TableProfile] = Extended(

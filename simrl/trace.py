@@ -68,7 +68,7 @@ class TraceMetadata(BaseModel):
     source: str = Field(description="the run, file or generator it was made from, with its parameters")
     licence: str = "unknown"
     tokenizer: str = Field(description="the tokenizer that counted the lengths, or how they were estimated")
-    cap_tokens: int = Field(gt=0, description="largest response the run allowed, in tokens")
+    cap_tokens: int = Field(gt=0, le=2**31 - 1, description="largest response the run allowed, in tokens")
     notes: str = ""
     schema_version: int = SCHEMA_VERSION
 

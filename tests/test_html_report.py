@@ -5,11 +5,14 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import scenario
 from sweep_double import EVIL, a_sweep, sweep_rows
@@ -199,6 +202,18 @@ def test_a_folder_without_results_is_told_in_a_line(tmp_path, compared):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     with pytest.raises(InputError, match="run its command again"):
+        find(tmp_path / "sweep")
+
+
+def test_a_sweep_that_was_tampered_with_is_told_in_a_line(tmp_path):
+    a_sweep(tmp_path / "sweep", sweep_rows(4))
+    (tmp_path / "sweep" / "sweep.json").write_text("[]")
+    with pytest.raises(InputError, match=r"sweep\.json is no object; run its command again"):
+        find(tmp_path / "sweep")
+    shutil.rmtree(tmp_path / "sweep" / "table")
+    (tmp_path / "sweep" / "table").mkdir()
+    pq.write_table(pa.table({"point": [1]}), tmp_path / "sweep" / "table" / "part-0.parquet")
+    with pytest.raises(InputError, match="its table has no column hash"):
         find(tmp_path / "sweep")
 
 

@@ -140,8 +140,12 @@ def _sweep(folder: Path) -> Sweep:
         ) from error
     if not rows:
         raise InputError(f"{folder}: a sweep without points; run it with some")
-    rows.sort(key=lambda row: row["point"])
     names = list(rows[0])
+    lacking = [name for name in ("point", "hash", "system.name", "variant", "error") if name not in names]
+    if lacking or not isinstance(asked, dict):
+        what = f"its table has no column {lacking[0]}" if lacking else f"{SWEEP_FILE} is no object"
+        raise InputError(f"{folder}: no sweep that `simrl sweep` wrote: {what}; run its command again, it goes on")
+    rows.sort(key=lambda row: row["point"])
     before = names[names.index("hash") + 1 : names.index("variant")]
     keys = ["system.name", *before]
     title = Path(str(asked.get("scenario", folder.name))).stem

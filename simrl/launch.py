@@ -184,10 +184,14 @@ def _dapo(prepared: Prepared, batch: _Batch) -> Launch:
 
 
 def _one_step_off(prepared: Prepared, batch: _Batch) -> Launch:
-    program = "python3 -m recipe.one_step_off_policy.async_main_ppo"
+    program = "python3 -m verl.experimental.one_step_off_policy.main_ppo"
     config = {"--config-path": "config", "--config-name": "one_step_off_ppo_trainer.yaml"}
     settings = {**config, **_verl(prepared, batch), **_rollout_nodes(prepared)}
-    return Launch("verl", program, settings, (VERL, VERL_ONE_STEP_OFF))
+    notes = (
+        "the page calls the module async_main_ppo and the keys rollout.nnodes and rollout.n_gpus_per_node; verl's own scripts "
+        "run main_ppo, and newer ones write actor_rollout_ref.rollout.nnodes: take those of your version",
+    )
+    return Launch("verl", program, settings, (VERL, VERL_ONE_STEP_OFF), notes)
 
 
 def _fully_async(prepared: Prepared, batch: _Batch) -> Launch:
@@ -202,7 +206,7 @@ def _fully_async(prepared: Prepared, batch: _Batch) -> Launch:
         "async_training.trigger_parameter_sync_step": str(sync),
         "async_training.require_batches": str(batches),
         "async_training.partial_rollout": str(_value(prepared, "partial_rollout")),
-        "async_training.use_rollout_log_probs": str(prepared.system.log_probs == 0),
+        "algorithm.rollout_correction.bypass_mode": str(prepared.system.log_probs == 0),
     }
     program = "python -m verl.experimental.fully_async_policy.fully_async_main"
     notes = ("rollout.total_rollout_steps is yours: the prompts of the whole run",)

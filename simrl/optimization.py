@@ -172,6 +172,7 @@ def _end_json(end: End) -> dict[str, Any]:
         "lead": None if math.isinf(end.lead) else end.lead,
         "flip": {"holds": flip.holds, "flips": flip.flips, "winner": flip.winner.point.hash} if flip else None,
         "untried": dict(end.untried),
+        "keeps_limits": end.kept,
     }
 
 
@@ -244,16 +245,16 @@ def _leads(few: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[tuple[
     first = few[0]
     close = [o for o in few[1:] if first.merit / o.merit - 1 < CLOSE * RATIO_ERROR]
     digests = Digests()
-    merits: dict[str, list[float]] = {option.point.hash: [option.merit] for option in few}
+    merits: dict[str, dict[int, float]] = {option.point.hash: {0: option.merit} for option in few}
     asked = [first, *close] if close else []
     for i in range(1, FURTHER_SEEDS + 1):
         scenarios = [o.point.scenario.model_copy(update={"seed": o.point.scenario.seed + i}) for o in asked]
         points = [make_point(scenario, digests) for scenario in scenarios]
         for option, point, outcome in zip(asked, points, outcomes.of(points), strict=True):
             if "row" in outcome:
-                merits[option.point.hash].append(judged(point, outcome, goal).merit)
+                merits[option.point.hash][i] = judged(point, outcome, goal).merit
     own = merits[first.point.hash]
-    return [tuple(a / b - 1 for a, b in zip(own, merits[o.point.hash], strict=False)) for o in few]
+    return [tuple(own[i] / merit - 1 for i, merit in merits[o.point.hash].items() if i in own) for o in few]
 
 
 def _reasons(option: Option, folder: Path, inputs: Inputs) -> Reasons:

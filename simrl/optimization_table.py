@@ -233,10 +233,9 @@ def _why(choice: Choice, console: Console) -> None:
         if any(choice.leads):
             _say(console, f"The best is ahead of it by {shares} with {len(choice.leads)} seeds.", indent=3, hanging=2)
     if choice.variant is not None:
-        cluster = choice.variant.point.scenario.cluster
-        tp = f", tp {cluster.tp}" + (
-            f", {cluster.gpus} GPUs" if cluster != choice.option.point.scenario.cluster else ""
-        )
+        cluster, own = choice.variant.point.scenario.cluster, choice.option.point.scenario.cluster
+        other = (cluster.gpu, cluster.gpus) != (own.gpu, own.gpus)
+        tp = f", tp {cluster.tp}" + (f", {cluster.gpus} {cluster.gpu}" if other else "")
         _say(
             console,
             f"It is {choice.variant_loss:.1%} ahead of its next variant, {choice.variant.row['system']}{tp}.",
@@ -288,6 +287,8 @@ def _of_end(end: End, choice: Option) -> str:
     unit = "time" if end.source != "acceptance" else "acceptance"
     at = f"at {_percent(end.factor)} {unit}"
     if end.winner is None:
+        if choice.point.hash not in end.untried:
+            return f"{at} none of them keeps the limits"
         return f"{at} nothing is known, as {end.untried[choice.point.hash]}"
     left_out = f" ({len(end.untried)} of the others could not be tried)" if end.untried else ""
     if end.winner is choice:
@@ -296,9 +297,13 @@ def _of_end(end: End, choice: Option) -> str:
     flip = end.flip
     holds = f"at {_percent(flip.holds)}" if flip.holds != 1 else "as it is"
     side = "below" if flip.flips < 1 else "above"
+    same = end.winner is flip.winner
+    there = "it" if same else f"{end.winner.row['system']} (tp {end.winner.point.scenario.cluster.tp})"
+    breaks = "the choice breaks a limit" if same else f"the choice breaks a limit, and {there} wins"
+    ahead = f"{there} is ahead by {_lead(end.lead)}" if end.kept else breaks
     return (
         f"{flip.winner.row['system']} (tp {flip.winner.point.scenario.cluster.tp}) wins {side} {_percent(flip.flips)} {unit} "
-        f"({holds} the choice still does; {at} {end.winner.system} is ahead by {_lead(end.lead)}){left_out}"
+        f"({holds} the choice still does; {at} {ahead}){left_out}"
     )
 
 
@@ -307,7 +312,9 @@ def _good(goal: Goal) -> str:
 
 
 def _lead(lead: float) -> str:
-    return "any margin, as nothing else keeps the limits" if math.isinf(lead) else f"{lead:.1%}"
+    if math.isinf(lead):
+        return "any margin, as nothing else keeps the limits"
+    return f"{lead:.1%}" + (", less than simrl's own error" if lead < RATIO_ERROR else "")
 
 
 def _percent(factor: float) -> str:

@@ -44,8 +44,9 @@ class Flip:
 @dataclass(frozen=True)
 class End:
     """What happens with a source of error at one of its ends: the best option there, by how much it leads the choice, or the
-    choice the second, and where inside it flips. `untried` are the options that cannot be executed so, by their hash, with the
-    reason: they are left out, as they would be compared as they were with others that are not. No winner: the choice is one."""
+    choice the second, and where inside it flips; `kept` if the choice keeps the limits there. `untried` are the options that
+    cannot be executed so, by their hash, with the reason: they are left out, as they would be compared as they were with others
+    that are not. No winner: the choice is one of these, or no option keeps the limits."""
 
     source: str
     factor: float
@@ -53,6 +54,7 @@ class End:
     lead: float
     flip: Flip | None
     untried: Mapping[str, str]
+    kept: bool
 
 
 def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
@@ -139,14 +141,15 @@ class _Trial:
     def end(self, source: str, factor: float) -> End:
         choice = self._choices[0]
         merits, reasons = self._judged(source, factor, self._choices)
-        if choice.point.hash in reasons:
-            return End(source, factor, None, 0.0, None, reasons)
+        kept = choice.point.hash in merits
+        if choice.point.hash in reasons or not merits:
+            return End(source, factor, None, 0.0, None, reasons, kept)
         winner = self._best(merits, self._choices)
         others = [merit for key, merit in merits.items() if key != winner.point.hash]
         against = merits.get(choice.point.hash) if winner is not choice else max(others, default=None)
-        lead = merits[winner.point.hash] / against - 1 if merits and against else float("inf")
+        lead = merits[winner.point.hash] / against - 1 if against else float("inf")
         flip = self._flip(source, factor, winner, merits) if winner is not choice else None
-        return End(source, factor, winner, lead, flip, reasons)
+        return End(source, factor, winner, lead, flip, reasons, kept)
 
     def _best(self, merits: Mapping[str, float], choices: Sequence[Option]) -> Option:
         """The choice that was made, unless another has more."""

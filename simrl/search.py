@@ -185,9 +185,10 @@ def _excess(option: Option | None) -> list[float]:
 
 
 def front(options: Sequence[Option]) -> list[Option]:
-    """Those of the allowed that no other beats in throughput, staleness and cost at a time, the freshest first."""
+    """Those of the allowed that no other beats in throughput, staleness and cost at a time, the freshest first. Staleness
+    counts as it is shown, in hundredths of an update: a share of the updates before the pipeline is full is no choice."""
     allowed = [option for option in options if option.allowed]
-    goods = [(option.row["samples_per_s"], -option.staleness, -option.gpu_hours) for option in allowed]
+    goods = [(option.row["samples_per_s"], -round(option.staleness, 2), -option.gpu_hours) for option in allowed]
     kept: dict[tuple[float, ...], Option] = {}
     for option, own in zip(allowed, goods, strict=True):
         beaten = any(all(a >= b for a, b in zip(other, own, strict=True)) and other != own for other in goods)
@@ -208,5 +209,9 @@ def require_choice(searched: Searched) -> None:
     """Raises `InputError`, with the reasons, where nothing that was tried is a choice."""
     if searched.allowed:
         return
-    said = "; ".join(f"{count} × {reason}" for reason, count in searched.reasons()[:3])
-    raise InputError(f"none of the {searched.points} points that were tried can be: {said}")
+    said = [f"{count} × {reason}" for reason, count in searched.reasons()[:3]]
+    if searched.options:
+        nearest = min(searched.options, key=lambda option: sum(broken.excess for broken in option.broken))
+        why = ", ".join(broken.says for broken in nearest.broken)
+        said.append(f"the nearest to the limits is {nearest.row['system']}: {why}")
+    raise InputError(f"none of the {searched.points} points that were tried can be: {'; '.join(said)}")

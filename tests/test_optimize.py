@@ -1,13 +1,16 @@
 """`simrl optimize`: the best choice is found, the limits hold, and what is said of it is true."""
 
+import io
 import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine, contents
+from rich.console import Console
 
 from simrl.dimensions import by_key, vary
 from simrl.errors import InputError, StoppedError
@@ -16,6 +19,7 @@ from simrl.goal import Goal, duration, seconds_of
 from simrl.launch import Launch, NotOffered, launch
 from simrl.model_error import RATIO_ERROR, RATIOS
 from simrl.optimization import Optimization, optimization
+from simrl.optimization_table import print_optimization
 from simrl.outcomes import Outcomes
 from simrl.points import Digests, SharedInputs, make_point, simulate_point
 from simrl.robustness import ENDS, HALVINGS, perturbed
@@ -286,7 +290,7 @@ def test_nothing_on_the_front_is_beaten_in_everything_and_the_rest_is(file):
     options = searched(file, *FEW, "cluster.gpus=4,8")[0].options
 
     def goods(option: Option):
-        return option.row["samples_per_s"], -option.staleness, -option.gpu_hours
+        return option.row["samples_per_s"], -round(option.staleness, 2), -option.gpu_hours
 
     kept = front(options)
     for option in options:
@@ -294,6 +298,15 @@ def test_nothing_on_the_front_is_beaten_in_everything_and_the_rest_is(file):
         assert beaten, "the front covers everything"
         assert (goods(option) in [goods(o) for o in kept]) == all(goods(o) == goods(option) for o in beaten)
     assert 1 < len(kept) < len(options)
+
+
+def test_what_is_shown_as_equally_fresh_is_not_kept_on_the_front_for_being_fresher(file):
+    options = searched(file, *FEW)[0].options
+    best = options[0]
+    slower = replace(best, row={**best.row, "samples_per_s": 0.9 * best.row["samples_per_s"],
+                                "off_policyness_mean": best.staleness - 0.001})  # fmt: skip
+    assert round(best.staleness, 2) == round(slower.staleness, 2)
+    assert front([best, slower]) == [best]
 
 
 # The answer.
@@ -412,6 +425,32 @@ def test_a_flip_is_true_on_either_side(file):
     }
 
 
+def test_an_end_at_which_nothing_keeps_the_limits_has_no_winner_and_is_told_so(file):
+    """A deadline that the fastest makes as it is, and that no option makes where every pass takes longer."""
+    texts = ("systems=one_step_off", "system.rollout_share=0.25,0.5", "cluster.tp=1")
+    options = searched(file, *texts)[0].options
+    seconds = Goal(16.0, 2.0, updates=100, deadline_s=1.0).seconds(options[0].row)
+    found = answered(file, *texts, updates=100, deadline_s=seconds * 1.001)
+    (slow,) = [end for end in found.robustness if end.source == "decode" and end.factor > 1]
+    assert slow.winner is None and not slow.kept and not slow.untried
+    text = io.StringIO()
+    print_optimization(found, Console(file=text, width=100))
+    assert "+20 % time none of them keeps the limits" in " ".join(text.getvalue().split())
+    (fast,) = [end for end in found.robustness if end.source == "decode" and end.factor < 1]
+    assert fast.winner is not None
+
+
+def test_a_variant_tells_its_gpus_only_where_they_are_others(file):
+    text = io.StringIO()
+    found = answered(file, "systems=verl_colocated", "cluster.tp=1,2")
+    assert {choice.variant.point.scenario.cluster.tp for choice in found.best} <= {1, 2}
+    print_optimization(found, Console(file=text, width=100))
+    assert "8 h100" not in text.getvalue()
+    text = io.StringIO()
+    print_optimization(answered(file, "systems=verl_colocated", "cluster.tp=1", "cluster.gpus=4,8"), Console(file=text))
+    assert "next variant, verl_colocated, tp 1, 4 h100" in " ".join(text.getvalue().split())
+
+
 # Staleness and quality, launch settings.
 
 
@@ -455,6 +494,7 @@ def test_quality_is_told_for_the_stalenesses_near_the_choices():
                 "async_training.staleness_threshold": "0.5",
                 "async_training.trigger_parameter_sync_step": "4",
                 "actor_rollout_ref.actor.ppo_mini_batch_size": "2",
+                "algorithm.rollout_correction.bypass_mode": "True",
             },
         ),
         ("april", "slime", {"--over-sampling-batch-size": "16", "--rollout-batch-size": "8", "--colocate": ""}),
@@ -586,7 +626,8 @@ def test_a_space_without_a_choice_tells_why(command):
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert "none of the 4 points that were tried can be: 4 × cluster.tp is 3: it does not divide the 8 GPUs" in err
     _, _, err = command("optimize", "small.yaml", *FEW, "--max-cost", "0.0001", "--jobs", "1", "-o", "out")
-    assert "none of the 10 points that were tried can be: 10 × limit: cost" in err
+    assert "none of the 10 points that were tried can be: 10 × limit: cost; the nearest to the limits is " in err
+    assert ": cost of 1,000 samples " in err
 
 
 def test_judging_takes_the_row_as_it_is(file):

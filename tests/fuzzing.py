@@ -135,7 +135,7 @@ def _process(reader: str, seed: int, first: int, end: int, scratch: Path, limit_
                 if "begins" in line:
                     under_way, wait_s = line["begins"], limit_s + GRACE_S
                 else:
-                    under_way = None
+                    under_way, wait_s = None, 300.0  # the next one is made first, perhaps on a machine with much to do
                     yield line
         hangs = not ready
         if hangs:

@@ -1,9 +1,9 @@
 """The search: which points of a space are simulated, and what comes of each.
 
 Invariant: the points are a pure function of the space, the goal, the number of trials and the seed. They are asked for in
-batches of a fixed size, so it matters neither how many processes simulate nor which is done first. A space of no more
-combinations than trials is simulated as a whole; of a larger one, Optuna's tree-structured Parzen estimator proposes what to
-try, and knows of the limits.
+batches of a fixed size, so it matters neither how many processes simulate nor which is done first. A space of no more points
+than trials is simulated as a whole, however many combinations come to them; of a larger one, Optuna's tree-structured Parzen
+estimator proposes what to try, and knows of the limits.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ def judged(point: Point, outcome: Outcome, goal: Goal) -> Option:
 def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int) -> Searched:
     """Simulates at most `trials` points. Raises `InputError` for a choice that no scenario can have."""
     searched = Searched()
-    combinations = space.combinations(trials)
-    if combinations is not None:
+    combinations = space.combinations(MOST_REPEATS * trials)
+    points = list({point.hash: point for point in map(space.point, combinations or ())}.values())
+    if combinations is not None and len(points) <= trials:
         searched.whole = True
-        points = list({point.hash: point for point in map(space.point, combinations)}.values())
         for point, outcome in zip(points, outcomes.of(points), strict=True):
             searched.add(point, outcome, goal)
     else:

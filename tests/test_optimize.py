@@ -167,6 +167,13 @@ def test_a_space_that_is_too_large_for_the_trials_is_searched_near_its_best(file
     assert found.options[0].merit > 0.97 * grid.options[0].merit
 
 
+def test_a_space_is_searched_whole_where_its_points_are_no_more_than_the_trials_though_its_combinations_are(file):
+    texts = ("systems=one_step_off", "system.rollout_share=0.5,0.51,0.52,0.53,0.54,0.75", "cluster.tp=1")
+    found = searched(file, *texts, trials=2)[0]
+    assert found.whole and found.points == 2  # of 8 GPUs: 4 or 6 workers
+    assert not searched(file, *texts, "seed=1,2", trials=3)[0].whole
+
+
 def test_the_same_seed_gives_the_same_points_for_one_and_two_processes(file):
     texts = ("systems=verl_colocated,one_step_off,areal", "system.rollout_share=0.1..0.9", "cluster.tp=1,2")
     one, _ = searched(file, *texts, trials=12, folder="one")

@@ -22,6 +22,7 @@ from simrl.comparison import compare_scenarios
 from simrl.errors import InputError
 from simrl.gpu_hours import waterfall
 from simrl.html_report import find, report_html, write_report
+from simrl.html_report.answer import of_sweep
 from simrl.html_report.lanes import TICKS, join, timeline
 from simrl.html_report.pictures import ages, speed_figure, worker_idle_shares
 from simrl.html_report.sources import Runs, Sweep, runs_of
@@ -203,6 +204,24 @@ def test_a_folder_without_results_is_told_in_a_line(tmp_path, compared):
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     with pytest.raises(InputError, match="run its command again"):
         find(tmp_path / "sweep")
+
+
+def test_a_result_that_does_not_say_of_what_it_is_one_is_told_in_a_line(compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "race")
+    (tmp_path / "race" / "areal" / "result.json").write_text("{}")
+    with pytest.raises(InputError, match=r"areal/result\.json: key scenario is missing"):
+        find(tmp_path / "race")
+
+
+def test_no_seed_is_named_as_what_moves_speed(tmp_path):
+    rows = sweep_rows(4)
+    for i, row in enumerate(rows):
+        row |= {"samples_per_s": 1.0 + i, "seed": i}
+    a_sweep(tmp_path / "sweep", rows)
+    found = find(tmp_path / "sweep")
+    assert isinstance(found, Sweep) and "seed" in found.keys
+    (said,) = [a.text for a in of_sweep(found, found.keys) if a.lead.startswith("What moves speed")]
+    assert "seed" not in said
 
 
 def test_a_sweep_that_was_tampered_with_is_told_in_a_line(tmp_path):

@@ -66,6 +66,20 @@ def test_a_page_opens_without_a_complaint_fetches_nothing_and_fits_the_screen(br
     assert browser.js(too_wide) == 0
 
 
+@pytest.mark.parametrize("picture", ["gpu_seconds", "staleness"])
+def test_on_a_phone_every_name_of_a_picture_is_seen_and_the_picture_keeps_its_room(browser, pages, picture):
+    browser.open(pages / "race.html", PHONE)
+    browser.see(f"#{picture}")
+    drawn = f"document.getElementById('{picture}')"
+    browser.wait(f"{drawn}._fullLayout._size.h >= 0.49 * parseFloat({drawn}.style.minHeight)")
+    inside = f"""
+        const names = [...{drawn}.querySelectorAll('.legend .traces')].map(n => n.getBoundingClientRect());
+        const shown = {drawn}.querySelector('.legend .bg').getBoundingClientRect(), all = {drawn}.getBoundingClientRect();
+        return [names.length, names.filter(n => n.bottom <= shown.bottom + 2 && n.top >= all.top - 2).length];"""
+    names, seen = browser.js(inside)
+    assert names == seen >= 3
+
+
 @pytest.mark.parametrize("name", ["race", "sweep"])
 def test_a_page_is_small(pages, name):
     assert (pages / f"{name}.html").stat().st_size <= 6_000_000

@@ -196,6 +196,8 @@ def _moves(good: Sequence[Row], keys: Sequence[str]) -> list[str]:
     """Keys by how far the medians of their values are apart."""
     found = []
     for key in keys:
+        if key == SEED:  # nobody can choose a better one
+            continue
         by_value: dict[str, list[float]] = {}
         for row in good:
             if row[key] is not None:

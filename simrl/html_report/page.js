@@ -25,7 +25,13 @@ async function unpacked(text) {
 
 function draw(place, figure, config = {}) {
   const layout = { ...figure.layout, dragmode: touch ? false : figure.layout.dragmode || "zoom", autosize: true };
-  return Plotly.react(place, figure.data, layout, { ...CONFIG, ...config });
+  return Plotly.react(place, figure.data, layout, { ...CONFIG, ...config }).then(() => roomForNames(place, layout.height));
+}
+
+/* Many names below each other, as a phone has them, would take the picture's own room: it gets taller instead. */
+function roomForNames(place, height) {
+  const least = 0.5 * height, left = place._fullLayout._size.h;
+  return left < least && Plotly.relayout(place, { height: height + least - left });
 }
 
 /* Pictures are drawn as they come near the screen, and all before they are printed. */
@@ -337,7 +343,7 @@ function sweep(data) {
 
   const layout = (height, more) => ({
     height, margin: { l: 8, r: 12, t: 8, b: 8 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", font: { family: "system-ui, sans-serif", size: 13, color: INK },
-    hoverlabel: { align: "left" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, xanchor: "left" }, ...more,
+    hoverlabel: { align: "left" }, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, xanchor: "left", maxheight: 2000 }, ...more,
   });
 
   function effects() {

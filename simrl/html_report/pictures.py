@@ -107,6 +107,7 @@ def layout(height: int, **more: Any) -> dict[str, Any]:
             "x": 0,
             "xanchor": "left",
             "traceorder": "normal",
+            "maxheight": 2000,  # pixels: all names, the page makes room
         },
         **more,
     }

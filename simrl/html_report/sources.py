@@ -62,14 +62,22 @@ def find(folder: Path) -> Runs | Sweep:
     if (folder / SWEEP_FILE).is_file():
         return _sweep(folder)
     if (folder / METADATA_FILE).is_file():
-        return runs_of({folder.resolve().name: read_result(folder)})
+        return runs_of({folder.resolve().name: _read(folder)})
     inside = _result_folders(folder)
     if not inside:
         raise InputError(f"{folder}: holds no result{_instead(folder)}; {WRITERS}")
-    results = {name: read_result(place) for name, place in inside.items()}
+    results = {name: _read(place) for name, place in inside.items()}
     if set(results) == {"predicted", "measured"}:
         return runs_of({name: results[name] for name in ("predicted", "measured")}, folder, replayed=True)
     return runs_of(results, folder)
+
+
+def _read(folder: Path) -> Result:
+    """A result whose metadata says of what it is one."""
+    result = read_result(folder)
+    if "scenario" not in result.metadata:
+        raise InputError(f"{folder / METADATA_FILE}: key scenario is missing; write the result again")
+    return result
 
 
 def _result_folders(folder: Path) -> dict[str, Path]:

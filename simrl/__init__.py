@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from simrl.api import acceptance, agree, compare, diff, explain, run, sweep
+    from simrl.api import acceptance, agree, compare, diff, explain, optimize, report, run, sweep
     from simrl.errors import InputError, StoppedError
     from simrl.result import Result, read_result
     from simrl.trace import Trace, read_trace, write_trace
@@ -26,8 +26,10 @@ __all__ = [
     "compare",
     "diff",
     "explain",
+    "optimize",
     "read_result",
     "read_trace",
+    "report",
     "run",
     "sweep",
     "write_trace",

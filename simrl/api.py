@@ -23,20 +23,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simrl.acceptance_report import DRAFTERS, measure, report
+from simrl.acceptance_report import DRAFTERS, measure
+from simrl.acceptance_report import report as acceptance_report
 from simrl.comparison import comparison_rows, compile_kernels, run_names, simulate_scenarios
-from simrl.dimensions import SYSTEMS, cross, listed
+from simrl.dimensions import SYSTEMS, Dimension, Listed, cross, listed
 from simrl.errors import InputError
 from simrl.executors import Executor, Here, Processes
 from simrl.explanation import diff_results, explain_result
+from simrl.goal import Goal, seconds_of
 from simrl.hardware import MODELS, model_shape
 from simrl.hardware import gpu as gpu_named
+from simrl.html_report import write_page, write_report
+from simrl.html_report.sources import runs_of
 from simrl.importers.tabular import import_frame
+from simrl.optimization import BEST, TRIALS, optimization, require_trials, write_optimization
+from simrl.outcomes import Outcomes
 from simrl.points import SharedInputs
 from simrl.profile import TableProfile, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Result, find_result
 from simrl.scenario import Choices, Scenario, ScenarioFile, Setting, given, override
+from simrl.search_space import FAMILIES, make_space
 from simrl.shipped import shipped_profile
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS
 from simrl.speculation.siblings import Known
@@ -50,6 +57,7 @@ from simrl.views import (
     Comparison,
     DifferenceView,
     ExplanationView,
+    OptimizationView,
     Sweep,
     agreed,
     comparison,
@@ -321,8 +329,123 @@ def acceptance(
     known: Known = "finished" if siblings_known == "finished" else "lockstep"
     recorded = trace if isinstance(trace, Trace) else read_trace(os.fspath(trace))
     return AcceptanceView(
-        report(measure(recorded, chosen, rule, epochs_back, known, threads=os.cpu_count() or 1), times)
+        acceptance_report(measure(recorded, chosen, rule, epochs_back, known, threads=os.cpu_count() or 1), times)
     )
+
+
+def optimize(
+    workload: str | os.PathLike[str] | Mapping[str, Any] | Trace | pd.DataFrame,
+    values: Mapping[str, Any] | None = None,
+    systems: Systems | None = None,
+    *,
+    model: str | None = None,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    tp: int | None = None,
+    profile: str | os.PathLike[str] | None = None,
+    steps: int | None = None,
+    warmup_steps: int | None = None,
+    cap_tokens: int | None = None,
+    overrides: Overrides = (),
+    max_off_policyness: float | None = None,
+    max_cost: float | None = None,
+    updates: int | None = None,
+    deadline: str | None = None,
+    budget: float | None = None,
+    trials: int = TRIALS,
+    best: int = BEST,
+    robust: bool = True,
+    seed: int = 0,
+    jobs: int = 1,
+    folder: str | os.PathLike[str] | None = None,
+) -> OptimizationView:
+    """Searches for the system, split, tp, drafter and η to run on these GPUs, or for a deadline or a budget.
+
+    values        what may be chosen, as for `sweep`: {"cluster.gpus": [32, 64], "system.rollout_share": "0.5..0.9"}. What is
+                  not named has a default, systems too: one of each family, and a scenario's own
+    max_off_policyness
+                  of any trained token, in policy updates
+    max_cost      of 1,000 trained samples, at cluster.cost_per_gpu_hour
+    updates       of a whole batch, that the run is to make: with a `deadline`, "36h", the cheapest that makes it is sought;
+                  with a `budget`, the fastest within it. Without them, the most trained samples a second
+    trials, seed  points to simulate at most, and the seed of the search; a smaller space is simulated whole
+    best          systems to tell of
+    robust        simulate the best again, 20 % off in decode, train and acceptance
+    folder        where to keep the points: a search that was stopped goes on, and none is simulated twice. None keeps no file
+
+    Everything else is as for `compare`, but that `tp` and what else is given is not searched. Raises `InputError` also where
+    nothing that was tried keeps the limits, with the reasons.
+
+    >>> import simrl
+    >>> found = simrl.optimize(
+    ...     "experiments/quickstart.yaml", {"system.eta": [1, 4], "system.rollout_share": 0.5, "system.speculation": "none"},
+    ...     ["areal"], gpus=16, tp=1, steps=4, warmup_steps=1, max_off_policyness=2, robust=False,
+    ... )
+    >>> found
+    <Optimization of quickstart: areal(...)>
+    >>> found.table.shape[0]
+    1
+    """
+    limits = {"max_off_policyness": max_off_policyness, "max_cost": max_cost, "budget": budget}
+    _at_least(0, limits | {"seed": seed})
+    _at_least(1, {"updates": updates, "best": best, "jobs": jobs})
+    require_trials(trials, best)
+    deadline_s = None if deadline is None else seconds_of(str(deadline), "deadline")
+    words = {"model": model, "gpu": gpu, "gpus": gpus, "tp": tp, "steps": steps, "warmup_steps": warmup_steps}
+    if systems is None and not _is_scenario(workload):
+        systems = FAMILIES
+    opened = _open("optimize", workload, systems, words, profile, cap_tokens, overrides)
+    said: dict[str, Dimension] = {
+        setting.key: listed(SYSTEMS, setting.value) if setting.key == SYSTEMS else Listed((setting.key,), [(setting,)])
+        for setting in opened.settings
+    }
+    said |= {key: listed(key, several) for key, several in (values or {}).items()}
+    with opened._replace(settings=()).on_disk() as file, _folder(folder) as place:
+        space = make_space(file, said)
+        goal = Goal(
+            batch_samples=space.batch_samples,
+            price=space.first.cluster.cost_per_gpu_hour,
+            updates=updates,
+            deadline_s=deadline_s,
+            **limits,
+        )
+        compile_kernels()
+        staying = Processes(jobs, stay=True) if jobs > 1 else None
+        try:
+            outcomes = Outcomes(place, staying or Here())
+            found = optimization(space, goal, outcomes, trials=trials, seed=seed, best=best, robust=robust)
+        finally:
+            if staying is not None:
+                staying.end()
+        write_optimization(found, place)
+        return OptimizationView(found)
+
+
+def report(
+    results: Comparison | Sweep | AgreementView | Result | str | os.PathLike[str], path: str | os.PathLike[str]
+) -> Path:
+    """Writes results as one HTML page that needs no network: who is fastest and why, timelines to zoom into, what it rests on.
+
+    `results` are runs, a sweep, an agreement (predicted beside measured), or a folder of any of them. Returns `path`. Raises
+    `InputError` for what is none of these, and for a path that is no .html, cannot be written or lies among results.
+
+    >>> import simrl, tempfile
+    >>> page = simrl.report("traces/countdown/sync/parts/000", tempfile.mkdtemp() + "/sync.html")
+    >>> page.name
+    'sync.html'
+    """
+    place = Path(path)
+    if isinstance(results, str | os.PathLike):
+        write_report(Path(results), place)
+    elif isinstance(results, Result):
+        write_page(runs_of({"run": results}), place)
+    elif isinstance(results, Comparison | Sweep | AgreementView):
+        results.report(place)
+    else:
+        raise InputError(
+            f"simrl.report: {results!r} has no page; give what compare, run, sweep or agree return, or a folder of results"
+        )
+    return place
 
 
 class _Opened(NamedTuple):
@@ -388,7 +511,7 @@ def _open(
     said = {setting.key: setting.value for setting in settings}
     if isinstance(workload, Mapping):
         return _Opened(f"simrl.{call}", _plain(workload), [*_profile_setting(profile), *settings], None)
-    if isinstance(workload, str | os.PathLike) and Path(workload).suffix != TRACE_SUFFIX:
+    if _is_scenario(workload):
         return _Opened(os.fspath(workload), None, [*_profile_setting(profile), *settings], None)
 
     trace, path = _trace(workload, cap_tokens)
@@ -409,6 +532,13 @@ def _open(
         "profile": _default_profile(said) if profile is None else _named_profile(profile),
     }
     return _Opened(f"simrl.{call}", data, settings, trace if path is None else None)
+
+
+def _is_scenario(workload: Any) -> bool:
+    """Rather than a trace."""
+    if isinstance(workload, str | os.PathLike):
+        return Path(workload).suffix != TRACE_SUFFIX
+    return isinstance(workload, Mapping)
 
 
 def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:
@@ -482,9 +612,14 @@ def _window(window: int | str | None) -> Window | None:
     return Fixed(tokens=window)
 
 
+def _at_least(least: int, given: Mapping[str, float | None]) -> None:
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise InputError(f"{name}={value}: give {least} or more")
+
+
 def _simulated(scenarios: Sequence[Scenario], opened: _Opened, jobs: int) -> Comparison:
-    if jobs < 1:
-        raise InputError(f"jobs={jobs}: give 1 or more")
+    _at_least(1, {"jobs": jobs})
     results = simulate_scenarios(scenarios, jobs, opened.inputs())
     return comparison(scenarios, results, comparison_rows(scenarios, results))
 

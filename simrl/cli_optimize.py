@@ -67,9 +67,8 @@ def optimize(
     from simrl.comparison import compile_kernels, progress_bar
     from simrl.dimensions import by_key
     from simrl.executors import Here, Processes
-    from simrl.files import write_whole_file
     from simrl.goal import Goal, seconds_of
-    from simrl.optimization import optimization, require_trials
+    from simrl.optimization import optimization, require_trials, write_optimization
     from simrl.optimization_table import print_optimization
     from simrl.outcomes import Outcomes
     from simrl.scenario import ScenarioFile
@@ -104,11 +103,9 @@ def optimize(
     finally:
         if staying is not None:
             staying.end()
-    answer = found.as_json()
-    with write_whole_file(folder / "optimize.json") as temporary:
-        temporary.write_text(json.dumps(answer, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_optimization(found, folder)
     if as_json:
-        data = {**answer, "simulated": outcomes.simulated, "found": outcomes.found, "folder": str(folder)}
+        data = {**found.as_json(), "simulated": outcomes.simulated, "found": outcomes.found, "folder": str(folder)}
         print(json.dumps(data, indent=1, ensure_ascii=False))
         return
     console = Console(highlight=False, markup=False)

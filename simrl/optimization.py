@@ -330,6 +330,12 @@ def _rests_on(prepared: Prepared) -> list[str]:
     ]
 
 
+def write_optimization(found: Optimization, folder: Path) -> None:
+    """The answer as optimize.json, beside the points that it was found in."""
+    with write_whole_file(folder / "optimize.json") as temporary:
+        temporary.write_text(json.dumps(found.as_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def require_trials(trials: int, best: int) -> None:
     """Raises `InputError` for numbers with which nothing can be chosen."""
     if trials < best:

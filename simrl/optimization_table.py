@@ -18,6 +18,7 @@ from rich.text import Text
 from simrl.goal import Goal, duration
 from simrl.model_error import RATIO_ERROR, SOURCE, WHOLE_RUNS_TOO_FAST
 from simrl.optimization import Choice, Optimization, Reasons
+from simrl.page import Page
 from simrl.robustness import End
 from simrl.search import Option
 from simrl.staleness_quality import BENCHMARKS
@@ -80,7 +81,10 @@ def _head(console: Console, text: str, first: bool = False) -> None:
 
 
 def _say(console: Console, text: str, indent: int = 0, hanging: int = 0) -> None:
-    """A paragraph in lines of at most `WIDTH`."""
+    """A paragraph in lines of at most `WIDTH`; a browser makes its own."""
+    if isinstance(console, Page):
+        console.print(Text(text))
+        return
     lines = textwrap.wrap(
         text,
         WIDTH,
@@ -352,10 +356,7 @@ def _print_launch(found: Optimization, console: Console) -> None:
     else:
         _say(console, f"In {settings.framework}:")
     console.print()
-    lines = settings.command
-    for i, line in enumerate(lines):
-        end = " \\" if i + 1 < len(lines) else ""
-        console.print(Text(f"{'' if i == 0 else '  '}{line}{end}"), soft_wrap=True)
+    console.print(Text(" \\\n  ".join(settings.command)), soft_wrap=True)
     console.print()
     _say(console, f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add.")
     for note in settings.notes:

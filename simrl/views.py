@@ -7,6 +7,7 @@ matplotlib's, and no view keeps a window or a file open.
 from __future__ import annotations
 
 import io
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,11 @@ from simrl.executors import Here
 from simrl.explanation import Difference, Explanation, diff_results, explain_result
 from simrl.explanation_plot import difference_figure, explanation_figure
 from simrl.explanation_table import print_difference, print_explanation
+from simrl.html_report import write_page, write_report
+from simrl.html_report.sources import runs_of
+from simrl.optimization import Optimization
+from simrl.optimization_plot import optimization_figure
+from simrl.optimization_table import print_optimization
 from simrl.page import Page
 from simrl.picture import Picture
 from simrl.plots import comparison_figure, timeline_figure
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WIDE = 10_000  # characters of a line: as on a pipe, nothing has to be left out or broken
+
+NESTED = ("leads", "reasons", "variant", "variant_loss")  # of a choice: no columns, they are in its data
 
 
 class View:
@@ -119,6 +127,12 @@ class Comparison(View):
         rows = [dict(row) for row in self.rows]
         write_comparison(self.scenarios, list(self.results.values()), rows, Path(folder))
         return Path(folder)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page that `simrl report` makes of these runs: one HTML file that needs no network. Raises `InputError` for
+        a path that is no .html or cannot be written. Returns the path."""
+        write_page(runs_of(dict(self.results)), Path(path))
+        return Path(path)
 
 
 def comparison(
@@ -206,6 +220,12 @@ class AgreementView(View):
         """For each worker predicted above measured, and when each sample finished."""
         return agreement_figure(self.predicted, self.measured, self.data)
 
+    def report(self, path: str | Path) -> Path:
+        """Writes both as the page that `simrl report` makes of a replay; otherwise as `Comparison.report`."""
+        both = {"predicted": self.predicted, "measured": self.measured}
+        write_page(runs_of(both, replayed=True), Path(path))
+        return Path(path)
+
 
 def agreed(predicted: Result, measured: Result) -> AgreementView:
     """The agreement of two runs of one schedule on one trace."""
@@ -250,6 +270,42 @@ class Sweep(View):
                 write_outcome(folder, point, self.outcomes[point.hash])
         run(self.plan, dict(self.outcomes), folder, Here(), self.asked)
         return folder
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page that `simrl report` makes of a sweep; otherwise as `Comparison.report`."""
+        with tempfile.TemporaryDirectory(prefix="simrl-report-") as folder:
+            write_report(self.save(folder), Path(path))
+        return Path(path)
+
+
+@dataclass(frozen=True, repr=False)
+class OptimizationView(View):
+    """Which system, split, tp, drafter and η to run. `data` has it in full: every option that was tried, the best few with
+    their reasons, how robust the choice is, and how to launch it; `data.as_json()` is what `--json` prints of it."""
+
+    data: Optimization
+
+    def __repr__(self) -> str:
+        return f"<Optimization of {self.data.name}: {self.data.choice.option.row['system']}>"
+
+    def _show(self, console: Console) -> None:
+        print_optimization(self.data, console)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row each of the best few, the choice first: rank, tp, merit, the columns of a comparison, and whether it is closer
+        to the choice than simrl's own error (`tied`)."""
+        rows = self.data.as_json()["best"]
+        return _frame([{key: value for key, value in row.items() if key not in NESTED} for row in rows])
+
+    @property
+    def front(self) -> pd.DataFrame:
+        """A row an option that none beats in throughput, staleness and cost at a time, the freshest first."""
+        return _frame(self.data.as_json()["front"])
+
+    def figure(self) -> Picture:
+        """Throughput against staleness of every option that keeps the limits, and which of them are on the front."""
+        return optimization_figure(self.data)
 
 
 @dataclass(frozen=True, repr=False)

@@ -260,6 +260,26 @@ def test_views_cannot_be_changed(compared):
             lambda trace: simrl.sweep(trace, {"seed": [1]}, ["areal"], **{**GIVEN, "gpus": 1}),
             "all 1 points failed; the first: ",
         ),
+        (lambda trace: simrl.optimize(trace, gpu="h100", gpus=4), "simrl.optimize: no model; a trace needs one"),
+        (lambda trace: simrl.optimize(trace, **GIVEN, trials=2), "trials 2: fewer than the 5 that are to be told"),
+        (lambda trace: simrl.optimize(trace, **GIVEN, max_cost=-1), "max_cost=-1: give 0 or more"),
+        (lambda trace: simrl.optimize(trace, **GIVEN, jobs=0), "jobs=0: give 1 or more"),
+        (
+            lambda trace: simrl.optimize(trace, **GIVEN, updates=9, deadline="36"),
+            "deadline 36: give a number and its unit",
+        ),
+        (lambda trace: simrl.optimize(trace, **GIVEN, budget=9), "budget: goes with the other"),
+        (
+            lambda trace: simrl.optimize(trace, {"system.etaa": [1, 2]}, **GIVEN),
+            "system.etaa: no parameter of these systems",
+        ),
+        (
+            lambda trace: simrl.optimize(trace, {"system.rollout_share": 0.5}, ["areal"], **{**GIVEN, "gpus": 1}),
+            "none of the [0-9]+ points that were tried can be: ",
+        ),
+        (lambda trace: simrl.report("nowhere", "page.html"), "nowhere: does not exist; name a folder of results"),
+        (lambda trace: simrl.report(simrl.run(trace, "areal", **GIVEN), "page.txt"), "page.txt: .* name it .html"),
+        (lambda trace: simrl.report(trace, "page.html"), "simrl.report: .* has no page; give what compare"),
         (lambda trace: simrl.explain("nowhere"), "nowhere: not a result folder"),
         (
             lambda trace: simrl.acceptance(lengths_of(trace), drafter="eagle"),
@@ -301,6 +321,87 @@ def test_acceptance_says_what_the_command_says(command_line):
         simrl.acceptance(trace).batches  # noqa: B018
 
 
+SEARCHED = {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculation": "none"}
+
+
+@pytest.fixture(scope="module")
+def optimized():
+    """A search of three points, one of them over the limit."""
+    data = yaml.safe_load(SCENARIO)
+    return simrl.optimize(data, SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, robust=False, best=2)
+
+
+def test_optimize_says_what_the_command_says_and_keeps_its_points(command_line):
+    values = ("systems=verl_colocated,areal", "cluster.gpus=4", "cluster.tp=1", "system.eta=1,2")
+    values += ("system.rollout_share=0.5", "system.speculation=none")
+    out = command_line("optimize", "scenario.yaml", *values, "--trials", "9", "--jobs", "1", "-o", "theirs").out
+    found = simrl.optimize(
+        "scenario.yaml", SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, trials=9, folder="ours"
+    )
+    *said, last = out.splitlines()
+    assert str(found).splitlines() == said and "points simulated now in" in last
+    assert contents(Path("ours")) == contents(Path("theirs"))
+    assert json.loads(Path("ours/optimize.json").read_text()) == json.loads(json.dumps(found.data.as_json()))
+
+
+def test_optimize_chooses_the_fastest_that_keeps_the_limits(optimized):
+    assert optimized.table["samples_per_s"].is_monotonic_decreasing
+    assert optimized.table["rank"].iloc[0] == 1 and len(optimized.table) == 2
+    fresh = simrl.optimize(
+        yaml.safe_load(SCENARIO),
+        SEARCHED,
+        ["verl_colocated", "areal"],
+        gpus=4,
+        max_off_policyness=0,
+        robust=False,
+        best=1,
+    )
+    assert fresh.data.choice.option.system == "verl_colocated"
+    assert fresh.table["off_policyness_max"].tolist() == [0]
+
+
+def test_optimize_shows_itself_and_draws_its_front(optimized):
+    texts, tags = lines_of(optimized._repr_html_())
+    assert "table" in tags and "script" not in tags
+    assert any(text.startswith("Run ") for text in texts)
+    assert "The best few" in str(optimized)
+    assert repr(optimized).startswith("<Optimization of tiny: ")
+    assert set(optimized.front["hash"]) <= {option.point.hash for option in optimized.data.searched.allowed}
+    axes = optimized.figure().axes[0]
+    drawn = sorted(tuple(point) for dots in axes.collections for point in dots.get_offsets().tolist())
+    choice = optimized.data.choice.option
+    options = [(option.staleness, option.row["samples_per_s"]) for option in optimized.data.searched.allowed]
+    assert drawn == sorted([*options, (choice.staleness, choice.row["samples_per_s"])])
+    assert optimized.figure()._repr_png_() == optimized.figure()._repr_png_()
+
+
+def test_optimize_takes_a_frame_and_searches_a_system_of_each_family(frame):
+    found = simrl.optimize(frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False)
+    searched = next(text for text in found.data.space.asked if text.startswith("systems="))
+    assert searched.startswith("systems=verl_colocated,april,one_step_off")
+    assert "cluster.tp=1" in found.data.space.asked and found.data.searched.points <= 8
+
+
+def test_a_report_is_the_page_that_the_command_writes(command_line):
+    command_line("compare", "scenario.yaml", "-o", "runs", "--jobs", "1")
+    command_line("report", "runs", "-o", "theirs.html")
+    compared = simrl.compare("scenario.yaml")
+    assert simrl.report(compared, "ours.html") == compared.report("again.html").with_name("ours.html")
+    assert simrl.report("runs", "folder.html").read_bytes() == Path("theirs.html").read_bytes()
+    assert Path("ours.html").read_bytes() == Path("again.html").read_bytes() == Path("theirs.html").read_bytes()
+
+
+def test_sweeps_single_runs_and_agreements_have_a_page_too(command_line):
+    command_line("sweep", "scenario.yaml", "seed=1,2", "-o", "points", "--jobs", "1")
+    command_line("report", "points", "-o", "theirs.html")
+    swept = simrl.sweep("scenario.yaml", {"seed": [1, 2]})
+    assert simrl.report(swept, "ours.html").read_bytes() == Path("theirs.html").read_bytes()
+    result = simrl.run("scenario.yaml", "areal").result()
+    assert "<strong>areal:</strong>" in simrl.report(result, "run.html").read_text()
+    page = simrl.report(simrl.agree(result, result), "agreement.html").read_text()
+    assert "areal, predicted" in page and "areal, measured" in page
+
+
 def test_importing_simrl_loads_nothing_and_its_names_are_there():
     code = (
         "import sys, simrl\n"
@@ -339,5 +440,5 @@ def test_the_examples_run(monkeypatch):
     assert found.attempted > 10 and not found.failed
     assert {
         name for name in simrl.api.__dict__ if name in simrl.__all__ and ">>> " in (getattr(simrl, name).__doc__ or "")
-    } == {"acceptance", "agree", "compare", "diff", "explain", "run", "sweep"}
+    } == {"acceptance", "agree", "compare", "diff", "explain", "optimize", "report", "run", "sweep"}
     assert os.getcwd() == str(ROOT)  # noqa: PTH109

@@ -32,22 +32,32 @@ SECTIONS = {
     "sweep": (("pictures", "Pictures"), ("table", "Table"), ("inputs", "What it rests on")),
 }
 
-__all__ = ["beside", "find", "report_html", "write_report"]
+__all__ = ["beside", "find", "report_html", "write_page", "write_report"]
 
 
 def write_report(folder: Path, path: Path) -> None:
     """Writes the report of a folder of results. Raises `InputError` for a folder of anything else, and for a path that
     cannot be written or lies among results, which their own command would then refuse to replace."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"{path}: a report is a page; name it .html")
+    _require_page(path)
     written = _written_as_one(folder)
     if path.resolve().is_relative_to(written):
         raise InputError(
             f"{path}: lies in {written.name}, which holds only what its command wrote; name a place outside it"
         )
-    text = report_html(find(folder))
+    write_page(find(folder), path)
+
+
+def write_page(found: Runs | Sweep, path: Path) -> None:
+    """The same of results that are in no folder. Raises `InputError` for a path that is no page or cannot be written."""
+    _require_page(path)
+    text = report_html(found)
     with write_whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def _require_page(path: Path) -> None:
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{path}: a report is a page; name it .html")
 
 
 def beside(folder: Path) -> Path:

@@ -189,4 +189,5 @@ def _agreement(runs: Sequence[Run]) -> str:
 
 
 def _yaml(data: Any) -> str:
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+    """By key, as a folder of results has it: a run that was not written gives the same page."""
+    return str(yaml.safe_dump(data, sort_keys=True, allow_unicode=True))

@@ -29,6 +29,7 @@ from simrl import (
     cli_optimize,
     cli_profile,
     cli_report,
+    cli_reproduce,
     cli_speculation,
     cli_sweep,
     cli_systems,
@@ -64,6 +65,8 @@ app.command(
 app.command(
     epilog="Example:  simrl whatif run.log --launch experiments/verl_run_launch.yaml --group 16 --system rhymerl --system areal"
 )(cli_calibrate.whatif)
+
+app.command(epilog=cli_reproduce.EXAMPLES)(cli_reproduce.reproduce)
 
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")]
 Overrides = Annotated[

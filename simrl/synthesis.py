@@ -355,6 +355,11 @@ def _location(
     return float(brentq(excess, low, high, xtol=1e-12))
 
 
+def mean_under(cap: float, mean: float, sigma: float, mean_cap: float) -> float:
+    """The mean under another cap of the lengths that have `mean` under `mean_cap`: the same lognormal, cut elsewhere."""
+    return mean_of_cut_lognormal(_location(mean, sigma, round(mean_cap), "mean"), sigma, cap)
+
+
 def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
     """E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
     top = math.log(cap)

@@ -907,7 +907,10 @@ def parameters_of(name: str) -> dict[str, Any]:
 def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:
     """Those of `with_common` that a recipe takes: the split where rollout and training have GPUs of their own and overlap;
     dynamic sampling where whole batches train."""
-    system, found = made(recipe.__name__, recipe), dict(list(signature(with_common, eval_str=True).parameters.items())[1:])
+    system, found = (
+        made(recipe.__name__, recipe),
+        dict(list(signature(with_common, eval_str=True).parameters.items())[1:]),
+    )
     pipeline = system.pipeline
     whole_batches = isinstance(pipeline, Batchwise) and pipeline.stream is None
     if system.rollout_share is None or (whole_batches and system.off_policyness == 0):

@@ -51,9 +51,10 @@ LAYERS = (
     "views",
     "api",
     "__init__",
+    "published",
     "cli_systems",
     "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_optimize "
-    "cli_report cli_speculation cli_sweep",
+    "cli_report cli_reproduce cli_speculation cli_sweep",
 )
 TOGETHER = {
     "cli": {
@@ -66,6 +67,7 @@ TOGETHER = {
         "cli_explain",
         "cli_optimize",
         "cli_report",
+        "cli_reproduce",
         "cli_speculation",
         "cli_sweep",
     }

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -589,12 +590,16 @@ def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
     texts = ("systems=one_step_off,verl_colocated", "system.rollout_share=0.5", "cluster.tp=1", "steps=300,100000000")
     process = command.start("optimize", "small.yaml", *texts, "-o", "out", "--jobs", "2")
     started = time.monotonic()
-    while len(list(command.folder.glob("out/points/*/*.json"))) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < started + PATIENCE_S
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE_S)
+    try:
+        while len(list(command.folder.glob("out/points/*/*.json"))) < 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < started + PATIENCE_S
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert err == "simrl: interrupted; 2 points are kept in out; the same command goes on from there\n"
     assert process.returncode == 1
 

@@ -1,0 +1,83 @@
+"""`simrl reproduce`: published results, predicted from the inputs that their papers state."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simrl.errors import InputError
+
+EXAMPLES = (
+    "Examples:  simrl reproduce areal-eta   |   simrl reproduce --samples 8   |   simrl reproduce --json > board.json"
+)
+
+
+def reproduce(
+    rows: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="rows of published results (default: all of them)")
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(
+            min=0, max=1024, help="sets of assumed inputs that are drawn from their ranges, beside the middle"
+        ),
+    ] = 8,
+    jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count() or 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a JSON file to write, as --json prints it")
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="print JSON on stdout; its keys are stable: totals, rows, with id, published, predicted, low, high, error, "
+            "covered, ledger",
+        ),
+    ] = False,
+) -> None:
+    """Predict what papers published, by running their schedules on their inputs; say how far off it is.
+
+    What a paper does not state is a range with a reason, set once for all of its rows: the prediction is an interval, and
+    a middle. Nothing is fitted to an outcome. One row alone prints its inputs, each with where it stands or why it is assumed.
+    """
+    from rich.console import Console
+    from rich.progress import TimeRemainingColumn
+
+    from simrl.comparison import compile_kernels, progress_bar
+    from simrl.files import write_whole_file
+    from simrl.published.board import board, print_board, totals
+    from simrl.published.predict import predict, tasks
+    from simrl.published.score import published_rows
+
+    known = published_rows()
+    wanted = list(rows or known)
+    for row in wanted:
+        if row not in known:
+            raise InputError(f"{row}: no published row; there are {', '.join(known)}")
+    todo = tasks(wanted, samples)
+    compile_kernels()
+    with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:
+        task = bar.add_task("sets of inputs", total=len(todo))
+        predicted = predict(todo, jobs, lambda: bar.advance(task))
+    entries = board(wanted, predicted, todo)
+    text = json.dumps({"totals": totals(entries), "rows": entries}, indent=1, ensure_ascii=False)
+    if output is not None:
+        with write_whole_file(output) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print(text)
+        return
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200
+    print_board(entries, console)
+    sums = totals(entries)
+    console.print(
+        f"\n{sums['rows_predicted']} of {sums['rows']} rows are predicted; {sums['covered_share']:.0%} of {sums['elements']} "
+        f"published figures lie in their intervals; median error {sums['median_error']:.0%}, median half-width "
+        f"{sums['median_half_width']:.0%}."
+    )

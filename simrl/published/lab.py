@@ -1,0 +1,145 @@
+"""A lab: scenarios simulated for one set of inputs, each once, and what is measured of them.
+
+Invariant: a measure is a pure function of one result, in the terms in which papers report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simrl.hardware import model_shape
+from simrl.metrics import summary
+from simrl.points import SharedInputs
+from simrl.published.ledger import Inputs
+from simrl.result import Result
+from simrl.scenario import Scenario
+from simrl.shipped import shipped_profile
+from simrl.simulate import prepare, simulate_prepared
+
+Measures = dict[str, Any]
+
+
+def step_times(model: str, gpu: str, tp: int, between_passes_s: float) -> dict[str, Any]:
+    """A scenario's `profile`: the shipped one of the model on the GPU, else a roofline of the GPU's data sheet."""
+    path = shipped_profile(model_shape(model).name, gpu, tp)
+    if path is not None:
+        return {"path": str(path), "between_passes_s": between_passes_s}
+    return {"roofline": {"between_passes_s": between_passes_s}}
+
+
+def run_of(
+    inputs: Inputs,
+    system: Mapping[str, Any],
+    *,
+    model: str,
+    gpus: int,
+    tp: int,
+    lengths: Mapping[str, Any],
+    steps: int,
+    warmup_steps: int,
+    training: Mapping[str, Any],
+    engine: Mapping[str, Any] | None = None,
+    speculation: Mapping[str, Any] | None = None,
+) -> Scenario:
+    """A scenario of a paper: its inputs, where all papers have the same ones, and what the row says besides. `lengths` are
+    fields of a length model."""
+    passes_s = float(inputs["between_passes_s"])
+    workload = {
+        "steps": steps,
+        "group": inputs["group"],
+        "sigma": inputs["sigma"],
+        "prompt_share": inputs["prompt_share"],
+        "prompt_tokens": inputs["prompt_tokens"],
+        "prompt_cap_tokens": inputs.get("prompt_cap_tokens", 2048),
+        **lengths,
+    }
+    return Scenario.model_validate(
+        {
+            "name": "published",
+            "steps": steps,
+            "warmup_steps": warmup_steps,
+            "model": model,
+            "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
+            "workload": {"synthetic": workload},
+            "profile": step_times(model, inputs["gpu"], tp, passes_s),
+            "engine": {"max_num_seqs": 1024, **(engine or {})},
+            "training": training,
+            "speculation": speculation or {},
+            "system": system,
+        }
+    )
+
+
+class Rollouts(NamedTuple):
+    """Of the rollouts of a colocated run, a mean over the updates after the warm-up."""
+
+    rollout_s: float  # from the first pass to the last
+    idle_share: float  # of the rollout workers' time in it
+    earliest_idle_share: float  # of the worker that finishes first
+
+
+class Lab:
+    """Simulates scenarios, each at most once."""
+
+    def __init__(self) -> None:
+        self._inputs = SharedInputs()
+        self._found: dict[str, Measures] = {}
+
+    def run(self, scenario: Scenario) -> Measures:
+        """What `simrl compare` has in a row, the seconds of each phase of an update, and those of rollouts. Raises
+        `InputError` for a scenario that cannot be."""
+        key = scenario.model_dump_json()
+        if key not in self._found:
+            result = simulate_prepared(prepare(scenario, self._inputs))
+            self._found[key] = measures(result, scenario.warmup_steps)
+        return self._found[key]
+
+
+def measures(result: Result, warmup_steps: int) -> Measures:
+    """`simrl.metrics.summary`, and under `phase_s` the seconds an update of each kind of span, the longest lane's; of rollouts
+    what `rollouts` says; `response_tokens_per_s` are trained ones, `generated_tokens_per_s` over the whole run."""
+    row = summary(result, warmup_steps)
+    generated = int(result.samples.column("generated_tokens").to_numpy().sum())
+    steps = result.steps.slice(warmup_steps)
+    trained = int(steps.column("response_tokens").to_numpy().sum())
+    return {
+        **row,
+        "response_tokens_per_s": trained / (row["step_s"] * steps.num_rows),
+        "phase_s": phases(result, warmup_steps),
+        **rollouts(result, warmup_steps)._asdict(),
+        "generated_tokens_per_s": generated / float(result.metadata["end_s"]),
+    }
+
+
+def rollouts(result: Result, warmup_steps: int) -> Rollouts:
+    """A rollout is what workers generate under one policy version."""
+    spans = result.spans.to_pandas()
+    spans = spans[(spans["kind"] == "rollout") & (spans["policy_version"] >= warmup_steps)]
+    spans = spans[spans["policy_version"] < result.steps.num_rows]
+    ends = spans.groupby(["policy_version", "lane"], observed=True).agg(
+        first_s=("started_s", "min"), last_s=("ended_s", "max")
+    )
+    rows = []
+    for _, workers in ends.groupby("policy_version"):
+        start_s, last_s = workers["first_s"].min(), workers["last_s"].to_numpy()
+        length_s = last_s.max() - start_s
+        rows.append(
+            (length_s, float(np.mean(last_s.max() - last_s) / length_s), (last_s.max() - last_s.min()) / length_s)
+        )
+    if not rows:
+        return Rollouts(float("nan"), float("nan"), float("nan"))
+    return Rollouts(*(float(x) for x in np.mean(rows, axis=0)))
+
+
+def phases(result: Result, warmup_steps: int) -> dict[str, float]:
+    """Seconds an update by kind of span, of the lane that has most of it."""
+    spans = result.spans.to_pandas()
+    start_s = float(result.steps.column("finished_s")[warmup_steps - 1].as_py()) if warmup_steps else 0.0
+    end_s = float(result.steps.column("finished_s")[-1].as_py())
+    spans["s"] = (np.minimum(spans["ended_s"], end_s) - np.maximum(spans["started_s"], start_s)).clip(lower=0)
+    by_lane = spans.groupby(["kind", "lane"], observed=True)["s"].sum()
+    updates = result.steps.num_rows - warmup_steps
+    return {str(kind): float(lanes.max() / updates) for kind, lanes in by_lane.groupby("kind", observed=True)}

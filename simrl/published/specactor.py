@@ -1,0 +1,223 @@
+"""SpecActor (arXiv 2511.16193): decoupled and best-of-N speculation against verl and its variants, 32B on 256 H800.
+
+GPUs and prompts are divided by `SCALE` together: a worker has 128 (GRPO) or 256 (DAPO) responses, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+from simrl.profile import read_profile
+from simrl.published.lab import Lab, Measures, run_of
+from simrl.published.ledger import Inputs
+from simrl.scenario import Scenario
+from simrl.shipped import shipped_profile
+
+SCALE = 8
+STEPS, WARMUP_STEPS = 3, 1
+SMALL, LARGER = "qwen2.5-0.5b", "qwen2.5-1.5b"
+TRACES = ("grpo", "dapo")
+MILLI = 1e3
+
+System = dict[str, Any]
+VERL: System = {"name": "verl_colocated"}
+TWICE: System = {"name": "verl_2x"}
+RLHFUSE: System = {"name": "rlhfuse"}
+
+
+def vanilla(inputs: Inputs) -> System:
+    """A draft model beside the target, in turns."""
+    return {"name": "verl_draft_model", "model": inputs["vanilla_drafter"], "draft_tokens": inputs["draft_tokens"]}
+
+
+def ngrams(inputs: Inputs) -> System:
+    """Drafts from a response's own text."""
+    return {"name": "verl_ngram", "draft_tokens": inputs["draft_tokens"]}
+
+
+def specactor(inputs: Inputs, **ablated: bool) -> System:
+    """Its own system, or without some of its parts."""
+    return {
+        "name": "specactor",
+        "b_max": inputs["b_max"],
+        "kv": inputs["kv"],
+        "drafters": inputs["drafters"],
+        **ablated,
+    }
+
+
+def scenario(inputs: Inputs, trace: str, system: System) -> Scenario:
+    """Some steps of one of the two traces. DAPO generates twice as many responses and trains on those that its filter leaves:
+    so much less arithmetic, in the same time per token."""
+    trained = inputs["informative_share"] if trace == "dapo" else 1.0
+    extra = inputs["grpo_reference"] if trace == "grpo" else 0
+    ngram_runs = {
+        "classes": [
+            {
+                "share": 1.0,
+                "share_of_long": 1.0,
+                "wrong_drafts": 0.5,
+                "gaps": [{"up_to_tokens": 64, "share": 1.0, "mean_tokens": inputs["ngram_gap_tokens"]}],
+                "hits": [{"up_to_tokens": 64, "share": 1.0, "mean_tokens": inputs["ngram_hit_tokens"]}],
+            }
+        ],
+        "first_epoch": True,
+        "source": "the ledger",
+    }
+    return run_of(
+        inputs,
+        {"minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"], **system},
+        model=inputs["model"],
+        gpus=inputs["gpus"] // SCALE,
+        tp=inputs["tp"],
+        lengths={
+            "prompts_per_step": inputs[f"{trace}_samples"] // inputs["group"] // SCALE,
+            "cap_tokens": inputs["cap_tokens"],
+            "mean_tokens": inputs["mean_tokens"],
+        },
+        steps=STEPS,
+        warmup_steps=WARMUP_STEPS,
+        training={
+            "mfu": min(inputs["mfu"] / trained, 1.0),
+            "log_prob_mfu": inputs["log_prob_mfu"],
+            "sequence_parallel": inputs["sequence_parallel"],
+            "tokens_per_microbatch": inputs["tokens_per_microbatch"],
+            "extra_log_probs": extra,
+            "switch_s": inputs["switch_s"],
+            "load_s": inputs["load_s"],
+            "minibatch_overhead_s": inputs["minibatch_overhead_s"],
+            "reward_s": inputs["reward_s"],
+        },
+        speculation={
+            "verification": inputs["verification"],
+            "temperature": inputs["temperature"],
+            "acceptance": {
+                SMALL: _acceptance(inputs, inputs["accept_0p5b"]),
+                LARGER: _acceptance(inputs, inputs["accept_0p5b"] + inputs["accept_1p5b_more"]),
+            },
+            "runs": {"ngram": ngram_runs},
+        },
+    )
+
+
+def _acceptance(inputs: Inputs, accepted: float) -> dict[str, Any]:
+    return {
+        "by_position": [accepted],
+        "spread": inputs["accept_spread"],
+        "length_exponent": inputs["accept_length_exponent"],
+        "typical_tokens": inputs["mean_tokens"],
+        "verification": inputs["verification"],
+        "source": "the ledger",
+    }
+
+
+def _run(lab: Lab, inputs: Inputs, trace: str, system: System) -> Measures:
+    return lab.run(scenario(inputs, trace, system))
+
+
+def against_the_best(lab: Lab, inputs: Inputs) -> list[float]:
+    """Fig. 11: the best baseline's step over its own, a mean over the traces."""
+    return [mean(min(_baselines(lab, inputs, trace)) for trace in TRACES)]
+
+
+def against_the_others(lab: Lab, inputs: Inputs) -> list[float]:
+    """Fig. 11: the other baselines' steps over its own."""
+    return [mean(ratio for trace in TRACES for ratio in sorted(_baselines(lab, inputs, trace))[1:])]
+
+
+def _baselines(lab: Lab, inputs: Inputs, trace: str) -> list[float]:
+    own_s = _run(lab, inputs, trace, specactor(inputs))["step_s"]
+    systems = (VERL, RLHFUSE, TWICE, vanilla(inputs), ngrams(inputs))
+    return [_run(lab, inputs, trace, system)["step_s"] / own_s for system in systems]
+
+
+def rollout_against(*names: str) -> Callable[[Lab, Inputs], list[float]]:
+    """§5.2: a baseline's rollout over its own, a mean over the traces (and over baselines)."""
+
+    def predict(lab: Lab, inputs: Inputs) -> list[float]:
+        systems = {"verl": VERL, "twice": TWICE, "vanilla": vanilla(inputs), "ngram": ngrams(inputs)}
+        ratios = [
+            _run(lab, inputs, trace, systems[name])["rollout_s"]
+            / _run(lab, inputs, trace, specactor(inputs))["rollout_s"]
+            for trace in TRACES
+            for name in names
+        ]
+        return [mean(ratios)]
+
+    return predict
+
+
+def _dapo_rollout_s(lab: Lab, inputs: Inputs, system: System) -> float:
+    return float(_run(lab, inputs, "dapo", system)["rollout_s"])
+
+
+def vanilla_gain(lab: Lab, inputs: Inputs) -> list[float]:
+    """§5.4: by how much a draft model shortens verl's rollout."""
+    return [1 - _dapo_rollout_s(lab, inputs, vanilla(inputs)) / _dapo_rollout_s(lab, inputs, VERL)]
+
+
+def decoupled(lab: Lab, inputs: Inputs) -> list[float]:
+    """§5.4: vanilla speculation over decoupled drafting alone."""
+    alone = specactor(inputs, reconfigure=False, best_of_n=False)
+    return [_dapo_rollout_s(lab, inputs, vanilla(inputs)) / _dapo_rollout_s(lab, inputs, alone)]
+
+
+def reconfigured(lab: Lab, inputs: Inputs) -> list[float]:
+    """§5.4: what reconfiguration adds."""
+    without = specactor(inputs, reconfigure=False, best_of_n=False)
+    return [_dapo_rollout_s(lab, inputs, without) / _dapo_rollout_s(lab, inputs, specactor(inputs, best_of_n=False))]
+
+
+def best_of_n(lab: Lab, inputs: Inputs) -> list[float]:
+    """§5.4: what best-of-N adds."""
+    without = specactor(inputs, best_of_n=False)
+    return [_dapo_rollout_s(lab, inputs, without) / _dapo_rollout_s(lab, inputs, specactor(inputs))]
+
+
+def twice_the_gpus(lab: Lab, inputs: Inputs) -> list[float]:
+    """§2.2, Fig. 2b: verl's step over that with twice the GPUs for rollout."""
+    return [_run(lab, inputs, "dapo", VERL)["step_s"] / _run(lab, inputs, "dapo", TWICE)["step_s"]]
+
+
+def fused(lab: Lab, inputs: Inputs) -> list[float]:
+    """§2.2: what RLHFuse gains over verl."""
+    return [_run(lab, inputs, "dapo", VERL)["step_s"] / _run(lab, inputs, "dapo", RLHFUSE)["step_s"] - 1]
+
+
+def wasted(lab: Lab, inputs: Inputs) -> list[float]:
+    """§2.2, Fig. 2a: share of the workers' time in verl's rollout for which they wait for the slowest."""
+    return [float(_run(lab, inputs, "dapo", VERL)["idle_share"])]
+
+
+def rollout_share(lab: Lab, inputs: Inputs) -> list[float]:
+    """§2.2: of verl's step, a mean over the traces."""
+    runs = [_run(lab, inputs, trace, VERL) for trace in TRACES]
+    return [mean(run["rollout_s"] / run["step_s"] for run in runs)]
+
+
+def decode_latency(lab: Lab, inputs: Inputs) -> list[float]:
+    """§5.1: milliseconds a token of one response."""
+    path = shipped_profile(inputs["model"], inputs["gpu"], inputs["tp"])
+    assert path is not None
+    pass_s = read_profile(path).decode_s(1, round(inputs["mean_tokens"]))
+    return [MILLI * (pass_s + inputs["between_passes_s"])]
+
+
+ROWS: dict[str, Callable[[Lab, Inputs], list[float]]] = {
+    "spec-e2e-best": against_the_best,
+    "spec-e2e-others": against_the_others,
+    "spec-rollout-verl": rollout_against("verl"),
+    "spec-rollout-2x": rollout_against("twice"),
+    "spec-rollout-vanilla": rollout_against("vanilla", "ngram"),
+    "spec-abl-vanilla": vanilla_gain,
+    "spec-abl-decoupled": decoupled,
+    "spec-abl-reconf": reconfigured,
+    "spec-abl-bon": best_of_n,
+    "spec-2x": twice_the_gpus,
+    "spec-rlhfuse": fused,
+    "spec-idle": wasted,
+    "spec-rollout-share": rollout_share,
+    "spec-decode-latency": decode_latency,
+}

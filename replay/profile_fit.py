@@ -115,6 +115,7 @@ def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
             float(work),
             float(shape.sequences),
             float(shape.sequences * shape.kv_tokens),
+            0.0,
         )
     )
 

@@ -115,7 +115,6 @@ def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
             float(work),
             float(shape.sequences),
             float(shape.sequences * shape.kv_tokens),
-            0.0,
         )
     )
 

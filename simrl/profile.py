@@ -153,7 +153,7 @@ def pass_s(
     prefill_work: float,
     decode_sequences: float,
     decode_kv_tokens: float,
-    straggler_tokens: float,
+    straggler_tokens: float = 0.0,
 ) -> float:
     """Seconds of one forward pass, the pause before the next one included.
 
@@ -217,7 +217,7 @@ class TableProfile:
         """Seconds of a pass with one prefill chunk and `decode_sequences`, equally long, that hold `decode_kv_tokens` in sum."""
         work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
         arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
-        return float(pass_s(self.tables, *map(float, arguments), 0.0))
+        return float(pass_s(self.tables, *map(float, arguments)))
 
     def decode_s(self, sequences: int, kv_tokens: float) -> float:
         """Seconds in which each of `sequences`, `kv_tokens` long, gains one token."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
-from simrl.hardware import ModelShape
+from simrl.hardware import ModelShape, require_dense
 from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profilers.smoothing import moved, settled
 
@@ -53,6 +53,7 @@ def derive(
     its default 0 adds nothing that nobody measured. The model goes in as a config.json made from `shape`, so that
     nothing is fetched. Raises `InputError` if the package is missing or has no data for the combination.
     """
+    require_dense(shape, "aiconfigurator")
     engine = _engine(shape, gpu, tp, backend)
     names = [name for name, *_ in engine.decode_step_per_op(1, 2, 2)]
     attention = [i for i, name in enumerate(names) if name.endswith("_attention")]

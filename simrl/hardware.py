@@ -18,7 +18,7 @@ GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
 class ModelShape(BaseModel):
     """A decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16.
 
-    With `experts`, every layer has so many MLPs of `moe_intermediate` instead of one, of which a token uses `experts_per_token`.
+    With `experts`, every layer has so many MLPs of `moe_intermediate` instead of one, a token uses `experts_per_token`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,7 +52,7 @@ class ModelShape(BaseModel):
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer that multiply activations: attention projections and the gated MLP, or all experts and a router."""
+        """Weights of one layer that multiply activations: attention projections and MLP, or all experts and a router."""
         return self._layer_parameters(self.experts)
 
     @property
@@ -284,9 +284,13 @@ def model_shape(model: str | Path) -> ModelShape:
     if not isinstance(config, dict):
         raise InputError(f"{path}: a model config is a JSON object, this is a {type(config).__name__}")
     experts = next((config[key] for key in _EXPERTS if config.get(key)), 0)
-    unlike = next((key for key, plain in _UNLIKE.items() if experts and config.get(key, plain) not in (plain, None)), None)
+    unlike = next(
+        (key for key, plain in _UNLIKE.items() if experts and config.get(key, plain) not in (plain, None)), None
+    )
     if unlike is not None:
-        raise InputError(f"{path}: {unlike} is {config[unlike]}; simrl models mixtures of experts whose layers are all alike")
+        raise InputError(
+            f"{path}: {unlike} is {config[unlike]}; simrl models mixtures of experts whose layers are all alike"
+        )
     missing = [key for key in _CONFIG_KEYS.values() if key not in config]
     if missing:
         raise InputError(

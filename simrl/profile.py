@@ -214,7 +214,7 @@ class TableProfile:
         decode_sequences: float = 0,
         decode_kv_tokens: float = 0,
     ) -> float:
-        """Seconds of a pass with one prefill chunk and `decode_sequences`, equally long, that hold `decode_kv_tokens` in sum."""
+        """Seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` evenly."""
         work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
         arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
         return float(pass_s(self.tables, *map(float, arguments)))
@@ -371,7 +371,13 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
         "query_tokens": [t.dense_tokens, *nothing[1:]],
         "sequences": [nothing[0], t.sampled_sequences, *nothing[2:4], straggler],
         **{axis: [*nothing[:2], g.ravel(), *nothing[3:]] for axis, g in zip(AXES, grid, strict=True)},
-        "seconds": [t.dense_s, t.sampled_s, t.attention_s.ravel(), np.array([t.between_passes_s]), t.straggler_s.ravel()],
+        "seconds": [
+            t.dense_s,
+            t.sampled_s,
+            t.attention_s.ravel(),
+            np.array([t.between_passes_s]),
+            t.straggler_s.ravel(),
+        ],
     }
     table = pa.table(
         {
@@ -442,7 +448,9 @@ def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tabl
     stragglers = [data["table"] == name for name in STRAGGLERS]
     sequences, beside = (data["sequences"][rows].astype(np.float64) for rows in stragglers)
     if not np.array_equal(sequences, beside):
-        raise InputError(f"{origin}: the tables {' and '.join(STRAGGLERS)} have other sequences; derive the profile again")
+        raise InputError(
+            f"{origin}: the tables {' and '.join(STRAGGLERS)} have other sequences; derive the profile again"
+        )
     seconds = np.array([data["seconds"][rows] for rows in stragglers], dtype=np.float64)
     return Tables._make([*grids, float(pause[0]), sequences, seconds])
 
@@ -483,7 +491,9 @@ def _validate(tables: Tables, origin: str) -> None:
                 )
     ticks, straggler = tables.straggler_sequences, tables.straggler_s
     if straggler.shape != (2, ticks.size) or (np.diff(ticks) <= 0).any() or not (straggler >= 0).all():
-        raise InputError(f"{origin}: the straggler table needs rising sequences and, twice, seconds of zero or more at each")
+        raise InputError(
+            f"{origin}: the straggler table needs rising sequences and, twice, seconds of zero or more at each"
+        )
     if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
         raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")
 

@@ -280,19 +280,25 @@ def test_experts_in_a_table_of_their_own_take_the_time_of_as_many_as_are_expecte
     block = compose_kernel_tables(tmp_path / "block" / "tp1", OF_8, 1, None, 0.0)
     assert OF_8.activated_experts(1) == pytest.approx(2.0) and OF_8.activated_experts(64) == pytest.approx(8.0)
     for tokens, us in ((1, 10 * 2.0 + 1), (64, 10 * 8.0 + 64)):
-        assert block.pass_s(tokens, 1) - ours.pass_s(tokens, 1) == pytest.approx(1e-6 * 3 * (100 + tokens - us), rel=1e-6)
+        assert block.pass_s(tokens, 1) - ours.pass_s(tokens, 1) == pytest.approx(
+            1e-6 * 3 * (100 + tokens - us), rel=1e-6
+        )
 
 
 def test_tables_without_experts_or_with_unknown_kinds_are_refused(tmp_path):
     folder = write_kernel_tables(tmp_path / "none" / "tp1")
-    with pytest.raises(InputError, match=r"dense\.csv: toy-1b is a mixture of experts and there are no rows of its exp"):
+    with pytest.raises(
+        InputError, match=r"dense\.csv: toy-1b is a mixture of experts and there are no rows of its exp"
+    ):
         compose_kernel_tables(folder, OF_8, 1, None, 0.0)
     folder = write_kernel_tables(tmp_path / "alien" / "tp1", edit_dense=instead_of_the_mlp("moe", "mamba"))
     with pytest.raises(InputError, match="layer 'mamba' is not part of a mixture of experts; known: embedding"):
         compose_kernel_tables(folder, OF_8, 1, None, 0.0)
     folder = write_kernel_tables(tmp_path / "short" / "tp1", edit_dense=instead_of_the_mlp())
     write_csv(folder / "moe.csv", ["tokens", "activated_experts", "time_us"], [(1, 2, 5.0), (32, 8, 9.0)])
-    with pytest.raises(InputError, match=r"moe\.csv: tokens 1 to 32, dense\.csv has 1 to 64; profile the experts as far"):
+    with pytest.raises(
+        InputError, match=r"moe\.csv: tokens 1 to 32, dense\.csv has 1 to 64; profile the experts as far"
+    ):
         compose_kernel_tables(folder, OF_8, 1, None, 0.0)
 
 
@@ -325,7 +331,9 @@ def test_a_mixture_of_experts_is_read_from_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert model_shape(tmp_path).model_copy(update={"name": ours.name}) == ours
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_shared_experts": 1}))
-    with pytest.raises(InputError, match="n_shared_experts is 1; simrl models mixtures of experts whose layers are all"):
+    with pytest.raises(
+        InputError, match="n_shared_experts is 1; simrl models mixtures of experts whose layers are all"
+    ):
         model_shape(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 200}))
     with pytest.raises(InputError, match="128 experts need a moe_intermediate above 0 and 1 to 128 experts_per_token"):

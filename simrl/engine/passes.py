@@ -127,7 +127,11 @@ def iterate(
     scheduled = 0
     waits = 0  # running requests without their draft
     preempted = False
-    if limits.async_scheduling and counters[N_RUNNING] == 0 and admissible(slots, drafts, counters, limits, budget) == 0:
+    if (
+        limits.async_scheduling
+        and counters[N_RUNNING] == 0
+        and admissible(slots, drafts, counters, limits, budget) == 0
+    ):
         know_all(slots, counters)
     while scheduled < counters[N_RUNNING] and budget > 0:
         slot = slots[RUNNING, scheduled]
@@ -181,7 +185,7 @@ def iterate(
 
     query, prefill, prefill_work = 0, 0, 0.0
     decoding, decode_kv, verified = 0, 0, 0
-    cached, longest, longest_prefill = 0, 0, 0
+    uneven, cached, longest, longest_prefill = tables.straggler_sequences.shape[0] > 0, 0, 0, 0
     for i in range(scheduled + unscheduled):
         slot = slots[RUNNING, i]
         new = slots[SCHEDULED, slot]
@@ -192,10 +196,12 @@ def iterate(
             decoding += 1
             decode_kv += computed + new
             verified += new - 1
-            cached += computed
-            longest = max(longest, computed)
+            if uneven:
+                cached += computed
+                longest = max(longest, computed)
         elif new > 0:
-            longest_prefill = max(longest_prefill, computed + new)
+            if uneven:
+                longest_prefill = max(longest_prefill, computed + new)
             prefill += new
             prefill_work += new * (computed + 0.5 * new)
             if drafts[OLD_TOKENS, slot] > 0:  # logits of the old response's tokens in this chunk
@@ -467,13 +473,15 @@ def _decode_stretch(
         + interpolate(tables.sampled_sequences, tables.sampled_s, float(n))
         + tables.between_passes_s
     )
-    kv, longest = 0, 0
+    kv = 0
     for i in range(n):
-        computed = slots[COMPUTED, slots[RUNNING, i]]
-        kv += computed + 1
-        longest = max(longest, computed)
+        kv += slots[COMPUTED, slots[RUNNING, i]] + 1
     mean_kv = kv / n
-    fixed_s += slowdown * straggler_s(tables, float(n), False, longest + 1 - mean_kv)  # all gain one token a pass
+    if tables.straggler_sequences.shape[0] > 0:
+        longest = 0
+        for i in range(n):
+            longest = max(longest, slots[COMPUTED, slots[RUNNING, i]] + 1)
+        fixed_s += slowdown * straggler_s(tables, float(n), False, longest - mean_kv)  # all gain one token a pass
     last = grid.shape[0] - 1
     cell, _ = locate(grid, mean_kv)
     done = 0

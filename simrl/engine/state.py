@@ -27,8 +27,10 @@ END, PAUSE, WATCH = range(3)
 
 # Rows of `slots` (one column a request). `BLOCKS` are held, `STOP_AT` is the number of generated tokens at which it next leaves
 # the batch, `WATCH_AT` the one at which the caller is told; `REACHED` tokens had been computed once, when the cache was last
-# lost, `LOST_BY` what (an entry of `spent`); one that waits is seen by an asynchronous scheduler when `SEEN_AT` passes are over ...
-PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND, WATCH_AT, REACHED, LOST_BY, SEEN_AT = range(12)
+# lost, `LOST_BY` what (an entry of `spent`); `SEEN_AT` passes are over when an async scheduler sees it ...
+PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND, WATCH_AT, REACHED, LOST_BY, SEEN_AT = (
+    range(12)
+)
 # ... and the lists kept beside them: running in order of admission, waiting (a ring), those that hold blocks without
 # running (paused, or waiting again) in order of their pause, stopped in the last pass and how.
 RUNNING, WAITING, HOLDING, STOPPED, STOPPED_KIND = range(12, 17)
@@ -36,8 +38,19 @@ SLOT_ROWS = 17
 # Rows of `times`: when a request's first and last token came; the hardness of its acceptance (`simrl.speculation.acceptance`).
 FIRST_TOKEN, LAST_TOKEN, HARDNESS = range(3)
 TIME_ROWS = 3
-# Entries of `counters`: the state (those that leave stopped in the last pass, and an asynchronous scheduler does not know yet) ...
-N_RUNNING, WAITING_HEAD, N_WAITING, N_HOLDING, N_STOPPED, FREE_BLOCKS, HELD_BLOCKS, ADMITTING, N_LEAVING, LEAVING_BLOCKS = range(10)
+# Entries of `counters`: the state (those that leave stopped in a pass that an async scheduler does not know yet) ...
+(
+    N_RUNNING,
+    WAITING_HEAD,
+    N_WAITING,
+    N_HOLDING,
+    N_STOPPED,
+    FREE_BLOCKS,
+    HELD_BLOCKS,
+    ADMITTING,
+    N_LEAVING,
+    LEAVING_BLOCKS,
+) = range(10)
 # ... and totals since the engine was made.
 PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(10, 14)
 COUNTERS = 14

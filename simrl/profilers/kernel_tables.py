@@ -135,7 +135,7 @@ def compose_kernel_tables(
 
 
 def _dense_kinds(folder: Path, shape: ModelShape) -> tuple[Floats, dict[str, Floats]]:
-    """Ticks of the tokens and the µs of one call of each kind of dense.csv, that of the experts from moe.csv if they are there."""
+    """Ticks of the tokens and the µs of one call of each kind of dense.csv, the experts from moe.csv if it is there."""
     path, experts = folder / "dense.csv", folder / "moe.csv"
     if shape.experts == 0:
         return _by_kind(path, "tokens", (*ONCE_A_PASS, *A_LAYER), OPTIONAL)
@@ -180,7 +180,7 @@ def _as_steps(ticks: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def _with_stragglers(tables: Tables, path: Path) -> Tables:
-    """With what one sequence longer than the others adds, by how much longer it is: than their mean, and than the longest prefill
+    """With what one sequence longer than the others adds, by how much it is longer than their mean, and than the longest prefill
     beside them, which takes as long. A median, of the rows where that is 1024 tokens at least.
 
     Rows have equal lengths (`t_mean_us`) and uneven ones of the same mean (`t_skew_us`), on another scale than attention.csv.
@@ -194,7 +194,9 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
     rows["seconds"] = even_s * (rows["t_skew_us"] / rows["t_mean_us"] - 1) / rows["ahead"]
     by_n = rows.pivot_table(index="n", columns="beside", values="seconds", aggfunc="median").dropna()
     if by_n.shape[0] == 0 or by_n.shape[1] != 2:
-        raise InputError(f"{path}: at no n one long sequence (nb 1) without and beside prefill; profile it, or remove the file")
+        raise InputError(
+            f"{path}: at no n one long sequence (nb 1) without and beside prefill; profile it, or remove the file"
+        )
     return tables._replace(
         straggler_sequences=by_n.index.to_numpy(float), straggler_s=np.maximum(by_n.to_numpy(float).T, 0.0)
     )
@@ -232,7 +234,9 @@ def _read_csv(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     return table
 
 
-def _by_kind(path: Path, axis: str, kinds: tuple[str, ...], optional: tuple[str, ...] = ()) -> tuple[Floats, dict[str, Floats]]:
+def _by_kind(
+    path: Path, axis: str, kinds: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> tuple[Floats, dict[str, Floats]]:
     """Ticks of `axis`, and for each layer kind the µs of one call at every tick."""
     rows = _read_csv(path, ("layer", axis, "time_us"))
     unknown = sorted(set(rows["layer"]) - set(kinds))

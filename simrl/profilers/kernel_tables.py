@@ -180,7 +180,7 @@ def _as_steps(ticks: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def _with_stragglers(tables: Tables, path: Path) -> Tables:
-    """With what one sequence longer than the others adds, by how much it is longer than their mean, and than the longest prefill
+    """With what one sequence longer than the others adds, by how much it is longer than the mean, or than the longest prefill
     beside them, which takes as long. A median, of the rows where that is 1024 tokens at least.
 
     Rows have equal lengths (`t_mean_us`) and uneven ones of the same mean (`t_skew_us`), on another scale than attention.csv.

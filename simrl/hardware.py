@@ -68,7 +68,8 @@ class ModelShape(BaseModel):
 
     def activated_experts(self, tokens: float) -> float:
         """Experts of a layer that at least one of so many tokens is expected to choose, if all are chosen alike."""
-        return self.experts * (1.0 - (1.0 - self.experts_per_token / self.experts) ** tokens)
+        missed = 1.0 - self.experts_per_token / self.experts
+        return self.experts * (1.0 - float(missed**tokens))
 
     @property
     def parameters(self) -> int:

@@ -98,7 +98,6 @@ limits = st.builds(
     max_num_batched_tokens=st.sampled_from([3, 16, 50, 512]),
     block_size=st.sampled_from([1, 4, 16]),
     kv_blocks=st.integers(210, 600),
-    async_scheduling=st.booleans(),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 
@@ -235,8 +234,9 @@ def draftings(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(limits, commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN]))
-def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands, drafting, tables):
+@given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN]))
+def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, commands, drafting, tables):
+    limits = limits._replace(async_scheduling=ahead)
     engine, reference = Engine(tables, limits), ReferenceEngine(tables, limits)
     if drafting is not None:
         engine, reference = Engine(tables, limits, drafting.decoding, drafting.key), ReferenceEngine(tables, limits)

@@ -98,6 +98,7 @@ limits = st.builds(
     max_num_batched_tokens=st.sampled_from([3, 16, 50, 512]),
     block_size=st.sampled_from([1, 4, 16]),
     kv_blocks=st.integers(210, 600),
+    async_scheduling=st.just(False),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 

@@ -17,7 +17,7 @@ while the longest sequence and a whole draft fit `max_model_len`, and else has z
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +47,7 @@ from simrl.speculation.history_store import HistoryStore
 from simrl.speculation.ngram import NgramDrafter, NgramRule
 from simrl.speculation.windows import Fixed, Window, next_window
 
-Kind = Literal["none", "history", "ngram", "oracle", "fixed"]
+Kind = Literal["none", "history", "ngram", "own", "oracle", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DrafterSetup:
     "oracle" drafts the continuation that it is told, wrong from where the draws of `acceptance` say: forced acceptance. These
     are the simulated engine's draws for a model drafter: with the same key both accept the same, as long as what is generated
     is what was told (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window says, whatever
-    they are: to time verification.
+    they are: to time verification. "own" is a method's own drafter, which `make` makes.
 
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100 % (`batch_gate`), or TLT's.
     """
@@ -69,6 +69,7 @@ class DrafterSetup:
     epochs_back: int = 1
     ngram: NgramRule = field(default_factory=NgramRule)
     acceptance: ModelAcceptance | None = None
+    make: Callable[[], Drafter] | None = None
 
 
 class Forced(NamedTuple):
@@ -254,6 +255,9 @@ class Proposer:
             return drafter
         if setup.kind == "ngram":
             return NgramDrafter(setup.ngram)
+        if setup.kind == "own":
+            assert setup.make is not None
+            return setup.make()
         if setup.kind == "oracle":
             if setup.acceptance is None:
                 raise InputError("an oracle drafter needs an acceptance to follow")

@@ -2,10 +2,10 @@
 
 Invariant: a method runs as the simulator runs it, or is refused with a remedy; nothing of it is dropped silently.
 
-History and n-grams are drafted by `replay.proposer.Proposer`, with simrl's windows and gates. vLLM's own drafters have neither:
-its `ngram`, `draft_model` and `suffix` draft up to `num_speculative_tokens` in every pass. They serve where the method says no
-more than that; what they draft is counted by vLLM alone. Its `ngram` reads prompts too, and its `suffix` (for srt) has its own
-rule for how far to draft.
+History, n-grams and what comes from elsewhere are drafted by `replay.proposer.Proposer`, with simrl's windows and gates.
+vLLM's own drafters have neither: its `ngram`, `draft_model` and `suffix` draft up to `num_speculative_tokens` in every pass.
+They serve where the method says no more than that; what they draft is counted by vLLM alone. Its `ngram` reads prompts too,
+and its `suffix` (for srt) has its own rule for how far to draft.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ def drafter_setup(prepared: Prepared, ngram: Ngram = "vllm") -> DrafterSetup | N
         )
     if speculation.drafter == "ngram" and not (ngram == "vllm" and _plain(speculation)):
         return DrafterSetup("ngram", speculation.window, _gate(prepared, plan))
+    if speculation.drafter == "own":
+        return DrafterSetup("own", speculation.window, _gate(prepared, plan), make=speculation.make_drafter)
     return None
 
 
@@ -169,7 +171,7 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
 
 def _refuse_tp(prepared: Prepared, speculation: Speculation, ngram: Ngram) -> None:
     """As `_refuse_own_with_tp`, if it is simrl's drafter that drafts."""
-    if speculation.drafter == "history" or (
+    if speculation.drafter in ("history", "own") or (
         speculation.drafter == "ngram" and not (ngram == "vllm" and _plain(speculation))
     ):
         _refuse_own_with_tp(prepared, speculation)
@@ -186,7 +188,7 @@ def _refuse_own_with_tp(prepared: Prepared, speculation: Speculation) -> None:
 
 def _refuse(speculation: Speculation) -> None:
     """Raises `InputError` for what no engine here does."""
-    own = speculation.drafter in ("history", "ngram")
+    own = speculation.drafter in ("history", "ngram", "own")
     refused = {
         "vLLM verifies chains, not trees that a bandit chooses; choose draft_model": speculation.strategies is not None,
         "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false": (

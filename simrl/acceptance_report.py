@@ -14,18 +14,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from simrl.engine import EngineConfig
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.hardware import GPUS, MODELS
+from simrl.page import folded
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, SKY, VERMILLION
+from simrl.picture import Picture
 from simrl.profile import TableProfile
 from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.drafter import AcceptRuns
@@ -401,7 +403,8 @@ def print_report(description: dict[str, Any], console: Console) -> None:
         f"Model of these runs, for traces without token ids; paste it into a scenario. Drawn from it, these responses get "
         f"{d['run_model_accept_length']:.2f} tokens a pass, counted were {d['accept_length']:.2f}."
     )
-    print(model_yaml(d), end="", file=console.file)
+    with folded(console, "The model"):
+        console.print(Text(model_yaml(d).rstrip("\n")), soft_wrap=True)
 
 
 def _print_pays(pays: dict[str, Any] | None, console: Console) -> None:
@@ -453,15 +456,21 @@ def _range(row: dict[str, Any]) -> str:
 
 
 def plot_report(description: dict[str, Any], path: str | Path) -> None:
-    """A picture of what `report` returned: hit lengths, epochs, responses, and (with a profile) the speed-up by batch.
+    """Writes the picture of what `report` returned.
 
     The format follows the suffix (png, pdf, svg). Raises `InputError` for another one and where nothing can be written.
     """
-    path = Path(path)
-    figure = Figure(figsize=(11, 7.6), layout="constrained")
+    path, figure = Path(path), report_figure(description)
     kind = path.suffix.lstrip(".").lower()
     if kind not in figure.canvas.get_supported_filetypes():
         raise InputError(f"{path}: a picture cannot be written as {path.suffix!r}; use .png, .pdf or .svg")
+    with write_whole_file(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=150)
+
+
+def report_figure(description: dict[str, Any]) -> Picture:
+    """Hit lengths, epochs, responses, and (with a profile) the speed-up by batch."""
+    figure = Picture(figsize=(11, 7.6), layout="constrained")
     (hits, epochs), (responses, last) = figure.subplots(2, 2)
     _plot_hits(description, hits)
     _plot_epochs(description, epochs)
@@ -474,8 +483,7 @@ def plot_report(description: dict[str, Any], path: str | Path) -> None:
         fontsize="large",
         color=INK,
     )
-    with write_whole_file(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=150)
+    return figure
 
 
 def _plot_hits(d: dict[str, Any], axes: Axes) -> None:

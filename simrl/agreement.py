@@ -22,6 +22,7 @@ from simrl.decisions import Difference, differences
 from simrl.errors import InputError
 from simrl.metrics import gpu_seconds, rollout_bubble
 from simrl.result import Result
+from simrl.result_check import require
 from simrl.run_view import Floats, Ints, RunView, view_run
 from simrl.timeline import spans
 
@@ -152,6 +153,8 @@ def agree(predicted: Result, measured: Result, near_tie_s: float | None = None) 
     a command waits for the end of one, in either run. Raises `InputError` for runs of different systems or traces, or on
     different numbers of workers.
     """
+    for each in (predicted, measured):
+        require(each.metadata, "end_s")
     p, m = view_run(predicted), view_run(measured)
     uids = _finished_in_both(p, m)
     figures = _figures(p, m, uids)
@@ -231,13 +234,26 @@ def _finished_in_both(p: RunView, m: RunView) -> list[int]:
                 f"sample {uid} is {p.name(uid)} (prompt/sample/epoch) predicted and {m.name(uid)} measured: runs of "
                 "different traces; compare two of one trace"
             )
-    for uid in uids:
+    again = _passed_over_again(p) | _passed_over_again(m)
+    known = uids
+    if any(tokens[0][uid] != tokens[1][uid] for uid in uids if uid in again):
+        known = [uid for uid in uids if uid not in again]
+    for uid in known:
         if tokens[0][uid] != tokens[1][uid]:
             raise InputError(
                 f"sample {p.name(uid)} (prompt/sample/epoch) has {tokens[0][uid]} tokens predicted and {tokens[1][uid]} "
                 "measured: runs of different traces, or seeds; compare two of one trace"
             )
-    return uids
+    return known
+
+
+def _passed_over_again(view: RunView) -> set[int]:
+    """The samples that a run took from its trace a second time. A run that was recorded had new ones there, of other lengths,
+    which its trace ends before: they cannot be predicted, and are not compared."""
+    samples = view.result.samples
+    uid, step = (samples.column(name).to_numpy() for name in ("uid", "trace_step"))
+    later = np.maximum.accumulate(step) > step if len(step) else np.zeros(0, bool)
+    return set(uid[later].tolist())
 
 
 def _ahead(view: RunView, in_both: Sequence[int]) -> int:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from simrl.agreement import Agreement, finished_on_clock
 from simrl.agreement_table import error_rows
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SAND, SKY, TEAL, VERMILLION, YELLOW
+from simrl.picture import Picture
 from simrl.plots import BUBBLE, DPI, WIDTH, plain, save_png
 from simrl.result import Result
 from simrl.run_view import short_name
@@ -48,14 +49,14 @@ def plot_agreement(predicted: Result, measured: Result, agreement: Agreement, pa
     save_png(agreement_figure(predicted, measured, agreement), Path(path))
 
 
-def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) -> Figure:
+def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) -> Picture:
     """The picture of `plot_agreement`."""
     lanes_in = min(max(0.46 * agreement.workers, 1.2), 7.5)  # these are inches
     errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or ["nothing to compare"]
     lines = [" · ".join(errors[i : i + 4]) for i in range(0, len(errors), 4)]
     above, between, points_in, below = 0.85 + 0.22 * len(lines), 1.25, 3.0, 0.55
     height = above + lanes_in + between + points_in + below
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER)
+    figure = Picture(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER)
 
     def panel(left: float, bottom_in: float, width: float, height_in: float) -> Axes:
         axes = figure.add_axes((left, bottom_in / height, width, height_in / height))

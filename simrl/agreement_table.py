@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simrl.agreement import Agreement, Both, Part, Share, Spread
+from simrl.page import folded
 from simrl.table import not_drafted
 
 MEANING = (
@@ -30,10 +31,12 @@ POINTS = ("bubble_err", "acceptance_err")  # differences of shares, in percentag
 def print_agreement(agreement: Agreement, console: Console, spread: Spread | None = None) -> None:
     """The parts of the run, the errors (beside them the spread of repeats, where there is one) and the differences."""
     if agreement.parts:
-        _print_parts(agreement, console)
+        with folded(console, "The updates at the workers, one by one"):
+            _print_parts(agreement, console)
     console.print(_errors(agreement, spread))
     if agreement.samples:
-        console.print(Text(MEANING))
+        with folded(console, "What the rows mean"):
+            console.print(Text(MEANING))
     for line in [*_missing(agreement), *_not_drafted(agreement), verdict(agreement)]:
         console.print(Text(line))
     shown = sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)[:MOST_DIFFERENCES]

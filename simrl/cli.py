@@ -26,7 +26,9 @@ from simrl import (
     cli_allocate,
     cli_calibrate,
     cli_explain,
+    cli_optimize,
     cli_profile,
+    cli_report,
     cli_speculation,
     cli_sweep,
     cli_systems,
@@ -164,6 +166,7 @@ def run(
 
 
 app.command(epilog=cli_sweep.EXAMPLES)(cli_sweep.sweep)
+app.command(epilog=cli_optimize.EXAMPLES)(cli_optimize.optimize)
 
 
 app.command(epilog="Example:  simrl explain results/quickstart/cluster.gpus-64-areal-eta-4")(cli_explain.explain)
@@ -171,6 +174,7 @@ app.command(
     epilog="Example:  simrl diff results/quickstart/cluster.gpus-64-verl-colocated "
     "results/quickstart/cluster.gpus-64-areal-eta-4"
 )(cli_explain.diff)
+app.command(epilog=cli_report.EXAMPLES)(cli_report.report)
 
 
 def _add_commands() -> None:

@@ -15,8 +15,6 @@ from simrl.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from simrl.result import Result
-
 Folder = Annotated[Path, typer.Argument(metavar="RESULT", help="a run's folder, or a replay's")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)")]
 
@@ -31,8 +29,9 @@ def explain(
     """Say where the GPU-hours of a run went, what held its updates up, and which known signs of trouble it shows."""
     from simrl.explanation import explain_result
     from simrl.explanation_table import print_explanation
+    from simrl.result import find_result
 
-    result = _read(folder)
+    result = find_result(folder)
     try:
         explanation = explain_result(result, step)
     except InputError as error:
@@ -51,8 +50,9 @@ def diff(
     """Say what made run B faster than run A: the difference of where their GPU-hours went, largest part first."""
     from simrl.explanation import diff_results
     from simrl.explanation_table import print_difference
+    from simrl.result import find_result
 
-    results = _read(a), _read(b)
+    results = find_result(a), find_result(b)
     try:
         difference = diff_results(*results)
     except InputError as error:
@@ -61,24 +61,6 @@ def diff(
         print(json.dumps(asdict(difference), indent=1))
     else:
         print_difference(difference, _console())
-
-
-def _read(folder: Path) -> Result:
-    """A result folder; the one in a folder of `simrl run`; of a replay's, what was measured."""
-    from simrl.result import METADATA_FILE, read_result
-
-    if (folder / METADATA_FILE).exists() or not folder.is_dir():
-        return read_result(folder)
-    inside = sorted(each.parent for each in folder.glob(f"*/{METADATA_FILE}"))
-    measured = [each for each in inside if each.name == "measured"]
-    if len(measured or inside) == 1:
-        return read_result((measured or inside)[0])
-    if inside:
-        names = ", ".join(each.name for each in inside)
-        raise InputError(
-            f"{folder}: has {len(inside)} results; name one of them, such as {inside[0]} (there are {names})"
-        )
-    return read_result(folder)
 
 
 def _console(**options: Any) -> Console:

@@ -39,31 +39,42 @@ def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")], as_j
 )
 def derive(
     model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
-    gpu: Annotated[str, typer.Option(help="a100, h100, h200 or rtxpro6000")],
+    gpu: Annotated[
+        str, typer.Option(help="a100, h100, h200, h800, h20 or rtxpro6000; by roofline also b200, a40, a6000")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write (Parquet)")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="parameters of the source, such as memory_efficiency=0.7 of roofline"
+        ),
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs of a tensor-parallel group")] = 1,
     source: Annotated[
         str,
         typer.Option(
-            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]') or roofline (data sheet)"
+            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), roofline (data sheet), or what an "
+            "installed package adds"
         ),
     ] = "aiconfigurator",
     as_json: AsJson = False,
 ) -> None:
-    """Derive a profile from measured kernels, or from a data sheet alone."""
+    """Derive a profile from measured kernels, or from a data sheet alone.
+
+    Nobody has measured h800 and h20: their kernels are those of h100 and h200, carried over by the data sheets."""
+    from simrl.extensions import checked
     from simrl.hardware import gpu as gpu_named
     from simrl.hardware import model_shape
-    from simrl.profile import write_profile
-    from simrl.profilers.aiconfigurator import derive as derive_profile
-    from simrl.profilers.roofline import roofline_profile
+    from simrl.overrides import parse_override
+    from simrl.profile import TableProfile, write_profile
+    from simrl.profilers import PROFILERS
 
-    shape, kind = model_shape(model), gpu_named(gpu)
-    if source == "aiconfigurator":
-        profile = derive_profile(shape, kind.name, tp)
-    elif source == "roofline":
-        profile = roofline_profile(shape, kind, tp)
-    else:
-        raise InputError(f"--source {source}: choose aiconfigurator or roofline")
+    if source not in PROFILERS:
+        raise InputError(f"--source {source}: choose {' or '.join(PROFILERS)}")
+    given = dict(parse_override(text) for text in settings or [])
+    profile = checked(f"--source {source}", PROFILERS[source], model_shape(model), gpu_named(gpu), tp, **given)
+    if not isinstance(profile, TableProfile):
+        raise InputError(f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile")
     write_profile(profile, output)
     description = _describe(profile)
     if as_json:

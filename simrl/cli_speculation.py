@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simrl.cli_systems import documented, print_parameters, print_rule, recipe_schema, takes
+from simrl.cli_systems import described, documented, print_broken, print_parameters, print_rule, recipe_schema, takes
 from simrl.errors import InputError
 
 app = typer.Typer(
@@ -34,9 +34,10 @@ def speculation(context: typer.Context, as_json: AsJson = False) -> None:
 
     from simrl.speculation.methods import METHODS
 
-    found = [describe(name) for name in METHODS]
+    found, broken = described(METHODS, describe)
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
+        print_broken(broken)
         return
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -50,6 +51,7 @@ def speculation(context: typer.Context, as_json: AsJson = False) -> None:
         "simrl speculation show NAME prints the rule, the parameters, and what is not modelled.",
         markup=False,
     )
+    print_broken(broken)
 
 
 @app.command(epilog="Example:  simrl speculation show histospec")
@@ -75,10 +77,11 @@ def show(
 
 def describe(name: str) -> dict[str, Any]:
     """A method with its defaults as plain data."""
-    from simrl.speculation.methods import METHODS
+    from simrl.speculation.methods import METHODS, make_speculation
 
     method = METHODS[name]
-    made, schema = method(), recipe_schema(method)
+    made, schema = make_speculation(name), recipe_schema(method)
+    assert made is not None
     return {
         "name": name,
         "drafter": made.model or made.drafter,

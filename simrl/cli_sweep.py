@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from simrl.errors import InputError
 
-if TYPE_CHECKING:
-    from simrl.sweeps import Plan, Swept
-
-SHOWN = 10
 SPEED_OVER_S = 600.0  # points of a grid take very different times
 EXAMPLES = (
     "Examples:  simrl sweep experiments/quickstart.yaml cluster.gpus=64,128,256 seed=0..4   |   "
@@ -70,9 +66,12 @@ def sweep(
     is in the folder already is not simulated again: a sweep that was stopped goes on, also with more values. A point that
     cannot be is a row with its error.
     """
+    from rich.console import Console
+
     from simrl.comparison import compile_kernels
     from simrl.dimensions import vary
     from simrl.executors import Executor, Here, Processes, RayCluster
+    from simrl.sweep_table import print_sweep
     from simrl.sweeps import kept, plan, run
 
     varied = vary(scenario, values or [], zips or [])
@@ -94,7 +93,11 @@ def sweep(
         numbers = {"points": len(swept.rows), "simulated": swept.simulated, "failed": len(failed), "errors": errors}
         print(json.dumps({"table": str(folder / "table"), **numbers}, indent=1, ensure_ascii=False))
     else:
-        _print(planned, swept, failed, folder)
+        console = Console(highlight=False, markup=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = 10_000  # a file or a pipe: nothing has to be broken
+        print_sweep(planned, swept, console)
+        console.print(f"The table: pandas.read_parquet({str(folder / 'table')!r}); Polars and DuckDB open it, too.")
     if len(failed) == len(swept.rows):
         raise InputError(f"all {len(failed)} points failed; the first: {failed[0]['error']}")
 
@@ -109,39 +112,3 @@ def _progress(what: str, total: int | None = None, completed: int = 0) -> Iterat
     with progress_bar(TimeRemainingColumn(), speed_over_s=SPEED_OVER_S) as bar:
         task = bar.add_task(what, total=total, completed=completed)
         yield lambda: bar.advance(task)
-
-
-def _print(planned: Plan, swept: Swept, failed: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 10_000  # a file or a pipe: nothing has to be broken
-    best = sorted((row for row in swept.rows if row["error"] is None), key=lambda row: -row["samples_per_s"])[:SHOWN]
-    if best:
-        measures: dict[str, Callable[[Mapping[str, Any]], str]] = {
-            "samples/s": lambda row: f"{row['samples_per_s']:.3g}",
-            "speed-up": lambda row: f"{row['speedup']:.2f}×",
-            "rollout bubble": lambda row: f"{row['rollout_bubble']:.0%}",
-            "train idle": lambda row: f"{row['train_idle']:.0%}",
-            "off-policy": lambda row: f"{row['off_policyness_mean']:.2f}",
-            "GPU-h/1k": lambda row: f"{row['gpu_hours_per_1k_samples']:.3g}",
-        }
-        table = Table("point", *planned.keys, *measures, box=None, pad_edge=False, header_style="bold")
-        for row in best:
-            cells = ["–" if row[key] is None else str(row[key]) for key in planned.keys]
-            table.add_row(str(row["point"]), *cells, *(measure(row) for measure in measures.values()))
-        console.print(f"The fastest {len(best)} of {len(swept.rows)} points (speed-up over the first point)")
-        console.print(table)
-        console.print()
-    points = len(swept.rows)
-    said = [f"{points} points", f"{swept.simulated} simulated now"]
-    if swept.simulated < points:
-        said.append(f"{points - swept.simulated} were there")
-    if planned.combinations > points:
-        said.append(f"{planned.combinations} combinations, some of them the same")
-    console.print(f"{', '.join(said)}.")
-    if failed:
-        console.print(f"{len(failed)} failed; point {failed[0]['point']}: {failed[0]['error']}")
-    console.print(f"The table: pandas.read_parquet({str(folder / 'table')!r}); Polars and DuckDB open it, too.")

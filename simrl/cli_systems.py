@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -50,9 +51,10 @@ def systems(context: typer.Context, as_json: AsJson = False) -> None:
 
     from simrl.systems import RECIPES
 
-    found = [describe(name) for name in RECIPES]
+    found, broken = described(RECIPES, describe)
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
+        print_broken(broken)
         return
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -68,6 +70,7 @@ def systems(context: typer.Context, as_json: AsJson = False) -> None:
         "simrl speculation lists the methods of speculation; any of them goes with any system.",
         markup=False,
     )
+    print_broken(broken)
 
 
 @app.command(epilog="Example:  simrl systems show areal")
@@ -95,6 +98,25 @@ def show(
     print(f"\nIn a scenario:  systems: [{{name: {name}, {example[0]}: {json.dumps(example[1]['default'])}}}]")
 
 
+def described(
+    functions: Iterable[str], describe: Callable[[str], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The pages of all functions, and a line for each that an installed package adds and that cannot be loaded."""
+    pages, broken = [], []
+    for name in functions:
+        try:
+            pages.append(describe(name))
+        except InputError as error:
+            broken.append(str(error))
+    return pages, broken
+
+
+def print_broken(broken: Sequence[str]) -> None:
+    """On stderr, so that a list of what there is stays one."""
+    for line in broken:
+        print(f"simrl: left out: {line}", file=sys.stderr)
+
+
 def print_rule(page: dict[str, Any]) -> None:
     """What a system or a method does, and what of it is not modelled."""
     print(f"{page['name']}: {page['summary']}\n")
@@ -116,8 +138,7 @@ def print_parameters(parameters: dict[str, Any]) -> None:
 def documented(function: Callable[..., Any]) -> dict[str, str]:
     """What the docstring of a recipe or a method says: a line, the rule, and what is not modelled."""
     summary, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
-    modelled, found, not_modelled = rest.partition("Not modelled:")
-    assert found, f"the docstring of {function.__name__} does not say what is not modelled"
+    modelled, _, not_modelled = rest.partition("Not modelled:")
     return {
         "summary": summary,
         "modelled": " ".join(modelled.split()),
@@ -129,10 +150,10 @@ def describe(name: str) -> dict[str, Any]:
     """A recipe with its defaults as plain data."""
     from pydantic import TypeAdapter
 
-    from simrl.systems import RECIPES, common_parameters
+    from simrl.systems import RECIPES, common_parameters, made
 
     recipe = RECIPES[name]
-    system = recipe()
+    system = made(name, recipe)
     said = documented(recipe)
     parameters = dict(inspect.signature(recipe).parameters)
     schema = recipe_schema(recipe)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simrl.errors import InputError
+from simrl.extensions import Extended
 
 if TYPE_CHECKING:
     from simrl.importers.tokens import TokenCounter
@@ -201,6 +203,39 @@ def import_jsonl_command(
         licence=licence,
     )
     _write(trace, output, as_json)
+
+
+def _added_importer(name: str) -> Callable[..., None]:
+    def command(
+        path: Source,
+        output: Output,
+        settings: Annotated[
+            list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer")
+        ] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        from simrl.extensions import checked
+        from simrl.overrides import parse_override
+        from simrl.trace import Trace
+
+        given = dict(parse_override(text) for text in settings or [])
+        trace = checked(f"trace import {name}", IMPORTERS[name], path, **given)
+        if not isinstance(trace, Trace):
+            raise InputError(f"importer {name}: its function gives {type(trace).__name__}; let it give a Trace")
+        _write(trace, output, as_json)
+
+    command.__doc__ = "An importer that an installed package adds; its KEY=VALUE are the parameters of its function."
+    return command
+
+
+IMPORTERS: Extended[Any] = Extended(
+    {str(own.name): own.callback for own in import_app.registered_commands if own.callback},
+    "simrl.importers",
+    "importer",
+    required=1,
+)
+for _name in IMPORTERS.added():
+    import_app.command(_name)(_added_importer(_name))
 
 
 @app.command(epilog="Examples:  simrl trace show my_run.parquet   |   simrl trace show my_run.parquet --history")

@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -26,39 +26,89 @@ from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits
 from simrl.metrics import summary
 from simrl.perfetto import write_perfetto
 from simrl.plots import plot_comparison, plot_timeline
+from simrl.processes import main_left_alone
+from simrl.result import Result
 from simrl.scenario import Scenario
-from simrl.simulate import compile_engine, compile_training, prepare, simulate
+from simrl.simulate import Inputs, compile_engine, compile_training, prepare, simulate, simulate_prepared
 
 MANIFEST = "files.txt"
+T = TypeVar("T")
+OnStep = Callable[[int], None]  # hears of each policy update
+Task = Callable[[Scenario, OnStep | None], T]
 LONGEST_NAME = 100  # of a run's folder; file systems take 255 bytes
 
 
 def compare_scenarios(scenarios: Sequence[Scenario], folder: Path, jobs: int) -> list[dict[str, Any]]:
-    """Simulates all, writes `folder`, returns a row a scenario (`simrl.metrics.summary` and the speed-ups).
+    """Simulates all, writes `folder`, returns a row a scenario (`comparison_rows`).
 
-    `speedup` is samples/s over the first row's; `speedup_in_variant` over the first row with the same variant (cluster).
     Raises `InputError` for a scenario that cannot be, `StoppedError` if a process that simulates is killed.
     """
+    names = _checked(scenarios, Inputs())
+    with write_whole_folder(folder, MANIFEST) as temporary:
+        tasks = [partial(_simulate_and_write, folder=temporary / name) for name in names]
+        rows = _with_speedups(_simulate_all(scenarios, names, tasks, jobs), names)
+        _write_summary(rows, scenarios, temporary)
+    return rows
+
+
+def simulate_scenarios(scenarios: Sequence[Scenario], jobs: int, inputs: Inputs) -> list[Result]:
+    """Simulates all and writes nothing. `inputs` go to the processes that simulate. Raises as `compare_scenarios` does."""
+    names = _checked(scenarios, inputs)
+    tasks = [partial(_simulate_with, inputs=inputs)] * len(names)
+    return _simulate_all(scenarios, names, tasks, jobs)
+
+
+def comparison_rows(scenarios: Sequence[Scenario], results: Sequence[Result]) -> list[dict[str, Any]]:
+    """A row a scenario: `simrl.metrics.summary`, the speed-ups, and the name of its folder.
+
+    `speedup` is samples/s over the first row's; `speedup_in_variant` over the first row with the same variant (cluster).
+    """
+    rows = [_summary(scenario, result) for scenario, result in zip(scenarios, results, strict=True)]
+    return _with_speedups(rows, [folder_name(scenario) for scenario in scenarios])
+
+
+def write_comparison(
+    scenarios: Sequence[Scenario], results: Sequence[Result], rows: Sequence[dict[str, Any]], folder: Path
+) -> None:
+    """Writes the folder that `compare_scenarios` would have written, of what was simulated before."""
+    with write_whole_folder(folder, MANIFEST) as temporary:
+        for row, result in zip(rows, results, strict=True):
+            _write_run(result, temporary / row["folder"])
+        _write_summary(rows, scenarios, temporary)
+
+
+def _checked(scenarios: Sequence[Scenario], inputs: Inputs) -> list[str]:
+    """The folders of their runs, once all are found to be possible."""
     names = [folder_name(scenario) for scenario in scenarios]
     for i, name in enumerate(names):
         if name in names[:i]:
             raise InputError(f"{scenarios[i].file}: two runs are called {name}; leave one out")
     with progress_bar() as progress:
         for scenario in progress.track(scenarios, description="checking"):
-            _check(scenario)
-    with write_whole_folder(folder, MANIFEST) as temporary:
-        work = [(scenario, temporary / name) for scenario, name in zip(scenarios, names, strict=True)]
-        rows = _simulate_in_processes(work, jobs) if min(jobs, len(work)) > 1 else _simulate_here(work)
-        first_in: dict[str, float] = {}
-        for row, name in zip(rows, names, strict=True):
-            first = first_in.setdefault(row["variant"], row["samples_per_s"])
-            row["speedup"] = row["samples_per_s"] / rows[0]["samples_per_s"]
-            row["speedup_in_variant"] = row["samples_per_s"] / first
-            row["folder"] = name
-        _write_json(temporary / "comparison.json", rows)
-        _write_json(temporary / "scenario.json", [scenario.model_dump() for scenario in scenarios])
-        plot_comparison(rows, temporary / "comparison.png")
-    return rows
+            _check(scenario, inputs)
+    return names
+
+
+def _with_speedups(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    first_in: dict[str, float] = {}
+    for row in rows:
+        first_in.setdefault(row["variant"], row["samples_per_s"])
+    return [
+        {
+            **row,
+            "speedup": row["samples_per_s"] / rows[0]["samples_per_s"],
+            "speedup_in_variant": row["samples_per_s"] / first_in[row["variant"]],
+            "folder": name,
+        }
+        for row, name in zip(rows, names, strict=True)
+    ]
+
+
+def _write_summary(rows: Sequence[dict[str, Any]], scenarios: Sequence[Scenario], folder: Path) -> None:
+    """What is of all runs."""
+    _write_json(folder / "comparison.json", rows)
+    _write_json(folder / "scenario.json", [scenario.model_dump() for scenario in scenarios])
+    plot_comparison(rows, folder / "comparison.png")
 
 
 def folder_name(scenario: Scenario) -> str:
@@ -87,48 +137,56 @@ def run_names(scenarios: Sequence[Scenario]) -> str:
     return (", " if len(set(systems)) == len(systems) else "; ").join(found)
 
 
-def _check(scenario: Scenario) -> None:
+def _check(scenario: Scenario, inputs: Inputs) -> None:
     try:
-        prepare(scenario)
+        prepare(scenario, inputs)
     except InputError as error:
         run = ", ".join(part for part in (scenario.system.name, scenario.variant) if part)
         raise InputError(f"{scenario.file} ({run}): {error}") from error
 
 
-def _simulate_here(work: Sequence[tuple[Scenario, Path]]) -> list[dict[str, Any]]:
+def _simulate_all(scenarios: Sequence[Scenario], names: Sequence[str], tasks: Sequence[Task[T]], jobs: int) -> list[T]:
+    """What each task makes of its scenario."""
+    if min(jobs, len(scenarios)) > 1:
+        return _simulate_in_processes(scenarios, tasks, jobs)
+    return _simulate_here(scenarios, names, tasks)
+
+
+def _simulate_here(scenarios: Sequence[Scenario], names: Sequence[str], tasks: Sequence[Task[T]]) -> list[T]:
     """One after the other, in this process."""
-    rows = []
+    made = []
     compile_kernels()
     with progress_bar() as progress:
-        for i, (scenario, folder) in enumerate(work):
-            task = progress.add_task(f"{i + 1}/{len(work)} {folder.name}: updates", total=scenario.steps)
-            rows.append(_simulate_one(scenario, folder, partial(_advance, progress, task)))
-            progress.remove_task(task)
-    return rows
+        for i, (scenario, name, task) in enumerate(zip(scenarios, names, tasks, strict=True)):
+            bar = progress.add_task(f"{i + 1}/{len(names)} {name}: updates", total=scenario.steps)
+            made.append(task(scenario, partial(_advance, progress, bar)))
+            progress.remove_task(bar)
+    return made
 
 
 def _advance(progress: Progress, task: TaskID, step: int) -> None:
     progress.update(task, completed=step + 1)
 
 
-def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> list[dict[str, Any]]:
+def _simulate_in_processes(scenarios: Sequence[Scenario], tasks: Sequence[Task[T]], jobs: int) -> list[T]:
     """By as many processes as `jobs` says. Whatever goes wrong in one, or Ctrl-C, ends them all."""
-    with ProcessPoolExecutor(min(jobs, len(work)), get_context("spawn")) as pool:
+    processes = min(jobs, len(scenarios))
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
-            with ctrl_c_ignored():  # a process starts when work is submitted
-                started = [pool.submit(compile_training) for _ in range(min(jobs, len(work)))]
+            with ctrl_c_ignored(), main_left_alone():  # a process starts when work is submitted
+                started = [pool.submit(compile_training) for _ in range(processes)]
             compile_kernels()  # once here, while the processes start, and not in each of them
             for start in started:
                 start.result()
             # The most GPUs first: they take longest, and what starts last should end soon.
-            order = sorted(range(len(work)), key=lambda i: -work[i][0].cluster.gpus)
-            futures = {i: pool.submit(_simulate_one, *work[i]) for i in order}
+            order = sorted(range(len(scenarios)), key=lambda i: -scenarios[i].cluster.gpus)
+            futures = {i: pool.submit(tasks[i], scenarios[i], None) for i in order}
             with progress_bar() as progress:
-                task = progress.add_task("runs simulated", total=len(work))
+                bar = progress.add_task("runs simulated", total=len(scenarios))
                 for future in as_completed(futures.values()):
                     future.result()
-                    progress.advance(task)
-            return [futures[i].result() for i in range(len(work))]
+                    progress.advance(bar)
+            return [futures[i].result() for i in range(len(scenarios))]
         except BaseException as error:
             with ctrl_c_ignored():
                 for process in list((pool._processes or {}).values()):
@@ -141,13 +199,25 @@ def _simulate_in_processes(work: Sequence[tuple[Scenario, Path]], jobs: int) -> 
             raise
 
 
-def _simulate_one(scenario: Scenario, folder: Path, on_step: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """One scenario, simulated, drawn and written into its own folder."""
+def _simulate_with(scenario: Scenario, on_step: OnStep | None, inputs: Inputs) -> Result:
+    return simulate_prepared(prepare(scenario, inputs), on_step)
+
+
+def _simulate_and_write(scenario: Scenario, on_step: OnStep | None, folder: Path) -> dict[str, Any]:
+    """One scenario, simulated, drawn and written into its own folder. Returns its summary."""
     result = simulate(scenario, on_step)
+    _write_run(result, folder)
+    return _summary(scenario, result)
+
+
+def _write_run(result: Result, folder: Path) -> None:
     folder.mkdir()
     result.write(folder)
     plot_timeline(result, folder / "timeline.png")
     write_perfetto(result, folder / "perfetto.json")
+
+
+def _summary(scenario: Scenario, result: Result) -> dict[str, Any]:
     return summary(result, scenario.warmup_steps, scenario.cluster.cost_per_gpu_hour)
 
 

@@ -253,10 +253,11 @@ def trainer_starves(e: Evidence) -> Iterator[Finding]:
     remedy = e.adapted or e.beside("verl_colocated")
     if e.takes("rollout_share") and wanted < train:
         remedy = e.again(f"rollout_share={(gpus - wanted) / gpus:.4g}")
+    busy = min(train * (1 - share) / wanted, 1)
+    fewer = f"; {wanted} would be busy for about {busy:.0%} with the same work, if they hold the model"
     yield Finding(
         "trainer starves",
-        f"the trainer's {train} GPUs idle for {share:.0%} of the time; {wanted} would be busy for about "
-        f"{min(train * (1 - share) / wanted, 1):.0%} with the same work, if they hold the model",
+        f"the trainer's {train} GPUs idle for {share:.0%} of the time{fewer if wanted < train else ''}",
         share,
         most,
         "where simrl's adaptive split moves GPUs",

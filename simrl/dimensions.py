@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simrl.errors import InputError
-from simrl.scenario import ScenarioFile, Setting, override
+from simrl.scenario import ScenarioFile, Setting, given, override
 
 MOST_POINTS = 1_000_000
 SYSTEMS = "systems"
@@ -88,24 +88,49 @@ class Varied(NamedTuple):
 def vary(path: Path, texts: Sequence[str], zips: Sequence[str] = ()) -> Varied:
     """What a scenario file and `key=a,b,c` say together: the file's `vary` first, then the keys in their order,
     then the systems. `zips` are keys, separated by commas, whose values go together. Raises `InputError`."""
-    fixed: list[Setting] = []
-    swept: dict[str, Dimension] = {}
-    seen: set[str] = set()
+    return cross(lambda settings: ScenarioFile(path, settings), by_key(texts), zips)
+
+
+def by_key(texts: Sequence[str]) -> dict[str, Dimension]:
+    """What `key=a,b,c` each say, by the key. Raises `InputError`."""
+    dimensions: dict[str, Dimension] = {}
     for text in texts:
         dimension = _dimension(text)
         (key,) = dimension.keys
-        if key in seen:
+        if key in dimensions:
             raise InputError(f"{text!r}: {key} is given twice; give all of its values once, separated by commas")
-        seen.add(key)
+        dimensions[key] = dimension
+    return dimensions
+
+
+def cross(
+    open_file: Callable[[Sequence[Setting]], ScenarioFile],
+    dimensions: Mapping[str, Dimension],
+    zips: Sequence[str] = (),
+) -> Varied:
+    """The same for dimensions by their keys: what has one value is set in the file that is opened."""
+    fixed: list[Setting] = []
+    swept: dict[str, Dimension] = {}
+    for key, dimension in dimensions.items():
         if key == SYSTEMS and isinstance(dimension, Listed):
-            fixed.append(Setting(SYSTEMS, _flat(dimension), f"override {text!r}"))
+            fixed.append(Setting(SYSTEMS, _flat(dimension), dimension.alternatives[0][0].giver))
         elif isinstance(dimension, Listed) and len(dimension.alternatives) == 1 and not key.startswith(PARAMETER):
             fixed.append(dimension.alternatives[0][0])
         else:
             swept[key] = dimension
-    file = ScenarioFile(path, fixed)
+    file = open_file(fixed)
     swept[SYSTEMS] = Listed((SYSTEMS,), [(Setting(SYSTEMS, entry, "systems"),) for entry in file.systems])
     return Varied(file, [*_of_the_file(file, swept), *_zipped(swept, zips)])
+
+
+def listed(key: str, values: Any) -> Dimension:
+    """The alternatives of a key: each of a list, or a single value. A text is read as on the command line: "1,2", "0..8"."""
+    if isinstance(values, str):
+        return _dimension(f"{key}={values}")
+    several = list(values) if isinstance(values, list | tuple | range) else [values]
+    if not several:
+        raise InputError(f"{key}: no value; give one or several, such as {{{key!r}: [1, 2]}}")
+    return Listed((key,), [(given(key, value, f"{key}={value}"),) for value in several])
 
 
 def _dimension(text: str) -> Dimension:

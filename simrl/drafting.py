@@ -52,9 +52,11 @@ from simrl.speculation.inputs import HistoryWorkers, SpeculationInputs
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import run_passes
+from simrl.speculation.refusals import accepted_prefixes, with_refusals
 from simrl.speculation.run_model import draw_runs, draw_trace_runs
 from simrl.speculation.siblings import SiblingIndex, WholeResponseRuns, sibling_index, whole_response_runs
 from simrl.speculation.specactor import Plan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
+from simrl.speculation.teacher_forced import drafter_runs
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 from simrl.speculation.windows import Fixed
 from simrl.spot_trainer import SpotTrainer
@@ -145,9 +147,17 @@ def plan_drafting(
                 f"{trace.metadata.name}: {speculation.name} compares whole responses, and the trace has no token ids; "
                 "import it with its tokens, or use another method"
             )
+        _require_factor(speculation, inputs.acceptance_factor, has_ids)
+        if speculation.drafter == "own" and not has_ids:
+            raise InputError(
+                f"{trace.metadata.name}: {speculation.name} drafts from tokens, and the trace has no token ids; import it with "
+                "its tokens, or use another method"
+            )
         facts["acceptance"] = (
             "measured from the trace's tokens" if has_ids else inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
         )
+    if inputs.acceptance_factor != 1.0:
+        facts["acceptance_factor"] = inputs.acceptance_factor
     facts["draft_times"] = {"kind": times.kind, "source": times.source}
     own = plan is None  # the drafter is on the worker's own GPUs
     return DraftPlan(
@@ -162,6 +172,19 @@ def plan_drafting(
         tree_times=tree_times,
         siblings_faster_beyond=faster_beyond,
     )
+
+
+def _require_factor(speculation: Speculation, factor: float, has_ids: bool) -> None:
+    """Whether a text drafter can be executed with so much acceptance beside its own."""
+    if factor > 1.0:
+        raise InputError(
+            f"speculation.acceptance_factor is {factor:g}: no token that {speculation.name} drafted wrong can be made right; "
+            "give 1 or less"
+        )
+    if factor < 1.0 and has_ids and speculation.drafter == "siblings":
+        raise InputError(
+            f"speculation.acceptance_factor is {factor:g}: {speculation.name} looks its drafts up while siblings run; give 1"
+        )
 
 
 def typical_context(trace: Trace) -> int:
@@ -315,7 +338,10 @@ class Drafting:
         if plan.speculation.drafter == "history":
             self._builders = _IndexBuilders(plan.inputs.history_workers, trace)
         if plan.speculation.drafter == "old_response":
-            self._old = whole_response_runs(trace)
+            old = whole_response_runs(trace)
+            self._old = old._replace(
+                accepted=accepted_prefixes(old.accepted, trace, seed, plan.inputs.acceptance_factor)
+            )
         kv_tokens = typical_context(trace)
         worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
         falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
@@ -323,8 +349,10 @@ class Drafting:
             if _has_ids(trace):
                 self._siblings = read_only(sibling_index(trace))
             else:
-                self._runs = _with_siblings(draw_trace_runs(plan.inputs.runs_of("siblings"), trace, seed), trace)
-        elif plan.speculation.drafter in ("history", "ngram"):
+                drawn = draw_trace_runs(plan.inputs.runs_of("siblings"), trace, seed)
+                factor = plan.inputs.acceptance_factor
+                self._runs = _with_siblings(with_refusals(drawn, trace, seed, factor), trace)
+        elif plan.speculation.drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
         self._own = _decoding(plan, self._runs, self._siblings, profile, kv_tokens, max_num_seqs)
         self._model_free = _with_times(self._own, text_drafts_of(profile)) if falls_back else None
@@ -429,14 +457,18 @@ def _with_siblings(runs: AcceptRuns, trace: Trace) -> AcceptRuns:
 
 def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:
     """What a text drafter does on a trace: run on its tokens where it has them, drawn from the run model where not."""
-    if _has_ids(trace):
-        if speculation.drafter == "ngram":
-            return ngram_runs(trace)
-        return history_runs(
+    if not _has_ids(trace):
+        model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
+        runs = draw_trace_runs(model, trace, seed, speculation.epochs_back)
+    elif speculation.make_drafter is not None:
+        runs = drafter_runs(trace, speculation.make_drafter)
+    elif speculation.drafter == "ngram":
+        runs = ngram_runs(trace)
+    else:
+        runs = history_runs(
             trace, speculation.history, speculation.epochs_back, MOST_DRAFT_TOKENS, threads=os.cpu_count() or 1
         )
-    model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
-    return draw_trace_runs(model, trace, seed, speculation.epochs_back)
+    return with_refusals(runs, trace, seed, inputs.acceptance_factor)
 
 
 def siblings_faster_beyond(

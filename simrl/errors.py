@@ -5,9 +5,24 @@ through nobody's input (exit code 1). Anything else is a bug and shows its trace
 class InputError(Exception):
     """Bad input. The message is one line: which file, which place in it, the value found, and what would be right."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: the line alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class StoppedError(Exception):
     """A run that ended early through nobody's input. The message is one line: what happened, and what may help."""
+
+
+def printable(text: str) -> str:
+    """The text on one line: line ends are spaces; signs that steer a terminal and halves of characters, of a file or its name,
+    stand as Python would write them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
 
 
 def first_line(error: BaseException) -> str:

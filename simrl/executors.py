@@ -25,6 +25,7 @@ from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_file
 from simrl.interrupts import ctrl_c_ignored
 from simrl.points import Outcome, Point, SharedInputs, code_digest, in_texts, simulate_point
+from simrl.processes import main_left_alone
 from simrl.scenario import Scenario
 
 TRIES = 2
@@ -68,16 +69,21 @@ def _simulate(point: Point, inputs: SharedInputs) -> Outcome | Lost:
 
 
 class Processes:
-    """So many processes of this machine, a point at a time each. They never hear Ctrl-C, and end with this one."""
+    """So many processes of this machine, a point at a time each. They never hear Ctrl-C, and end with this one. They end with
+    the points, too, unless they are to `stay`, for whoever asks again and again: those that are idle then do until `end`."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, stay: bool = False) -> None:
         self._jobs = jobs
+        self._stay = stay
+        self._idle: list[_Process] = []
 
     def outcomes(self, points: Sequence[Point]) -> Outcomes:
         todo = deque((i, 1) for i in range(len(points)))  # with the number of the try
         busy: dict[Connection, tuple[_Process, int, int]] = {}
-        idle = [_Process() for _ in range(min(self._jobs, len(points)))]
+        idle, self._idle = self._idle, []
         try:
+            while len(idle) < min(self._jobs, len(points)):
+                idle.append(_Process())
             while todo or busy:
                 while todo and idle:
                     (i, attempt), process = todo.popleft(), idle.pop()
@@ -101,8 +107,16 @@ class Processes:
                         idle.append(process)
                     yield i, outcome
         finally:
-            for process in [*idle, *(process for process, _, _ in busy.values())]:
+            for process, _, _ in busy.values():
                 process.end()
+            self._idle = idle
+            if not self._stay:
+                self.end()
+
+    def end(self) -> None:
+        """Ends those that are idle."""
+        while self._idle:
+            self._idle.pop().end()
 
 
 class _Process:
@@ -112,7 +126,7 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         self.connection, there = context.Pipe()
         self._process: BaseProcess = context.Process(target=_serve, args=(there,), daemon=True)
-        with ctrl_c_ignored():
+        with ctrl_c_ignored(), main_left_alone():
             self._process.start()
         there.close()
 

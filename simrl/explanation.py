@@ -16,6 +16,7 @@ from simrl.errors import InputError
 from simrl.gpu_hours import PARTS, Waterfall, undivided, waterfall
 from simrl.metrics import summary, window
 from simrl.result import Result
+from simrl.result_check import require
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Difference:
 
 def explain_result(result: Result, step: int | None = None) -> Explanation:
     """Raises `InputError` for a result without updates after its warm-up, and for a step that it has not."""
-    warmup_steps, updates = _warmup(result), result.steps.num_rows
+    _require_facts(result)
+    warmup_steps, updates = counted_warmup(result), result.steps.num_rows
     if step is not None and not 0 <= step < updates:
         raise InputError(f"--step {step}: the run has updates 0 to {updates - 1}; choose one of them")
     paths = Paths(result)
@@ -141,7 +143,9 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
 
 def diff_results(a: Result, b: Result) -> Difference:
     """Raises `InputError` for a result without updates after its warm-up."""
-    falls = [waterfall(each, *window(each, _warmup(each))) for each in (a, b)]
+    for each in (a, b):
+        _require_facts(each)
+    falls = [waterfall(each, *window(each, counted_warmup(each))) for each in (a, b)]
     if any(fall.gpu_s["undivided"] for fall in falls):
         falls = [undivided(fall) for fall in falls]
     of_a, of_b = falls[0].per_sample, falls[1].per_sample
@@ -165,7 +169,11 @@ def diff_results(a: Result, b: Result) -> Difference:
     )
 
 
-def _warmup(result: Result) -> int:
+def _require_facts(result: Result) -> None:
+    require(result.metadata, "label", "gpus", "train_gpus", "end_s", "scenario")
+
+
+def counted_warmup(result: Result) -> int:
     """Of a run that was stopped early, what leaves it half of its updates at least."""
     updates: int = result.steps.num_rows
     if not updates:
@@ -191,7 +199,7 @@ def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:
         "GPU": [s["cluster"]["gpu"] for s in scenarios],
         "workload": [s["workload"] for s in scenarios],
         "seed": [s["seed"] for s in scenarios],
-        "warm-up": [_warmup(each) for each in (a, b)],
+        "warm-up": [counted_warmup(each) for each in (a, b)],
         "updates": [each.steps.num_rows for each in (a, b)],
     }.items():
         if values[0] != values[1]:
@@ -199,7 +207,7 @@ def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:
             said.append(f"the two differ in {what}{shown}")
     tokens = []
     for each, fall in zip((a, b), falls, strict=True):
-        steps = each.steps.slice(_warmup(each))
+        steps = each.steps.slice(counted_warmup(each))
         tokens.append(sum(steps.column("response_tokens").to_pylist()) / fall.samples)
     if abs(tokens[0] / tokens[1] - 1) > 0.03:
         said.append(

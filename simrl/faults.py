@@ -30,10 +30,12 @@ class _Fault(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    worker: Worker | None = None
-    at_s: Seconds = 0.0
-    rate_per_hour: Rate | None = None
-    duration_s: Duration | None = None
+    worker: Worker | None = Field(
+        default=None, description="index of the rollout worker, from 0; none: drawn, for all of them"
+    )
+    at_s: Seconds = Field(default=0.0, description="when it begins")
+    rate_per_hour: Rate | None = Field(default=None, description="drawn: so many an hour of each worker's healthy time")
+    duration_s: Duration | None = Field(default=None, description="drawn: how long each lasts")
 
     @property
     @abstractmethod
@@ -59,8 +61,8 @@ class Slow(_Fault):
     """Every forward pass of a worker takes `factor` times as long."""
 
     kind: Literal["slow"]
-    factor: float = Field(ge=1, le=1000)
-    until_s: Seconds | None = None
+    factor: float = Field(ge=1, le=1000, description="how many times as long a pass takes")
+    until_s: Seconds | None = Field(default=None, description="when it ends; none: never")
 
     @property
     def ends_s(self) -> float | None:
@@ -71,7 +73,7 @@ class Lost(_Fault):
     """A worker is lost, with its KV cache and weights; `back_s` empty: for good."""
 
     kind: Literal["lost"]
-    back_s: Seconds | None = None
+    back_s: Seconds | None = Field(default=None, description="when it is back; none: never")
 
     @property
     def ends_s(self) -> float | None:
@@ -82,8 +84,8 @@ class WeightSyncDelayed(_Fault):
     """Every load of weights that begins at a worker takes `delay_s` longer."""
 
     kind: Literal["weight_sync_delayed"]
-    delay_s: Seconds
-    until_s: Seconds | None = None
+    delay_s: Seconds = Field(description="how much longer a load of weights takes")
+    until_s: Seconds | None = Field(default=None, description="when it ends; none: never")
 
     @property
     def ends_s(self) -> float | None:

@@ -91,6 +91,12 @@ class ModelShape(BaseModel):
         dense = 2.0 * (self.layers * self.active_layer_parameters + self.vocab * self.hidden) * tokens
         return dense + 4.0 * self.layers * self.heads * self.head_dim * attended_tokens
 
+    def activation_bytes(self, tokens: float) -> float:
+        """What the matrix products of all layers read and write for `tokens`, besides weights, in bfloat16."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        intermediate = self.experts_per_token * self.moe_intermediate if self.experts else self.intermediate
+        return 2.0 * self.layers * (4 * self.hidden + attention + 3 * intermediate) * tokens
+
 
 class Gpu(BaseModel):
     """The figures of a data sheet. `link_bytes_per_s` is one direction of the scale-up link, `network_bytes_per_s` the
@@ -142,7 +148,21 @@ def _qwen3(name: str, layers: int, hidden: int, heads: int, intermediate: int, t
     )
 
 
-# From the models' config.json files (Qwen3 technical report, arXiv 2505.09388, Table 1; Qwen2.5, arXiv 2412.15115).
+def _llama(name: str, layers: int, hidden: int, heads: int, intermediate: int) -> ModelShape:
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=intermediate,
+        vocab=128256,
+    )
+
+
+# From the models' config.json files (Qwen3 technical report, arXiv 2505.09388, Table 1; Qwen2.5, arXiv 2412.15115; Llama 3,
+# arXiv 2407.21783, Table 3; DeepSeek-R1, arXiv 2501.12948, whose distilled models untie the embeddings of the 1.5B).
 MODELS: dict[str, ModelShape] = {
     shape.name: shape
     for shape in (
@@ -163,21 +183,19 @@ MODELS: dict[str, ModelShape] = {
             )
             for name in ("qwen3-30b-a3b", "qwen3-30b-a3b-instruct-2507")
         ),
-        ModelShape(
-            name="llama-3.1-8b",
-            layers=32,
-            hidden=4096,
-            heads=32,
-            kv_heads=8,
-            head_dim=128,
-            intermediate=14336,
-            vocab=128256,
-        ),
+        _qwen2("qwen2.5-14b", 48, 5120, 40, 8, 13824, 152064),
+        _qwen2("qwen2.5-math-7b", 28, 3584, 28, 4, 18944, 152064),
+        _qwen2("deepseek-r1-distill-qwen-1.5b", 28, 1536, 12, 2, 8960, 151936),
+        _qwen2("deepseek-r1-distill-qwen-7b", 28, 3584, 28, 4, 18944, 152064),
+        _llama("llama-3.1-8b", 32, 4096, 32, 14336),
+        _llama("llama-3.1-70b", 80, 8192, 64, 28672),
+        _llama("llama-3.3-70b", 80, 8192, 64, 28672),
     )
 }
 
 # NVIDIA data sheets; memory as the driver reports it (nvidia-smi), which is what can be allocated; the network figure is one
-# 400 Gb/s port a GPU (200 Gb/s for A100), as in the vendors' reference clusters; the host's is PCIe 4 (A100) or 5, x16.
+# 400 Gb/s port a GPU (200 Gb/s for A100 and the cards without NVLink), as in the vendors' reference clusters; the host's is
+# PCIe 4 (Ampere) or 5, x16.
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
@@ -220,6 +238,56 @@ GPUS: dict[str, Gpu] = {
             network_bytes_per_s=25e9,
             host_bytes_per_s=64e9,
             source="NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet; PCIe 5 x16 instead of NVLink",
+        ),
+        Gpu(
+            name="h800",
+            memory_bytes=81559 * MIB,
+            memory_bytes_per_s=3.35e12,
+            bf16_flops=989e12,
+            link_bytes_per_s=200e9,
+            network_bytes_per_s=50e9,
+            host_bytes_per_s=64e9,
+            source="NVIDIA H100 SXM data sheet, NVLink at 400 GB/s, both directions summed (arXiv 2505.09343, §4)",
+        ),
+        Gpu(
+            name="h20",
+            memory_bytes=97871 * MIB,
+            memory_bytes_per_s=4.0e12,
+            bf16_flops=148e12,
+            link_bytes_per_s=450e9,
+            network_bytes_per_s=50e9,
+            host_bytes_per_s=64e9,
+            source="NVIDIA H20 96GB SXM specifications: 4.0 TB/s HBM3, 148 TFLOP/s bf16, NVLink 900 GB/s",
+        ),
+        Gpu(
+            name="b200",
+            memory_bytes=183359 * MIB,
+            memory_bytes_per_s=8e12,
+            bf16_flops=2250e12,
+            link_bytes_per_s=900e9,
+            network_bytes_per_s=50e9,
+            host_bytes_per_s=64e9,
+            source="NVIDIA HGX B200 data sheet, one GPU of eight",
+        ),
+        Gpu(
+            name="a40",
+            memory_bytes=46068 * MIB,
+            memory_bytes_per_s=696e9,
+            bf16_flops=149.7e12,
+            link_bytes_per_s=32e9,
+            network_bytes_per_s=25e9,
+            host_bytes_per_s=32e9,
+            source="NVIDIA A40 data sheet; PCIe 4 x16, as NVLink joins no more than two of them",
+        ),
+        Gpu(
+            name="a6000",
+            memory_bytes=49140 * MIB,
+            memory_bytes_per_s=768e9,
+            bf16_flops=154.8e12,
+            link_bytes_per_s=32e9,
+            network_bytes_per_s=25e9,
+            host_bytes_per_s=32e9,
+            source="NVIDIA RTX A6000 data sheet; PCIe 4 x16, as NVLink joins no more than two of them",
         ),
         # For replays of small models where there is no GPU: so much that training one of them takes about a second.
         Gpu(

@@ -39,7 +39,8 @@ def rollout_bubble(gpu_s: Mapping[tuple[bool, str], float]) -> float:
     """Share of idle GPU-seconds, of those of `gpu_seconds`, on GPUs that roll out; their training and switching (colocated) not
     counted."""
     kinds = ("rollout", "load_weights", "train_drafter", "idle")
-    return gpu_s.get((True, "idle"), 0.0) / sum(gpu_s.get((True, kind), 0.0) for kind in kinds)
+    total_gpu_s = sum(gpu_s.get((True, kind), 0.0) for kind in kinds)
+    return gpu_s.get((True, "idle"), 0.0) / total_gpu_s if total_gpu_s else 0.0
 
 
 def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -> dict[str, Any]:

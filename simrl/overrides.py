@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from simrl.errors import InputError, first_line
+from simrl.yaml_text import refuse_unbounded
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -17,6 +18,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"override {text!r}: write key=value, such as steps=20")
     try:
+        refuse_unbounded(written)
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]))
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None

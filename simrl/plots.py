@@ -22,6 +22,7 @@ from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.metrics import summary
 from simrl.palette import BLACK, BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SAND, SKY, TEAL, VERMILLION, YELLOW
+from simrl.picture import Picture
 from simrl.result import Result
 from simrl.timeline import (
     Spans,
@@ -87,7 +88,7 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None
     save_png(comparison_figure(rows), Path(path))
 
 
-def timeline_figure(result: Result, window: Window) -> Figure:
+def timeline_figure(result: Result, window: Window) -> Picture:
     """The picture of `plot_timeline`."""
     shown = spans(result).within(window.start_s, window.end_s)
     rollout, trainer = shown.where(shown.rolls_out()), shown.where(~shown.rolls_out())
@@ -98,7 +99,7 @@ def timeline_figure(result: Result, window: Window) -> Figure:
     heights = [lanes_in, *[0.34 * trainers] * (trainers > 0), 1.0, 0.9]
     above, gap, below = 1.22, 0.12, 1.22 if "idle" in rollout.kinds else 1.0
     height = above + sum(heights) + gap * (len(heights) - 1) + below
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER)
+    figure = Picture(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER)
     panels = figure.subplots(
         len(heights),
         sharex=True,
@@ -130,7 +131,7 @@ def timeline_figure(result: Result, window: Window) -> Figure:
     return figure
 
 
-def comparison_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def comparison_figure(rows: Sequence[Mapping[str, Any]]) -> Picture:
     """The picture of `plot_comparison`."""
     if not rows:
         raise InputError("a comparison needs at least one row; simulate a scenario first")
@@ -145,7 +146,7 @@ def comparison_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     )  # these are inches, and so are names (a character takes 0.083), bars and columns
     names, bars, columns = 0.25 + 0.083 * max(map(len, systems)), 5.0, 4.6
     height, width = above + each * lines + below, names + bars + columns
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
+    figure = Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
     axes = figure.add_axes((names / width, below / height, bars / width, each * lines / height))
     beside = blended_transform_factory(figure.transFigure, axes.transData)
     text: dict[str, Any] = {"transform": beside, "va": "center", "color": INK}

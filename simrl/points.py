@@ -24,7 +24,8 @@ from simrl.metrics import summary
 from simrl.profile import TableProfile
 from simrl.scenario import Scenario, ScenarioFile, Setting
 from simrl.simulate import Inputs, prepare, simulate_prepared
-from simrl.systems import parameters_of
+from simrl.speculation.methods import METHODS
+from simrl.systems import RECIPES, parameters_of
 from simrl.trace import Trace
 
 T = TypeVar("T")
@@ -62,6 +63,8 @@ def make_point(scenario: Scenario, digests: Digests) -> Point:
 
     data = scenario.model_dump(mode="json", exclude=set(_LABELS))
     document = {"scenario": in_texts(data, content), "simrl_version": simrl.__version__, "code": code_digest()}
+    if added := _added_sources(scenario):
+        document["extensions"] = {f"{file.parent.name}/{file.name}": digests.of(str(file)) for file in added}
     text = json.dumps(document, sort_keys=True, ensure_ascii=False)
     return Point(scenario, document, hashlib.sha256(text.encode()).hexdigest(), files)
 
@@ -92,6 +95,13 @@ def _digest(text: str) -> str | None:
         return None
     model = f"{file.resolve().parent.name} " if file.suffix == ".json" else ""  # what a config without a name is called
     return f"{model}sha256:{digest}"
+
+
+def _added_sources(scenario: Scenario) -> list[Path]:
+    """The files of the packages that add the scenario's system or its speculation."""
+    asked = scenario.system.parameters.get("speculation")
+    method = asked.get("name") if isinstance(asked, dict) else asked
+    return [*RECIPES.sources(scenario.system.name), *METHODS.sources(str(method))]
 
 
 @cache

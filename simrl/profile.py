@@ -13,6 +13,7 @@ whose limits leave it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,11 +28,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from simrl.errors import InputError, first_line
 from simrl.files import write_whole_file
 from simrl.interpolation import interpolate, interpolate4
+from simrl.parquet import decoded, read_parquet
 
 Floats = NDArray[np.float64]
 METADATA_KEY = b"simrl.profile"
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
 STRAGGLERS = ("straggler", "straggler_beside_prefill")  # tables that a profile may have; seconds a token
+MOST_HOLES = 100  # points of a grid for each that was measured: beyond, it is no grid
 COLUMNS = ("table", "query_tokens", "sequences", *AXES, "seconds")
 
 
@@ -398,11 +401,8 @@ def read_profile(path: str | Path) -> TableProfile:
             "a scenario are relative to its file), derive one with `simrl profile derive`, or measure your own engine with "
             "`simrl measure`"
         )
-    try:
-        table = pq.read_table(path)
-        names = table.column_names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
+    table = read_parquet(path)
+    names = table.column_names
     raw = (table.schema.metadata or {}).get(METADATA_KEY)
     missing = [name for name in COLUMNS if name not in names]
     if raw is None or missing:
@@ -415,8 +415,11 @@ def read_profile(path: str | Path) -> TableProfile:
         field = ".".join(map(str, first["loc"])) or "(all)"
         raise InputError(f"{path}: metadata field {field}: {first['msg']}; derive the profile again") from error
     try:
-        data = {name: table.column(name).to_numpy() for name in COLUMNS}
-        data = {name: values if name == "table" else values.astype(np.float64) for name, values in data.items()}
+        columns = {name: decoded(table.column(name), f"{path}: column {name!r}") for name in COLUMNS}
+        data = {
+            name: column.cast(pa.string() if name == "table" else pa.float64()).to_numpy()
+            for name, column in columns.items()
+        }
     except (pa.ArrowException, ValueError) as error:
         raise InputError(f"{path}: a column is not numeric ({first_line(error)}); derive the profile again") from error
     return TableProfile(_tables_from_rows(data, str(path)), metadata, origin=str(path))
@@ -435,10 +438,18 @@ def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tabl
             raise InputError(
                 f"{origin}: table {name!r} has rows without {' and '.join(axes)}; fill them or drop the rows"
             )
-        if np.unique(np.array(points), axis=1).shape[1] != rows.sum():
+        shape = [len(t) for t in ticks]
+        if math.prod(shape) > MOST_HOLES * len(seconds):
+            raise InputError(
+                f"{origin}: table {name!r} has {len(seconds):,} rows for a grid of {' × '.join(map(str, shape))} points; "
+                "measure all of them, or fewer ticks"
+            )
+        place = np.ravel_multi_index([np.searchsorted(t, p) for t, p in zip(ticks, points, strict=True)], shape)
+        if len(np.unique(place)) != len(seconds):
             raise InputError(f"{origin}: table {name!r} has two rows for one point of its grid; keep one")
-        values = np.full([len(t) for t in ticks], np.nan)
-        values[tuple(np.searchsorted(t, p) for t, p in zip(ticks, points, strict=True))] = seconds
+        values = np.full(math.prod(shape), np.nan)
+        values[place] = seconds
+        values = values.reshape(shape)
         grids += [*ticks, values]
     pause = data["seconds"][data["table"] == "between_passes"].astype(np.float64)
     if pause.size != 1:

@@ -23,6 +23,7 @@ segments   uid, worker, policy_version, tokens, started_s, ended_s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,6 +34,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simrl.errors import InputError, first_line
+from simrl.parquet import read_parquet
+from simrl.result_check import check_metadata, check_times, checked_tables
 from simrl.rollout import Rollout
 
 TABLES = ("spans", "steps", "samples", "segments")
@@ -125,14 +128,36 @@ class Result:
 
 
 def read_result(folder: str | Path) -> Result:
-    """Reads what `Result.write` wrote. Raises `InputError` for a folder that holds no result."""
+    """Reads what `Result.write` wrote. Raises `InputError` for a folder that holds no result, and for one whose tables do not
+    hold together (`simrl.result_check`)."""
     folder = Path(folder)
     try:
         metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
-        tables = {name: pq.read_table(folder / f"{name}.parquet") for name in TABLES}
-    except (OSError, ValueError, pa.ArrowException) as error:
+        tables = {name: read_parquet(folder / f"{name}.parquet") for name in TABLES}
+    except (OSError, ValueError, RecursionError, InputError) as error:
         raise InputError(f"{folder}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
+    check_metadata(metadata, f"{folder}/{METADATA_FILE}")
+    rows = {"spans": SpanRow, "steps": Step, "samples": SampleRow, "segments": SegmentRow}
+    tables = checked_tables(tables, rows, str(folder))
+    check_times(tables, metadata.get("end_s", math.inf), str(folder))
     return Result(metadata=metadata, **tables)
+
+
+def find_result(folder: str | Path) -> Result:
+    """A result folder; the one in a folder of `simrl run`; of a replay's, what was measured. Raises `InputError`."""
+    folder = Path(folder)
+    if (folder / METADATA_FILE).exists() or not folder.is_dir():
+        return read_result(folder)
+    inside = sorted(each.parent for each in folder.glob(f"*/{METADATA_FILE}"))
+    measured = [each for each in inside if each.name == "measured"]
+    if len(measured or inside) == 1:
+        return read_result((measured or inside)[0])
+    if inside:
+        names = ", ".join(each.name for each in inside)
+        raise InputError(
+            f"{folder}: has {len(inside)} results; name one of them, such as {inside[0]} (there are {names})"
+        )
+    return read_result(folder)
 
 
 class Recorder:

@@ -7,9 +7,10 @@ current folder.
 
 from __future__ import annotations
 
+import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -29,6 +30,7 @@ from simrl.speculation.inputs import SpeculationInputs
 from simrl.synthesis import LengthModel
 from simrl.training import MOST_SECONDS, TrainingConfig
 from simrl.validation import explain
+from simrl.yaml_text import read_yaml
 
 
 class _Model(BaseModel):
@@ -38,17 +40,19 @@ class _Model(BaseModel):
 class ClusterConfig(_Model):
     """The GPUs. `tp` of them make one rollout worker."""
 
-    gpu: str
-    gpus: int = Field(gt=0, le=1_000_000)
-    tp: int = Field(gt=0)
+    gpu: str = Field(
+        description="a100, h100, h200 or rtxpro6000: its memory, rates and links, where no profile says them"
+    )
+    gpus: int = Field(gt=0, le=1_000_000, description="all of them, those that roll out and those that train")
+    tp: int = Field(gt=0, description="tensor-parallel size: GPUs of one rollout worker")
     cost_per_gpu_hour: float = Field(default=0.0, ge=0, description="in the currency you like; 0 leaves cost out")
 
 
 class WorkloadConfig(_Model):
     """What is generated: a recorded trace, or a synthetic one. A trace that is too short is passed over again."""
 
-    trace: str | None = None
-    synthetic: LengthModel | None = None
+    trace: str | None = Field(default=None, description="a trace file (Parquet), as `simrl trace import` writes it")
+    synthetic: LengthModel | None = Field(default=None, description="or a model of lengths, drawn with the seed")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> WorkloadConfig:
@@ -60,17 +64,29 @@ class WorkloadConfig(_Model):
 class RooflineConfig(_Model):
     """Efficiencies of `simrl.profilers.roofline.roofline_profile`; what is not given has that function's default."""
 
-    compute_efficiency: float | None = Field(default=None, ge=0.001, le=1)
-    memory_efficiency: float | None = Field(default=None, ge=0.001, le=1)
-    link_efficiency: float | None = Field(default=None, ge=0.001, le=1)
-    between_passes_s: float | None = Field(default=None, ge=0, le=MOST_SECONDS)
+    compute_efficiency: float | None = Field(
+        default=None, ge=0.001, le=1, description="of the data sheet's dense bfloat16 rate; 0.7 if not given"
+    )
+    memory_efficiency: float | None = Field(
+        default=None, ge=0.001, le=1, description="of its memory bandwidth; 0.8 if not given"
+    )
+    link_efficiency: float | None = Field(
+        default=None, ge=0.001, le=1, description="of its link's bandwidth; 0.7 if not given"
+    )
+    between_passes_s: float | None = Field(
+        default=None, ge=0, le=MOST_SECONDS, description="host time between two passes; 0.001 if not given"
+    )
 
 
 class ProfileConfig(_Model):
     """Step times: a profile file, or a roofline of the cluster's GPU; with the corrections that a measurement gave."""
 
-    path: str | None = None
-    roofline: RooflineConfig | None = None
+    path: str | None = Field(
+        default=None, description="a profile file (Parquet): `profiles/`, `simrl profile`, `simrl measure`"
+    )
+    roofline: RooflineConfig | None = Field(
+        default=None, description="or step times from the data sheet of the cluster's GPU; {} takes the defaults"
+    )
     forward_correction: float = Field(
         default=1.0, ge=0.01, le=100, description="multiplies every forward pass; 1 = as profiled"
     )
@@ -109,12 +125,14 @@ class Scenario(_Model):
     """One simulation."""
 
     name: str = Field(description="also of the folder of its results")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of all draws: the same seed is the same luck for every system")
     steps: int = Field(gt=0, description="policy updates to simulate")
     warmup_steps: int = Field(
         default=0, ge=0, description="first updates left out of every average: the pipelines fill"
     )
-    model: str
+    model: str = Field(
+        description="a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"
+    )
     cluster: ClusterConfig
     workload: WorkloadConfig
     profile: ProfileConfig
@@ -143,8 +161,8 @@ class Scenario(_Model):
 
 
 # What `load_scenarios` fills in, and what a file has instead.
-_FILLED_IN = ("system", "variant", "file")
-_KEYS = (*(key for key in Scenario.model_fields if key not in _FILLED_IN), "systems", "vary")
+FILLED_IN = ("system", "variant", "file")
+_KEYS = (*(key for key in Scenario.model_fields if key not in FILLED_IN), "systems", "vary")
 _PATHS = (("workload", "trace"), ("profile", "path"), ("speculation", "draft_profile"))
 
 
@@ -162,19 +180,21 @@ class Choices(NamedTuple):
 
     pipelines: Sequence[str] = ()
     dispatches: Sequence[str] = ()
-    speculations: Sequence[str] = ()
+    speculations: Sequence[str | Mapping[str, Any]] = ()
 
 
 class ScenarioFile:
     """A file after the `key=value` overrides: the systems that it names, its variations, and the scenarios that they make.
 
     An override of a key that the file varies wins over the variation. Raises `InputError` naming file, key and value, as all
-    of its methods do.
+    of its methods do. Where there is no file, `data` is what it would hold, and `path` what messages call it.
     """
 
-    def __init__(self, path: str | Path, settings: Sequence[Setting] = ()) -> None:
+    def __init__(
+        self, path: str | Path, settings: Sequence[Setting] = (), data: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = path = Path(path)
-        self._config = _read(path)
+        self._config = _read(path) if data is None else _known_keys(_from_data(data, path), path)
         self._settings = list(settings)
         for setting in settings:
             _set(self._config, setting, str(path))
@@ -184,6 +204,11 @@ class ScenarioFile:
     def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
         """The one with these values and this system (a name, or a dictionary that has one)."""
         return _scenario(self._config, varied, self._settings, system, self.path)
+
+    def scenarios(self, choices: Choices = Choices()) -> list[Scenario]:  # noqa: B008 (immutable)
+        """Every combination of its variations and systems, in its order; `choices` make systems of their own."""
+        systems = _chosen(self.systems, choices)
+        return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
     def _systems(self) -> list[Any]:
         found = _entries(self._config, "systems", "[verl_colocated, {name: areal, eta: 8}]", self.path)
@@ -230,9 +255,7 @@ def load_scenarios(
         settings = [s for s in settings if s not in own]
         entry = {"name": system, **{s.key: s.value for s in own}}
         settings.insert(0, Setting("systems", [entry], f"system {system}"))
-    file = ScenarioFile(path, settings)
-    systems = _chosen(file.systems, choices)
-    return [file.scenario(varied, entry) for varied in file.variations for entry in systems]
+    return ScenarioFile(path, settings).scenarios(choices)
 
 
 def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
@@ -247,14 +270,16 @@ def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
     return [made for i, made in enumerate(chosen) if made not in chosen[:i]]
 
 
-def _value(text: str) -> Any:
+def _value(method: str | Mapping[str, Any]) -> Any:
     """`{name: histospec, gate: open}` as an object, a name as it is."""
-    return parse_override(f"speculation={text}")[1] if text.startswith("{") else text
+    if isinstance(method, str) and method.startswith("{"):
+        return parse_override(f"speculation={method}")[1]
+    return method
 
 
 def _read(path: Path) -> DictConfig:
     try:
-        config = OmegaConf.load(path)
+        config = OmegaConf.load(io.StringIO(read_yaml(path)))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
@@ -266,6 +291,19 @@ def _read(path: Path) -> DictConfig:
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read ({what}); name a scenario file (YAML)") from error
+    return _known_keys(config, path)
+
+
+def _from_data(data: Mapping[str, Any], path: Path) -> Any:
+    try:
+        return OmegaConf.create(dict(data))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise InputError(
+            f"{path}: does not fit a scenario ({first_line(error)}); give numbers, texts, lists"
+        ) from error
+
+
+def _known_keys(config: Any, path: Path) -> DictConfig:
     if not isinstance(config, DictConfig) or not config:
         raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
     for key in config:
@@ -277,12 +315,17 @@ def _read(path: Path) -> DictConfig:
 def override(text: str) -> Setting:
     """`key=value` of a command line. A path in it is meant from the current folder, as everywhere on a command line."""
     key, value = parse_override(text)
+    return given(key, value, f"override {text!r}")
+
+
+def given(key: str, value: Any, giver: str) -> Setting:
+    """The same, parsed already."""
     for section, name in _PATHS:
         if key == f"{section}.{name}" and isinstance(value, str):
             value = _path(value, Path.cwd())
         elif key == section and isinstance(value, dict) and isinstance(value.get(name), str):
             value = {**value, name: _path(value[name], Path.cwd())}
-    return Setting(key, value, f"override {text!r}")
+    return Setting(key, value, giver)
 
 
 def _path(text: str, folder: Path) -> str:

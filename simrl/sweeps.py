@@ -12,6 +12,7 @@ the points and their outcomes: rows in the order of the points, no time of the c
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,13 +59,13 @@ class Swept(NamedTuple):
 def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], None] = lambda: None) -> Plan:
     """Raises `InputError` for what no scenario can have: an unknown key, a value out of its range, a name that simrl does not
     know. What only this combination cannot have is found when it is simulated, and stands in its row."""
-    _require_parameters(varied)
+    require_parameters(varied)
     digests, checked = Digests(), set[str]()
     points: dict[str, Point] = {}
     combinations = 0
     for settings in varied.combinations(sample, seed):
         scenario = resolved(varied.file, settings)
-        _require_names(scenario, checked)
+        require_names(scenario, checked)
         point = make_point(scenario, digests)
         points.setdefault(point.hash, point)
         combinations += 1
@@ -72,7 +73,7 @@ def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], N
     return Plan(list(points.values()), _keys(varied), combinations)
 
 
-def _require_parameters(varied: Varied) -> None:
+def require_parameters(varied: Varied) -> None:
     """A parameter of the systems belongs to one of them at least."""
     systems = [setting.value for setting in _settings(varied, SYSTEMS)]
     names = dict.fromkeys(entry if isinstance(entry, str) else entry["name"] for entry in systems)
@@ -90,7 +91,7 @@ def _settings(varied: Varied, key: str) -> Iterator[Any]:
             yield from (s for alternative in dimension.alternatives for s in alternative if s.key == key)
 
 
-def _require_names(scenario: Scenario, checked: set[str]) -> None:
+def require_names(scenario: Scenario, checked: set[str]) -> None:
     """The system with its parameters, the model and the GPU are known; each is looked up once."""
     checks: dict[str, Callable[[], object]] = {
         f"system {scenario.system.model_dump_json()}": lambda: make_system(
@@ -123,7 +124,7 @@ def _keys(varied: Varied) -> list[str]:
 
 def kept(plan: Plan, folder: Path) -> dict[str, Outcome]:
     """The outcomes that are in the folder, by hash. What cannot be read is not there."""
-    return {point.hash: found for point in plan.points if (found := _read(folder, point)) is not None}
+    return {point.hash: found for point in plan.points if (found := read_outcome(folder, point)) is not None}
 
 
 def run(
@@ -150,7 +151,7 @@ def run(
                         lost += 1
                         outcome = {"error": outcome.message}
                     else:
-                        _write(folder, missing[i], outcome)
+                        write_outcome(folder, missing[i], outcome)
                     outcomes[missing[i].hash] = outcome
                     on_point()
         except KeyboardInterrupt as error:
@@ -167,16 +168,29 @@ def _path(folder: Path, point: Point) -> Path:
     return folder / "points" / point.hash[:2] / f"{point.hash}.json"
 
 
-def _read(folder: Path, point: Point) -> Outcome | None:
+def read_outcome(folder: Path, point: Point) -> Outcome | None:
     """The outcome that is kept; None where there is none that can be read."""
     try:
-        kept: Outcome = json.loads(_path(folder, point).read_text(encoding="utf-8"))["outcome"]
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(_path(folder, point).read_text(encoding="utf-8"))["outcome"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return kept
+    return kept if _is_outcome(kept) else None
 
 
-def _write(folder: Path, point: Point, outcome: Outcome) -> None:
+def _is_outcome(kept: Any) -> bool:
+    """A row of plain values, or an error."""
+    if not isinstance(kept, dict) or not kept.keys() <= {"row", "error"}:
+        return False
+    row, error = kept.get("row"), kept.get("error")
+    if row is None:
+        return isinstance(error, str)
+    plain = isinstance(row, dict) and all(v is None or isinstance(v, str | int | float) for v in row.values())
+    rate = row.get("samples_per_s") if plain else None
+    return isinstance(rate, float) and 0 < rate < math.inf
+
+
+def write_outcome(folder: Path, point: Point, outcome: Outcome) -> None:
+    """Whole, or not at all."""
     with write_whole_file(_path(folder, point)) as temporary:
         temporary.write_text(_json({"inputs": point.document, "outcome": outcome}), encoding="utf-8")
 

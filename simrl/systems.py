@@ -20,6 +20,7 @@ from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.errors import InputError
+from simrl.extensions import Extended
 from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
 from simrl.pipelines.areal import Areal
@@ -807,7 +808,7 @@ def tlt_base(
     )
 
 
-RECIPES: dict[str, Callable[..., System]] = {
+_OWN: dict[str, Callable[..., System]] = {
     recipe.__name__: recipe
     for recipe in (
         verl_colocated,
@@ -835,6 +836,7 @@ RECIPES: dict[str, Callable[..., System]] = {
         tlt_base,
     )
 }
+RECIPES: Extended[System] = Extended(_OWN, "simrl.systems", "system")
 
 
 def make_system(name: str, parameters: dict[str, Any]) -> System:
@@ -849,11 +851,19 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
         if isinstance(parameters[key], bool) and not yes_or_no:
             raise InputError(f"system {name}: {key} is {str(parameters[key]).lower()}; it is no switch, give a value")
     try:
-        system = recipe(**{key: value for key, value in parameters.items() if key not in common})
+        system = made(name, recipe, **{key: value for key, value in parameters.items() if key not in common})
         system = with_common(system, **{key: value for key, value in parameters.items() if key in common})
     except ValidationError as error:
         raise InputError(f"system {name}: {call_error(error, known)}") from error
-    return replace(system, parameters=dict(parameters))
+    return replace(system, name=name, parameters=dict(parameters))
+
+
+def made(name: str, recipe: Callable[..., System], **parameters: Any) -> System:
+    """What a recipe makes. Raises `InputError` where it is no system; what it raises itself goes through."""
+    system = recipe(**parameters)
+    if not isinstance(system, System):
+        raise InputError(f"system {name}: its function gives {type(system).__name__}; let it give a System")
+    return system
 
 
 @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
@@ -897,7 +907,10 @@ def parameters_of(name: str) -> dict[str, Any]:
 def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:
     """Those of `with_common` that a recipe takes: the split where rollout and training have GPUs of their own and overlap;
     dynamic sampling where whole batches train."""
-    system, found = recipe(), dict(list(signature(with_common, eval_str=True).parameters.items())[1:])
+    system, found = (
+        made(recipe.__name__, recipe),
+        dict(list(signature(with_common, eval_str=True).parameters.items())[1:]),
+    )
     pipeline = system.pipeline
     whole_batches = isinstance(pipeline, Batchwise) and pipeline.stream is None
     if system.rollout_share is None or (whole_batches and system.off_policyness == 0):

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from simrl.page import folded
 from simrl.scenario import Scenario
 from simrl.training import TrainingConfig
 
@@ -31,7 +32,7 @@ LONGEST_LINE = 36  # characters of a label; what is longer goes on in the next l
 Row = Mapping[str, Any]
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """A heading (with line breaks), what stands under it, what it means, and its turn to be left out (0: never)."""
 
     heading: str
@@ -49,7 +50,20 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 10_000  # a file or a pipe: nothing has to be left out or broken
-    columns, left_out = _columns(rows), []
+    files = (folder / row["folder"] / "result.json" for row in rows)
+    show_comparison(rows, scenarios, [json.loads(file.read_text(encoding="utf-8")) for file in files], console)
+    console.print(f"Written to {folder}", soft_wrap=True)
+    console.print(
+        "with comparison.png and .json, and for each row a folder: timeline.png, perfetto.json (open it at "
+        "https://ui.perfetto.dev), Parquet tables, result.json."
+    )
+
+
+def show_comparison(
+    rows: Sequence[Row], scenarios: Sequence[Scenario], metadata: Sequence[Mapping[str, Any]], console: Console
+) -> None:
+    """The table, what its columns mean and, from the metadata of the results, what the numbers rest on."""
+    columns, left_out = columns_of(rows), []
     unlimited = console.options.update(max_width=10_000)
     while console.measure(table := _table(rows, columns), options=unlimited).maximum > console.width:
         first = min((column for column in columns if column.turn), key=lambda column: column.turn, default=None)
@@ -57,28 +71,30 @@ def print_comparison(rows: Sequence[Row], scenarios: Sequence[Scenario], folder:
             break
         columns.remove(first)
         left_out.append(first.name)
-    console.print(Text(_title(scenarios), style="bold"))
+    console.print(Text(title(scenarios), style="bold"))
     console.print(table)
-    for column in columns:
-        if column.meaning:
-            console.print(f"{column.name}: {column.meaning}")
+    with folded(console, "What the columns mean"):
+        for column in columns:
+            if column.meaning:
+                console.print(f"{column.name}: {column.meaning}")
     if left_out:
         console.print(f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
-    for row in rows:
-        if not row["settled"]:
-            console.print(
-                f"{_name(row)}: off-policyness had not settled (a buffer fills, or lengths change): raise steps"
-            )
-    for line in [*_tokens_apart(rows), *_unequal_work(rows)]:
+    for line in notes(rows):
         console.print(line)
     console.print()
-    for line in _provenance(folder / row["folder"] for row in rows):
-        console.print(line)
-    console.print(f"Written to {folder}", soft_wrap=True)
-    console.print(
-        "with comparison.png and .json, and for each row a folder: timeline.png, perfetto.json (open it at "
-        "https://ui.perfetto.dev), Parquet tables, result.json."
-    )
+    with folded(console, "What the numbers rest on"):
+        for line in provenance(metadata):
+            console.print(line)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What a reader of the table has to know besides: runs that had not settled, tokens thrown away, unequal work."""
+    unsettled = [
+        f"{row_name(row)}: off-policyness had not settled (a buffer fills, or lengths change): raise steps"
+        for row in rows
+        if not row["settled"]
+    ]
+    return [*unsettled, *_tokens_apart(rows), *_unequal_work(rows)]
 
 
 def _tokens_apart(rows: Sequence[Row]) -> list[str]:
@@ -100,7 +116,7 @@ def _tokens_apart(rows: Sequence[Row]) -> list[str]:
         if row["speculation"] != "none" and row["accept_length"] is None:
             said.append(not_drafted(row["speculation"]))
         if said:
-            lines.append(f"{_name(row)}: {', '.join(said)}")
+            lines.append(f"{row_name(row)}: {', '.join(said)}")
     return lines
 
 
@@ -115,7 +131,7 @@ def _unequal_work(rows: Sequence[Row]) -> list[str]:
     lines = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         per_sample = {
-            _name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in rows if r["variant"] == variant
+            row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in rows if r["variant"] == variant
         }
         most, least = max(per_sample, key=per_sample.__getitem__), min(per_sample, key=per_sample.__getitem__)
         if per_sample[most] > (1 + UNEQUAL) * per_sample[least]:
@@ -126,42 +142,42 @@ def _unequal_work(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _name(row: Row) -> str:
+def row_name(row: Row) -> str:
+    """A run as a line about it calls it: its system, and what was varied."""
     return f"{row['system']} ({row['variant']})" if row["variant"] else str(row["system"])
 
 
-def _columns(rows: Sequence[Row]) -> list[_Column]:
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """Those that these rows need: what varies, GPUs where systems take more, drafts where there are any, cost where priced."""
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     varied, among = _varied(variants), ""
     leading, overall, cost = [], [], []
     if len(variants) > 1:
         single = varied != "variant"
-        leading = [_Column(varied, lambda row: row["variant"].partition("=")[2] if single else row["variant"] or "-")]
+        leading = [Column(varied, lambda row: row["variant"].partition("=")[2] if single else row["variant"] or "-")]
         overall = [
-            _Column("overall\nspeed-up", lambda row: f"{row['speedup']:.2f}×", "samples/s over the first row's", turn=1)
+            Column("overall\nspeed-up", lambda row: f"{row['speedup']:.2f}×", "samples/s over the first row's", turn=1)
         ]
         among = f" with the same {varied}"
     if rows[0]["cost_per_1k_samples"] is not None:
-        cost = [_Column("cost/1k\nsamples", lambda row: _number(row["cost_per_1k_samples"]), turn=6)]
+        cost = [Column("cost/1k\nsamples", lambda row: _number(row["cost_per_1k_samples"]), turn=6)]
     gpus = []
     if len({(row["variant"], row["gpus"]) for row in rows}) > len(
         variants
     ):  # a system that takes more than the cluster's
         gpus = [
-            _Column(
-                "GPUs", lambda row: f"{row['gpus']:,}", "all that the system takes; speed-ups do not divide by them"
-            )
+            Column("GPUs", lambda row: f"{row['gpus']:,}", "all that the system takes; speed-ups do not divide by them")
         ]
     drafts = []
     if any(row["accept_length"] is not None for row in rows):
         drafts = [
-            _Column(
+            Column(
                 "tokens a\ndraft",
                 lambda row: "-" if row["accept_length"] is None else f"{row['accept_length']:.2f}",
                 "what a pass with a draft yields of a response, the bonus token included",
                 turn=5,
             ),
-            _Column(
+            Column(
                 "from\ndrafts",
                 lambda row: f"{row['speculation_rate']:.0%}",
                 "share of the generated tokens that drafts brought",
@@ -170,37 +186,37 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
         ]
     return [
         *leading,
-        _Column("system", lambda row: row["system"]),
+        Column("system", lambda row: row["system"]),
         *gpus,
-        _Column(
+        Column(
             "samples/s", lambda row: _number(row["samples_per_s"]), f"trained samples a second; bold: the most{among}"
         ),
-        _Column(
+        Column(
             "speed-up", lambda row: f"{row['speedup_in_variant']:.2f}×", f"samples/s over the first system's{among}"
         ),
         *overall,
-        _Column(
+        Column(
             "rollout\nbubble",
             lambda row: f"{row['rollout_bubble']:.0%}",
             "share of time that rollout GPUs idle",
             turn=8,
         ),
-        _Column(
+        Column(
             "train\nidle",
             lambda row: f"{row['train_idle']:.0%}",
             "the same of GPUs that only train (0% where all GPUs do both)",
             turn=8,
         ),
-        _Column(
+        Column(
             "off-policy\nmean / max",
             lambda row: f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}",
             "policy updates between writing a token and training on it",
             turn=7,
         ),
         *drafts,
-        _Column("step s", lambda row: _number(row["step_s"]), "seconds a policy update", turn=4),
-        _Column("tokens/s", lambda row: _number(row["tokens_per_s"]), "trained, prompts and responses", turn=2),
-        _Column("GPU-h/1k\nsamples", lambda row: _number(row["gpu_hours_per_1k_samples"]), turn=3),
+        Column("step s", lambda row: _number(row["step_s"]), "seconds a policy update", turn=4),
+        Column("tokens/s", lambda row: _number(row["tokens_per_s"]), "trained, prompts and responses", turn=2),
+        Column("GPU-h/1k\nsamples", lambda row: _number(row["gpu_hours_per_1k_samples"]), turn=3),
         *cost,
     ]
 
@@ -213,7 +229,7 @@ def _varied(variants: Sequence[str]) -> str:
     return keys.pop().rpartition(".")[2]
 
 
-def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         label = column.name in ("system", "variant")
@@ -233,7 +249,7 @@ def _number(value: float) -> str:
     return f"{value:,.{max(0, digits)}f}"
 
 
-def _title(scenarios: Sequence[Scenario]) -> str:
+def title(scenarios: Sequence[Scenario]) -> str:
     """What all runs have in common."""
     first, several = scenarios[0], len({s.cluster.gpus for s in scenarios}) > 1
     parts: list[tuple[str, set[object]]] = [
@@ -269,11 +285,10 @@ def _source(facts: Mapping[str, Any]) -> str:
     return kind if kind == source else f"{kind} ({source})"
 
 
-def _provenance(folders: Iterable[Path]) -> list[str]:
+def provenance(of_results: Iterable[Mapping[str, Any]]) -> list[str]:
     """What the numbers rest on, each thing once."""
     lines = []
-    for folder in folders:
-        metadata = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         step_times = (
             f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"

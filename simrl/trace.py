@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simrl.errors import InputError, first_line
 from simrl.files import write_whole_file
+from simrl.parquet import decoded, read_parquet
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"simrl.trace"
@@ -67,7 +68,7 @@ class TraceMetadata(BaseModel):
     source: str = Field(description="the run, file or generator it was made from, with its parameters")
     licence: str = "unknown"
     tokenizer: str = Field(description="the tokenizer that counted the lengths, or how they were estimated")
-    cap_tokens: int = Field(gt=0, description="largest response the run allowed, in tokens")
+    cap_tokens: int = Field(gt=0, le=2**31 - 1, description="largest response the run allowed, in tokens")
     notes: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -231,11 +232,7 @@ def read_trace(path: str | Path) -> Trace:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such file; make one with `simrl trace import` or `simrl trace synth`")
-    try:
-        table = pq.ParquetFile(path, memory_map=True).read()
-        names = table.column_names
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
+    table = read_parquet(path)
     raw = (table.schema.metadata or {}).get(METADATA_KEY)
     if raw is None:
         raise InputError(
@@ -251,10 +248,8 @@ def read_trace(path: str | Path) -> Trace:
         raise InputError(
             f"{path}: trace schema {metadata.schema_version}, this simrl reads {SCHEMA_VERSION}; import it again"
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
-    return Trace.from_columns(dict(zip(names, table.columns, strict=True)), metadata, origin=str(path))
+    columns = {name: decoded(table.column(name), f"{path}: column {name!r}") for name in table.column_names}
+    return Trace.from_columns(columns, metadata, origin=str(path))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

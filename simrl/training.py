@@ -20,6 +20,7 @@ from simrl.hardware import Gpu, ModelShape
 Ints = NDArray[np.int64]
 
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
+WEIGHT_BYTES = 2  # of those, where only adapters are trained
 MOST_SECONDS = 1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
 
 
@@ -59,6 +60,31 @@ class TrainingConfig(BaseModel):
         default=0.0, ge=0, le=MOST_SECONDS, description="of each forward pass over a batch, besides its arithmetic"
     )
     ppo_epochs: int = Field(default=1, ge=1, le=100, description="passes over the batch in one update")
+    attention_mfu: float | None = Field(
+        default=None,
+        ge=0.001,
+        le=1,
+        description="mfu of attention alone, mfu being that of all else; not set: as mfu",
+    )
+    recompute: bool = Field(
+        default=False,
+        description="activation checkpointing: the matrix products of each layer once more in the backward pass; mfu then is "
+        "that of all FLOPs that are carried out",
+    )
+    lora: bool = Field(
+        default=False,
+        description="adapters are trained: no gradients, no optimizer states of the weights; merged ones are published",
+    )
+    activation_passes: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="times that a forward pass moves what its matrix products read and write through memory, besides them "
+        "(norms, positions, adapters); the backward pass as much twice over. 0: mfu has it in",
+    )
+    logit_passes: float = Field(
+        default=0.0, ge=0, le=1000, description="the same of the logits in fp32 (log-probs, entropy)"
+    )
     controller_bytes_per_token: float = Field(
         default=64.0,
         ge=0,
@@ -182,7 +208,6 @@ class TrainingCosts:
         A micro-batch takes its arithmetic or the gathering of the sharded weights (FSDP: once for each of forward and
         backward, and the gradients reduced once), whichever is longer.
         """
-        rate = self.gpu.bf16_flops * mfu * self.config.sequence_parallel
         sharded = 1.0 - 1.0 / self.gpus
         gather_s = (
             passes * self.model.weight_bytes * sharded / self.gpu.bytes_per_s_among(self.gpus) if self.gpus > 1 else 0.0
@@ -192,9 +217,23 @@ class TrainingCosts:
         rank_of = deal(lengths, longest_first(lengths), self.ranks)
         for rank in range(self.ranks):
             for microbatch in self.microbatches(lengths[rank_of == rank], budget):
-                flops = passes * self.model.forward_flops(float(microbatch.sum()), float((microbatch**2).sum()) / 2)
-                busy_s[rank] += max(flops / rate, gather_s)
+                busy_s[rank] += max(self._work_s(microbatch, passes, mfu), gather_s)
         return float(busy_s.max())
+
+    def _work_s(self, microbatch: Ints, passes: int, mfu: float) -> float:
+        """Seconds of a micro-batch's arithmetic, and of what moves through memory beside it."""
+        config, model = self.config, self.model
+        tokens, attended = float(microbatch.sum()), float((microbatch**2).sum()) / 2
+        again = int(config.recompute and passes > 1)
+        spared = int(config.lora and passes > 1)  # the gradients of the weights
+        flops = passes * model.forward_flops(tokens, attended) + (again - spared) * model.forward_flops(tokens, 0.0)
+        rate = self.gpu.bf16_flops * mfu * config.sequence_parallel
+        seconds = flops / rate
+        if config.attention_mfu is not None:
+            seconds += passes * model.forward_flops(0.0, attended) / rate * (mfu / config.attention_mfu - 1)
+        moved = config.activation_passes * (passes + again) * model.activation_bytes(tokens)
+        moved += config.logit_passes * passes * 4.0 * model.vocab * tokens
+        return seconds + moved / self.gpu.memory_bytes_per_s / config.sequence_parallel
 
     def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
         """The sequences of one rank, packed so that no micro-batch exceeds the budget."""
@@ -207,7 +246,8 @@ class TrainingCosts:
     @property
     def state_bytes(self) -> float:
         """Per GPU: weights, gradients and optimizer states, sharded over all."""
-        return BYTES_PER_PARAMETER * self.model.parameters / self.gpus
+        each = WEIGHT_BYTES if self.config.lora else BYTES_PER_PARAMETER
+        return each * self.model.parameters / self.gpus
 
     def memory_bytes(self, longest_tokens: int) -> float:
         """Per GPU: sharded states, gathered weights of one layer, checkpointed activations of one micro-batch (a sequence of

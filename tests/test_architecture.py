@@ -10,10 +10,12 @@ ROOT = Path(__file__).parents[1]
 # function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
 # each other. A new module gets its place here.
 LAYERS = (
-    "errors events interpolation interrupts palette validation",  # know nothing of reinforcement learning
-    "files hardware overrides",
+    "yaml_text",
+    # know nothing of reinforcement learning
+    "errors events interpolation interrupts page palette picture processes shipped validation",
+    "extensions files hardware overrides parquet",
     "trace profile",
-    "rollout synthesis ranks profilers importers training workload faults speculation",
+    "result_check rollout synthesis ranks profilers importers training workload faults speculation",
     "engine",
     "result scenario history",
     "spot_trainer",
@@ -30,7 +32,8 @@ LAYERS = (
     "critical_path",
     "diagnosis",
     "explanation",
-    "explanation_table",
+    "explanation_table sweep_plot",
+    "explanation_plot",
     "agreement",
     "agreement_table",
     "comparison agreement_plot",
@@ -38,8 +41,19 @@ LAYERS = (
     "points",
     "executors",
     "sweeps",
+    "goal outcomes search_space launch model_error staleness_quality",
+    "search",
+    "robustness",
+    "optimization",
+    "optimization_table",
+    "sweep_table",
+    "views",
+    "api",
+    "__init__",
+    "html_report",
     "cli_systems",
-    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_speculation cli_sweep",
+    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_optimize "
+    "cli_report cli_speculation cli_sweep",
 )
 TOGETHER = {
     "cli": {
@@ -50,6 +64,8 @@ TOGETHER = {
         "cli_acceptance",
         "cli_agreement",
         "cli_explain",
+        "cli_optimize",
+        "cli_report",
         "cli_speculation",
         "cli_sweep",
     }

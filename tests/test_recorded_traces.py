@@ -81,8 +81,10 @@ def test_a_recorded_run_is_explained_as_a_simulated_one_is(name: str):
     assert sum(whole.gpu_s.values()) == pytest.approx(whole.total_gpu_s)
 
 
-def test_a_recorded_run_is_compared_with_its_prediction():
-    folder = TRACES / "countdown" / "sync"
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_recorded_run_is_compared_with_its_prediction(name: str):
+    """Also where it ends with responses under way that its trace has no more."""
+    folder = TRACES / "countdown" / name
     (scenario,) = load_scenarios(folder / "scenario.yaml")
     agreement = agree(simulate(scenario), read_result(folder / "parts" / "000"))
     assert agreement.samples == PROMPTS * GROUP * EPOCHS

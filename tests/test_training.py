@@ -192,6 +192,40 @@ def test_an_update_takes_longer_when_a_response_is_longer(sequences, data, minib
     assert after["log_prob"] > before["log_prob"]
 
 
+def trained_s(**config) -> float:
+    return dict(costs(mfu=0.5, **config).phases(np.array([10])))["train"]
+
+
+def test_recomputed_activations_are_one_more_forward_pass_of_the_matrix_products_in_training_alone():
+    assert trained_s(recompute=True) == pytest.approx((3 * flops(10) + DENSE * 10) / (0.5 * 1e6))
+    assert dict(costs(recompute=True).phases(np.array([10])))["log_prob"] == pytest.approx(flops(10) / (0.35 * 1e6))
+
+
+def test_adapters_need_no_gradients_and_no_states_of_the_weights():
+    assert trained_s(lora=True) == pytest.approx((3 * flops(10) - DENSE * 10) / (0.5 * 1e6))
+    assert costs(lora=True, gpus=2).state_bytes == 2 * MODEL.parameters / 2
+
+
+def test_attention_has_a_share_of_the_rate_of_its_own_if_one_is_set():
+    attention = 3 * ATTENTION * 50
+    assert trained_s(attention_mfu=0.25) == pytest.approx(3 * DENSE * 10 / (0.5 * 1e6) + attention / (0.25 * 1e6))
+    assert trained_s(attention_mfu=0.5) == trained_s()
+
+
+def test_what_moves_through_memory_is_paid_beside_the_arithmetic_and_shared_like_it():
+    read_and_written = (
+        2 * 2 * (8 + 4 * (2 + 2 * 1) + 2 * 4 + 8 + 8 + 2 * 16 + 16 + 8)
+    )  # by 4 matrix products of 2 layers
+    moved = 3 * 5.0 * read_and_written * 10 + 3 * 7.0 * 4 * 32 * 10
+    slow = GPU.model_copy(update={"memory_bytes_per_s": 100.0})
+    beside = trained_s(activation_passes=5.0, logit_passes=7.0, gpu=slow) - trained_s()
+    assert beside == pytest.approx(moved / 100.0)
+    halved = trained_s(activation_passes=5.0, logit_passes=7.0, gpu=slow, gpus=2, sequence_parallel=2)
+    assert halved == pytest.approx((beside + trained_s()) / 2)
+    again = trained_s(activation_passes=5.0, recompute=True, gpu=slow) - trained_s(recompute=True)
+    assert again == pytest.approx(4 * 5.0 * read_and_written * 10 / 100.0)
+
+
 # Memory.
 
 

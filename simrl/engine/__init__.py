@@ -104,10 +104,14 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    max_num_seqs: int = Field(default=256, gt=0)
-    max_num_batched_tokens: int = Field(default=8192, gt=0)
-    block_size: int = Field(default=16, gt=0, le=10**6)
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    max_num_seqs: int = Field(default=256, gt=0, description="most sequences of a pass, at one worker")
+    max_num_batched_tokens: int = Field(
+        default=8192, gt=0, description="most tokens of a pass: prompts go in chunks of it"
+    )
+    block_size: int = Field(default=16, gt=0, le=10**6, description="tokens of a block of the KV cache")
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="share of a GPU's memory for weights, KV cache and what is reserved"
+    )
     reserve_bytes: float = Field(
         default=4e9,
         ge=0,

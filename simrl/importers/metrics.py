@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from simrl.errors import InputError
-from simrl.importers.rows import existing
+from simrl.importers.rows import existing, opened
 from simrl.importers.slime_metrics import PERF_LINE, read_slime_metrics
 from simrl.importers.trl_metrics import read_trl_metrics
 from simrl.importers.verl import read_verl_metrics
@@ -74,7 +74,7 @@ def format_of(path: Path) -> str:
         raise InputError(f"{path}: is a folder; name the run's metrics log")
     if path.name == "trainer_state.json":
         return "trl"
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with opened(path) as lines:
         for line in lines:
             if "completions/mean_length" in line:
                 return "trl"

@@ -16,7 +16,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -212,6 +212,29 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InputError(f"{path}: cannot be read ({error.strerror}); name a readable file") from error
     if empty:
         raise InputError(f"{path}: the file is empty; one JSON object a line is expected")
+
+
+def read_whole(path: Path) -> bytes:
+    """The bytes of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); name a readable file") from error
+
+
+def opened(path: Path) -> TextIO:
+    """The lines of a log; what is no UTF-8 in it stands as such."""
+    try:
+        return path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); name a readable file") from error
+
+
+def step_number(digits: str, place: str) -> int:
+    """The step that a line of a log begins with."""
+    if len(digits) > 10 or int(digits) > INT32_MAX:
+        raise InputError(f"{place}: step {digits[:20]} is larger than {INT32_MAX}; repair or remove the line")
+    return int(digits)
 
 
 def json_object(raw: bytes, place: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from simrl.errors import InputError
-from simrl.importers.rows import existing, shown
+from simrl.importers.rows import existing, opened, shown, step_number
 
 PERF_LINE = re.compile(r"(?:^|\s)(?:perf|rollout) (\d+): (\{.*\})\s*$")
 NAMES = {
@@ -36,11 +36,11 @@ def read_slime_metrics(path: str | Path) -> pd.DataFrame:
     """
     path = existing(path)
     steps: dict[int, dict[str, float]] = {}
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if found := PERF_LINE.search(line):
                 values = _numbers(found[2], f"{path}: line {number}")
-                steps.setdefault(int(found[1]), {}).update(values)
+                steps.setdefault(step_number(found[1], f"{path}: line {number}"), {}).update(values)
     if not steps:
         raise InputError(f"{path}: no line of the form 'perf N: {{…}}' in it; is it slime's console log?")
     rows = []

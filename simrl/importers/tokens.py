@@ -38,7 +38,16 @@ class TokenCounter:
         estimate rounds, and gives any other text at least 1."""
         if self.chars_per_token is not None:
             return [Counted(max(1, round(len(text) / self.chars_per_token)) if text else 0, None) for text in texts]
-        encoded = self.encoder.encode_batch(list(texts), add_special_tokens=False)
+        try:
+            encoded = self.encoder.encode_batch(list(texts), add_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except (
+            BaseException
+        ) as error:  # tokenizers raises plain `Exception`, and a panic of its own that is not even one
+            raise InputError(
+                f"{self.tokenizer.partition(', ')[0]}: cannot count ({first_line(error)}); name the model's own"
+            ) from error
         return [Counted(len(e.ids), np.array(e.ids, dtype=np.int32)) for e in encoded]
 
 
@@ -71,7 +80,9 @@ def _from_file(path: Path) -> TokenCounter:
     try:
         raw = file.read_bytes()
         encoder = Tokenizer.from_buffer(raw)
-    except Exception as error:  # tokenizers raises plain `Exception`
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # tokenizers raises plain `Exception`, and a panic of its own that is not even one
         raise InputError(f"{file}: not a tokenizer.json ({first_line(error)}); name the model's own") from error
     # A tokenizer.json may carry the truncation and padding of its training: either would falsify every long response.
     encoder.no_truncation()

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError
 from simrl.importers.rows import Row, TextRow, count_rows, existing, integer, listed, number, text, trace_from_rows
 from simrl.importers.tokens import TokenCounter
+from simrl.parquet import decoded, read_parquet
 from simrl.trace import Trace
 
+MOST_ROWS = 200_000  # of one file
 TEXTS = ("step", "prompt", "completion")
 
 
@@ -80,17 +81,17 @@ def _files(path: Path) -> list[Path]:
 
 
 def _texts(file: Path, reward_columns: Sequence[str] | None) -> list[TextRow]:
-    try:
-        table = pq.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{file}: cannot be read as Parquet ({first_line(error)}); is it whole?") from error
+    table = read_parquet(file)
     for column in TEXTS:
         if column not in table.column_names:
             found = listed(table.column_names)
             raise InputError(f"{file}: no column {column!r} (it has {found}); TRL writes step, prompt and completion")
+    if table.num_rows > MOST_ROWS:
+        raise InputError(f"{file}: {table.num_rows:,} rows; a logged step has at most {MOST_ROWS:,}; keep its own")
     rewards = _reward_columns(file, table, reward_columns)
     texts: list[TextRow] = []
-    for index, row in enumerate(table.select([*TEXTS, *rewards]).to_pylist()):
+    chosen = {name: decoded(table.column(name), f"{file}: column {name!r}") for name in (*TEXTS, *rewards)}
+    for index, row in enumerate(pa.table(chosen).to_pylist()):
         place = f"{file}: row {index}"
         step, prompt, response = integer(row, "step", place), text(row, "prompt", place), text(row, "completion", place)
         texts.append(TextRow(place, step, prompt, response, _reward(row, rewards, place)))

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from simrl.errors import InputError
-from simrl.importers.rows import existing, json_object, read_jsonl
+from simrl.importers.rows import INT32_MAX, existing, json_object, read_jsonl, read_whole, shown
 
 PROFILED = "profiling/Time taken: GRPOTrainer."
 GENERATE = ("vLLM.generate", "transformers.generate", "transformers.generate_batch", "generate")  # older versions last
@@ -41,10 +41,12 @@ def read_trl_metrics(path: str | Path) -> pd.DataFrame:
             if key.startswith(PROFILED) and _is_number(value):
                 method = key.removeprefix(PROFILED)
                 timed[method] = timed.get(method, 0.0) + float(value)
-        step = row.get("global_step", row.get("step"))
+        step: Any = row.get("global_step", row.get("step"))
         if not _is_number(row.get("completions/mean_length")) or not _is_number(step):
             continue
-        found = {"step": float(step)}  # type: ignore[arg-type]
+        if not 0 <= step <= INT32_MAX or step != int(step):
+            raise InputError(f"{path}: step {shown(step)} is no whole number from 0; repair or remove the row")
+        found = {"step": float(step)}
         found |= {ours: float(row[name]) for name, ours in NAMES.items() if _is_number(row.get(name))}
         for methods, ours in ((GENERATE, "timing_s/gen"), (LOG_PROBS, "timing_s/old_log_prob")):
             seconds = next((timed[method] for method in methods if method in timed), None)
@@ -71,7 +73,7 @@ def read_trl_metrics(path: str | Path) -> pd.DataFrame:
 
 def _logged(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix == ".json":
-        history = json_object(path.read_bytes(), str(path)).get("log_history")
+        history = json_object(read_whole(path), str(path)).get("log_history")
         if not isinstance(history, list):
             raise InputError(f"{path}: no list 'log_history'; TRL writes it into trainer_state.json")
         yield from (row for row in history if isinstance(row, dict))

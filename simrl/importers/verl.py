@@ -27,8 +27,11 @@ from simrl.importers.rows import (
     json_object,
     listed,
     number,
+    opened,
     read_jsonl,
+    read_whole,
     shown,
+    step_number,
     text,
     trace_from_rows,
 )
@@ -43,6 +46,7 @@ EPISODES = "A response is the whole episode: text of tools and of later turns in
 CONSOLE_STEP = re.compile(r"(?:^|[^\w/])step:(\d+) - ")
 NUMBER = r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?|inf|nan)"
 CONSOLE_VALUE = re.compile(rf"({NUMBER})|np\.\w+\(({NUMBER})\)", re.IGNORECASE)
+MOST_SAMPLES = 1_000_000  # of a step
 CONSOLE_WIDTH = 4096  # wandb's output.log cuts a line here, in the middle of a number if need be
 NEEDED = (
     *(f"response_length/{name}" for name in ("mean", "max", "min", "clip_ratio")),
@@ -101,7 +105,8 @@ def _table(path: Path) -> Path | None:
         return path if path.name.endswith(TABLE) else None
     if _dumps(path):
         return None
-    tables = sorted(path.rglob(f"*generations*{TABLE}"), key=lambda file: (file.stat().st_size, file.name))
+    found = [file for file in path.rglob(f"*generations*{TABLE}") if file.is_file()]
+    tables = sorted(found, key=lambda file: (file.stat().st_size, file.name))
     if not tables:
         raise InputError(
             f"{path}: neither {{step}}.jsonl rollout dumps nor a *generations*{TABLE} in it; name the run's "
@@ -124,7 +129,7 @@ def _dump_texts(path: Path) -> Iterator[TextRow]:
 
 
 def _table_texts(file: Path) -> Iterator[TextRow]:
-    table = json_object(file.read_bytes(), str(file))
+    table = json_object(read_whole(file), str(file))
     columns, data = table.get("columns"), table.get("data")
     if not isinstance(columns, list) or not isinstance(data, list):
         raise InputError(f"{file}: keys {listed(table)}; a wandb table has the lists 'columns' and 'data'")
@@ -183,12 +188,13 @@ def _logged_steps(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def _console_steps(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:  # other processes write into a console log, too
+    with opened(path) as lines:  # other processes write into a console log, too
         for line_number, line in enumerate(lines, start=1):
             start = CONSOLE_STEP.search(line)
             if start:
                 cut = not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1
-                yield int(start[1]), _console_values(line[start.end() :], cut, f"{path}: line {line_number}")
+                place = f"{path}: line {line_number}"
+                yield step_number(start[1], place), _console_values(line[start.end() :], cut, place)
 
 
 def _console_values(line: str, cut: bool, place: str) -> dict[str, float]:
@@ -229,32 +235,33 @@ def trace_from_verl_metrics(
     """
     if group < 1:
         raise InputError(f"group is {group}; a prompt has at least 1 sample")
+    source = str(metrics.attrs.get("source", "metrics"))
     for key in ("step", *NEEDED):
         if key not in metrics.columns:
-            raise InputError(f"metrics: no column {key!r}; verl's trainer logs it, a validation-only log does not")
+            raise InputError(f"{source}: no column {key!r}; verl's trainer logs it, a validation-only log does not")
     usable = metrics.dropna(subset=[*NEEDED, *({"training/epoch"} & set(metrics.columns))])
     if usable.empty:
         raise InputError(
-            f"metrics: none of the {len(metrics)} steps has all of {', '.join(NEEDED)}; is the log cut off?"
+            f"{source}: none of the {len(metrics)} steps has all of {', '.join(NEEDED)}; is the log cut off?"
         )
-    for key in NEEDED:
+    epochs = {"training/epoch"} & set(metrics.columns)
+    for key in ("step", *epochs, *NEEDED):
         most = 1 if key.endswith("clip_ratio") else INT32_MAX
         for step, value in usable.loc[~usable[key].between(0, most), ["step", key]].to_numpy():
-            raise InputError(f"metrics: step {step:g}: {key} is {value:g}; it must be from 0 to {most}; check the log")
+            raise InputError(f"{source}: step {step:g}: {key} is {value:g}; it must be from 0 to {most}; check the log")
     clipped = usable.loc[usable["response_length/clip_ratio"] > 0, "response_length/max"]
     if cap_tokens is None and clipped.empty:
-        raise InputError("metrics: no step has clipped responses, so the cap is unknown; give cap_tokens")
+        raise InputError(f"{source}: no step has clipped responses, so the cap is unknown; give cap_tokens")
     cap = int(clipped.max()) if cap_tokens is None else cap_tokens
     epoch_of = usable["training/epoch"] if "training/epoch" in usable.columns else pd.Series(0, usable.index)
     first_step = usable["step"].groupby(epoch_of).transform("min")
     parts = [
-        _step_columns(row, int(epoch), group, seed, cap)
+        _step_columns(row, int(epoch), group, seed, cap, source)
         for (_, row), epoch in zip(usable.iterrows(), epoch_of, strict=True)
     ]
     most_prompts = max(int(part["prompt_id"][-1]) + 1 for part in parts)
     for part, before in zip(parts, usable["step"] - first_step, strict=True):
         part["prompt_id"] += int(before) * most_prompts  # its place in the epoch: the next epoch has the same prompts
-    source = metrics.attrs.get("source", "a verl run")
     return Trace.from_columns(
         {key: np.concatenate([part[key] for part in parts]) for key in parts[0]},
         TraceMetadata(
@@ -270,10 +277,10 @@ def trace_from_verl_metrics(
     )
 
 
-def _step_columns(row: pd.Series[Any], epoch: int, group: int, seed: int, cap: int) -> dict[str, Any]:
+def _step_columns(row: pd.Series[Any], epoch: int, group: int, seed: int, cap: int, source: str) -> dict[str, Any]:
     """The columns of one step, its prompts numbered from 0."""
     step = int(row["step"])
-    place = f"metrics: step {step}"
+    place = f"{source}: step {step}"
     response, prompt = (
         {key: float(row[f"{kind}_length/{key}"]) for key in ("mean", "min", "max")} for kind in ("response", "prompt")
     )
@@ -284,6 +291,8 @@ def _step_columns(row: pd.Series[Any], epoch: int, group: int, seed: int, cap: i
         raise InputError(
             f"{place}: {total:g} tokens over a mean of {mean:g} are no whole number of samples; check the log"
         )
+    if samples > MOST_SAMPLES:
+        raise InputError(f"{place}: {samples:,} samples; no step has more than {MOST_SAMPLES:,}; check the log")
     if samples % group:
         raise InputError(f"{place}: {samples} samples are not whole groups of {group}; give the run's samples a prompt")
     if response["max"] > cap:

@@ -15,7 +15,7 @@ import importlib.metadata
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,21 @@ DECODE_SEQUENCES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 5
 DECODE_KV_TOKENS = (16, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 40960)
 
 
+class KernelTimes(NamedTuple):
+    """Milliseconds of the operations of a pass, as aiconfigurator has them: all layers in sum, on the ticks of the module.
+
+    `dense_ms` has a row for each operation beside attention and the output head, by its name, at `tokens` of a pass;
+    `sampled_ms` is the head at so many positions; `prefill_ms` has the shape (PREFILL_TOKENS, PREFILL_KV_TOKENS),
+    `decode_ms` (DECODE_SEQUENCES, DECODE_KV_TOKENS).
+    """
+
+    tokens: Floats
+    dense_ms: dict[str, Floats]
+    sampled_ms: Floats
+    prefill_ms: Floats
+    decode_ms: Floats
+
+
 def derive(
     shape: ModelShape, gpu: str, tp: int = 1, between_passes_s: float = 0.0, backend: str = "vllm"
 ) -> TableProfile:
@@ -54,43 +69,69 @@ def derive(
     nothing is fetched. Raises `InputError` if the package is missing or has no data for the combination.
     """
     require_dense(shape, "aiconfigurator")
-    engine = _engine(shape, gpu, tp, backend)
+    times = kernel_times(engine_of(shape, gpu, tp, backend), shape.name)
+    return profile_of(times, shape.name, gpu, tp, source_of(gpu, backend), between_passes_s, (ACCURACY,))
+
+
+def kernel_times(engine: Any, model: str) -> KernelTimes:
+    """All that a profile needs of an `EngineHandle` of `model`."""
     names = [name for name, *_ in engine.decode_step_per_op(1, 2, 2)]
     attention = [i for i, name in enumerate(names) if name.endswith("_attention")]
     head = [i for i, name in enumerate(names) if "logits" in name]
-    if len(attention) != 1 or len(head) != 1:
+    by_place = [name for name, *_ in engine.evaluate_generation_ops(range(len(names)), batch_size=1, s=2)]
+    if len(attention) != 1 or len(head) != 1 or by_place != names:  # two of one name are summed in `names`
         raise InputError(
-            f"aiconfigurator: {shape.name} has the operations {', '.join(names)}, not a dense transformer's"
+            f"aiconfigurator: {model} has the operations {', '.join(names)}, not one attention and one head"
         )
     others = [i for i in range(len(names)) if i not in (*attention, *head)]
 
-    def decode_s(operations: list[int], sequences: float, kv_tokens: float) -> float:
+    def decode_ms(operations: list[int], sequences: float, kv_tokens: float) -> list[float]:
         rows = engine.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
-        return 1e-3 * float(sum(milliseconds for _, milliseconds, *_ in rows))
+        return [float(milliseconds) for _, milliseconds, *_ in rows]
 
-    def prefill_s(chunk: float, kv_tokens: float) -> float:
+    def prefill_ms(chunk: float, kv_tokens: float) -> float:
         rows = engine.evaluate_context_ops(attention, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
-        return 1e-3 * float(sum(milliseconds for _, milliseconds, *_ in rows))
+        return float(sum(milliseconds for _, milliseconds, *_ in rows))
 
     tokens = _ticks(MOST_TOKENS)
+    # Its operations outside attention cost the same in a context step and a generation step of as many tokens.
+    dense = np.array([decode_ms(others, t, 1) for t in tokens])
+    return KernelTimes(
+        tokens=tokens,
+        dense_ms={names[i].removeprefix("generation_"): dense[:, row] for row, i in enumerate(others)},
+        sampled_ms=np.array([decode_ms(head, s, 1)[0] for s in tokens]),
+        prefill_ms=np.array([[prefill_ms(c, k) if c else 0.0 for k in PREFILL_KV_TOKENS] for c in PREFILL_TOKENS]),
+        decode_ms=np.array(
+            [[decode_ms(attention, n, k)[0] if n else 0.0 for k in DECODE_KV_TOKENS] for n in DECODE_SEQUENCES]
+        ),
+    )
+
+
+def profile_of(
+    times: KernelTimes,
+    model: str,
+    gpu: str,
+    tp: int,
+    source: str,
+    between_passes_s: float = 0.0,
+    more_notes: tuple[str, ...] = (),
+) -> TableProfile:
+    """The profile that has these times, evened out where they fall."""
     chunks, cached = np.array(PREFILL_TOKENS, float), np.array(PREFILL_KV_TOKENS, float)
     decodes, kv = np.array(DECODE_SEQUENCES, float), np.array(DECODE_KV_TOKENS, float)
-    # Its operations outside attention cost the same in a context step and a generation step of as many tokens.
-    dense = np.array([decode_s(others, t, 1) for t in tokens])
-    sampled = np.array([decode_s(head, s, 1) for s in tokens])
-    decode = np.array([[decode_s(attention, n, k) if n else 0.0 for k in kv] for n in decodes])
-    prefill = np.array([[prefill_s(c, k) if c else 0.0 for k in cached] for c in chunks])
+    dense = 1e-3 * np.sum(list(times.dense_ms.values()), axis=0)
+    sampled, decode, prefill = (1e-3 * ms for ms in (times.sampled_ms, times.decode_ms, times.prefill_ms))
     # The formula that scales the measured, context-free prefill makes short chunks faster after some context: those
     # times are lifted to the measured one.
     lifted = np.maximum.accumulate(prefill, axis=1)
 
     even_dense, even_sampled, even_decode, even_prefill = (
-        np.round(settled(times) / RESOLUTION_S) * RESOLUTION_S for times in (dense, sampled, decode, lifted)
+        np.round(settled(seconds) / RESOLUTION_S) * RESOLUTION_S for seconds in (dense, sampled, decode, lifted)
     )
     tables = Tables(
-        dense_tokens=tokens,
+        dense_tokens=times.tokens,
         dense_s=even_dense,
-        sampled_sequences=tokens,
+        sampled_sequences=times.tokens,
         sampled_s=even_sampled,
         prefill_tokens=chunks,
         prefill_kv_tokens=cached,
@@ -104,18 +145,18 @@ def derive(
         "mixed passes: context and generation attention added, no measured mixed batches",
         f"falling times evened out: dense {moved(dense, even_dense)}; sampled {moved(sampled, even_sampled)}; "
         f"decode attention {moved(decode, even_decode)}; prefill attention {moved(prefill, even_prefill)}",
-        ACCURACY,
+        *more_notes,
     ]
-    metadata = ProfileMetadata(
-        model=shape.name,
-        gpu=gpu,
-        tp=tp,
-        kind="derived",
-        source=f"aiconfigurator {importlib.metadata.version('aiconfigurator-core')}, measured kernels of "
-        f"{SYSTEMS[gpu]} under {backend} {_database_version(gpu, backend)}, bfloat16",
-        notes="; ".join(notes),
+    metadata = ProfileMetadata(model=model, gpu=gpu, tp=tp, kind="derived", source=source, notes="; ".join(notes))
+    return TableProfile(tables, metadata, origin=f"aiconfigurator {model} {gpu} tp {tp}")
+
+
+def source_of(gpu: str, backend: str) -> str:
+    """The package and the part of its database, with their versions."""
+    return (
+        f"aiconfigurator {importlib.metadata.version('aiconfigurator-core')}, measured kernels of "
+        f"{SYSTEMS[gpu]} under {backend} {_database_version(gpu, backend)}, bfloat16"
     )
-    return TableProfile(tables, metadata, origin=f"aiconfigurator {shape.name} {gpu} tp {tp}")
 
 
 def _ticks(most: int) -> Floats:
@@ -123,7 +164,7 @@ def _ticks(most: int) -> Floats:
     return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
 
 
-def _engine(shape: ModelShape, gpu: str, tp: int, backend: str) -> Any:
+def engine_of(shape: ModelShape, gpu: str, tp: int, backend: str) -> Any:
     """aiconfigurator's compiled model, an `EngineHandle`."""
     try:
         from aiconfigurator_core.sdk.engine import EngineHandle

@@ -157,18 +157,18 @@ def _experts_us(path: Path, shape: ModelShape, tokens: Floats) -> Floats:
     rows = _read_csv(path, ("tokens", "activated_experts", "time_us"))
     if "ep" in rows:
         rows = rows[rows["ep"] == rows["ep"].min()]
-    ticks, values = [], []
-    for tick, measured in rows.groupby("tokens"):
-        by_experts = measured.groupby("activated_experts")["time_us"].mean()
-        at = shape.activated_experts(float(tick))
-        ticks.append(float(tick))
-        values.append(np.interp(at, by_experts.index.to_numpy(float), by_experts.to_numpy()))
+    ticks = np.unique(rows["tokens"].to_numpy(float))
+    values = []
+    for tick in ticks:
+        by_experts = rows[rows["tokens"] == tick].groupby("activated_experts")["time_us"].mean()
+        values.append(np.interp(shape.activated_experts(tick), by_experts.index.to_numpy(float), by_experts.to_numpy()))
     if tokens[0] < ticks[0] or tokens[-1] > ticks[-1]:
         raise InputError(
             f"{path}: tokens {ticks[0]:.0f} to {ticks[-1]:.0f}, dense.csv has {tokens[0]:.0f} to {tokens[-1]:.0f}; "
             "profile the experts as far"
         )
-    return np.interp(tokens, ticks, values)
+    found: Floats = np.interp(tokens, ticks, values)
+    return found
 
 
 def _as_steps(ticks: Floats, values: Floats) -> tuple[Floats, Floats]:

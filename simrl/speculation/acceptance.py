@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Verification = Literal["exact_match", "rejection_sampling"]
 
+MOST_PROBABLE = 0.999  # that a token is accepted, where a factor raises it
 # Places of draws under a sample's key; those of passes are the tokens so far, never negative.
 _HARDNESS = -1
 
@@ -50,8 +51,18 @@ class ModelAcceptance(BaseModel):
     verification: Verification = Field(
         default="rejection_sampling", description="the rule under which by_position was found"
     )
-    kind: Literal["measured", "digitised", "assumed"] = "assumed"
+    kind: Literal["measured", "digitised", "assumed"] = Field(
+        default="assumed", description="how the numbers are known"
+    )
     source: str = Field(default="the scenario", description="where the numbers come from")
+
+    def times(self, factor: float) -> ModelAcceptance:
+        """With every probability multiplied, as far as one can be."""
+        if factor == 1.0:
+            return self
+        by_position = tuple(min(p * factor, MOST_PROBABLE) for p in self.by_position)
+        source = f"{self.source}; × {factor:g} (acceptance_factor)"
+        return self.model_copy(update={"by_position": by_position, "source": source})
 
     def log_acceptances(self, most_tokens: int) -> Floats:
         """-ln P(the first j tokens are accepted) at hardness 1 for j = 1 … most_tokens, rising; shape (most_tokens,)."""

@@ -55,6 +55,13 @@ class SpeculationInputs(BaseModel):
         default={}, description="of text drafters on traces without token ids, as `simrl acceptance` fits them"
     )
     history_workers: HistoryWorkers = HistoryWorkers()
+    acceptance_factor: float = Field(
+        default=1.0,
+        gt=0,
+        le=2,
+        description="multiplies the probability that a drafted token is accepted, to see what hangs on it; 1 = as counted, "
+        "drawn or given. Drafts from texts cannot have more than 1, those from running siblings no other",
+    )
     draft_profile: str | None = Field(
         default=None, description="of the method's draft model, as `simrl measure` writes it; null derives its times"
     )
@@ -82,13 +89,13 @@ class SpeculationInputs(BaseModel):
             )
         given = self.acceptance.get(speculation.model)
         if given is None:
-            return assumed_acceptance(speculation.model, rule)
-        if given.verification != rule:
+            given = assumed_acceptance(speculation.model, rule)
+        elif given.verification != rule:
             raise InputError(
                 f"speculation.acceptance.{speculation.model} was found under {given.verification}, the scenario verifies by "
                 f"{rule}; give the acceptance under that rule"
             )
-        return given
+        return given.times(self.acceptance_factor)
 
     def runs_of(self, drafter: TextDrafter) -> RunModel:
         """The run model of a text drafter."""

@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, validate_call
 
 from simrl.errors import InputError
+from simrl.extensions import Extended
 from simrl.speculation.bandit import BegMab, Strategy
-from simrl.speculation.drafter import MOST_DRAFT_TOKENS
+from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
 from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.gates import Elastic
 from simrl.speculation.graph_memory import GraphMemory
@@ -26,7 +27,7 @@ from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 from simrl.validation import call_error
 
 Tokens = Annotated[int, Field(ge=1, le=255)]
-DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model"]
+DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model", "own"]
 EAGLE = "eagle"
 # Tokens to verify are those of TLT's Table 2; that each has a deep and a shallow tree to choose from is assumed.
 _TREES = ((64, (10, 6)), (48, (8, 6)), (32, (6, 4)), (16, (4, 3)))
@@ -63,8 +64,9 @@ class ModelFree:
 @dataclass(frozen=True)
 class Speculation:
     """What a worker drafts with. `model` names a model drafter: `eagle`, or a model that `simrl.hardware` knows; `round_s` is
-    what a round of its drafts takes beside its passes. `gate` says when it drafts at all. With `strategies` drafts are trees,
-    chosen by BEG-MAB. `exact_match`: the method needs it."""
+    what a round of its drafts takes beside its passes. `make_drafter` makes the drafter of a method whose drafter is "own": a
+    function of a module, so that other processes find it, too. `gate` says when it drafts at all. With `strategies` drafts are
+    trees, chosen by BEG-MAB. `exact_match`: the method needs it."""
 
     name: str
     drafter: DrafterKind
@@ -83,6 +85,7 @@ class Speculation:
     round_s: float = 0.0
     own_text: bool = False
     exact_match: bool = False
+    make_drafter: Callable[[], Drafter] | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -346,12 +349,13 @@ def specactor(
     )
 
 
-METHODS: dict[str, Callable[..., Speculation]] = {
+_OWN: dict[str, Callable[..., Speculation]] = {
     method.__name__: method
     for method in (
         histospec, histospec_code, ngram, siblings, srt, das, spec_rl, draft_model, tlt, specactor,
     )
 }  # fmt: skip
+METHODS: Extended[Speculation] = Extended(_OWN, "simrl.speculation", "speculation")
 
 
 def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
@@ -364,9 +368,14 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
         said = f"speculation is {name!r}" if name is not None else f"speculation {asked!r} has no name"
         raise InputError(f"{said}; give none, or one of {', '.join(METHODS)}, or {{name: histospec, gate: open}}")
     try:
-        made = replace(METHODS[name](**given), parameters=given)
+        made = METHODS[name](**given)
     except ValidationError as error:
         raise InputError(f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}") from error
+    if not isinstance(made, Speculation):
+        raise InputError(f"speculation {name}: its function gives {type(made).__name__}; let it give a Speculation")
+    if (made.drafter == "own") != (made.make_drafter is not None):
+        raise InputError(f'speculation {name}: drafter "own" and make_drafter come together; give both or none')
+    made = replace(made, parameters=given)
     longest = made.window.rule.most_tokens
     if made.drafter != "model" and longest > MOST_DRAFT_TOKENS:
         raise InputError(

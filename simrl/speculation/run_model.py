@@ -41,7 +41,7 @@ class Bucket(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    up_to_tokens: int = Field(ge=1, le=2**24)
+    up_to_tokens: int = Field(ge=1, le=2**24, description="the longest length in the bucket")
     share: Share = Field(description="of the number of hits, or gaps, that are so long")
     mean_tokens: float = Field(ge=1, description="of these")
 
@@ -59,8 +59,8 @@ class ResponseClass(BaseModel):
     wrong_drafts: Share = Field(
         default=1.0, description="share of a gap's positions, but for the first after a hit, with a (wrong) draft"
     )
-    gaps: Buckets
-    hits: Buckets
+    gaps: Buckets = Field(description="lengths of the stretches that no draft has right")
+    hits: Buckets = Field(description="lengths of the stretches that drafts have right")
 
     @model_validator(mode="after")
     def _rises(self) -> ResponseClass:
@@ -82,7 +82,7 @@ class RunModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    classes: tuple[ResponseClass, ...] = Field(min_length=1)
+    classes: tuple[ResponseClass, ...] = Field(min_length=1, description="kinds of responses, their shares sum to 1")
     typical_tokens: float = Field(default=2000.0, gt=0, description="longer responses count as long")
     beyond_tokens: int = Field(
         default=MOST_DRAFT_TOKENS, ge=1, le=255, description="tokens that a draft has beyond those that are right"
@@ -91,7 +91,9 @@ class RunModel(BaseModel):
     first_epoch: bool = Field(
         default=False, description="whether there are drafts in the first epoch (siblings, n-grams: yes; history: no)"
     )
-    kind: Literal["measured", "digitised", "assumed"] = "assumed"
+    kind: Literal["measured", "digitised", "assumed"] = Field(
+        default="assumed", description="how the numbers are known"
+    )
     source: str = Field(default="the scenario", description="where the numbers come from")
 
     @model_validator(mode="after")
@@ -243,7 +245,7 @@ def draw_trace_runs(model: RunModel, trace: Trace, seed: int, epochs_back: int =
         order = np.lexsort((epoch, prompt))
         latest = _latest_before(prompt[order], epoch[order])
         has_history[order] = (latest >= 0) & (epoch[order] - latest <= epochs_back)
-    return draw_runs(model, trace.column("response_tokens"), _keys(seed, prompt, epoch, sample), has_history)
+    return draw_runs(model, trace.column("response_tokens"), sample_keys(seed, prompt, epoch, sample), has_history)
 
 
 @njit(cache=True)
@@ -257,7 +259,7 @@ def _latest_before(prompt: Ints, epoch: Ints) -> Ints:
 
 
 @njit(cache=True)
-def _keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
+def sample_keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
     """`acceptance.sample_key` of each row."""
     keys = np.empty(prompt.shape[0], dtype=np.int64)
     for i in range(prompt.shape[0]):

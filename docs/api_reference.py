@@ -1,0 +1,29 @@
+"""Makes the pages of the API from the docstrings: every public module of simrl, and of replay what imports without an engine.
+
+python docs/api_reference.py site
+
+Whatever pdoc warns of ends it: a module that cannot be imported, an annotation that names nothing.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+from pkgutil import iter_modules
+
+import pdoc
+import pdoc.render
+
+import simrl
+
+# These import torch or vLLM, which a base install does not have.
+ENGINES = ("!replay.grpo", "!replay.vllm_adapter", "!replay.random_model")
+# simrl's `__all__` is what `import simrl` is for; the modules are named, as pdoc would leave them out.
+MODULES = ("simrl", *(f"simrl.{module.name}" for module in iter_modules(simrl.__path__)), "replay", *ENGINES)
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    # Python 3.11's named tuples keep annotations that are text, and pdoc looks their names up in the wrong module.
+    warnings.filterwarnings("ignore", r"Error parsing type annotation ForwardRef.*__init__", UserWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    pdoc.render.configure(docformat="markdown", show_source=False, footer_text="simrl, Apache-2.0")
+    pdoc.pdoc(*MODULES, output_directory=Path(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""Draws docs/picture.png: the quick start's 64 GPUs under three systems, over the same seconds.
+
+python docs/picture.py
+"""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path as Outline
+
+from simrl.metrics import summary
+from simrl.palette import FAINT, INK, PAPER
+from simrl.plots import BUBBLE, KIND_COLORS, save_png
+from simrl.result import Result
+from simrl.scenario import load_scenarios
+from simrl.simulate import simulate
+from simrl.timeline import rolls_out, spans
+
+HERE = Path(__file__).parent
+SYSTEMS = "systems=[verl_colocated,one_step_off,{name: areal, eta: 1}]"
+FROM_S, SHOWN_S = 60.0, 20.0
+NAMES = {
+    "rollout": "generates",
+    "load_weights": "loads weights",
+    "switch": "switches to training or back",
+    "log_prob": "computes log-probs",
+    "train": "trains",
+    "publish": "publishes weights",
+    "idle": "idle",
+}
+
+
+def draw(results: list[Result]) -> Figure:
+    """A panel a system: a row a GPU, the rollout GPUs above, those that only train below."""
+    figure = Figure(figsize=(11, 7.2), dpi=100, facecolor=PAPER)
+    panels = figure.subplots(len(results), sharex=True, gridspec_kw={"hspace": 0.32})
+    figure.subplots_adjust(left=0.02, right=0.985, top=0.94, bottom=0.12)
+    for axes, result in zip(panels, results, strict=True):
+        shown = spans(result).within(FROM_S, FROM_S + SHOWN_S)
+        workers = sum(map(rolls_out, shown.lanes))
+        gpus = result.metadata["scenario"]["cluster"]["gpus"]
+        trainers = len(shown.lanes) - workers
+        height = np.array([1.0] * workers + [(gpus - workers) / max(trainers, 1)] * trainers)
+        tops = np.cumsum(height) - height
+        for code, kind in enumerate(shown.kinds):
+            if kind not in NAMES:
+                continue
+            part = shown.where(shown.kind == code)
+            top, bottom = tops[part.lane], tops[part.lane] + height[part.lane]
+            x = np.stack([part.started_s, part.ended_s, part.ended_s, part.started_s], axis=1)
+            y = np.stack([top, top, bottom, bottom], axis=1)
+            outline = Outline.make_compound_path_from_polys(np.stack([x, y], axis=2))
+            look = BUBBLE if kind == "idle" else {}
+            axes.add_patch(PathPatch(outline, facecolor=KIND_COLORS[kind], linewidth=0, antialiased=False, **look))
+        finished_s = result.steps.column("finished_s").to_numpy()
+        updates = finished_s[(finished_s > FROM_S) & (finished_s <= FROM_S + SHOWN_S)]
+        for update_s in updates:
+            axes.axvline(update_s, color=INK, linewidth=1.4)
+        row = summary(result, result.metadata["scenario"]["warmup_steps"])
+        split = f"{workers} GPUs roll out, {gpus - workers} train" if trainers else f"{gpus} GPUs do both"
+        axes.set_title(
+            f"{row['system']}: {row['samples_per_s']:.1f} samples/s, an update every {row['step_s']:.1f} s; {split}",
+            loc="left",
+            color=INK,
+            fontsize=11,
+            fontweight="bold",
+        )
+        axes.set_xlim(FROM_S, FROM_S + SHOWN_S)
+        axes.set_ylim(gpus, 0)
+        axes.set_yticks([])
+        axes.tick_params(colors=INK)
+        axes.spines[:].set_color(FAINT)
+    panels[-1].set_xlabel("seconds since the start of the run; a line is the end of a policy update", color=INK)
+    legend = [
+        Patch(label=name, facecolor=KIND_COLORS[kind], linewidth=0, **(BUBBLE if kind == "idle" else {}))
+        for kind, name in NAMES.items()
+    ]
+    figure.legend(handles=legend, loc="lower center", ncols=len(legend), frameon=False, fontsize=9, columnspacing=1.4)
+    return figure
+
+
+if __name__ == "__main__":
+    scenarios = load_scenarios(HERE.parent / "experiments" / "quickstart.yaml", ["cluster.gpus=64", SYSTEMS])
+    save_png(draw([simulate(scenario) for scenario in scenarios]), HERE / "picture.png")

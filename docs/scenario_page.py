@@ -1,0 +1,119 @@
+"""Writes docs/scenario.md from the models of a scenario: every key with its type, default and meaning.
+
+python docs/scenario_page.py
+"""
+
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from simrl.cli_systems import takes
+from simrl.scenario import FILLED_IN, Scenario
+
+PAGE = Path(__file__).parent / "scenario.md"
+HEAD = """\
+# Scenario
+
+<!-- Written by docs/scenario_page.py from the models in simrl/scenario.py and what they contain. Change it there. -->
+
+A scenario is a YAML file: all that a simulation depends on. The same scenario gives the same bytes. One to copy is
+`experiments/quickstart.yaml`. An unknown key, or a value that cannot be, is refused in a line that names it.
+
+- Paths in a file are relative to the file; those on a command line, to the current folder.
+- `${model}` stands for the value of another key, `${cluster.gpu}` for one in a section.
+- Any key can be given on the command line, as `cluster.gpus=64 seed=3`. A section given so (`'training={mfu: 0.3}'`) is
+  merged into the file's, a list replaces it.
+- Units are in the names: `_s` seconds, `_tokens` tokens, `_bytes` bytes. A default of *none* means that the key may be left
+  out or `null`; *required* that there is none.
+
+Two keys belong to the file and not to one simulation. `systems` is a list of [systems](systems.md), each a name or a name
+with parameters: `[verl_colocated, {name: areal, eta: 8}]`. `vary` is a list of changes, such as
+`[{cluster.gpus: 64}, {cluster.gpus: 256}]`; each makes a group of runs, of all systems. Every combination is simulated.
+
+"""
+
+
+def page() -> str:
+    """The text of docs/scenario.md."""
+    sections: list[str] = []
+    _section(Scenario, "the file", sections, skip=FILLED_IN)
+    return HEAD + "\n".join(sections)
+
+
+def _section(model: type[BaseModel], path: str, sections: list[str], skip: tuple[str, ...] = ()) -> None:
+    """A table of a model's keys; then those of the models in it."""
+    doc = " ".join((model.__doc__ or "").split())
+    rows = [f"## {path}\n", f"{doc.split(' Raises ')[0]}\n", "| key | takes | default | meaning |", "|---|---|---|---|"]
+    inner: list[tuple[type[BaseModel], str]] = []
+    for key, field in model.model_fields.items():
+        if key in skip or field.exclude:
+            continue
+        parts = _models(field.annotation)
+        place = f"{path}.{key}" if path != "the file" else key
+        if len(parts) == 1:
+            inner.append((parts[0], place))
+            below = f"[below](#{_anchor(place)})"
+        elif parts:
+            inner += [(part, f"{place}: {_kind(part)}") for part in parts]
+            below = "one of " + ", ".join(f"[{_kind(part)}](#{_anchor(f'{place}: {_kind(part)}')})" for part in parts)
+        else:
+            below = _takes(model, key)
+        kind = key == "kind" and len(get_args(field.annotation)) == 1
+        meaning = (
+            "which of them it is"
+            if kind
+            else field.description or (" ".join((parts[0].__doc__ or "").split()) if parts else "")
+        )
+        assert meaning, f"{model.__name__}.{key} has no description; say in its Field what it means"
+        rows.append(f"| `{key}` | {_cell(below)} | {_cell(_default(field))} | {_cell(meaning)} |")
+    sections.append("\n".join(rows) + "\n")
+    for part, place in inner:
+        _section(part, place, sections)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a type names, each once."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation] if "name" not in annotation.model_fields or annotation.__name__ != "SystemConfig" else []
+    return list(dict.fromkeys(model for part in get_args(annotation) for model in _models(part)))
+
+
+def _kind(model: type[BaseModel]) -> str:
+    kind = model.model_fields.get("kind")
+    return str(get_args(kind.annotation)[0]) if kind is not None and get_args(kind.annotation) else model.__name__
+
+
+def _takes(model: type[BaseModel], key: str) -> str:
+    schema = TypeAdapter(model).json_schema()["properties"][key]
+    return takes(schema).replace(" or null", "").replace(",000.0", ",000")
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "*required*"
+    if value is None or value == ():
+        return "*none*"
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value) or "*empty*"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _anchor(heading: str) -> str:
+    """What GitHub makes of a heading."""
+    return "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

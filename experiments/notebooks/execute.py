@@ -1,0 +1,105 @@
+"""Executes the notebooks of this folder and tells whether they still show what is committed. `--renew` writes what they show.
+
+    python experiments/notebooks/execute.py                       all of them; exit code 1 if one raises or shows something else
+    python experiments/notebooks/execute.py --renew 1_systems.ipynb
+
+Texts and tables must be the same to the last digit; pictures must be there (their bytes are matplotlib's and the fonts'). A
+notebook is written without what belongs to one execution: times, counters of the kernel, paths of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+HERE = Path(__file__).parent
+CELL_S = 300  # a cell that takes longer hangs
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--renew", action="store_true", help="write the notebooks; then read the diff")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="some of them (default: all in this folder)")
+    given = parser.parse_args()
+    paths = given.notebooks or sorted(HERE.glob("*.ipynb"))
+    wrong = [path for path in paths if not execute(path, given.renew)]
+    return 1 if wrong else 0
+
+
+def execute(path: Path, renew: bool) -> bool:
+    """Whether a notebook runs and, unless it is renewed, shows what is committed. Says what is wrong."""
+    committed = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
+    started_s = time.monotonic()
+    try:
+        NotebookClient(notebook, timeout=CELL_S, resources={"metadata": {"path": str(path.parent)}}).execute()
+    except CellExecutionError as error:
+        print(f"{path.name}: {error}")
+        return False
+    print(f"{path.name}: {time.monotonic() - started_s:.0f} s")
+    clean(notebook)
+    warned = [
+        output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stderr"
+    ]
+    if warned:
+        print(f"{path.name}: a cell writes to stderr:\n{warned[0]}")
+        return False
+    if renew:
+        nbformat.write(notebook, path)
+        return True
+    differences = list(
+        difflib.unified_diff(shown(committed), shown(notebook), "committed", "executed", lineterm="", n=1)
+    )
+    for line in differences:
+        print(line)
+    if differences:
+        print(f"{path.name}: shows something else; if that is right, renew it and read its prose again")
+    return not differences
+
+
+def clean(notebook: Any) -> None:
+    """Leaves what a reader sees, numbered as it was executed."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for i, cell in enumerate(notebook.cells):
+        cell.id, cell.metadata = f"cell-{i}", nbformat.from_dict({})
+        for output in cell.get("outputs", []):
+            if "metadata" in output:
+                output.metadata = nbformat.from_dict({})
+
+
+def shown(notebook: Any) -> list[str]:
+    """What the code cells of a notebook show, in lines; a picture is one line."""
+    lines: list[str] = []
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            lines.append(f"cell {number}:")
+            lines += _texts(output)
+    return lines
+
+
+def _texts(output: Any) -> Sequence[str]:
+    if output.output_type == "stream":
+        return str(output.text).splitlines()
+    if output.output_type == "error":
+        return [f"{output.ename}: {output.evalue}"]
+    if "image/png" in output.data:
+        return ["(a picture)"]
+    return str(output.data.get("text/html", output.data.get("text/plain", ""))).splitlines()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,355 @@
+"""Holds derived profiles against measured serving on H100: the time per output token (TPOT) of closed loops of requests.
+
+    python experiments/validate_profiles.py ../shared/data [--json]
+
+`serving_measurements/` in the data folder has points by model, backend, tensor-parallel size, concurrency, prompt and output
+length. Each is predicted through the profile of its model, backend and size: with the project's own engine, as many clients
+each sending its next request when the last one ended (vLLM and TensorRT-LLM mix prefill into decode passes), or by SGLang's
+rule (prefill first, whole waves of requests; see `wave_tpot_s`). Profiles are kernels alone. What the host does between two
+passes is two constants a backend, one a pass and one a sequence: set on half of that backend's points (a hash of their
+names) and judged on the other half. The files in `profiles/` serve where they fit; the others are derived, which needs
+aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed as not covered.
+"""
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pandas as pd
+import simpy
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import least_squares
+
+from simrl.engine.state import Limits
+from simrl.errors import InputError
+from simrl.hardware import MODELS, gpu
+from simrl.profile import TableProfile, pass_s, read_profile
+from simrl.profilers import aiconfigurator
+from simrl.result import Lane, Recorder
+from simrl.trace import Response, Sample
+from simrl.worker import SimulatedWorker, WorkerCosts
+
+PROFILES = Path(__file__).parents[1] / "profiles"
+PASS_TOKENS = 8192  # the default of all three backends for a server on H100
+MEMORY_SHARE, WORKING_BYTES = 0.9, 4e9  # of a GPU, for weights and KV cache; what else an engine keeps there
+REQUESTS = 3  # of a client: one that spreads them, one that counts, one that keeps the others company
+
+
+class Served(NamedTuple):
+    """A model as these measurements served it. `path` is aiconfigurator's name of it, `quantised` its arguments."""
+
+    path: str
+    weight_bytes: float
+    kv_bytes_per_token: float
+    quantised: Mapping[str, str] = {}
+    shape: str | None = None  # the name in simrl.hardware, where it is served in bfloat16
+
+
+def _dense(path: str, name: str, fp8: bool = False, fp8_cache: bool = False) -> Served:
+    shape = MODELS[name]
+    quantised = {"gemm_quant_mode": "fp8"} if fp8 else {}
+    if fp8_cache:
+        quantised |= {"kvcache_quant_mode": "fp8"}
+    return Served(
+        path,
+        shape.weight_bytes / (2 if fp8 else 1),
+        shape.kv_bytes_per_token / (2 if fp8_cache else 1),
+        quantised,
+        None if fp8 else name,
+    )
+
+
+# By model, backend and the precision of the weights, as the file says it. It does not say that of the KV cache: that of
+# TensorRT-LLM's FP8 checkpoints is FP8 (their hf_quant_config.json), vLLM keeps bfloat16 unless told.
+SERVED = {
+    ("Qwen/Qwen3-32B", "vllm", "bf16"): _dense("Qwen/Qwen3-32B", "qwen3-32b"),
+    ("Qwen/Qwen3-32B", "vllm", "fp8"): _dense("Qwen/Qwen3-32B", "qwen3-32b", fp8=True),
+    ("Qwen/Qwen3-32B", "sglang", "bf16"): _dense("Qwen/Qwen3-32B", "qwen3-32b"),
+    ("Qwen/Qwen3-32B", "trtllm", "fp8"): _dense("Qwen/Qwen3-32B", "qwen3-32b", fp8=True, fp8_cache=True),
+    ("meta-llama/Llama-3.1-8B-Instruct", "trtllm", "bf16"): _dense("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+    ("meta-llama/Llama-3.1-70B", "vllm", "fp8"): _dense("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b", fp8=True),
+    ("Qwen/Qwen3-235B-A22B-FP8", "trtllm", "fp8"): Served("Qwen/Qwen3-235B-A22B-FP8", 235e9, 2 * 94 * 4 * 128),
+    ("MiniMaxAI/MiniMax-M2.5", "vllm", "fp8"): Served("MiniMaxAI/MiniMax-M2.5", 229e9, 2 * 2 * 62 * 8 * 128),
+}
+MIXTURES = ("Qwen/Qwen3-235B-A22B-FP8", "MiniMaxAI/MiniMax-M2.5")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: `concurrency` requests at a time, each of so many prompt and output tokens."""
+
+    name: str
+    model: str
+    backend: str
+    version: str
+    precision: str
+    tp: int
+    experts: tuple[int, int]  # tensor and expert parallelism of a mixture of experts
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+    tpot_s: float
+
+    @property
+    def served(self) -> Served:
+        return SERVED[self.model, self.backend, self.precision]
+
+    @property
+    def calibrates(self) -> bool:
+        return crc32(self.name.encode()) % 2 == 0
+
+
+@dataclass
+class Row:
+    """A point and what it is predicted to take: by kernels alone, and with the host times of its backend."""
+
+    point: Point
+    profile: TableProfile
+    kernels_s: float
+    with_host_s: float = math.nan
+
+
+def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
+    """The measurements that can be predicted, and how many cannot, by the reason."""
+    path = data / "serving_measurements" / "h100_sxm_agg.csv"
+    try:
+        rows = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); name the folder that holds serving_measurements/"
+        ) from error
+    points: list[Point] = []
+    left_out: dict[str, int] = {}
+    for row in rows.itertuples():
+        point = Point(
+            name=str(row.id),
+            model=str(row.model_path),
+            backend=str(row.backend),
+            version=str(row.backend_version) if isinstance(row.backend_version, str) else "unstated",
+            precision="bf16" if pd.isna(row.gemm_quant_mode) else "fp8",
+            tp=int(row.tp_size),
+            experts=(int(row.moe_tp_size), int(row.moe_ep_size)) if row.model_path in MIXTURES else (1, 1),
+            concurrency=int(row.batch_size),
+            prompt_tokens=int(row.isl),
+            output_tokens=int(row.osl),
+            tpot_s=1e-3 * float(row.silicon_tpot_ms),
+        )
+        if (point.model, point.backend, point.precision) not in SERVED:
+            why = f"{point.model}: a profile has one kind of attention, this model two"
+        elif not (pd.isna(row.attention_dp_size) or row.attention_dp_size == 1):
+            why = f"{point.model}: attention on several ranks of its own, which a profile does not have"
+        else:
+            points.append(point)
+            continue
+        left_out[why] = left_out.get(why, 0) + 1
+    return points, left_out
+
+
+def profile_for(point: Point) -> TableProfile:
+    """From the shipped files where there is one, else derived. Raises `InputError` where the database has none."""
+    served = point.served
+    shipped = PROFILES / f"{served.shape}_h100_tp{point.tp}.parquet"
+    if point.backend == "vllm" and shipped.is_file():
+        return read_profile(shipped)
+    try:
+        from aiconfigurator_core.sdk.engine import EngineHandle
+    except ImportError as error:
+        raise InputError("aiconfigurator is not installed; pip install 'simrl[aiconfigurator]'") from error
+    try:
+        engine = EngineHandle.compile(
+            served.path,
+            aiconfigurator.SYSTEMS["h100"],
+            point.backend,
+            tp_size=point.tp,
+            nextn=0,
+            moe_tp_size=point.experts[0],
+            moe_ep_size=point.experts[1],
+            **served.quantised,
+        )
+    except Exception as error:  # its layers raise anything
+        raise InputError(f"aiconfigurator has no {served.path} under {point.backend} at tp {point.tp}") from error
+    source = aiconfigurator.source_of("h100", point.backend)
+    return aiconfigurator.profile_of(
+        aiconfigurator.kernel_times(engine, served.path), served.path, "h100", point.tp, source
+    )
+
+
+def kv_blocks(point: Point) -> int:
+    """Blocks of 16 tokens that the memory of the GPUs holds."""
+    memory = point.tp * (MEMORY_SHARE * gpu("h100").memory_bytes - WORKING_BYTES) - point.served.weight_bytes
+    return int(memory / point.served.kv_bytes_per_token) // 16
+
+
+def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
+    """Mean over the requests of a closed loop in the project's engine.
+
+    Each client's first request is cut to another length, so that the clients are spread over a request's life, as the
+    measured times to first token say they were; it does not count.
+    """
+    limits = Limits(1024, PASS_TOKENS, 16, kv_blocks(point))
+    env = simpy.Environment()
+    first = [max(1, point.output_tokens * (i + 1) // point.concurrency) for i in range(point.concurrency)]
+    lengths = [tokens for own in first for tokens in (own, *[point.output_tokens] * (REQUESTS - 1))]
+    responses = {uid: Response(tokens, 0.0) for uid, tokens in enumerate(lengths)}
+    record = Recorder([Lane("rollout-000", point.tp)])
+    worker = SimulatedWorker(env, 0, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record)
+    tpots: list[float] = []
+
+    def client(i: int) -> simpy.events.ProcessGenerator:
+        for turn in range(REQUESTS):
+            uid = i * REQUESTS + turn
+            rollout = yield worker.submit(Sample(uid, 0, 0, uid, 0, point.prompt_tokens))
+            if turn == 1:
+                tpots.append((rollout.finished_s - rollout.first_token_s) / (point.output_tokens - 1))
+
+    for i in range(point.concurrency):
+        env.process(client(i))
+    env.run()
+    return float(np.mean(tpots))
+
+
+def wave_tpot_s(point: Point, profile: TableProfile) -> float:
+    """SGLang prefills all that waits before it decodes, so requests of one length go in waves: those that are prefilled
+    first wait for the others' prefill, then all decode together. Half of the prefill passes is what a request waits for."""
+    prompts = min(point.concurrency, max(1, PASS_TOKENS // point.prompt_tokens))  # of one pass
+    tokens, attended = prompts * point.prompt_tokens, prompts * point.prompt_tokens**2 / 2
+    prefill_s = pass_s(profile.tables, float(tokens), float(prompts), float(tokens), attended, 0.0, 0.0)
+    waits = (math.ceil(point.concurrency / prompts) - 1) / 2
+    decode_s = profile.decode_s(point.concurrency, point.prompt_tokens + point.output_tokens / 2)
+    return decode_s + waits * prefill_s / (point.output_tokens - 1)
+
+
+def predict(point: Point, profile: TableProfile) -> float:
+    return (wave_tpot_s if point.backend == "sglang" else closed_loop_tpot_s)(point, profile)
+
+
+def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, float]:
+    """Seconds a pass and a sequence in it, not negative, that leave the least relative errors of these points (few points
+    far off count for little)."""
+    measured = np.array([p.tpot_s for p in points])
+    work = np.array([[1.0, p.concurrency] for p in points])
+
+    def relative(times: NDArray[np.float64]) -> NDArray[np.float64]:
+        return (np.array(kernels_s) + work @ times) / measured - 1
+
+    found = least_squares(
+        relative, [1e-4, 1e-6], bounds=(0, np.inf), x_scale=[1e-3, 1e-5], loss="soft_l1", f_scale=0.05
+    )
+    return float(found.x[0]), float(found.x[1])
+
+
+def errors(rows: list[Row], predicted: str) -> dict[str, float]:
+    """Of the relative errors of some points: the median, the median of their sizes, and what nine of ten are within."""
+    relative = np.array([getattr(row, predicted) / row.point.tpot_s - 1 for row in rows])
+    sizes = np.abs(relative)
+    return {
+        "median": float(np.median(relative)),
+        "median_size": float(np.median(sizes)),
+        "p90_size": float(np.quantile(sizes, 0.9)),
+    }
+
+
+def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row], dict[str, tuple[float, float]]]:
+    """The points with their predictions, and by backend the seconds of host time, set on the half that calibrates."""
+    profiles: dict[tuple[object, ...], TableProfile | str] = {}
+    rows: list[Row] = []
+    for point in points:
+        key = (point.model, point.backend, point.precision, point.tp, point.experts)
+        if key not in profiles:
+            try:
+                profiles[key] = profile_for(point)
+            except InputError as error:
+                profiles[key] = str(error)
+        profile = profiles[key]
+        why = profile if isinstance(profile, str) else ""
+        if kv_blocks(point) * 16 < point.prompt_tokens + point.output_tokens:
+            why = f"{point.model} at tp {point.tp}: no room for the KV cache"
+        if isinstance(profile, str) or why:
+            left_out[why] = left_out.get(why, 0) + 1
+        else:
+            rows.append(Row(point, profile, predict(point, profile)))
+    constants = {}
+    for backend in sorted({row.point.backend for row in rows}):
+        own = [row for row in rows if row.point.backend == backend]
+        used = [row for row in own if row.point.calibrates]
+        each_pass_s, each_sequence_s = host_times([row.point for row in used], [row.kernels_s for row in used])
+        constants[backend] = each_pass_s, each_sequence_s
+        with_host = {
+            id(row.profile): row.profile.with_corrections(
+                between_passes_s=each_pass_s, sequence_overhead_s=each_sequence_s
+            )
+            for row in own
+        }
+        for row in own:
+            if not row.point.calibrates:
+                row.with_host_s = predict(row.point, with_host[id(row.profile)])
+    return rows, constants
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="the folder with serving_measurements/")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")] = False,
+) -> None:
+    logging.disable(logging.WARNING)  # aiconfigurator says what it takes from other versions of a backend
+    try:
+        points, left_out = read_points(data)
+    except InputError as error:
+        print(f"validate_profiles: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    rows, constants = predict_all(points, left_out)
+
+    def line(name: str, some: list[Row]) -> dict[str, object]:
+        judged = [row for row in some if not row.point.calibrates]
+        return {
+            "what": name,
+            "points": len(some),
+            "kernels": errors(some, "kernels_s"),
+            "judged": len(judged),
+            "judged_kernels": errors(judged, "kernels_s") if judged else None,
+            "judged_with_host_times": errors(judged, "with_host_s") if judged else None,
+        }
+
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        p = row.point
+        groups.setdefault(f"{p.model.split('/')[1]} {p.precision}, {p.backend} {p.version}", []).append(row)
+    lines = [line(name, some) for name, some in sorted(groups.items())]
+    lines += [line(f"all of {b}", [row for row in rows if row.point.backend == b]) for b in constants]
+    lines.append(line("all", rows))
+    host = {b: {"each_pass_s": each, "each_sequence_s": sequence} for b, (each, sequence) in constants.items()}
+    if as_json:
+        print(json.dumps({"errors": lines, "host_times": host, "left_out": left_out}, indent=1))
+        return
+    console = Console()
+    table = Table("TPOT", "points", "kernels", "judged", "kernels", "with host times", title="Predicted / measured - 1")
+    for each in lines:
+        cells = [_cell(each[key]) for key in ("kernels", "judged_kernels", "judged_with_host_times")]
+        table.add_row(str(each["what"]), str(each["points"]), cells[0], str(each["judged"]), *cells[1:])
+    console.print(table)
+    console.print("Each error: median / median size / 90 % within. Host times, set on the points that are not judged:")
+    for backend, (each_pass_s, each_sequence_s) in constants.items():
+        console.print(
+            f"  {backend}: {each_pass_s * 1e3:.2f} ms a pass and {each_sequence_s * 1e6:.1f} µs a sequence in it"
+        )
+    for why, count in left_out.items():
+        console.print(f"Not covered: {count} points. {why}.", markup=False)
+
+
+def _cell(found: object) -> str:
+    if not isinstance(found, dict):
+        return "-"
+    return f"{found['median']:+.1%} / {found['median_size']:.1%} / {found['p90_size']:.1%}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,152 @@
+"""What a folder holds that a report can be made of: runs, or a sweep.
+
+Invariant: a folder is looked at, never changed; one that holds neither is named in a line with what would be right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from simrl.errors import InputError, first_line
+from simrl.explanation import counted_warmup
+from simrl.metrics import summary
+from simrl.result import METADATA_FILE, Result, read_result
+
+WRITERS = "`simrl compare`, `run`, `replay` and `sweep` write such folders"
+SWEEP_FILE, TABLE_FOLDER, COMPARISON_FILE = "sweep.json", "table", "comparison.json"
+SEARCH_FILE = "optimize.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A result under the name of its folder, and its row of a comparison."""
+
+    name: str
+    result: Result
+    warmup_steps: int
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs side by side. `replayed`: the first is what was predicted, the second what was measured."""
+
+    title: str
+    runs: Sequence[Run]
+    replayed: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The rows of a sweep's table, in the order of their points, what was asked, and the scenario of every point by hash."""
+
+    title: str
+    rows: Sequence[dict[str, Any]]
+    keys: Sequence[str]
+    asked: dict[str, Any]
+    folder: Path
+
+
+def find(folder: Path) -> Runs | Sweep:
+    """Raises `InputError` for a folder of anything else."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder}: {what}; name a folder of results ({WRITERS})")
+    if (folder / SWEEP_FILE).is_file():
+        return _sweep(folder)
+    if (folder / METADATA_FILE).is_file():
+        return runs_of({folder.resolve().name: read_result(folder)})
+    inside = _result_folders(folder)
+    if not inside:
+        raise InputError(f"{folder}: holds no result{_instead(folder)}; {WRITERS}")
+    results = {name: read_result(place) for name, place in inside.items()}
+    if set(results) == {"predicted", "measured"}:
+        return runs_of({name: results[name] for name in ("predicted", "measured")}, folder, replayed=True)
+    return runs_of(results, folder)
+
+
+def _result_folders(folder: Path) -> dict[str, Path]:
+    """Results in a folder, those of a comparison in its order; of recorded runs, those in their parts."""
+    found = {place.parent.name: place.parent for place in sorted(folder.glob(f"*/{METADATA_FILE}"))}
+    if not found:
+        places = sorted([*folder.glob(f"parts/*/{METADATA_FILE}"), *folder.glob(f"*/parts/*/{METADATA_FILE}")])
+        parts = [place.parent for place in places]
+        runs = [part.parent.parent.name for part in parts]
+        found = {
+            run if runs.count(run) == 1 else f"{run}, part {part.name}": part
+            for run, part in zip(runs, parts, strict=True)
+        }
+    try:
+        rows = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
+        order = [row["folder"] for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return found
+    return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
+
+
+def _instead(folder: Path) -> str:
+    """What is there, where that may help."""
+    if (folder / SEARCH_FILE).is_file():
+        return " but a search of `simrl optimize`: compare the systems that it named, and report that"
+    deeper = sorted({p.parent.parent.name for p in folder.glob(f"*/*/{METADATA_FILE}")})
+    deeper += sorted(p.parent.name for p in folder.glob(f"*/{SWEEP_FILE}"))
+    if deeper:
+        return f", but folders that do ({', '.join(deeper[:4])}{' …' * (len(deeper) > 4)}): name one of them"
+    names = sorted(path.name for path in folder.iterdir())[:4]
+    return f" (in it: {', '.join(names)})" if names else " (it is empty)"
+
+
+def runs_of(results: dict[str, Result], folder: Path | None = None, replayed: bool = False) -> Runs:
+    """Results by name, as they are compared: the first is what the others' speed-ups are over."""
+    runs = []
+    for name, result in results.items():
+        scenario = result.metadata["scenario"]
+        try:
+            steady = counted_warmup(result)
+        except InputError as error:
+            raise InputError(f"{name}: the run made no policy update; there is nothing to report") from error
+        asked = int(scenario["warmup_steps"])
+        warmup = asked if result.steps.num_rows > asked else steady
+        row = summary(result, warmup, scenario["cluster"].get("cost_per_gpu_hour") or 0.0)
+        if replayed:
+            row["system"] = f"{row['system']}, {name}"
+        elif "replay" in result.metadata:
+            row["system"] = f"{row['system']}, measured"
+        runs.append(Run(name, result, warmup, row))
+    first_in: dict[str, float] = {}
+    for run in runs:
+        rate = run.row["samples_per_s"]
+        run.row["speedup"] = rate / runs[0].row["samples_per_s"]
+        run.row["speedup_in_variant"] = rate / first_in.setdefault(run.row["variant"], rate)
+    titles = dict.fromkeys(str(run.result.metadata["scenario"]["name"]) for run in runs)
+    return Runs(", ".join(titles), runs, replayed)
+
+
+def _sweep(folder: Path) -> Sweep:
+    table = folder / TABLE_FOLDER
+    try:
+        asked = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
+        rows = ds.dataset(table, format="parquet", partitioning="hive").to_table().to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InputError(
+            f"{folder}: a sweep without a table that can be read ({first_line(error)}); run its command again, it goes on"
+        ) from error
+    if not rows:
+        raise InputError(f"{folder}: a sweep without points; run it with some")
+    names = list(rows[0])
+    lacking = [name for name in ("point", "hash", "system.name", "variant", "error") if name not in names]
+    if lacking or not isinstance(asked, dict):
+        what = f"its table has no column {lacking[0]}" if lacking else f"{SWEEP_FILE} is no object"
+        raise InputError(f"{folder}: no sweep that `simrl sweep` wrote: {what}; run its command again, it goes on")
+    rows.sort(key=lambda row: row["point"])
+    before = names[names.index("hash") + 1 : names.index("variant")]
+    keys = ["system.name", *before]
+    title = Path(str(asked.get("scenario", folder.name))).stem
+    return Sweep(title, rows, keys, asked, folder)

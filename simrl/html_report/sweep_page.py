@@ -1,0 +1,98 @@
+"""What the page of a sweep says: its answer, the columns that pictures and table are drawn from, what failed, what it rests on.
+
+Invariant: every number is one of the sweep's table; the page's own code filters, sorts and draws them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from simrl.html_report.answer import of_sweep, plain, setting_name
+from simrl.html_report.pictures import rounded
+from simrl.html_report.sources import Sweep
+
+Row = Mapping[str, Any]
+
+# Key of a column, its name on the page, its format in the page's code, and what it means.
+METRICS = (
+    ("samples_per_s", "samples/s", "g3", "trained samples a second"),
+    ("speedup", "speed-up", "x2", "samples/s over the first point's"),
+    ("speedup_in_variant", "speed-up in its variant", "x2", "over the first point with all else the same"),
+    ("rollout_bubble", "rollout bubble", "p0", "share of time that rollout GPUs idle"),
+    ("train_idle", "train idle", "p0", "the same of GPUs that only train"),
+    ("off_policyness_mean", "off-policyness", "f2", "updates between writing a token and training on it, mean"),
+    ("off_policyness_max", "largest", "n0", "the largest off-policyness of a token"),
+    ("accept_length", "tokens a draft", "f2", "what a pass with a draft yields of a response"),
+    ("step_s", "step s", "g3", "seconds a policy update"),
+    ("tokens_per_s", "tokens/s", "g3", "trained tokens a second, prompts and responses"),
+    ("gpu_hours_per_1k_samples", "GPU-h/1k", "g3", "hours of all GPUs for 1,000 trained samples"),
+    ("cost_per_1k_samples", "cost/1k", "g3", "the same at cluster.cost_per_gpu_hour"),
+)
+PROVENANCE = {"trace_kind": "rollouts (trace)", "profile_kind": "step times (profile)", "speculation": "speculation"}
+MOST_ERRORS = 200
+
+
+def sweep_context(sweep: Sweep) -> tuple[dict[str, Any], dict[str, Any]]:
+    """For the template, and for the page's own code. A point without a result has an error."""
+    rows = sweep.rows
+    good = [row for row in rows if row["error"] is None]
+    metrics = [m for m in METRICS if any(row.get(m[0]) is not None for row in good)]
+    keys = [key for key in sweep.keys if len({str(row[key]) for row in rows}) > 1] or ["system.name"]
+    data = {
+        "keys": keys,
+        "metrics": [
+            {"key": key, "name": name, "format": form, "meaning": meaning} for key, name, form, meaning in metrics
+        ],
+        "columns": {
+            "point": [row["point"] for row in good],
+            **{key: [plain(row[key]) for row in good] for key in keys},
+            **{key: rounded([_number(row[key]) for row in good], 5) for key, *_ in metrics},
+            "settled": [row.get("settled") is not False for row in good],
+        },
+    }
+    failed = [row for row in rows if row["error"] is not None]
+    reasons = Counter(str(row["error"]) for row in failed)
+    context = {
+        "answer": of_sweep(sweep, keys),
+        "points": len(rows),
+        "good": len(good),
+        "keys": keys,
+        "failed": [(row["point"], setting_name(row, keys), row["error"]) for row in failed[:MOST_ERRORS]],
+        "failed_count": len(failed),
+        "reasons": len(reasons),
+        "fixed": [(key, str(rows[0][key])) for key in sweep.keys if key not in keys],
+        "provenance": _provenance(good),
+        "asked": yaml.safe_dump(sweep.asked, sort_keys=False, allow_unicode=True),
+        "scenario": _scenario(sweep, good),
+    }
+    return context, data
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _provenance(good: Sequence[Row]) -> list[tuple[str, str]]:
+    found = []
+    for key, name in PROVENANCE.items():
+        kinds = Counter(str(row[key]) for row in good if row.get(key) is not None)
+        if kinds:
+            several = len(kinds) > 1
+            found.append((name, ", ".join(f"{kind}{f' ({n:,} points)' * several}" for kind, n in kinds.items())))
+    return found
+
+
+def _scenario(sweep: Sweep, good: Sequence[Row]) -> str:
+    """Of the fastest point, as it was simulated; files are named by what is in them."""
+    best = max(good or sweep.rows, key=lambda row: row.get("samples_per_s") or 0.0)
+    place = sweep.folder / "points" / best["hash"][:2] / f"{best['hash']}.json"
+    try:
+        document = json.loads(place.read_text(encoding="utf-8"))["inputs"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,197 @@
+"""No reader answers malformed files with anything but a valid object or one line; and what fuzzing found, each by itself."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import readers
+from fuzzing import an_input, fuzz, lay
+from readers import READERS
+
+from simrl.errors import InputError
+from simrl.explanation import explain_result
+from simrl.importers.metrics import read_metrics
+from simrl.importers.tokens import token_counter
+from simrl.importers.verl import import_verl
+from simrl.profile import read_profile
+from simrl.result import read_result
+from simrl.scenario import load_scenarios
+from simrl.sweeps import kept
+from simrl.trace import read_trace
+
+INPUTS = 200  # of each reader; tests/nightly/fuzz.py reads thousands
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_gives_a_valid_object_or_one_line(reader, tmp_path):
+    if READERS[reader].needs:
+        pytest.importorskip(READERS[reader].needs)
+    report = fuzz(reader, INPUTS, 0, tmp_path)
+    assert report.failures == []
+    assert report.inputs == INPUTS
+    assert report.accepted > 0
+    assert report.refused > 0 or reader == "sweep_outcomes"  # what cannot be read is not there
+
+
+def test_the_same_seed_gives_the_same_inputs():
+    seeds = READERS["trace"].seeds()
+    assert [an_input(seeds, "trace", 3, n) for n in range(20)] == [an_input(seeds, "trace", 3, n) for n in range(20)]
+    assert an_input(seeds, "trace", 3, 9) != an_input(seeds, "trace", 4, 9)
+
+
+def test_a_reader_that_fails_hangs_prints_or_dies_is_seen_and_the_rest_is_still_read(tmp_path):
+    report = fuzz("self_test", 9, 0, tmp_path, limit_s=3.0)
+    said = {number: words.splitlines() for number, words in report.failures}
+    assert sorted(said) == [1, 2, 3, 4, 5, 6]
+    assert said[1][-1] == "ZeroDivisionError: division by zero"
+    assert said[2][0] == "more than 3.0 s"
+    assert said[3][0].startswith("printed")
+    assert said[4][0] == "the process died with code -6"
+    assert said[5][0].startswith("the message names no file")
+    assert said[6][0].endswith("MB")
+    assert (report.inputs, report.refused, report.accepted) == (9, 1, 2)
+    assert (tmp_path / "self_test-0-4" / "file").read_bytes() == b"4"
+
+
+def refusal(read, *arguments) -> str:
+    with pytest.raises(InputError) as refused:
+        read(*arguments)
+    assert str(refused.value).isprintable()
+    return str(refused.value)
+
+
+def test_a_message_does_not_steer_the_terminal(tmp_path):
+    path = tmp_path / "a\x1b[2J\nb.yaml"
+    assert "a\\x1b[2J b.yaml" in refusal(load_scenarios, path)
+
+
+def test_brackets_that_would_crash_libyaml_are_refused_with_their_place(tmp_path):
+    file = tmp_path / "deep.yaml"
+    for text in ("[" * 50_000, "- " * 50_000 + "1", "{a: " * 50_000):
+        file.write_text(text)
+        assert "levels deep" in refusal(load_scenarios, file)
+
+
+def test_an_override_that_would_crash_libyaml_is_refused(tmp_path):
+    file = tmp_path / "scenario.yaml"
+    file.write_bytes(readers._yaml(readers.CHEAP))
+    assert "levels deep" in refusal(load_scenarios, file, ["seed=" + "[" * 50_000])
+
+
+def test_a_yaml_tag_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text("name: !!python/object/apply:os.mkdir [PWNED]\n")
+    refusal(load_scenarios, "s.yaml")
+    assert not Path("PWNED").exists()
+
+
+def test_a_small_file_that_says_it_is_a_billion_rows_is_refused_before_it_is_read(tmp_path):
+    table = pa.table({"step": pa.array([0]).take(pa.array([0] * 1000))})
+    bomb = pa.concat_tables([table] * 100_000)
+    pq.write_table(bomb, tmp_path / "t.parquet", compression="zstd")
+    assert "100,000,000 rows" in refusal(read_trace, tmp_path / "t.parquet")
+    assert "100,000,000 rows" in refusal(read_profile, tmp_path / "t.parquet")
+
+
+def test_a_profile_whose_ticks_make_a_huge_grid_is_refused(tmp_path):
+    table = pq.read_table(pa.BufferReader(readers._a_profile()))
+    for axis in ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens"):
+        ticks = [None if v is None else float(i) for i, v in enumerate(table.column(axis).to_pylist())]
+        table = table.set_column(table.column_names.index(axis), axis, pa.array(ticks, pa.float64()))
+    pq.write_table(table, tmp_path / "p.parquet")
+    assert "measure all of them, or fewer ticks" in refusal(read_profile, tmp_path / "p.parquet")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a result."""
+    lay(READERS["result"].seeds()[0], tmp_path)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "said"),
+    [
+        ("spans", "ended_s", 0.0, "row 1, column 'ended_s'"),
+        ("spans", "gpus", 0, "column 'gpus' is 0"),
+        ("steps", "finished_s", -1.0, "column 'finished_s' is -1.0"),
+        ("steps", "samples", 0, "column 'samples' is 0; it must be at least 1"),
+        ("samples", "uid", 0, "row 1, column 'uid' is 0"),
+        ("samples", "generated_tokens", -1, "column 'generated_tokens' is -1"),
+        ("segments", "uid", 10**6, "column 'uid' is 1000000; it must be that of a sample"),
+    ],
+)
+def test_a_result_whose_rows_do_not_fit_each_other_is_refused_with_the_row(run, table, column, value, said):
+    file = run / f"{table}.parquet"
+    found = pq.read_table(file)
+    values = found.column(column).to_pylist()
+    values[1] = value
+    kind = found.schema.field(column).type
+    pq.write_table(found.set_column(found.column_names.index(column), column, pa.array(values, kind)), file)
+    message = refusal(read_result, run)
+    assert f"{table}.parquet" in message
+    assert said in message
+
+
+def test_a_result_without_a_column_or_with_one_of_another_type_is_refused(run):
+    file = run / "samples.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.drop_columns("prompt_id"), file)
+    assert "samples.parquet: no column 'prompt_id'" in refusal(read_result, run)
+    pq.write_table(table.set_column(0, "uid", pa.array([str(uid) for uid in table.column("uid").to_pylist()])), file)
+    assert "samples.parquet: column 'uid'" in refusal(read_result, run)
+
+
+def test_a_result_whose_metadata_is_not_what_is_looked_up_is_refused_with_the_key(run):
+    metadata = json.loads((run / "result.json").read_text())
+    metadata["scenario"]["engine"]["max_num_seqs"] = "many"
+    (run / "result.json").write_text(json.dumps(metadata))
+    assert "scenario.engine.max_num_seqs is 'many'" in refusal(read_result, run)
+    (run / "result.json").write_text("[" * 100_000)
+    assert "not a result folder" in refusal(read_result, run)
+
+
+def test_a_part_of_a_recorded_run_cannot_be_explained_and_says_why(run):
+    metadata = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({"end_s": metadata["end_s"]}))
+    assert "metadata has no label" in refusal(explain_result, read_result(run))
+
+
+def test_an_outcome_that_is_none_is_simulated_again(tmp_path):
+    swept = readers._plan(str(tmp_path / "points"))
+    for outcome in (3, [], {"row": 3}, {"row": {"samples_per_s": "fast"}}, {"row": {}, "error": 3, "x": 1}):
+        for point in swept.points:
+            file = tmp_path / "points" / point.hash[:2] / f"{point.hash}.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"outcome": outcome}))
+        assert kept(swept, tmp_path) == {}
+
+
+def test_a_table_that_is_a_folder_or_a_broken_link_is_passed_over(tmp_path):
+    (tmp_path / "a_generations.table.json").mkdir()
+    (tmp_path / "b_generations.table.json").symlink_to("b_generations.table.json")
+    assert "neither" in refusal(import_verl, tmp_path, token_counter(chars_per_token=1))
+
+
+def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text(readers.CONSOLE.format(step="9" * 5000, epoch=0))
+    assert "run.log: line 1: step 9999" in refusal(read_metrics, log)
+    rows = (
+        readers._seeds_of_trl_metrics()[0]["run.jsonl"]
+        .decode()
+        .replace('"train/global_step": 1', '"train/global_step": -1')
+    )
+    (tmp_path / "run.jsonl").write_text(rows)
+    assert "step -1 is no whole number from 0" in refusal(read_metrics, tmp_path / "run.jsonl", None, 16, 80.0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed")
+def test_a_tokenizer_that_cannot_count_is_refused(tmp_path):
+    made = json.loads(READERS["tokenizer"].seeds()[0]["tokenizer.json"])
+    made["model"]["unk_token"] = "none"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    assert "cannot count" in refusal(token_counter(tmp_path).count, ["what is this"])

@@ -389,6 +389,7 @@ def _scenario(
     with suppress(OSError):  # no name of a file at all; whoever looks for the model will say so
         if isinstance(model, str) and model.lower() not in MODELS and (path.parent / model).exists():
             data["model"] = str(path.parent / model)
+    _require_characters(data, "", path)
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
@@ -397,6 +398,19 @@ def _scenario(
             s.giver for s in (*varied, *overrides) if f"{key}.".startswith(f"{s.key}.") or s.key.startswith(f"{key}.")
         ]
         raise InputError(f"{', '.join([str(path), *givers[:1]])}: {message}") from error
+
+
+def _require_characters(value: Any, place: str, path: Path) -> None:
+    """Half a character (a lone surrogate, which YAML can escape and a command line can hold) could not be written again."""
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(f"{path}: {place} is {value!r}: no character ends it; write it as UTF-8")
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _require_characters(str(key), "a key", path)
+            _require_characters(inner, f"{place}.{key}".strip("."), path)
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            _require_characters(inner, f"{place}.{i}", path)
 
 
 def _resolved(config: DictConfig, path: Path) -> dict[str, Any]:

@@ -195,3 +195,9 @@ def test_a_tokenizer_that_cannot_count_is_refused(tmp_path):
     made["model"]["unk_token"] = "none"
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
     assert "cannot count" in refusal(token_counter(tmp_path).count, ["what is this"])
+
+
+def test_half_a_character_in_a_scenario_is_refused(tmp_path):
+    file = tmp_path / "scenario.yaml"
+    file.write_bytes(readers._yaml(readers.CHEAP))
+    assert "system.name is 'aral\\ud800'" in refusal(load_scenarios, file, ["systems=[aral\ud800]"])

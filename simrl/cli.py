@@ -149,6 +149,7 @@ def run(
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters."""
     from simrl.comparison import compare_scenarios, run_names
     from simrl.scenario import Choices, load_scenarios
+    from simrl.systems import make_system
     from simrl.table import print_comparison
 
     if system and pipeline:
@@ -156,9 +157,12 @@ def run(
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices)
     if len(scenarios) > 1:
+        for each in scenarios:  # what is misspelt is told first
+            make_system(each.system.name, each.system.parameters)
+        varied = {part.partition("=")[0]: None for each in scenarios for part in each.variant.split(", ") if part}
+        choose = [*([] if system or pipeline else ["--system NAME"]), *(f"{key}=…" for key in varied)]
         raise InputError(
-            f"{scenario}: {len(scenarios)} runs ({run_names(scenarios)}); choose one with --system NAME and cluster.gpus=…, or "
-            "compare"
+            f"{scenario}: {len(scenarios)} runs ({run_names(scenarios)}); choose one with {' and '.join(choose)}, or compare"
         )
     folder = output or Path("results") / f"{scenarios[0].name}-{scenarios[0].system.name}"
     rows = compare_scenarios(scenarios, folder, jobs=1)

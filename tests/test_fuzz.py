@@ -197,7 +197,7 @@ def test_a_tokenizer_that_cannot_count_is_refused(tmp_path):
     assert "cannot count" in refusal(token_counter(tmp_path).count, ["what is this"])
 
 
-def test_half_a_character_in_a_scenario_is_refused(tmp_path):
+def test_half_a_character_of_a_command_line_is_refused(tmp_path):
     file = tmp_path / "scenario.yaml"
     file.write_bytes(readers._yaml(readers.CHEAP))
-    assert "system.name is 'aral\\ud800'" in refusal(load_scenarios, file, ["systems=[aral\ud800]"])
+    assert "system.name is 'aral\\ud800'" in refusal(load_scenarios, file, [], "aral\ud800")

@@ -208,7 +208,11 @@ def staleness_binds(e: Evidence) -> Iterator[Finding]:
     if eta is not None:
         says = f"workers idle for {share:.0%} of their time while no more may be submitted under η = {eta}"
         waits = e.row["train_idle"] > 1 - BUSY_ENOUGH[0]  # else a looser bound only fills a buffer
-        says += "" if waits else "; the trainer has all it can do"
+        says += (
+            ""
+            if waits
+            else f"; the trainer idles for {e.row['train_idle']:.0%} of its own: a looser bound fills a buffer"
+        )
         remedy = e.again(f"eta={max(2 * eta, 1)}" if waits else "adapt_split_every=2")
     else:
         says = f"all workers wait for {share:.0%} of their time while the trainer works: nothing newer may be rolled out yet"

@@ -242,6 +242,9 @@ def _joined(links: Sequence[Link]) -> list[tuple[float, float, str]]:
 
 
 def _print_held_up(e: Explanation, console: Console) -> None:
+    if not e.held_up_s:
+        console.print(Text(f"No sample held update {e.path.step} up: all were there before the trainer was free."))
+        return
     console.print(
         Text(
             f"The samples that update {e.path.step} waited for last: without these {len(e.held_up)} its batch had been "
@@ -266,8 +269,6 @@ def _print_held_up(e: Explanation, console: Console) -> None:
             )
         )
     console.print(table)
-    if not e.held_up_s:
-        console.print(Text("None held it up: they were there before the trainer was free."))
     console.print(
         Text("Samples are named prompt/sample/epoch; the wait is counted from when the update before had ended.")
     )

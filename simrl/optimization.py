@@ -112,6 +112,7 @@ class Optimization:
             "possible": len(self.searched.options),
             "within_limits": len(self.searched.allowed),
             "whole_space": self.searched.whole,
+            "combinations": self.searched.combinations,
             "left_out": [{"reason": reason, "points": count} for reason, count in self.searched.reasons()],
             "best": [self._choice_json(choice) for choice in self.best],
             "front": [_option_json(option) for option in self.front],

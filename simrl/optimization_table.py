@@ -100,7 +100,7 @@ def _say(console: Console, text: str, indent: int = 0, hanging: int = 0) -> None
 def _answer(found: Optimization) -> Iterator[str]:
     choice, goal = found.choice, found.goal
     option, why = choice.option, choice.reasons
-    yield f"Asked for: {goal.words}{_limits(goal)}."
+    yield f"Asked for: {goal.words}{_limits(goal)}.{_of_how_many(found)}"
     split = (
         f"all {why.train_gpus} GPUs for both"
         if why.colocated
@@ -117,9 +117,14 @@ def _answer(found: Optimization) -> Iterator[str]:
             f"{RATIO_ERROR:.0%}."
         )
     elif len(found.best) > 1:
+        of, beyond = (
+            ("", f": beyond simrl's own error of {RATIO_ERROR:.0%}")
+            if found.searched.whole
+            else (" of those tried", "")
+        )
         yield (
-            f"It is {1 + min(found.best[1].leads):.2f} times as {_good(goal)} as the next system, "
-            f"{found.best[1].option.row['system']}: beyond simrl's own error of {RATIO_ERROR:.0%}."
+            f"It is {1 + min(found.best[1].leads):.2f} times as {_good(goal)} as the next system{of}, "
+            f"{found.best[1].option.row['system']}{beyond}."
         )
     if goal.deadline_s is not None and goal.seconds(option.row) > goal.deadline_s * (1 - WHOLE_RUNS_TOO_FAST[1]):
         low, high = WHOLE_RUNS_TOO_FAST
@@ -133,6 +138,15 @@ def _answer(found: Optimization) -> Iterator[str]:
             "The search compared several numbers of GPUs by speed alone; --updates with --deadline or --budget weighs cost, "
             "and the front below has it."
         )
+
+
+def _of_how_many(found: Optimization) -> str:
+    """Where the search was not of the whole space."""
+    searched = found.searched
+    if searched.whole:
+        return ""
+    size = f"{searched.combinations:,} combinations" if searched.combinations else "a space without end"
+    return f" {searched.points:,} points of {size} were tried; more --trials may find better."
 
 
 def _limits(goal: Goal) -> str:

@@ -2,8 +2,8 @@
 
 Invariant: the points are a pure function of the space, the goal, the number of trials and the seed. They are asked for in
 batches of a fixed size, so it matters neither how many processes simulate nor which is done first. A space of no more points
-than trials is simulated as a whole, however many combinations come to them; of a larger one, Optuna's tree-structured Parzen
-estimator proposes what to try, and knows of the limits.
+than trials is simulated as a whole, however many combinations come to them; of a larger one, what the file itself says comes
+first, and then Optuna's tree-structured Parzen estimator proposes what to try, and knows of the limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 BATCH = 8  # proposals at a time
-TRIED_FIRST = 2  # proposals of each system before any is preferred
+TRIED_FIRST = 2  # proposals of each system, besides what the file says, before any is preferred
 MOST_REPEATS = 4  # proposals a trial that may turn out to be known already
 
 
@@ -61,12 +61,13 @@ class Option:
 @dataclass
 class Searched:
     """What was tried: the options, the best first; how many points cannot be, by reason, with an example of each; whether
-    that was all of the space."""
+    that was all of the space, and of how many combinations that is (None: without end)."""
 
     options: list[Option] = field(default_factory=list)
     impossible: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     whole: bool = False
+    combinations: int | None = None
 
     @property
     def points(self) -> int:
@@ -102,7 +103,7 @@ def judged(point: Point, outcome: Outcome, goal: Goal) -> Option:
 
 def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int) -> Searched:
     """Simulates at most `trials` points. Raises `InputError` for a choice that no scenario can have."""
-    searched = Searched()
+    searched = Searched(combinations=space.size)
     combinations = space.combinations(MOST_REPEATS * trials)
     points = list({point.hash: point for point in map(space.point, combinations or ())}.values())
     if combinations is not None and len(points) <= trials:
@@ -120,10 +121,12 @@ def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: in
     import optuna  # takes a second to import
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    own = [_proposed(chosen, space) for chosen in space.as_in_the_file()]
+    systems = range(len(_systems(space)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of arguments that Optuna calls experimental
         sampler = optuna.samplers.TPESampler(
-            n_startup_trials=TRIED_FIRST * len(_systems(space)),
+            n_startup_trials=len(own) + TRIED_FIRST * len(systems),
             multivariate=True,
             group=True,
             constant_liar=True,
@@ -131,9 +134,8 @@ def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: in
             seed=seed,
         )
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        for place in range(len(_systems(space))):
-            for _ in range(TRIED_FIRST):
-                study.enqueue_trial({SYSTEMS: place})
+        for proposed in [*own, *({SYSTEMS: place} for place in systems for _ in range(TRIED_FIRST))]:
+            study.enqueue_trial(proposed)
         known: dict[str, Option | None] = {}
         for _ in range(0, MOST_REPEATS * trials, BATCH):
             room = trials - len(known)
@@ -175,6 +177,20 @@ def _choose(trial: Trial, space: Space) -> Chosen:
             number = trial.suggest_int(name, 0, count - 1) if ordered else trial.suggest_categorical(name, range(count))
             chosen[i] = dimension.alternatives[number]
     return chosen
+
+
+def _proposed(chosen: Chosen, space: Space) -> dict[str, Any]:
+    """What Optuna has to propose for `_choose` to choose this."""
+    found: dict[str, Any] = {}
+    for i, alternative in chosen.items():
+        dimension = space.dimensions[i]
+        name = SYSTEMS if i == space.systems else "+".join(dimension.keys)
+        if isinstance(dimension, Between):
+            width = dimension.high - dimension.low
+            found[name] = (alternative[0].value - dimension.low) / width if width else 0.0
+        else:
+            found[name] = list(dimension.alternatives).index(alternative)
+    return found
 
 
 def _excess(option: Option | None) -> list[float]:

@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from simrl.dimensions import PARAMETER, SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross
+from simrl.errors import InputError
 from simrl.hardware import model_shape
-from simrl.points import Digests, Point, SharedInputs, make_point, resolved
+from simrl.points import Digests, Point, SharedInputs, make_point, resolved, value_of
 from simrl.profile import METADATA_KEY, ProfileMetadata
 from simrl.scenario import Scenario, ScenarioFile, Setting
 from simrl.simulate import Inputs
@@ -47,13 +48,16 @@ Chosen = Mapping[int, Alternative]  # an alternative of each dimension, by its p
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions, `asked` in words; `named` are the keys that the user or the file gave, `profiles` the profile of each tp
-    that there is, `batch_samples` the samples of a step of the trace on average, `first` a scenario of the file, `notes` what
-    was left out and why."""
+    """The dimensions, `asked` in words; `named` are the keys that the user or the file gave, `varied_in_file` those of the
+    file's `vary`, `own` the entries of systems with what the file's say of parameters that are searched, the file's first.
+    `profiles` has the profile of each tp that there is, `batch_samples` the samples of a step of the trace on average, `first`
+    a scenario of the file, `notes` what was left out and why."""
 
     varied: Varied
     asked: tuple[str, ...]
     named: frozenset[str]
+    varied_in_file: frozenset[str]
+    own: tuple[tuple[Any, Mapping[str, Any]], ...]
     profiles: Mapping[int, str]
     batch_samples: float
     first: Scenario
@@ -97,13 +101,46 @@ class Space:
 
     def combinations(self, most: int) -> Iterator[Chosen] | None:
         """All of them; None if they are more than `most`, or without end."""
+        return self._all() if self.size is not None and self.size <= most else None
+
+    @property
+    def size(self) -> int | None:
+        """How many combinations there are; None where they are without end."""
         if any(isinstance(dimension, Between) for dimension in self.dimensions):
             return None
         count = 0
         for alternative in _alternatives(self.dimensions[self.systems]):
             places = self.matters(_entry(alternative))
             count += math.prod(len(_alternatives(self.dimensions[i])) for i in places if i != self.systems)
-        return self._all() if count <= most else None
+        return count
+
+    def as_in_the_file(self) -> Iterator[Chosen]:
+        """What the file says itself: each of its systems, then the other families, under each of its variations, with its tp
+        and its or the default split, η and drafter; of what the user named without these, the first."""
+        listed = _alternatives(self.dimensions[self.systems])
+        for entry, parameters in self.own:
+            system = next(alternative for alternative in listed if _entry(alternative) == entry)
+            places = [i for i in self.matters(entry) if i != self.systems]
+            several = [self._as_in_the_file(self.dimensions[i], entry, parameters) for i in places]
+            for chosen in product(*several):
+                yield {self.systems: system, **dict(zip(places, chosen, strict=True))}
+
+    def _as_in_the_file(self, dimension: Dimension, entry: Any, parameters: Mapping[str, Any]) -> Sequence[Alternative]:
+        """Every variation of the file, else the alternative that leaves a system as it is."""
+        if isinstance(dimension, Listed) and self.varied_in_file.intersection(dimension.keys):
+            return dimension.alternatives
+        (key,) = dimension.keys
+        name, own = _parts(entry)
+        system = Setting(SYSTEMS, {"name": name, **own, **parameters}, SYSTEMS)
+        try:
+            value = value_of(resolved(self.varied.file, [*self.varied.file.variations[0], system]), key)
+        except InputError:  # the file leaves it to the command line
+            value = None
+        if isinstance(dimension, Between):
+            inside = isinstance(value, int | float) and dimension.low <= value <= dimension.high
+            return [(Setting(key, value, dimension.text),) if inside else dimension.drawn(0.5)]
+        as_it_is = [(s,) for (s,) in dimension.alternatives if s.value == value or _is_own(entry, s)]
+        return as_it_is[:1] or dimension.alternatives[:1]
 
     def _all(self) -> Iterator[Chosen]:
         for alternative in _alternatives(self.dimensions[self.systems]):
@@ -132,11 +169,16 @@ def make_space(
     named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
     more: dict[str, Sequence[Any]] = {}
     notes: list[str] = []
-    entries, values = list(asked.file.systems), {key: list(default) for key, default in DEFAULTS.items()}
+    values = {key: list(default) for key, default in DEFAULTS.items()}
+    own: list[tuple[Any, Mapping[str, Any]]] = [(entry, {}) for entry in asked.file.systems]
     if SYSTEMS not in dimensions:
-        entries = _with_families(entries, values, named)
-        more[SYSTEMS] = entries
-    names = dict.fromkeys(_parts(entry)[0] for entry in entries)
+        own = _with_families(asked.file.systems, named)
+        more[SYSTEMS] = [entry for i, (entry, _) in enumerate(own) if entry not in [other for other, _ in own[:i]]]
+    names = dict.fromkeys(_parts(entry)[0] for entry, _ in own)
+    for key, several in values.items():
+        said = [parameters.get(key, parameters_of(_parts(entry)[0]).get(key)) for entry, parameters in own]
+        several += dict.fromkeys(value for value in said if isinstance(value, int | float) and value not in several)
+        several.sort()
     has = {parameter for name in names for parameter in parameters_of(name)}
     for parameter, several in values.items():
         if parameter in has:
@@ -147,8 +189,8 @@ def make_space(
     notes += said if TP not in named else []
     methods, said = _drafters(first, trace)
     notes += said if DRAFTER not in named else []
-    own = {method.name for name in names if (method := make_system(name, {}).speculation) is not None}
-    more[DRAFTER] = [*([None] if own - set(methods) else []), "none", *methods]
+    drafting = {method.name for name in names if (method := make_system(name, {}).speculation) is not None}
+    more[DRAFTER] = [*([None] if drafting - set(methods) else []), "none", *methods]
     found = dict(dimensions)
     for key, choices in more.items():
         if key not in named and (len(choices) > 1 or key == SYSTEMS):
@@ -159,6 +201,8 @@ def make_space(
         varied=varied,
         asked=tuple(_said(key, dimension) for key, dimension in found.items()),
         named=frozenset(named),
+        varied_in_file=frozenset(named - {*dimensions}),
+        own=tuple(own),
         profiles=profiles,
         batch_samples=len(trace) / len(trace.step_slices),
         first=first,
@@ -183,22 +227,15 @@ def _first(varied: Varied) -> Scenario:
     return resolved(varied.file, settings)
 
 
-def _with_families(entries: Sequence[Any], values: dict[str, list[Any]], named: set[str]) -> list[Any]:
-    """The file's systems and those of the families. What a file's entry says of a parameter that is searched becomes one of its
-    values."""
-    found: list[Any] = []
+def _with_families(entries: Sequence[Any], named: set[str]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The file's systems and those of the families, without what an entry says of a parameter that is searched, and that."""
+    found: list[tuple[Any, Mapping[str, Any]]] = []
     for entry in entries:
         name, own = _parts(entry)
-        rest = dict(own)
-        for key in own:
-            if key in values and f"{PARAMETER}{key}" not in named:
-                value = rest.pop(key)
-                if value not in values[key]:
-                    values[key] = sorted([*values[key], value])
-        entry = {"name": name, **rest} if rest else name
-        if entry not in found:
-            found.append(entry)
-    return [*found, *(name for name in FAMILIES if name not in found)]
+        searched = [key for key in own if key in DEFAULTS and f"{PARAMETER}{key}" not in named]
+        chosen = {key: own.pop(key) for key in searched if isinstance(own[key], int | float)}
+        found.append(({"name": name, **own} if own else name, chosen))
+    return [*found, *((name, {}) for name in FAMILIES if name not in [entry for entry, _ in found])]
 
 
 def _tensor_parallel(varied: Varied, first: Scenario, profiles: Mapping[int, str]) -> tuple[list[int], list[str]]:
@@ -208,7 +245,7 @@ def _tensor_parallel(varied: Varied, first: Scenario, profiles: Mapping[int, str
     gpus = [s.value for s in settings if s.key == "cluster.gpus" and isinstance(s.value, int)]
     most = max(gpus, default=first.cluster.gpus)
     heads = model_shape(first.model).heads
-    known = sorted(profiles) if first.profile.path is not None else list(TENSOR_PARALLEL)
+    known = sorted(profiles if first.profile.path is not None else {*TENSOR_PARALLEL, first.cluster.tp})
     tps = [tp for tp in known if heads % tp == 0 and tp <= most]
     if first.profile.path is None:
         return tps, []

@@ -168,6 +168,51 @@ def test_a_space_that_is_too_large_for_the_trials_is_searched_near_its_best(file
     assert found.options[0].merit > 0.97 * grid.options[0].merit
 
 
+class Counting(Here):
+    """Simulates nothing, and knows what it was asked for."""
+
+    def __init__(self):
+        self.scenarios = []
+
+    def outcomes(self, points):
+        for i, point in enumerate(points):
+            self.scenarios.append(point.scenario)
+            yield i, {"error": "not simulated"}
+
+
+def of(scenario):
+    parameters = scenario.system.parameters
+    return scenario.system.name, scenario.cluster.tp, parameters.get("eta"), parameters.get("rollout_share")
+
+
+def test_what_the_file_says_itself_is_tried_first_and_then_the_other_families_as_the_file_has_them(file):
+    """With its own tp, a default split and a given one, and an entry of one system twice."""
+    systems = "[april, {name: areal, eta: 1}, {name: areal, eta: 4, rollout_share: 0.625}, {name: asyncflow, eta: 3}]"
+    text = SCENARIO.replace("[verl_colocated, one_step_off, areal]", systems).replace("tp: 1", "tp: 4")
+    file.write_text(text.replace("gpus: 8", "gpus: 32") + "vary: [{seed: 5}, {seed: 6}]\n")
+    asked = Counting()
+    searched(file, trials=20, executor=asked)
+    own = [("april", 4, None, None), ("areal", 4, 1, 0.75), ("areal", 4, 4, 0.625), ("asyncflow", 4, 3, 0.75)]
+    assert [of(scenario) for scenario in asked.scenarios[:8:2]] == own
+    assert [scenario.seed for scenario in asked.scenarios[:8]] == [5, 6] * 4
+    others = [name for name in FAMILIES if name not in ("april", "areal")]
+    assert [of(scenario)[:2] for scenario in asked.scenarios[8:20:2]] == [(name, 4) for name in others]
+    assert all(of(scenario)[3] in (None, 0.75) for scenario in asked.scenarios[8:20])
+
+
+def test_of_what_the_user_named_the_files_value_is_tried_first_or_else_the_first(file):
+    asked = Counting()
+    texts = (
+        "systems=areal",
+        "system.rollout_share=0.5..0.9",
+        "cluster.tp=2,4",
+        "cluster.gpus=16,8",
+        "system.eta=1..16",
+    )
+    searched(file, *texts, trials=5, executor=asked)
+    assert of(asked.scenarios[0]) == ("areal", 2, 8, 0.75) and asked.scenarios[0].cluster.gpus == 8
+
+
 def test_a_space_is_searched_whole_where_its_points_are_no_more_than_the_trials_though_its_combinations_are(file):
     texts = ("systems=one_step_off", "system.rollout_share=0.5,0.51,0.52,0.53,0.54,0.75", "cluster.tp=1")
     found = searched(file, *texts, trials=2)[0]
@@ -379,6 +424,28 @@ def test_the_models_error_is_that_of_the_page():
     assert pytest.approx(1.80 / 1.70 - 1) == RATIO_ERROR
 
 
+def test_a_search_that_was_not_whole_says_so_first_and_is_not_surer_than_it_was(file):
+    """Of a colocated system and areal on slow training, whose lead is beyond the model's error in either case."""
+    said = []
+    for trials in (2, 100):
+        found = answered(
+            file,
+            "systems=verl_colocated,areal",
+            "system.rollout_share=0.25",
+            "cluster.tp=1",
+            "system.eta=1,4",
+            "system.speculation=none",
+            trials=trials,
+        )
+        text = io.StringIO()
+        print_optimization(found, Console(file=text, width=100))
+        said.append(" ".join(text.getvalue().split()))
+    part, whole = said
+    assert "samples a second. 2 points of 3 combinations were tried; more --trials may find better. Run " in part
+    assert "times as fast as the next system of those tried, " in part and "beyond simrl's own error" not in part
+    assert "were tried;" not in whole and "beyond simrl's own error" in whole
+
+
 # Robustness.
 
 
@@ -576,7 +643,8 @@ def test_json_has_stable_keys_and_the_figures_of_the_search(command):
     code, out, _ = command("optimize", "small.yaml", *FEW, "--jobs", "1", "-o", "out", "--json")
     data = json.loads(out)
     assert code == 0 and set(data) == {
-        "name", "goal", "space", "notes", "points", "possible", "within_limits", "whole_space", "left_out", "best", "front",
+        "name", "goal", "space", "notes", "points", "possible", "within_limits", "whole_space", "combinations", "left_out",
+        "best", "front",
         "model_error", "robustness", "staleness_quality", "launch", "rests_on", "simulated", "found", "folder",
     }  # fmt: skip
     assert data["whole_space"] and data["points"] == 10

@@ -20,11 +20,13 @@ Row = Mapping[str, Any]
 
 
 class Broken(NamedTuple):
-    """A limit that an option does not keep, in words, and by how much, as a share of the limit."""
+    """A limit that an option does not keep, in words, and by how much, as a share of the limit; `unsettled` if it was still
+    growing."""
 
     limit: str
     says: str
     excess: float
+    unsettled: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,10 @@ class Goal:
         bound = make_system(scenario.system.name, scenario.system.parameters).off_policyness
         if not row["settled"] and (bound is None or bound > most):
             return Broken(
-                "off-policyness", f"off-policyness was {oldest} and still growing after {scenario.steps} updates", 0.1
+                "off-policyness",
+                f"off-policyness was {oldest} and still growing after {scenario.steps} updates",
+                0.1,
+                unsettled=True,
             )
         return None
 

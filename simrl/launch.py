@@ -7,8 +7,8 @@ framework is known to offer has no settings, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,14 @@ AREAL = "AReaL documentation, Asynchronous RL (algorithms/async), Configurations
 AREAL_BACKENDS = "AReaL documentation, Allocation Mode (reference/alloc_mode)"
 SLIME = "slime documentation, Quick Start and Usage Guide (docs/en/get_started)"
 SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"
+
+LONGEST_PROMPT = "data.max_prompt_length"
+ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
+    "rollout.n_gpus_per_node",
+    "trainer.n_gpus_per_node",
+    "cluster.n_gpus_per_node",
+    "--actor-num-gpus-per-node",
+)
 
 
 @dataclass(frozen=True)
@@ -74,9 +82,22 @@ def launch(prepared: Prepared) -> Launch | NotOffered:
         nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
         return NotOffered(f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}")
     made = _OFFERED[system.name](prepared, _batch(prepared))
+    made = replace(made, notes=(*made.notes, *_to_mind(made.settings, prepared.scenario.cluster.tp)))
     if speculation is None:
         return made
     return _with_drafts(made, prepared)
+
+
+def _to_mind(settings: Mapping[str, str], tp: int) -> Iterator[str]:
+    """What a setting of any framework may be wrong in."""
+    if LONGEST_PROMPT in settings:
+        yield f"{LONGEST_PROMPT}={settings[LONGEST_PROMPT]} is the longest of the trace; yours may be longer"
+    key = next((key for key in ROLLOUT_GPUS_A_NODE if key in settings), None)
+    if key is not None and int(settings[key]) % tp:
+        yield (
+            f"{key}={settings[key]} GPUs a node are no multiple of tp {tp}: a worker would be on two nodes or GPUs stay empty; "
+            "simrl does not place workers on nodes"
+        )
 
 
 def _with_drafts(made: Launch, prepared: Prepared) -> Launch | NotOffered:
@@ -141,7 +162,7 @@ def _verl(prepared: Prepared, batch: _Batch) -> dict[str, str]:
     nodes, each = _nodes(prepared.train_gpus) if prepared.colocated else _parts(prepared)[1]
     settings = {
         "data.train_batch_size": batch.prompts,
-        "data.max_prompt_length": batch.prompt_tokens,
+        LONGEST_PROMPT: batch.prompt_tokens,
         "data.max_response_length": batch.response_tokens,
         f"{rollout}.name": "vllm",
         f"{rollout}.n": batch.group,

@@ -325,7 +325,7 @@ def _rests_on(prepared: Prepared) -> list[str]:
     trace, profile = prepared.trace.metadata, prepared.profile.metadata
     training = prepared.scenario.training
     return [
-        f"rollouts: {trace.name}, {trace.kind}",
+        f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",
         f"training at {training.mfu:.0%} of the GPU's peak: an input, assumed until you measure it (training.mfu)",
     ]

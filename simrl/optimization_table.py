@@ -23,10 +23,12 @@ from simrl.robustness import End
 from simrl.search import Option
 from simrl.staleness_quality import BENCHMARKS
 from simrl.staleness_quality import SOURCE as QUALITY_SOURCE
+from simrl.table import unequal_work
 
 WIDTH = 100
 MOST_ON_FRONT = 8
 MOST_REASONS = 3
+RANK = "rank"
 WAITS = {
     "generate": "responses",
     "environment": "environments",
@@ -58,6 +60,9 @@ def print_optimization(found: Optimization, console: Console) -> None:
     _head(console, "Why")
     for choice in found.best:
         _why(choice, console)
+    again = [choice.leads for choice in found.best if len(choice.leads) > 1]
+    if again and not any(map(_differ, again)):
+        _say(console, f"Seeds change nothing here: {max(map(len, again))} of them gave the same figures.")
     _head(console, "Throughput against staleness and cost: those that none beats in all three")
     _print_front(found, console)
     if found.robustness:
@@ -154,7 +159,7 @@ def _limits(goal: Goal) -> str:
     if goal.max_off_policyness is not None:
         said.append(f"off-policyness at most {goal.max_off_policyness:g}")
     if goal.max_cost is not None:
-        said.append(f"at most {goal.max_cost:g} for 1,000 samples")
+        said.append(f"a cost of at most {goal.max_cost:g} for 1,000 samples")
     return f", {', '.join(said)}" if said else ""
 
 
@@ -162,7 +167,10 @@ def _figures(option: Option, goal: Goal) -> str:
     row = option.row
     said = [f"{row['samples_per_s']:.3g} samples/s", f"off-policyness {_staleness(option)}"]
     if row["cost_per_1k_samples"] is not None:
-        said.append(f"{row['cost_per_1k_samples']:.3g} for 1,000 samples")
+        price = option.point.scenario.cluster.cost_per_gpu_hour
+        said.append(f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at {price:g} a GPU-hour")
+    else:
+        said.append(f"{option.gpu_hours:.3g} GPU-hours for 1,000 samples")
     if goal.updates is not None:
         unit = "" if goal.price else " GPU-hours"
         said.append(f"{goal.updates:,} updates in {duration(goal.seconds(row))} for {goal.cost(row):,.4g}{unit}")
@@ -177,10 +185,12 @@ def _staleness(option: Option) -> str:
 
 
 def _table(*columns: str) -> Table:
+    """The first column is to the left, the others to the right; after a rank, the second is."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", width=None)
+    names = 1 if columns[0] == RANK else 0
     for i, column in enumerate(columns):
         table.add_column(
-            column, justify="left" if i == 0 else "right", overflow="fold", max_width=38 if i == 0 else None
+            column, justify="left" if i == names else "right", overflow="fold", max_width=38 if i == names else None
         )
     return table
 
@@ -191,7 +201,7 @@ def _best(found: Optimization) -> Table:
     extra = ["time", "cost" if goal.price else "GPU-h"] if goal.updates is not None else []
     drafts = ["drafter"] if any(choice.reasons.drafts for choice in found.best) else []
     table = _table(
-        "system", "rollout\n: train", "tp", *drafts, "samples/s", "off-policy\nmean / max",
+        RANK, "system", "rollout\n: train", "tp", *drafts, "samples/s", "off-policy\nmean / max",
         "cost/1k" if priced else "GPU-h/1k", *extra, f"best as\n{_good(goal)}",
     )  # fmt: skip
     for choice in found.best:
@@ -201,6 +211,7 @@ def _best(found: Optimization) -> Table:
         more = [duration(goal.seconds(row)), f"{goal.cost(row):,.4g}"] if extra else []
         behind = "" if choice is found.choice else f"{1 + choice.leads[0]:.2f}×{' ≈' if choice.tied else '  '}"
         cells = [
+            str(choice.rank),
             _system(choice.option),
             split,
             str(choice.option.point.scenario.cluster.tp),
@@ -232,11 +243,14 @@ def _under_best(found: Optimization) -> Iterator[str]:
     others = found.within_error
     if others:
         lines.append(f"{others} more {'is' if others == 1 else 'are'} within {RATIO_ERROR:.0%} of the best")
-    yield f"The best of each system. {'; '.join(lines)}."
+    yield f"The best of each system, with its rank among all. {'; '.join(lines)}."
     if any(choice.tied for choice in found.best):
         yield f"≈ closer than simrl's own error of {RATIO_ERROR:.0%}, at one seed at least: a tie."
     if any(not choice.option.row["settled"] for choice in found.best):
         yield "↑ off-policyness was still growing when the simulation ended: simulate more steps."
+    rows = [{**choice.option.row, "variant": ""} for choice in found.best]
+    tokens = ", ".join(f"{row['tokens_per_s']:,.0f}" for row in rows)
+    yield from (f"{note}. Tokens/s in the order of the table: {tokens}." for note in unequal_work(rows))
     for reason, count in searched.reasons()[:MOST_REASONS]:
         yield f"Left out {count}: {reason}."
 
@@ -246,10 +260,9 @@ def _why(choice: Choice, console: Console) -> None:
     _say(console, f"{choice.rank}. {choice.option.row['system']}. {_sentence(why)}", hanging=3)
     for name, says in why.findings:
         _say(console, f"{name}: {says}.", indent=3, hanging=2)
-    if len(choice.leads) > 1:
+    if _differ(choice.leads):
         shares = ", ".join(f"{lead:+.1%}" for lead in choice.leads)
-        if any(choice.leads):
-            _say(console, f"The best is ahead of it by {shares} with {len(choice.leads)} seeds.", indent=3, hanging=2)
+        _say(console, f"The best is ahead of it by {shares} with {len(choice.leads)} seeds.", indent=3, hanging=2)
     if choice.variant is not None:
         cluster, own = choice.variant.point.scenario.cluster, choice.option.point.scenario.cluster
         other = (cluster.gpu, cluster.gpus) != (own.gpu, own.gpus)
@@ -260,6 +273,10 @@ def _why(choice: Choice, console: Console) -> None:
             indent=3,
             hanging=2,
         )
+
+
+def _differ(leads: Sequence[float]) -> bool:
+    return max(leads) - min(leads) > 1e-12
 
 
 def _sentence(why: Reasons) -> str:

@@ -78,9 +78,18 @@ class Searched:
         return [option for option in self.options if option.allowed]
 
     def reasons(self) -> list[tuple[str, int]]:
-        """Why points were no choice, the most frequent first: an example of each reason, and how many."""
+        """Why points were no choice, the most frequent first: an example of each reason, and how many. Of a limit, also which
+        systems did not keep it, and whether that had not settled."""
         found: Counter[str] = Counter({self.examples[key]: count for key, count in self.impossible.items()})
-        found.update(f"limit: {broken.limit}" for option in self.options for broken in option.broken[:1])
+        systems: dict[str, Counter[str]] = {}
+        for option in self.options:
+            for broken in option.broken[:1]:
+                growing = " was still growing when the simulation ended, and no rule ends it: simulate more steps"
+                reason = f"limit: {broken.limit}{growing if broken.unsettled else ''}"
+                systems.setdefault(reason, Counter())[option.system] += 1
+        for reason, several in systems.items():
+            said = ", ".join(f"{system} {count}" for system, count in several.most_common())
+            found[f"{reason} ({said})"] = several.total()
         return found.most_common()
 
     def add(self, point: Point, outcome: Outcome, goal: Goal) -> Option | None:

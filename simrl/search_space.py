@@ -189,8 +189,14 @@ def make_space(
     notes += said if TP not in named else []
     methods, said = _drafters(first, trace)
     notes += said if DRAFTER not in named else []
-    drafting = {method.name for name in names if (method := make_system(name, {}).speculation) is not None}
-    more[DRAFTER] = [*([None] if drafting - set(methods) else []), "none", *methods]
+    drafting = {name: method.name for name in names if (method := make_system(name, {}).speculation) is not None}
+    anyway = {name: method for name, method in drafting.items() if method not in methods}
+    more[DRAFTER] = [*([None] if anyway else []), "none", *methods]
+    if anyway and DRAFTER not in named:
+        said = [f"{name}: {method}" for name, method in anyway.items()]
+        notes.append(
+            f"{DRAFTER}=null is what a system drafts with by itself ({', '.join(said)}), none is no drafts at all"
+        )
     found = dict(dimensions)
     for key, choices in more.items():
         if key not in named and (len(choices) > 1 or key == SYSTEMS):

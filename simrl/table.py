@@ -94,7 +94,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if not row["settled"]
     ]
-    return [*unsettled, *_tokens_apart(rows), *_unequal_work(rows)]
+    return [*unsettled, *_tokens_apart(rows), *unequal_work(rows)]
 
 
 def _tokens_apart(rows: Sequence[Row]) -> list[str]:
@@ -125,7 +125,7 @@ def not_drafted(method: str) -> str:
     return f"{method} drafted nothing ({NOTHING_DRAFTED})"
 
 
-def _unequal_work(rows: Sequence[Row]) -> list[str]:
+def unequal_work(rows: Sequence[Row]) -> list[str]:
     """Says where the window of one system holds longer samples than another's: stragglers of one are in flight in the other,
     and in a short run that is no small part of the difference."""
     lines = []

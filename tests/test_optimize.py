@@ -25,7 +25,7 @@ from simrl.outcomes import Outcomes
 from simrl.points import Digests, SharedInputs, make_point, simulate_point
 from simrl.robustness import ENDS, HALVINGS, perturbed
 from simrl.scenario import ScenarioFile, load_scenarios
-from simrl.search import Option, front, judged, search
+from simrl.search import Option, Searched, front, judged, search
 from simrl.search_space import FAMILIES, make_space
 from simrl.simulate import prepare
 from simrl.staleness_quality import TABLE, near
@@ -138,6 +138,14 @@ def test_drafters_whose_acceptance_nobody_measured_are_left_out_unless_they_are_
     assert any("histospec" in note and "nobody measured" in note for note in space_of(file).notes)
     named = space_of(file, "system.speculation=none,ngram", "systems=verl_colocated", "cluster.tp=1")
     assert len({named.point(chosen).hash for chosen in named.combinations(100)}) == 2
+
+
+def test_a_drafter_that_only_its_own_system_has_is_told_apart_from_none(file):
+    expected = (
+        "system.speculation=null is what a system drafts with by itself (rhymerl: histospec), none is no drafts at all"
+    )
+    assert expected in space_of(file).notes and "system.speculation=null,none" in space_of(file).asked
+    assert not any("system.speculation=null is" in note for note in space_of(file, "systems=areal").notes)
 
 
 def test_drafts_are_counted_where_the_trace_has_tokens():
@@ -288,6 +296,8 @@ def test_limits_hold_for_every_choice(file):
     tight, _ = searched(file, *FEW, max_off_policyness=1)
     assert tight.allowed and all(o.row["off_policyness_max"] <= 1 for o in tight.allowed)
     assert {o.broken[0].limit for o in tight.options if not o.allowed} == {"off-policyness"}
+    ((reason, count),) = tight.reasons()
+    assert reason == f"limit: off-policyness (areal {count})"
     dear = sorted(o.row["cost_per_1k_samples"] for o in free.options)[3]
     cheap, _ = searched(file, *FEW, max_cost=dear)
     assert len(cheap.allowed) == 4 and all(o.row["cost_per_1k_samples"] <= dear for o in cheap.allowed)
@@ -299,6 +309,11 @@ def test_an_off_policyness_that_still_grows_keeps_no_limit_unless_the_systems_ru
     goal = Goal(16.0, max_off_policyness=4)
     row = {"off_policyness_max": 1, "carried_off_policyness_max": 0, "settled": False}
     assert [broken.limit for broken in goal.broken(point.scenario, row)] == ["off-policyness"]
+    found = Searched([Option(point, row, 1.0, tuple(goal.broken(point.scenario, row)))])
+    growing = (
+        "limit: off-policyness was still growing when the simulation ended, and no rule ends it: simulate more steps"
+    )
+    assert found.reasons() == [(f"{growing} (areal 1)", 1)]
     assert goal.broken(point.scenario, {**row, "settled": True}) == []
     assert goal.broken(bounded.scenario, row) == []
     carried = {**row, "settled": True, "carried_off_policyness_max": 5}
@@ -444,6 +459,45 @@ def test_a_search_that_was_not_whole_says_so_first_and_is_not_surer_than_it_was(
     assert "samples a second. 2 points of 3 combinations were tried; more --trials may find better. Run " in part
     assert "times as fast as the next system of those tried, " in part and "beyond simrl's own error" not in part
     assert "were tried;" not in whole and "beyond simrl's own error" in whole
+
+
+def shown(found):
+    text = io.StringIO()
+    print_optimization(found, Console(file=text, width=100))
+    return " ".join(text.getvalue().split())
+
+
+def test_seeds_are_told_where_they_change_something_and_else_once_that_they_do_not(file):
+    found = answered(file, *FEW)
+    first, second = found.best[:2]
+    varied = replace(found, best=(first, replace(second, leads=(0.011, 0.02, 0.013))))
+    assert "The best is ahead of it by +1.1%, +2.0%, +1.3% with 3 seeds." in shown(varied)
+    assert "Seeds change nothing here" not in shown(varied)
+    same = replace(found, best=(first, replace(second, leads=(0.011,) * 3)))
+    assert shown(same).count("Seeds change nothing here: 3 of them gave the same figures.") == 1
+    assert "The best is ahead of it by" not in shown(same)
+
+
+def test_a_best_few_that_trained_on_other_tokens_a_sample_say_so_as_a_comparison_does(file):
+    found = answered(file, *FEW)
+    first, second = found.best[:2]
+    assert "tokens a sample" not in shown(replace(found, best=(first,)))
+    rows = [{**choice.option.row, "samples_per_s": 2.0, "tokens_per_s": tokens}
+            for choice, tokens in ((first, 2000.0), (second, 1000.0))]  # fmt: skip
+    few = [replace(c, option=replace(c.option, row=row)) for c, row in zip((first, second), rows, strict=True)]
+    note = f"{rows[0]['system']} trained on 1,000 tokens a sample, {rows[1]['system']} on 500: compare tokens/s"
+    said = shown(replace(found, best=tuple(few), robustness=()))
+    assert note in said and "Tokens/s in the order of the table: 2,000, 1,000." in said
+
+
+def test_a_cost_is_told_with_its_price_and_else_as_gpu_hours(file):
+    found = answered(file, *FEW)
+    row = found.choice.option.row
+    assert f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at 2 a GPU-hour" in shown(found)
+    free = replace(found.choice.option, row={**row, "cost_per_1k_samples": None})
+    said = shown(replace(found, best=(replace(found.choice, option=free),), robustness=()))
+    assert f", {row['gpu_hours_per_1k_samples']:.3g} GPU-hours for 1,000 samples." in said
+    assert "rollouts: synthetic. step times" in said
 
 
 # Robustness.
@@ -596,6 +650,17 @@ def test_a_split_cluster_is_told_as_parts_of_every_node(file):
     assert parts == ["2", "6", "2", "2"]
 
 
+def test_what_of_the_settings_may_be_wrong_elsewhere_is_said(file):
+    """12 GPUs that roll out, 6 of each of two nodes, hold no whole workers of 4."""
+    system = "systems=[{name: one_step_off, rollout_share: 0.75}]"
+    (scenario,) = load_scenarios(file, [system, "cluster.gpus=16", "cluster.tp=4"])
+    notes = launch(prepare(scenario)).notes
+    assert "data.max_prompt_length=20 is the longest of the trace; yours may be longer" in notes
+    assert any(note.startswith("rollout.n_gpus_per_node=6 GPUs a node are no multiple of tp 4") for note in notes)
+    (scenario,) = load_scenarios(file, [system, "cluster.gpus=16", "cluster.tp=2"])
+    assert not any("no multiple" in note for note in launch(prepare(scenario)).notes)
+
+
 @pytest.mark.parametrize("system", ["rhymerl", "laminar", "{name: areal, speculation: siblings}"])
 def test_what_no_framework_offers_says_so(file, system):
     (scenario,) = load_scenarios(file, [f"systems=[{system}]"])
@@ -706,7 +771,8 @@ def test_a_space_without_a_choice_tells_why(command):
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert "none of the 4 points that were tried can be: 4 × cluster.tp is 3: it does not divide the 8 GPUs" in err
     _, _, err = command("optimize", "small.yaml", *FEW, "--max-cost", "0.0001", "--jobs", "1", "-o", "out")
-    assert "none of the 10 points that were tried can be: 10 × limit: cost; the nearest to the limits is " in err
+    limit = "10 × limit: cost (areal 6, one_step_off 3, verl_colocated 1)"
+    assert f"none of the 10 points that were tried can be: {limit}; the nearest to the limits is " in err
     assert ": cost of 1,000 samples " in err
 
 

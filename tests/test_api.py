@@ -24,7 +24,8 @@ SYSTEMS = ["verl_colocated", {"name": "areal", "eta": 2}]
 
 @pytest.fixture
 def command_line(tmp_path, capsys, monkeypatch):
-    """The command line, in a folder that is the current one."""
+    """The command line, in a folder that is the current one, for a pipe: as wide as need be."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # processes of parallel tests have it
     return CommandLine(tmp_path, capsys, monkeypatch)
 
 

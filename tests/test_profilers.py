@@ -309,7 +309,7 @@ def test_the_shipped_profiles_are_all_there():
     names = {f"qwen3-{size}_{g}_tp{tp}" for size in ("8b", "14b", "32b") for g in ("h100", "h200") for tp in (1, 2, 4)}
     names |= {f"qwen3-{size}_a100_tp{tp}" for size in ("8b", "14b") for tp in (1, 2)}
     names |= {f"qwen3-{size}_h800_tp2" for size in ("8b", "14b")}
-    names |= {f"qwen2.5-7b_{g}_tp{tp}" for g in ("h100", "h800", "h20") for tp in (1, 2)}
+    names |= {f"qwen2.5-7b_{g}_tp{tp}" for g in ("h100", "h800", "h20") for tp in (1, 2)} | {"qwen2.5-7b_h20_tp4"}
     names |= {f"qwen2.5-{size}_{g}_tp1" for size in ("0.5b", "1.5b") for g in ("h100", "h800")}
     names |= {f"qwen2.5-32b_{g}_tp4" for g in ("h100", "h800")}
     names |= {f"deepseek-r1-distill-qwen-{size}_h800_tp{tp}" for size, tp in (("1.5b", 1), ("7b", 1), ("7b", 2))}

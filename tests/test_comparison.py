@@ -263,7 +263,8 @@ def test_ctrl_c_leaves_the_old_results_whole_and_nothing_else(simrl, jobs):
 
 def test_a_killed_process_is_told_in_one_line_and_ends_the_others(simrl):
     def kill_one():
-        while not (children := active_children()) or not list(simrl.folder.glob(".out.*")):
+        # both: Python itself fails on one that dies while another is being started
+        while len(children := active_children()) < 2 or not list(simrl.folder.glob(".out.*")):
             time.sleep(0.05)
         children[0].kill()
 

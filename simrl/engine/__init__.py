@@ -4,6 +4,8 @@ Invariant: `Engine.now_s` is a boundary between two forward passes, and every pa
 have scheduled it: running requests first, in order, then waiting ones first come first served, while `max_num_seqs`,
 `max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks. When blocks run out, the caches
 of paused requests go, oldest first, then the youngest running request is preempted; what lost its cache computes it again.
+Under asynchronous scheduling a pass is scheduled when the one before starts, so that it knows neither who comes nor who ends
+during that one: requests join a pass later, and the places and blocks of those that end are free a pass later.
 What a caller asks takes effect at the boundary where the engine stands, so callers first `settle(t)`: the first boundary
 strictly after t, or t itself if the engine is idle. A request ends after exactly `response_tokens` generated tokens, and
 may have a pause, and a watched token, before.
@@ -117,6 +119,9 @@ class EngineConfig(BaseModel):
     )
     kv_cache_tokens: int | None = Field(
         default=None, gt=0, le=10**12, description="size of the KV cache where it is known"
+    )
+    async_scheduling: bool = Field(
+        default=False, description="a pass is scheduled when the one before starts (vLLM's default where it can)"
     )
 
 

@@ -250,6 +250,8 @@ def run_decoupled(
     decode_kv_tokens: Floats,
     attention_s: Floats,
     between_passes_s: float,
+    straggler_sequences: Floats,
+    straggler_seconds: Floats,
     bounds: Ints,
     slowdown: float,
     until_s: float,
@@ -269,8 +271,10 @@ def run_decoupled(
         decode_kv_tokens,
         attention_s,
         between_passes_s,
+        straggler_sequences,
+        straggler_seconds,
     )
-    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
+    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3], bounds[4] == 1)
     counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         _abandon(slots, drafts, counters, gauges)
@@ -294,7 +298,7 @@ def run_decoupled(
             _end_draft(slots, drafts, counters, gauges)
             _start_draft(slots, drafts, counters, gauges, d, slowdown, ended_s)
         _verified(slots, drafts, counters, gauges, d)
-        stop(slots, times, counters, now_s)
+        stop(slots, times, counters, limits, now_s)
         if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s

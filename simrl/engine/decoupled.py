@@ -13,6 +13,9 @@ abandoned; what is learnt of the drafter is of verified windows alone.
 Invariant: of what falls on one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a
 drafter pass starts. `tests/reference_decoupled.py` is the same, an event at a time.
 
+The verifier's passes are never scheduled ahead (`Limits.async_scheduling` is off here): a pass takes the windows that are ready
+when it starts. So a verifier that has nothing to compute waits for a drafter pass that is under way, and for nothing else.
+
 Not modelled: the drafter's own prefill, and the messages between the loops, which are small beside a pass.
 """
 
@@ -285,6 +288,7 @@ def run_decoupled(
         if gauges[DRAFT_ENDS_S] == np.inf:
             _start_draft(slots, drafts, counters, gauges, d, slowdown, now_s)
         if not works:
+            assert gauges[DRAFT_ENDS_S] < np.inf, "neither the verifier nor the drafter has anything to do"
             wait_s = gauges[DRAFT_ENDS_S] - now_s
             share = gauges[LATE_ACCEPTED] / gauges[LATE_DRAFTED] if gauges[LATE_DRAFTED] > 0 else 0.0
             spent[STOOD_S] += share * wait_s

@@ -180,9 +180,8 @@ def ends(ahead: bool, every_s: float) -> list[float]:
 
 @pytest.mark.parametrize("every_s", [0.0, 0.03, 0.2, 5.0])
 def test_a_decoupled_verifier_is_never_scheduled_ahead_and_never_waits_for_nothing(every_s):
-    with get_context("spawn").Pool(
-        1
-    ) as pool:  # a loop without an end would be compiled code: only its process can be ended
+    # In a process of its own: a loop without an end would be in compiled code, which nothing else interrupts.
+    with get_context("spawn").Pool(1) as pool:
         ahead = pool.apply_async(ends, (True, every_s)).get(timeout=120)
     assert len(ahead) == 9
     assert ahead == ends(False, every_s)

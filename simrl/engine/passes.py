@@ -185,7 +185,6 @@ def iterate(
 
     query, prefill, prefill_work = 0, 0, 0.0
     decoding, decode_kv, verified = 0, 0, 0
-    uneven, cached, longest, longest_prefill = tables.straggler_sequences.shape[0] > 0, 0, 0, 0
     for i in range(scheduled + unscheduled):
         slot = slots[RUNNING, i]
         new = slots[SCHEDULED, slot]
@@ -196,17 +195,14 @@ def iterate(
             decoding += 1
             decode_kv += computed + new
             verified += new - 1
-            if uneven:
-                cached += computed
-                longest = max(longest, computed)
         elif new > 0:
-            if uneven:
-                longest_prefill = max(longest_prefill, computed + new)
             prefill += new
             prefill_work += new * (computed + 0.5 * new)
             if drafts[OLD_TOKENS, slot] > 0:  # logits of the old response's tokens in this chunk
                 verified += max(computed + new - max(computed, slots[PROMPT, slot]), 0)
-    ahead = longest - cached / decoding if decoding > 0 else 0.0  # of the mean, the longest decoding sequence
+    ahead, alone = 0.0, 0.0
+    if decoding > 0 and tables.straggler_sequences.shape[0] > 0:
+        ahead, alone = _lead(slots, drafts, scheduled + unscheduled)
     seconds = pass_s(
         tables,
         float(query),
@@ -215,7 +211,7 @@ def iterate(
         prefill_work,
         float(decoding),
         float(decode_kv),
-        min(ahead, float(longest - longest_prefill)),
+        alone,
     )
     now_s += slowdown * draft_s + slowdown * seconds
     spent[DECODED] += decoding
@@ -249,6 +245,24 @@ def iterate(
     counters[PASSES] += 1
     counters[PREFILL_TOTAL] += prefill
     return now_s
+
+
+@njit(cache=True)
+def _lead(slots: Ints, drafts: Ints, requests: int) -> tuple[float, float]:
+    """How many tokens the longest decoding sequence of a pass is longer than their mean; and than a prefill beside it, where
+    that is less. Apart from `iterate`'s loop, since most profiles have no use for it."""
+    decoding, cached, longest, longest_prefill = 0, 0, 0, 0
+    for i in range(requests):
+        slot = slots[RUNNING, i]
+        new, computed = slots[SCHEDULED, slot], slots[COMPUTED, slot]
+        if _decodes(slots, drafts, slot):
+            decoding += 1
+            cached += computed
+            longest = max(longest, computed)
+        elif new > 0:
+            longest_prefill = max(longest_prefill, computed + new)
+    ahead = longest - cached / decoding
+    return ahead, min(ahead, float(longest - longest_prefill))
 
 
 @njit(cache=True)

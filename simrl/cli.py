@@ -114,13 +114,14 @@ def compare(
     """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all."""
     from simrl.comparison import compare_scenarios
     from simrl.scenario import Choices, load_scenarios
+    from simrl.systems import parameters_of
     from simrl.table import print_comparison
 
     choices = Choices(pipeline or (), dispatch or (), speculation or ())
     if measured is not None:
         cli_agreement.compare_with_measured(scenario, measured, overrides or [], choices, output, as_json)
         return
-    scenarios = load_scenarios(scenario, overrides or [], choices=choices)
+    scenarios = load_scenarios(scenario, overrides or [], choices=choices, parameters_of=parameters_of)
     folder = output or Path("results") / scenarios[0].name
     replaced = (folder / "comparison.json").exists()
     rows = compare_scenarios(scenarios, folder, jobs)
@@ -149,13 +150,13 @@ def run(
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters."""
     from simrl.comparison import compare_scenarios, run_names
     from simrl.scenario import Choices, load_scenarios
-    from simrl.systems import make_system
+    from simrl.systems import make_system, parameters_of
     from simrl.table import print_comparison
 
     if system and pipeline:
         raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
-    scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices)
+    scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices, parameters_of)
     if len(scenarios) > 1:
         for each in scenarios:  # what is misspelt is told first
             make_system(each.system.name, each.system.parameters)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 
 EXAMPLES = (
     "Examples:  simrl reproduce areal-eta   |   simrl reproduce --samples 8   |   simrl reproduce --json > board.json"
@@ -57,7 +57,7 @@ def reproduce(
     wanted = list(rows or known)
     for row in wanted:
         if row not in known:
-            raise InputError(f"{row}: no published row; there are {', '.join(known)}")
+            raise InputError(f"{row}: no published row{meant(row, known)}; there are {', '.join(known)}")
     todo = tasks(wanted, samples)
     compile_kernels()
     with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:

@@ -78,10 +78,10 @@ def show(
     name: Annotated[str, typer.Argument(help="a system, as `simrl systems` lists it")], as_json: AsJson = False
 ) -> None:
     """One system: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
-    from simrl.systems import RECIPES
+    from simrl.systems import RECIPES, unknown_system
 
     if name not in RECIPES:
-        raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
+        raise unknown_system(name)
     system = describe(name)
     if as_json:
         print(json.dumps(system, indent=1, ensure_ascii=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, meant
 from simrl.validation import explain
 
 MIB = 2**20
@@ -289,7 +289,9 @@ def model_shape(model: str | Path) -> ModelShape:
     try:
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file():
-            raise InputError(f"model {model}: neither a config.json nor one of {', '.join(MODELS)}")
+            raise InputError(
+                f"model {model}{meant(path.name, MODELS)}: neither a config.json nor one of {', '.join(MODELS)}"
+            )
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a JSON config ({first_line(error)}); name a model's config.json") from error
@@ -321,5 +323,5 @@ def model_shape(model: str | Path) -> ModelShape:
 def gpu(name: str) -> Gpu:
     """A GPU by its name in `GPUS`."""
     if name.lower() not in GPUS:
-        raise InputError(f"gpu {name!r} is unknown; choose one of {', '.join(GPUS)}")
+        raise InputError(f"gpu {name!r} is unknown{meant(name, GPUS)}; choose one of {', '.join(GPUS)}")
     return GPUS[name.lower()]

@@ -19,7 +19,7 @@ from simrl.dispatch import DISPATCHES, Dispatch, Fifo
 from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.extensions import Extended
 from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
@@ -846,7 +846,7 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
     common = common_parameters(recipe)
     for key in parameters:
         if key not in known:
-            raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join(known)}")
+            raise InputError(f"system {name}: unknown parameter {key!r}{meant(key, known)}; it has {', '.join(known)}")
         yes_or_no = {**signature(recipe, eval_str=True).parameters, **common}[key].annotation is bool
         if isinstance(parameters[key], bool) and not yes_or_no:
             raise InputError(f"system {name}: {key} is {str(parameters[key]).lower()}; it is no switch, give a value")
@@ -898,10 +898,18 @@ def with_common(
 def parameters_of(name: str) -> dict[str, Any]:
     """The parameters that a recipe takes, with their defaults. Raises `InputError` for an unknown recipe."""
     if name not in RECIPES:
-        raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
+        raise unknown_system(name)
     recipe = RECIPES[name]
     taken = {**signature(recipe).parameters, **common_parameters(recipe)}
     return {key: parameter.default for key, parameter in taken.items()}
+
+
+def unknown_system(name: str) -> InputError:
+    """For a name that no recipe has. Tables call a system areal(eta=4); whoever writes that learns how it is given."""
+    begins = name.partition("(")[0]
+    if begins != name and begins in RECIPES:
+        return InputError(f"system {name!r}: write parameters as {{'name': '{begins}', 'eta': 4}}, or as system.eta=4")
+    return InputError(f"system {name!r} is unknown{meant(name, RECIPES)}; choose one of {', '.join(RECIPES)}")
 
 
 def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:

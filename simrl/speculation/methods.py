@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.extensions import Extended
 from simrl.speculation.bandit import BegMab, Strategy
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
@@ -365,7 +365,8 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
     if name == "none" and not given:
         return None
     if name not in METHODS:
-        said = f"speculation is {name!r}" if name is not None else f"speculation {asked!r} has no name"
+        named = f"speculation is {name!r}{meant(name, METHODS)}"
+        said = named if name is not None else f"speculation {asked!r} has no name"
         raise InputError(f"{said}; give none, or one of {', '.join(METHODS)}, or {{name: histospec, gate: open}}")
     try:
         made = METHODS[name](**given)

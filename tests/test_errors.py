@@ -84,3 +84,23 @@ def test_a_percentage_in_place_of_a_share_is_told_as_a_share(simrl):
 
 def test_a_message_is_one_line_whatever_is_in_it():
     assert str(InputError("a\nb\x1b[31m")) == "a b\\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["optimize", "scenario.yaml", "--max-off-policyness", "nan"], "invalid value for '--max-off-policyness': "),
+        (["optimize", "scenario.yaml", "--trials", "few"], "invalid value for '--trials': "),
+        (["compare", "scenario.yaml", "--jbos", "3"], "no such option: --jbos"),
+        (["compare"], "missing argument 'SCENARIO'"),
+        (["optimise", "scenario.yaml"], "no such command 'optimise'. Did you mean 'optimize'?\n"),
+    ],
+)
+def test_a_command_that_is_written_wrongly_is_told_in_a_line(simrl, arguments, what):
+    assert what in simrl.refuses(*arguments)
+
+
+def test_a_group_without_a_command_shows_its_help(simrl):
+    ended = simrl("trace")
+    assert ended.code == 2 and "import" in ended.out + ended.err
+    assert simrl("trace", "--help").code == 0

@@ -22,7 +22,7 @@ from simrl.engine import Engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.faults import FaultyWorker, check_faults, inject
-from simrl.hardware import Gpu, ModelShape, gpu, model_shape
+from simrl.hardware import GPUS_PER_NODE, Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Stage
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
@@ -172,7 +172,8 @@ def prepare(scenario: Scenario, inputs: Inputs = Inputs()) -> Prepared:  # noqa:
             f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
             f"{max(microbatch, longest)} tokens), it has {kind.memory_bytes / 1e9:.0f}; use {' or '.join(remedies)}"
         )
-    link = kind.bytes_per_s_among(cluster.gpus) if system.rollout_share is None else kind.network_bytes_per_s
+    one_node = system.rollout_share is None and cluster.gpus <= GPUS_PER_NODE
+    link = kind.link_bytes_per_s if one_node else kind.network_bytes_per_s  # each GPU fetches its own part
     if system.host_buffer:
         link = kind.host_bytes_per_s
     load_s = scenario.training.load_s

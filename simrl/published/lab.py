@@ -100,7 +100,8 @@ class Lab:
 
 def measures(result: Result, warmup_steps: int) -> Measures:
     """`simrl.metrics.summary`, and under `phase_s` the seconds an update of each kind of span, the longest lane's; of rollouts
-    what `rollouts` says; `response_tokens_per_s` are trained ones, `generated_tokens_per_s` over the whole run."""
+    what `rollouts` says; `continued_share` of the samples; `response_tokens_per_s` are trained ones, `generated_tokens_per_s`
+    over the whole run."""
     row = summary(result, warmup_steps)
     generated = int(result.samples.column("generated_tokens").to_numpy().sum())
     steps = result.steps.slice(warmup_steps)
@@ -110,6 +111,7 @@ def measures(result: Result, warmup_steps: int) -> Measures:
         "response_tokens_per_s": trained / (row["step_s"] * steps.num_rows),
         "phase_s": phases(result, warmup_steps),
         **rollouts(result, warmup_steps)._asdict(),
+        "continued_share": continued_share(result, warmup_steps),
         "generated_tokens_per_s": generated / float(result.metadata["end_s"]),
     }
 
@@ -132,6 +134,15 @@ def rollouts(result: Result, warmup_steps: int) -> Rollouts:
     if not rows:
         return Rollouts(float("nan"), float("nan"), float("nan"))
     return Rollouts(*(float(x) for x in np.mean(rows, axis=0)))
+
+
+def continued_share(result: Result, warmup_steps: int) -> float:
+    """Of the samples trained after the warm-up, those that went on at another worker or under newer weights."""
+    samples = result.samples.select(["uid", "trained_step"]).to_pandas()
+    trained = samples.loc[samples["trained_step"] >= warmup_steps, "uid"]
+    stays = result.segments.select(["uid", "worker", "policy_version"]).to_pandas()
+    stays = stays[stays["uid"].isin(trained)].drop_duplicates()
+    return float((stays["uid"].value_counts() > 1).sum() / max(len(trained), 1))
 
 
 def phases(result: Result, warmup_steps: int) -> dict[str, float]:

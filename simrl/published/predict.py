@@ -12,11 +12,17 @@ from types import ModuleType
 from typing import NamedTuple
 
 from simrl.interrupts import ctrl_c_ignored
-from simrl.published import areal, rollpacker, specactor, verl
+from simrl.published import areal, rhymerl, rollpacker, specactor, verl
 from simrl.published.lab import Lab
 from simrl.published.ledger import Inputs, read_ledger
 
-PAPERS: dict[str, ModuleType] = {"areal": areal, "rollpacker": rollpacker, "specactor": specactor, "verl": verl}
+PAPERS: dict[str, ModuleType] = {
+    "areal": areal,
+    "rhymerl": rhymerl,
+    "rollpacker": rollpacker,
+    "specactor": specactor,
+    "verl": verl,
+}
 Predicted = dict[str, list[list[float]]]  # by row, for each set of inputs: the elements
 
 

@@ -24,6 +24,7 @@ from simrl.errors import InputError
 from simrl.faults import FaultyWorker, check_faults, inject
 from simrl.hardware import GPUS_PER_NODE, Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Stage
+from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
@@ -280,6 +281,7 @@ class Schedule:
             times=_rollout_times(prepared),
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
+            accepts=rewards_differ if system.filter_groups else lambda group: True,
         )
         if adapts:
             for lane in train_lanes:

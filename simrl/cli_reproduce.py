@@ -49,7 +49,7 @@ def reproduce(
 
     from simrl.comparison import compile_kernels, progress_bar
     from simrl.files import write_whole_file
-    from simrl.published.board import board, print_board, totals
+    from simrl.published.board import board, in_words, print_board, totals
     from simrl.published.predict import predict, tasks
     from simrl.published.score import published_rows
 
@@ -63,7 +63,7 @@ def reproduce(
     with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:
         task = bar.add_task("sets of inputs", total=len(todo))
         predicted = predict(todo, jobs, lambda: bar.advance(task))
-    entries = board(wanted, predicted, todo)
+    entries = board(wanted, predicted)
     text = json.dumps({"totals": totals(entries), "rows": entries}, indent=1, ensure_ascii=False)
     if output is not None:
         with write_whole_file(output) as temporary:
@@ -75,9 +75,4 @@ def reproduce(
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200
     print_board(entries, console)
-    sums = totals(entries)
-    console.print(
-        f"\n{sums['rows_predicted']} of {sums['rows']} rows are predicted; {sums['covered_share']:.0%} of {sums['elements']} "
-        f"published figures lie in their intervals; median error {sums['median_error']:.0%}, median half-width "
-        f"{sums['median_half_width']:.0%}."
-    )
+    console.print(f"\n{in_words(entries)}")

@@ -33,6 +33,12 @@ def test_ratios_ranges_sides_and_lists_are_read_as_written():
     assert score.elements_of("7.81 / 30.39") == [(7.81, 7.81), (30.39, 30.39)]
 
 
+def test_the_phases_of_a_published_step_are_no_longer_than_it():
+    for row in ("verl-sync-32", "verl-sync-64", "verl-async-64"):
+        step, *phases = (element.value for element in score.published_rows()[row].elements)
+        assert 0.9 * step < sum(phases) < step, row
+
+
 def test_a_gain_is_scored_as_a_ratio():
     row = score.published_rows()["spec-abl-vanilla"]
     (element,) = score.score(row, [[0.05], [0.0], [0.1]])

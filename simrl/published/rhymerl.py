@@ -132,6 +132,7 @@ def run(
     tp: int = TP,
     gpus: int,
     training: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
     first_epoch: bool = False,
     steps: int = STEPS,
     warmup_steps: int = WARMUP_STEPS,
@@ -161,6 +162,7 @@ def run(
             "reward_s": inputs[f"reward_{task}_s"],
             **(training or {}),
         },
+        engine=engine,
         speculation={"runs": {"history": history(inputs, task, first_epoch=first_epoch)}} if drafts else None,
     )
     return lab.run(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def reproduce(
         typer.Option(
             min=0, max=1024, help="sets of assumed inputs that are drawn from their ranges, beside the middle"
         ),
-    ] = 8,
+    ] = 4,
     jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count() or 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="a JSON file to write, as --json prints it")
@@ -35,7 +36,7 @@ def reproduce(
         typer.Option(
             "--json",
             help="print JSON on stdout; its keys are stable: totals, rows, with id, published, predicted, low, high, error, "
-            "covered, ledger",
+            "covered, ledger, why_not, refused",
         ),
     ] = False,
 ) -> None:
@@ -59,14 +60,17 @@ def reproduce(
         if row not in known:
             raise InputError(f"{row}: no published row{meant(row, known)}; there are {', '.join(known)}")
     todo = tasks(wanted, samples)
-    compile_kernels()
-    with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:
-        task = bar.add_task("sets of inputs", total=len(todo))
-        predicted = predict(todo, jobs, lambda: bar.advance(task))
-    entries = board(wanted, predicted)
-    text = json.dumps({"totals": totals(entries), "rows": entries}, indent=1, ensure_ascii=False)
-    if output is not None:
-        with write_whole_file(output) as temporary:
+    with (
+        nullcontext() if output is None else write_whole_file(output) as temporary
+    ):  # tells before the runs if it cannot
+        if todo:
+            compile_kernels()
+        with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:
+            task = bar.add_task("sets of inputs", total=len(todo))
+            predicted = predict(todo, jobs, lambda: bar.advance(task))
+        entries = board(wanted, predicted)
+        text = json.dumps({"totals": totals(entries), "rows": entries}, indent=1, ensure_ascii=False, allow_nan=False)
+        if temporary is not None:
             temporary.write_text(text + "\n", encoding="utf-8")
     if as_json:
         print(text)

@@ -78,7 +78,7 @@ def run(task: Task) -> dict[str, Found]:
 
 def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs) -> Found:
     try:
-        return row(lab, inputs)
+        return [float(value) for value in row(lab, inputs)]
     except InputError as error:
         return error
 

@@ -195,9 +195,10 @@ def _scenario(
 ) -> Scenario:
     from simrl.comparison import run_names
     from simrl.scenario import Choices, load_scenarios
+    from simrl.systems import parameters_of
 
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
-    scenarios = load_scenarios(file, overrides, system, choices)
+    scenarios = load_scenarios(file, overrides, system, choices, parameters_of)
     if len(scenarios) > 1:
         raise InputError(
             f"{file}: {len(scenarios)} runs ({run_names(scenarios)}); a replay is of one: choose it with --system NAME, "

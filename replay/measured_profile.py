@@ -16,7 +16,7 @@ from replay.measure import Journal, Measured, Plan, check, measure
 from replay.profile_fit import Reach
 from replay.speculative import own_config
 from replay.vllm_adapter import EngineSettings, vllm_version
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.hardware import GPUS, model_shape
 from simrl.profile import ProfileMetadata, TableProfile, write_profile
 
@@ -95,7 +95,7 @@ def measure_with(
     whatever is refused until then costs no measurement."""
     shape = model_shape(wanted.model)
     if wanted.gpu is not None and wanted.gpu not in GPUS:
-        raise InputError(f"--gpu {wanted.gpu}: choose one of {', '.join(GPUS)}")
+        raise InputError(f"--gpu {wanted.gpu}{meant(wanted.gpu, GPUS)}: choose one of {', '.join(GPUS)}")
     if wanted.draft_tokens and wanted.tp > 1:
         raise InputError(
             f"--draft-tokens {wanted.draft_tokens}: simrl's drafter needs the engine in one process, and --tp is {wanted.tp}; "

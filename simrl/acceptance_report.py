@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simrl.engine import EngineConfig
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.files import write_whole_file
 from simrl.hardware import GPUS, MODELS
 from simrl.page import folded
@@ -81,7 +81,7 @@ def measure(
     `InputError` for a trace in which the drafter has nothing to draft from.
     """
     if drafter not in DRAFTERS:
-        raise InputError(f"drafter {drafter!r}: choose one of {', '.join(DRAFTERS)}")
+        raise InputError(f"drafter {drafter!r}{meant(drafter, DRAFTERS)}: choose one of {', '.join(DRAFTERS)}")
     name = trace.metadata.name
     if drafter.startswith("history") and len(np.unique(trace.column("epoch"))) < 2:
         raise InputError(

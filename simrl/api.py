@@ -27,7 +27,7 @@ from simrl.acceptance_report import DRAFTERS, measure
 from simrl.acceptance_report import report as acceptance_report
 from simrl.comparison import comparison_rows, compile_kernels, run_names, simulate_scenarios
 from simrl.dimensions import SYSTEMS, Dimension, Listed, cross, listed
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.executors import Executor, Here, Processes
 from simrl.explanation import diff_results, explain_result
 from simrl.goal import Goal, seconds_of
@@ -42,7 +42,7 @@ from simrl.points import SharedInputs
 from simrl.profile import TableProfile, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Result, find_result
-from simrl.scenario import Choices, Scenario, ScenarioFile, Setting, given, override
+from simrl.scenario import PARAMETER, Choices, Scenario, ScenarioFile, Setting, given, override
 from simrl.search_space import FAMILIES, make_space
 from simrl.shipped import shipped_profile
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS
@@ -50,6 +50,7 @@ from simrl.speculation.siblings import Known
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 from simrl.sweeps import kept, plan
 from simrl.sweeps import run as run_sweep
+from simrl.systems import parameters_of
 from simrl.trace import Trace, read_trace, write_trace
 from simrl.views import (
     AcceptanceView,
@@ -142,7 +143,8 @@ def compare(
         "seed": seed,
     }
     opened = _open("compare", workload, systems, words, profile, cap_tokens, overrides)
-    return _simulated(opened.file([]).scenarios(Choices(pipelines, dispatches, speculations)), opened, jobs)
+    choices = Choices(pipelines, dispatches, speculations)
+    return _simulated(opened.file([]).scenarios(choices, parameters_of), opened, jobs)
 
 
 def run(
@@ -181,7 +183,7 @@ def run(
     systems = None if system is None else [system]
     opened = _open("run", workload, systems, words, profile, cap_tokens, overrides)
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
-    scenarios = opened.file([]).scenarios(choices)
+    scenarios = opened.file([]).scenarios(choices, parameters_of)
     if len(scenarios) > 1:
         raise InputError(
             f"{opened.origin}: {len(scenarios)} runs ({run_names(scenarios)}); choose one with system= and gpus=, or compare"
@@ -228,7 +230,12 @@ def sweep(
     words = {"model": model, "gpu": gpu, "gpus": gpus, "tp": tp, "steps": steps, "warmup_steps": warmup_steps}
     opened = _open("sweep", workload, systems, words, profile, cap_tokens, overrides)
     with opened.on_disk() as file, _folder(folder) as place:
-        varied = cross(file, {key: listed(key, several) for key, several in values.items()}, zips)
+        own: dict[str, Dimension] = {
+            setting.key: Listed((setting.key,), [(setting,)])
+            for setting in opened.settings
+            if setting.key.startswith(PARAMETER)
+        }
+        varied = cross(file, own | {key: listed(key, several) for key, several in values.items()}, zips)
         planned = plan(varied, sample, seed)
         outcomes = kept(planned, place)
         if len(outcomes) < len(planned.points):
@@ -320,7 +327,7 @@ def acceptance(
     """
     chosen = next((name for name in DRAFTERS if name == drafter), None)
     if chosen is None:
-        raise InputError(f"drafter={drafter!r}: choose one of {', '.join(DRAFTERS)}")
+        raise InputError(f"drafter={drafter!r}{meant(drafter, DRAFTERS)}: choose one of {', '.join(DRAFTERS)}")
     if siblings_known not in ("lockstep", "finished"):
         raise InputError(f"siblings_known={siblings_known!r}: choose lockstep or finished")
     if epochs_back < 1:
@@ -614,7 +621,7 @@ def _window(window: int | str | None) -> Window | None:
 
 def _at_least(least: int, given: Mapping[str, float | None]) -> None:
     for name, value in given.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # nan is refused, too
             raise InputError(f"{name}={value}: give {least} or more")
 
 

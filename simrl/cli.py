@@ -37,6 +37,7 @@ from simrl import (
 )
 from simrl.errors import InputError, StoppedError, first_line
 
+UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
 INTERRUPTED = "interrupted; nothing was written"
 
 app = typer.Typer(
@@ -114,13 +115,14 @@ def compare(
     """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all."""
     from simrl.comparison import compare_scenarios
     from simrl.scenario import Choices, load_scenarios
+    from simrl.systems import parameters_of
     from simrl.table import print_comparison
 
     choices = Choices(pipeline or (), dispatch or (), speculation or ())
     if measured is not None:
         cli_agreement.compare_with_measured(scenario, measured, overrides or [], choices, output, as_json)
         return
-    scenarios = load_scenarios(scenario, overrides or [], choices=choices)
+    scenarios = load_scenarios(scenario, overrides or [], choices=choices, parameters_of=parameters_of)
     folder = output or Path("results") / scenarios[0].name
     replaced = (folder / "comparison.json").exists()
     rows = compare_scenarios(scenarios, folder, jobs)
@@ -149,13 +151,13 @@ def run(
     """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters."""
     from simrl.comparison import compare_scenarios, run_names
     from simrl.scenario import Choices, load_scenarios
-    from simrl.systems import make_system
+    from simrl.systems import make_system, parameters_of
     from simrl.table import print_comparison
 
     if system and pipeline:
         raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
-    scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices)
+    scenarios = load_scenarios(scenario, overrides or [], system or pipeline, choices, parameters_of)
     if len(scenarios) > 1:
         for each in scenarios:  # what is misspelt is told first
             make_system(each.system.name, each.system.parameters)
@@ -232,20 +234,22 @@ def main() -> None:
     try:
         try:
             _check_arguments(sys.argv[1:])
-            app()
+            code = app(standalone_mode=False)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where a failure can still be told
+        if code == 130:  # what typer makes of Ctrl-C
+            _end(INTERRUPTED, 1)
+        if isinstance(code, int):
+            sys.exit(code)
     except InputError as error:
         _end(error, 2)
+    except UsageError as error:
+        _end_of_usage(error)
     except StoppedError as error:
         _end(error, 1)
     except KeyboardInterrupt:
         _end(INTERRUPTED, 1)
-    except SystemExit as ending:
-        if ending.code == 130:  # what typer makes of Ctrl-C
-            _end(INTERRUPTED, 1)
-        raise
     except MemoryError:
         _end("out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time", 1)
     except OSError as error:
@@ -265,6 +269,16 @@ def _check_arguments(arguments: list[str]) -> None:
             argument.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"argument {argument!r} is not UTF-8; rename the file") from error
+
+
+def _end_of_usage(error: Any) -> NoReturn:
+    """What is wrong with the words of a command, in a line; nothing more where its help was shown."""
+    said = str(error.format_message()).rstrip(".")
+    if not said:
+        sys.exit(2)
+    command = error.ctx.command_path if error.ctx else "simrl"
+    more = "" if said.endswith("?") else f"; {command} --help tells what it takes"
+    _end(f"{said[0].lower()}{said[1:]}{more}", 2)
 
 
 def _end(message: object, code: int) -> NoReturn:

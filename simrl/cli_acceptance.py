@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 
 if TYPE_CHECKING:
     from simrl.profile import TableProfile
@@ -68,7 +68,7 @@ def acceptance(
 
     chosen = next((name for name in DRAFTERS if name == drafter), None)
     if chosen is None:
-        raise InputError(f"--drafter {drafter}: choose one of {', '.join(DRAFTERS)}")
+        raise InputError(f"--drafter {drafter}{meant(drafter, DRAFTERS)}: choose one of {', '.join(DRAFTERS)}")
     if epochs_back is not None and not chosen.startswith("history"):
         raise InputError(f"--epochs-back {epochs_back}: only history drafts from epochs; {drafter} does not")
     if siblings_known is not None and chosen != "siblings":

@@ -80,8 +80,9 @@ def _name(scenario: Scenario | None, predicted: Path) -> str:
 def _only_scenario(file: Path, overrides: Sequence[str], choices: Choices) -> Scenario:
     from simrl.comparison import run_names
     from simrl.scenario import load_scenarios
+    from simrl.systems import parameters_of
 
-    scenarios = load_scenarios(file, overrides, choices=choices)
+    scenarios = load_scenarios(file, overrides, choices=choices, parameters_of=parameters_of)
     if len(scenarios) > 1:
         raise InputError(
             f"{file}: {len(scenarios)} runs ({run_names(scenarios)}), but one was measured; choose it with systems=[NAME] and "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 
 if TYPE_CHECKING:
     from simrl.profile import TableProfile
@@ -70,7 +70,7 @@ def derive(
     from simrl.profilers import PROFILERS
 
     if source not in PROFILERS:
-        raise InputError(f"--source {source}: choose {' or '.join(PROFILERS)}")
+        raise InputError(f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}")
     given = dict(parse_override(text) for text in settings or [])
     profile = checked(f"--source {source}", PROFILERS[source], model_shape(model), gpu_named(gpu), tp, **given)
     if not isinstance(profile, TableProfile):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 
 EXAMPLES = (
     "Examples:  simrl reproduce areal-eta   |   simrl reproduce --samples 8   |   simrl reproduce --json > board.json"
@@ -25,7 +26,7 @@ def reproduce(
         typer.Option(
             min=0, max=1024, help="sets of assumed inputs that are drawn from their ranges, beside the middle"
         ),
-    ] = 8,
+    ] = 4,
     jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count() or 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="a JSON file to write, as --json prints it")
@@ -35,7 +36,7 @@ def reproduce(
         typer.Option(
             "--json",
             help="print JSON on stdout; its keys are stable: totals, rows, with id, published, predicted, low, high, error, "
-            "covered, ledger",
+            "covered, ledger, why_not, refused",
         ),
     ] = False,
 ) -> None:
@@ -49,7 +50,7 @@ def reproduce(
 
     from simrl.comparison import compile_kernels, progress_bar
     from simrl.files import write_whole_file
-    from simrl.published.board import board, print_board, totals
+    from simrl.published.board import board, in_words, print_board, totals
     from simrl.published.predict import predict, tasks
     from simrl.published.score import published_rows
 
@@ -57,16 +58,19 @@ def reproduce(
     wanted = list(rows or known)
     for row in wanted:
         if row not in known:
-            raise InputError(f"{row}: no published row; there are {', '.join(known)}")
+            raise InputError(f"{row}: no published row{meant(row, known)}; there are {', '.join(known)}")
     todo = tasks(wanted, samples)
-    compile_kernels()
-    with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:
-        task = bar.add_task("sets of inputs", total=len(todo))
-        predicted = predict(todo, jobs, lambda: bar.advance(task))
-    entries = board(wanted, predicted, todo)
-    text = json.dumps({"totals": totals(entries), "rows": entries}, indent=1, ensure_ascii=False)
-    if output is not None:
-        with write_whole_file(output) as temporary:
+    with (
+        nullcontext() if output is None else write_whole_file(output) as temporary
+    ):  # tells before the runs if it cannot
+        if todo:
+            compile_kernels()
+        with progress_bar(TimeRemainingColumn(), speed_over_s=600.0) as bar:
+            task = bar.add_task("sets of inputs", total=len(todo))
+            predicted = predict(todo, jobs, lambda: bar.advance(task))
+        entries = board(wanted, predicted)
+        text = json.dumps({"totals": totals(entries), "rows": entries}, indent=1, ensure_ascii=False, allow_nan=False)
+        if temporary is not None:
             temporary.write_text(text + "\n", encoding="utf-8")
     if as_json:
         print(text)
@@ -75,9 +79,4 @@ def reproduce(
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200
     print_board(entries, console)
-    sums = totals(entries)
-    console.print(
-        f"\n{sums['rows_predicted']} of {sums['rows']} rows are predicted; {sums['covered_share']:.0%} of {sums['elements']} "
-        f"published figures lie in their intervals; median error {sums['median_error']:.0%}, median half-width "
-        f"{sums['median_half_width']:.0%}."
-    )
+    console.print(f"\n{in_words(entries)}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from simrl.cli_systems import described, documented, print_broken, print_parameters, print_rule, recipe_schema, takes
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -62,7 +62,7 @@ def show(
     from simrl.speculation.methods import METHODS
 
     if name not in METHODS:
-        raise InputError(f"method {name!r} is unknown; choose one of {', '.join(METHODS)}")
+        raise InputError(f"method {name!r} is unknown{meant(name, METHODS)}; choose one of {', '.join(METHODS)}")
     method = describe(name)
     if as_json:
         print(json.dumps(method, indent=1, ensure_ascii=False))

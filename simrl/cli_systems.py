@@ -31,6 +31,7 @@ MEANINGS = {
     "gate": "when it drafts: always, while the batch is small enough to pay, or once few responses are left",
     "window": "tokens to draft; as an object, {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
     "dynamic_sampling": "drop groups with equal rewards, refill in rounds of so many times a batch",
+    "filter_groups": "drop groups with equal rewards, train what is left",
 }
 AsJson = Annotated[
     bool,
@@ -78,10 +79,10 @@ def show(
     name: Annotated[str, typer.Argument(help="a system, as `simrl systems` lists it")], as_json: AsJson = False
 ) -> None:
     """One system: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
-    from simrl.systems import RECIPES
+    from simrl.systems import RECIPES, unknown_system
 
     if name not in RECIPES:
-        raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
+        raise unknown_system(name)
     system = describe(name)
     if as_json:
         print(json.dumps(system, indent=1, ensure_ascii=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.extensions import Extended
 
 if TYPE_CHECKING:
@@ -312,7 +312,8 @@ def synth(
 
     presets: dict[str | None, dict[str, Any]] = {None: {}, "rhymerl-math": RHYMERL_MATH, "rhymerl-code": RHYMERL_CODE}
     if preset not in presets:
-        raise InputError(f"--preset {preset}: unknown; choose rhymerl-math or rhymerl-code")
+        near = meant(preset, [name for name in presets if name])
+        raise InputError(f"--preset {preset}: unknown{near}; choose rhymerl-math or rhymerl-code")
     given = dict(parse_override(text) for text in settings or [])
     try:
         model = LengthModel.model_validate({**presets[preset], **given})

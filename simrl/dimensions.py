@@ -15,12 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError
-from simrl.scenario import ScenarioFile, Setting, given, override
+from simrl.errors import InputError, meant
+from simrl.scenario import PARAMETER, ScenarioFile, Setting, given, override
 
 MOST_POINTS = 1_000_000
 SYSTEMS = "systems"
-PARAMETER = "system."  # begins a key that is a parameter of the systems
 Alternative = tuple[Setting, ...]
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
@@ -213,8 +212,10 @@ def _zipped(swept: dict[str, Dimension], zips: Sequence[str]) -> list[Dimension]
         for key in keys:
             found = dimensions.get(key)
             if not isinstance(found, Listed) or found in members:
-                known = ", ".join(key for key, value in dimensions.items() if isinstance(value, Listed))
-                raise InputError(f"--zip {text}: {key} is no list to zip, or no longer; there are {known}")
+                known = [key for key, value in dimensions.items() if isinstance(value, Listed)]
+                raise InputError(
+                    f"--zip {text}: {key} is no list to zip, or no longer{meant(key, known)}; there are {', '.join(known)}"
+                )
             members.append(found)
         counts = [len(member.alternatives) for member in members]
         if len(set(counts)) > 1:

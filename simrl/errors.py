@@ -1,6 +1,11 @@
 """Two kinds of errors, each one line on the screen: what the user can put right (exit code 2), and what stopped a run
 through nobody's input (exit code 1). Anything else is a bug and shows its traceback."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+LONGEST_NAME = 80  # of what is compared with the known ones
+
 
 class InputError(Exception):
     """Bad input. The message is one line: which file, which place in it, the value found, and what would be right."""
@@ -28,3 +33,16 @@ def printable(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """What another library said, cut to its first line so that it can stand inside an `InputError`."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """What a message says behind an unknown name: " (did you mean areal?)" if one of the known names is near, else nothing.
+
+    Near is what is spelt alike, what goes on from the name (verl: verl_colocated), and a key whose last part it is (gpus:
+    cluster.gpus). Capitals do not count.
+    """
+    written = str(name).lower()[:LONGEST_NAME]
+    spelt = {part.lower(): each for each in known for part in (each.rpartition(".")[2], each)}
+    begun = [each for each in spelt if len(written) > 2 and each.startswith(written)]
+    near = list(dict.fromkeys(spelt[each] for each in begun[:3] or get_close_matches(written, spelt, n=1)))
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

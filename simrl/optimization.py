@@ -29,6 +29,8 @@ from simrl.search_space import Space
 from simrl.simulate import Inputs, Prepared, prepare, simulate_prepared
 from simrl.staleness_quality import BENCHMARKS, Quality, near
 from simrl.staleness_quality import SOURCE as QUALITY_SOURCE
+from simrl.table import assumption
+from simrl.training import assumed_s
 
 TRIALS, BEST = 200, 5
 FURTHER_SEEDS = 2  # of options that are close
@@ -324,10 +326,12 @@ def _rests_on(prepared: Prepared) -> list[str]:
     """Where the inputs come from."""
     trace, profile = prepared.trace.metadata, prepared.profile.metadata
     training = prepared.scenario.training
+    assumed = assumed_s(training.model_dump(), prepared.colocated)
     return [
         f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",
         f"training at {training.mfu:.0%} of the GPU's peak: an input, assumed until you measure it (training.mfu)",
+        *([assumption(assumed)] if assumed else []),
     ]
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import simrl
-from simrl.dimensions import PARAMETER, SYSTEMS
+from simrl.dimensions import SYSTEMS
 from simrl.errors import InputError, first_line
 from simrl.hardware import Gpu, ModelShape
 from simrl.metrics import summary
 from simrl.profile import TableProfile
-from simrl.scenario import Scenario, ScenarioFile, Setting
+from simrl.scenario import PARAMETER, Scenario, ScenarioFile, Setting
 from simrl.simulate import Inputs, prepare, simulate_prepared
 from simrl.speculation.methods import METHODS
 from simrl.systems import RECIPES, parameters_of

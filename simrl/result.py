@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, meant
 from simrl.parquet import read_parquet
 from simrl.result_check import check_metadata, check_times, checked_tables
 from simrl.rollout import Rollout
@@ -131,6 +131,7 @@ def read_result(folder: str | Path) -> Result:
     """Reads what `Result.write` wrote. Raises `InputError` for a folder that holds no result, and for one whose tables do not
     hold together (`simrl.result_check`)."""
     folder = Path(folder)
+    _require_a_result(folder)
     try:
         metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
         tables = {name: read_parquet(folder / f"{name}.parquet") for name in TABLES}
@@ -141,6 +142,22 @@ def read_result(folder: str | Path) -> Result:
     tables = checked_tables(tables, rows, str(folder))
     check_times(tables, metadata.get("end_s", math.inf), str(folder))
     return Result(metadata=metadata, **tables)
+
+
+def _require_a_result(folder: Path) -> None:
+    """Whoever names a folder wrongly hears what is there in its place."""
+    if folder.is_dir():
+        if not (folder / METADATA_FILE).exists():
+            raise InputError(
+                f"{folder}: not a result folder, it has no {METADATA_FILE}; name one that `simrl run` wrote"
+            )
+        return
+    if folder.exists():
+        raise InputError(f"{folder}: not a result folder but a file; name the folder that `simrl run` wrote")
+    beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+    raise InputError(
+        f"{folder}: not a result folder, it does not exist{meant(folder.name, beside)}; name one that `simrl run` wrote"
+    )
 
 
 def find_result(folder: str | Path) -> Result:

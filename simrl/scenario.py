@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from simrl.engine import EngineConfig
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, meant
 from simrl.faults import Fault
 from simrl.hardware import MODELS
 from simrl.overrides import parse_override
@@ -163,7 +163,20 @@ class Scenario(_Model):
 # What `load_scenarios` fills in, and what a file has instead.
 FILLED_IN = ("system", "variant", "file")
 _KEYS = (*(key for key in Scenario.model_fields if key not in FILLED_IN), "systems", "vary")
+_NAMES = [
+    *_KEYS,
+    *(
+        f"{key}.{part}"
+        for key, field in Scenario.model_fields.items()
+        if key not in FILLED_IN
+        for part in getattr(field.annotation, "model_fields", ())
+    ),
+]
 _PATHS = (("workload", "trace"), ("profile", "path"), ("speculation", "draft_profile"))
+
+
+PARAMETER = "system."  # begins a key that is a parameter of the systems
+ParametersOf = Callable[[str], Mapping[str, Any]]  # of a system, by its name
 
 
 class Setting(NamedTuple):
@@ -195,8 +208,9 @@ class ScenarioFile:
     ) -> None:
         self.path = path = Path(path)
         self._config = _read(path) if data is None else _known_keys(_from_data(data, path), path)
-        self._settings = list(settings)
-        for setting in settings:
+        self._parameters = [setting for setting in settings if setting.key.startswith(PARAMETER)]
+        self._settings = [setting for setting in settings if not setting.key.startswith(PARAMETER)]
+        for setting in self._settings:
             _set(self._config, setting, str(path))
         self.systems = self._systems()
         self.variations = self._variations()
@@ -205,9 +219,16 @@ class ScenarioFile:
         """The one with these values and this system (a name, or a dictionary that has one)."""
         return _scenario(self._config, varied, self._settings, system, self.path)
 
-    def scenarios(self, choices: Choices = Choices()) -> list[Scenario]:  # noqa: B008 (immutable)
-        """Every combination of its variations and systems, in its order; `choices` make systems of their own."""
+    def scenarios(
+        self,
+        choices: Choices = Choices(),  # noqa: B008 (immutable)
+        parameters_of: ParametersOf | None = None,
+    ) -> list[Scenario]:
+        """Every combination of its variations and systems, in its order; `choices` make systems of their own. An override of
+        `system.eta` goes to the systems that have such a parameter, which `parameters_of` knows; to all where nobody does."""
         systems = _chosen(self.systems, choices)
+        for setting in self._parameters:
+            systems = _with_parameter(systems, setting, parameters_of)
         return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
     def _systems(self) -> list[Any]:
@@ -243,19 +264,42 @@ def load_scenarios(
     overrides: Sequence[str] = (),
     system: str | None = None,
     choices: Choices = Choices(),  # noqa: B008 (immutable)
+    parameters_of: ParametersOf | None = None,
 ) -> list[Scenario]:
     """Every combination of the file's `vary` and `systems`, in the file's order, after the `key=value` overrides.
 
     With `system`, the file's systems are left aside for that one, and overrides that are no key of a scenario are its
-    parameters. `choices` make systems of their own. Raises `InputError` as `ScenarioFile` does.
+    parameters, written `eta=8` or `system.eta=8`. `choices` make systems of their own; `parameters_of` is as in
+    `ScenarioFile.scenarios`. Raises `InputError` as `ScenarioFile` does.
     """
     settings = [override(text) for text in overrides]
     if system is not None:
         own = [s for s in settings if s.key.split(".")[0] not in _KEYS]
         settings = [s for s in settings if s not in own]
-        entry = {"name": system, **{s.key: s.value for s in own}}
+        entry = {**{s.key.removeprefix(PARAMETER): s.value for s in own}, "name": system}
         settings.insert(0, Setting("systems", [entry], f"system {system}"))
-    return ScenarioFile(path, settings).scenarios(choices)
+    return ScenarioFile(path, settings).scenarios(choices, parameters_of)
+
+
+def require_parameter(key: str, systems: Iterable[str], parameters_of: ParametersOf) -> None:
+    """Raises `InputError` for a key such as `system.eta` that is a parameter of none of the systems."""
+    parameter, of_each = key.removeprefix(PARAMETER), {name: list(parameters_of(name)) for name in systems}
+    if not any(parameter in known for known in of_each.values()):
+        near = meant(parameter, [each for known in of_each.values() for each in known])
+        has = "; ".join(f"{name} has {', '.join(known) or 'none'}" for name, known in of_each.items())
+        raise InputError(f"{key}: no parameter of these systems{near}; {has}")
+
+
+def _with_parameter(systems: list[Any], setting: Setting, parameters_of: ParametersOf | None) -> list[Any]:
+    """The systems, those that have it with the parameter."""
+    parameter = setting.key.removeprefix(PARAMETER)
+    named = [{"name": entry} if isinstance(entry, str) else entry for entry in systems]
+    if parameters_of is None:
+        return [{**entry, parameter: setting.value} for entry in named]
+    require_parameter(setting.key, dict.fromkeys(entry["name"] for entry in named), parameters_of)
+    return [
+        {**entry, parameter: setting.value} if parameter in parameters_of(entry["name"]) else entry for entry in named
+    ]
 
 
 def _chosen(systems: list[Any], choices: Choices) -> list[Any]:
@@ -308,7 +352,7 @@ def _known_keys(config: Any, path: Path) -> DictConfig:
         raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
     for key in config:
         if key not in _KEYS:
-            raise InputError(f"{path}: unknown key {key!s}; a scenario has {', '.join(_KEYS)}")
+            raise InputError(f"{path}: unknown key {key!s}{meant(key, _NAMES)}; a scenario has {', '.join(_KEYS)}")
     return config
 
 
@@ -346,7 +390,8 @@ def _set(config: DictConfig, setting: Setting, origin: str) -> None:
     if not all(re.fullmatch(r"\w+", key) for key in keys):
         raise InputError(f"{origin}, {setting.giver}: {setting.key!r} is no key; write one such as cluster.gpus")
     if keys[0] not in _KEYS:
-        raise InputError(f"{origin}, {setting.giver}: unknown key {keys[0]}; a scenario has {', '.join(_KEYS)}")
+        near = meant(keys[0], _NAMES)
+        raise InputError(f"{origin}, {setting.giver}: unknown key {keys[0]}{near}; a scenario has {', '.join(_KEYS)}")
     try:
         for i in range(1, len(keys)):
             parent = OmegaConf.select(config, ".".join(keys[:i]))

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from simrl.dimensions import PARAMETER, SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross
+from simrl.dimensions import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross
 from simrl.errors import InputError
 from simrl.hardware import model_shape
 from simrl.points import Digests, Point, SharedInputs, make_point, resolved, value_of
 from simrl.profile import METADATA_KEY, ProfileMetadata
-from simrl.scenario import Scenario, ScenarioFile, Setting
+from simrl.scenario import PARAMETER, Scenario, ScenarioFile, Setting
 from simrl.simulate import Inputs
 from simrl.speculation.methods import METHODS
 from simrl.sweeps import require_names, require_parameters

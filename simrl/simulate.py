@@ -22,8 +22,9 @@ from simrl.engine import Engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.faults import FaultyWorker, check_faults, inject
-from simrl.hardware import Gpu, ModelShape, gpu, model_shape
+from simrl.hardware import GPUS_PER_NODE, Gpu, ModelShape, gpu, model_shape
 from simrl.pipelines import Stage
+from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile, Tables, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Lane, Recorder, Result
@@ -172,7 +173,8 @@ def prepare(scenario: Scenario, inputs: Inputs = Inputs()) -> Prepared:  # noqa:
             f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
             f"{max(microbatch, longest)} tokens), it has {kind.memory_bytes / 1e9:.0f}; use {' or '.join(remedies)}"
         )
-    link = kind.bytes_per_s_among(cluster.gpus) if system.rollout_share is None else kind.network_bytes_per_s
+    one_node = system.rollout_share is None and cluster.gpus <= GPUS_PER_NODE
+    link = kind.link_bytes_per_s if one_node else kind.network_bytes_per_s  # each GPU fetches its own part
     if system.host_buffer:
         link = kind.host_bytes_per_s
     load_s = scenario.training.load_s
@@ -279,6 +281,7 @@ class Schedule:
             times=_rollout_times(prepared),
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
+            accepts=rewards_differ if system.filter_groups else lambda group: True,
         )
         if adapts:
             for lane in train_lanes:

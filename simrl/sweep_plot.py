@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.palette import BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION
 from simrl.picture import Picture
 from simrl.plots import DPI, plain
@@ -58,11 +58,12 @@ def sweep_figure(
     )
     for name, key in (("x", x), ("y", y)):
         if key is not None and key not in varied:
-            raise InputError(f"{name}={key!r}: does not vary in this sweep; {', '.join(varied) or 'nothing'} does")
+            does = ", ".join(varied) or "nothing"
+            raise InputError(f"{name}={key!r}: does not vary in this sweep{meant(key, varied)}; {does} does")
     if not varied:
         raise InputError("nothing varies in this sweep; give a key more than one value to draw it")
     if not any(isinstance(row.get(value), int | float) for row in rows):
-        raise InputError(f"value={value!r}: no column of numbers; draw one of {', '.join(UNITS)}")
+        raise InputError(f"value={value!r}: no column of numbers{meant(value, UNITS)}; draw one of {', '.join(UNITS)}")
     x = x or next(key for key in varied if key != y)
     if y is None and len(varied) > 2:
         y = next((key for key in varied if key not in (x, "system.name")), None)

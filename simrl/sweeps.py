@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import simrl
-from simrl.dimensions import PARAMETER, SYSTEMS, Listed, Varied
+from simrl.dimensions import SYSTEMS, Listed, Varied
 from simrl.errors import InputError, StoppedError
 from simrl.executors import Executor, Lost
 from simrl.files import write_whole_file, write_whole_folder
 from simrl.hardware import gpu, model_shape
 from simrl.points import Digests, Outcome, Point, make_point, resolved, value_of
-from simrl.scenario import Scenario
+from simrl.scenario import PARAMETER, Scenario, require_parameter
 from simrl.systems import make_system, parameters_of
 
 SYSTEM = "system.name"
@@ -79,10 +79,8 @@ def require_parameters(varied: Varied) -> None:
     names = dict.fromkeys(entry if isinstance(entry, str) else entry["name"] for entry in systems)
     for dimension in varied.dimensions:
         for key in dimension.keys:
-            parameter = key.removeprefix(PARAMETER)
-            if key.startswith(PARAMETER) and not any(parameter in parameters_of(name) for name in names):
-                known = "; ".join(f"{name} has {', '.join(parameters_of(name)) or 'none'}" for name in names)
-                raise InputError(f"{key}: no parameter of these systems; {known}")
+            if key.startswith(PARAMETER):
+                require_parameter(key, names, parameters_of)
 
 
 def _settings(varied: Varied, key: str) -> Iterator[Any]:
@@ -169,12 +167,29 @@ def _path(folder: Path, point: Point) -> Path:
 
 
 def read_outcome(folder: Path, point: Point) -> Outcome | None:
-    """The outcome that is kept; None where there is none that can be read."""
+    """The outcome that is kept; None where there is none that can be read, and another may take its place. Raises `InputError`
+    for a file that was never one."""
+    path = _path(folder, point)
     try:
-        kept = json.loads(_path(folder, point).read_text(encoding="utf-8"))["outcome"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        kept = json.loads(path.read_text(encoding="utf-8"))["outcome"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if _in_the_way(path):
+            raise InputError(
+                f"{path}: damaged, no outcome of a point; delete it and run the same command again"
+            ) from error
         return None
     return kept if _is_outcome(kept) else None
+
+
+def _in_the_way(path: Path) -> bool:
+    """Whether something lies there that is no half-written outcome, so that none may take its place (`write_whole_file`)."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1) not in (b"", b"{")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a folder, or what may not be read
+        return True
 
 
 def _is_outcome(kept: Any) -> bool:

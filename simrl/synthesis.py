@@ -355,6 +355,22 @@ def _location(
     return float(brentq(excess, low, high, xtol=1e-12))
 
 
+def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
+    """The `reward_prompt_share` with which this share of groups is all right or all wrong, or the nearest to it."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(201)
+
+    def excess(share: float) -> float:
+        right = ndtr((ndtri(reward_mean) - math.sqrt(share) * nodes) / math.sqrt(1 - share))
+        return float(weights @ (right**group + (1 - right) ** group) / weights.sum()) - equal
+
+    from scipy.optimize import brentq
+
+    least, most = 0.0, 1 - 1e-6
+    if excess(least) >= 0:
+        return least
+    return float(brentq(excess, least, most, xtol=1e-6)) if excess(most) > 0 else most
+
+
 def mean_under(cap: float, mean: float, sigma: float, mean_cap: float) -> float:
     """The mean under another cap of the lengths that have `mean` under `mean_cap`: the same lognormal, cut elsewhere."""
     return mean_of_cut_lognormal(_location(mean, sigma, round(mean_cap), "mean"), sigma, cap)

@@ -19,7 +19,7 @@ from simrl.dispatch import DISPATCHES, Dispatch, Fifo
 from simrl.dispatch.least_requests import least_requests
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.extensions import Extended
 from simrl.pipelines import Pipeline
 from simrl.pipelines.april import first_complete
@@ -65,7 +65,7 @@ class System:
     """What a recipe yields. `rollout_share` is the share of GPUs that only roll out; None means colocated, and then
     `extra_rollout_gpus` as many GPUs again, times this, roll out besides. `schedule` names the pipeline in words;
     `controller` says that batches go through one process, `host_buffer` that workers load weights from their own host,
-    `needs_rewards` that the rule looks at rewards;
+    `needs_rewards` that the rule looks at rewards, `filter_groups` that groups with equal ones do not train;
     `off_policyness` is the most that a trained token may have (None: the rule does not bound it)."""
 
     name: str
@@ -83,6 +83,7 @@ class System:
     speculation: Speculation | None = None
     best_of_n: BestOfN | None = None
     needs_rewards: bool = False
+    filter_groups: bool = False
     adapt_split_every: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
 
@@ -846,7 +847,7 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
     common = common_parameters(recipe)
     for key in parameters:
         if key not in known:
-            raise InputError(f"system {name}: unknown parameter {key!r}; it has {', '.join(known)}")
+            raise InputError(f"system {name}: unknown parameter {key!r}{meant(key, known)}; it has {', '.join(known)}")
         yes_or_no = {**signature(recipe, eval_str=True).parameters, **common}[key].annotation is bool
         if isinstance(parameters[key], bool) and not yes_or_no:
             raise InputError(f"system {name}: {key} is {str(parameters[key]).lower()}; it is no switch, give a value")
@@ -872,20 +873,24 @@ def with_common(
     on_loss: Literal["elsewhere", "wait"] = "elsewhere",
     adapt_split_every: NotNegative = 0,
     dynamic_sampling: Annotated[float, Field(ge=1, le=100)] | None = None,
+    filter_groups: bool = False,
     speculation: str | dict[str, Any] | None = None,
 ) -> System:
     """What every recipe takes for which it makes sense (`common_parameters`).
 
     `on_loss`: samples whose worker is lost go on elsewhere, their tokens prefilled anew, or wait until it is back.
-    `adapt_split_every`: after so many updates, move GPUs between rollout and training by what was idle (`simrl.split`); 0 keeps
-    the split. `dynamic_sampling`: drop groups whose rewards are all equal, and refill the batch in rounds of so many times its
-    groups (`simrl.pipelines.dynamic_sampling`). `speculation`: a method by its name, or `{name: histospec, gate: open}`; `none`
-    is plain decoding, and None the recipe's own.
+    `adapt_split_every`: after so many updates, move GPUs between rollout and training by what was idle (`simrl.split`);
+    0 keeps the split. `dynamic_sampling`: drop groups whose rewards are all equal, and refill the batch in rounds of so
+    many times its groups (`simrl.pipelines.dynamic_sampling`). `filter_groups`: drop them, and train what is left.
+    `speculation`: a method by its name, or `{name: histospec, gate: open}`; `none` is plain decoding, and None the
+    recipe's own.
     """
     if speculation is not None:
         system = replace(system, speculation=make_speculation(speculation))
     dispatch = replace(system.dispatch, on_loss=on_loss)
     system = replace(system, dispatch=dispatch, adapt_split_every=adapt_split_every)
+    if filter_groups:
+        system = replace(system, filter_groups=True, needs_rewards=True)
     if dynamic_sampling is not None:
         pipeline = system.pipeline
         assert isinstance(pipeline, Batchwise)
@@ -898,10 +903,18 @@ def with_common(
 def parameters_of(name: str) -> dict[str, Any]:
     """The parameters that a recipe takes, with their defaults. Raises `InputError` for an unknown recipe."""
     if name not in RECIPES:
-        raise InputError(f"system {name!r} is unknown; choose one of {', '.join(RECIPES)}")
+        raise unknown_system(name)
     recipe = RECIPES[name]
     taken = {**signature(recipe).parameters, **common_parameters(recipe)}
     return {key: parameter.default for key, parameter in taken.items()}
+
+
+def unknown_system(name: str) -> InputError:
+    """For a name that no recipe has. Tables call a system areal(eta=4); whoever writes that learns how it is given."""
+    begins = name.partition("(")[0]
+    if begins != name and begins in RECIPES:
+        return InputError(f"system {name!r}: write parameters as {{'name': '{begins}', 'eta': 4}}, or as system.eta=4")
+    return InputError(f"system {name!r} is unknown{meant(name, RECIPES)}; choose one of {', '.join(RECIPES)}")
 
 
 def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:
@@ -920,4 +933,6 @@ def common_parameters(recipe: Callable[..., System]) -> dict[str, Parameter]:
         not whole_batches or "dynamic_sampling" in taken or "unit" in taken
     ):  # where single responses train, no group is compared
         del found["dynamic_sampling"]
+        if not isinstance(pipeline, RLHFuse):
+            del found["filter_groups"]
     return found

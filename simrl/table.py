@@ -20,7 +20,7 @@ from rich.text import Text
 
 from simrl.page import folded
 from simrl.scenario import Scenario
-from simrl.training import TrainingConfig
+from simrl.training import TrainingConfig, assumed_s
 
 DEFAULT_MFU = TrainingConfig().mfu
 UNEQUAL = 0.03  # tokens a sample, between rows that are compared
@@ -287,7 +287,8 @@ def _source(facts: Mapping[str, Any]) -> str:
 
 def provenance(of_results: Iterable[Mapping[str, Any]]) -> list[str]:
     """What the numbers rest on, each thing once."""
-    lines = []
+    lines: list[str] = []
+    assumed: dict[str, None] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         step_times = (
@@ -308,4 +309,12 @@ def provenance(of_results: Iterable[Mapping[str, Any]]) -> list[str]:
                 lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
         if metadata["scenario"]["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
-    return sorted(dict.fromkeys(lines), key=lambda line: line.partition(":")[0] != "Step times")
+        rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
+        assumed |= dict.fromkeys(assumed_s(training, rollout_gpus + metadata["train_gpus"] > metadata["gpus"]))
+    found = sorted(dict.fromkeys(lines), key=lambda line: line.partition(":")[0] != "Step times")
+    return found + ([assumption(list(assumed))] if assumed else [])
+
+
+def assumption(assumed: Sequence[str]) -> str:
+    """The line about seconds that are defaults, as they would be set."""
+    return f"Assumed seconds, to be set where you know better: {' '.join(assumed)}"

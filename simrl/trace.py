@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, meant
 from simrl.files import write_whole_file
 from simrl.parquet import decoded, read_parquet
 
@@ -121,8 +121,11 @@ class Trace:
         """
         unknown = sorted(set(columns) - set(REQUIRED) - set(OPTIONAL))
         if unknown:
-            known = ", ".join([*REQUIRED, *OPTIONAL])
-            raise InputError(f"{origin}: unknown column {unknown[0]!r}; a trace has the columns {known}")
+            known = [*REQUIRED, *OPTIONAL]
+            near = meant(unknown[0], known)
+            raise InputError(
+                f"{origin}: unknown column {unknown[0]!r}{near}; a trace has the columns {', '.join(known)}"
+            )
         arrays: dict[str, pa.Array] = {}
         for name, kind in {**REQUIRED, **OPTIONAL}.items():
             if name in columns:

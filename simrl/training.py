@@ -7,8 +7,9 @@ with its source; they can be measured and are never fitted to the outcome of a s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numba import njit
@@ -131,6 +132,13 @@ class TrainingConfig(BaseModel):
         description="colocated, each way: of changing between rollout and training, besides moving weights, gradients and "
         "optimizer states to or from the host; assumed",
     )
+
+
+def assumed_s(training: Mapping[str, Any], colocated: bool) -> list[str]:
+    """The seconds of a system that nobody measured and that stand as they are by default, as `training.switch_s=2`."""
+    asked = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
+    defaults = TrainingConfig().model_dump()
+    return [f"training.{key}={defaults[key]:g}" for key in (*asked, "reward_s") if 0 < defaults[key] == training[key]]
 
 
 Phase = tuple[str, float]  # kind of span, seconds

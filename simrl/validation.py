@@ -1,11 +1,16 @@
 """What pydantic found wrong with data that a user wrote, in the one line that an `InputError` has room for."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from simrl.errors import meant
 
 LONGEST_VALUE = 80
+LEAST_PERCENTAGE = 2  # a larger number in place of a share is one; 1.5 is just too much
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:
@@ -17,15 +22,17 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     keys, owner = _keys(first["loc"], model)
     key = ".".join(keys)
     if first["type"] in ("extra_forbidden", "invalid_key"):
-        return key, f"unknown key {key}; {'.'.join(keys[:-1]) or name} has {', '.join(owner.model_fields)}"
+        known = owner.model_fields
+        return key, f"unknown key {key}{meant(keys[-1], known)}; {'.'.join(keys[:-1]) or name} has {', '.join(known)}"
     if first["type"] == "missing":
         return key, f"key {key} is missing"
-    found = f" is {_shortened(first['input'])}" if not isinstance(first["input"], dict | BaseModel) else ""
+    plain = not isinstance(first["input"], dict | BaseModel)
+    found = f" is {_shortened(first['input'])}{_near(first)}" if plain else ""
     if first["type"] == "union_tag_not_found":
         return key, f"{key} has no kind; give it one"
     if first["type"] == "model_type":
         return key, f"{key or name}{found}; it has the keys {', '.join(owner.model_fields)}"
-    message = first["msg"].removeprefix("Value error, ")
+    message = (_share(first) or first["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     return key, f"{key}{found}: {message}" if key else message
 
@@ -35,10 +42,27 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     if first["type"] == "unexpected_keyword_argument":
-        return f"unknown parameter {place!r}; it has {', '.join(known) or 'none'}"
+        names = list(known)
+        return f"unknown parameter {place!r}{meant(place, names)}; it has {', '.join(names) or 'none'}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {place}"
-    return f"{place} is {_shortened(first['input'])}: {first['msg']}"
+    return f"{place} is {_shortened(first['input'])}{_near(first)}: {_share(first) or first['msg']}"
+
+
+def _share(finding: ErrorDetails) -> str:
+    """What is right in place of a percentage, where a share belongs."""
+    value, bounds = finding["input"], finding.get("ctx", {})
+    seconds = ".".join(map(str, finding["loc"])).endswith("_s")
+    if 1 not in (bounds.get("lt"), bounds.get("le")) or seconds or not isinstance(value, int | float):
+        return ""
+    return f"a share between 0 and 1; did you mean {value / 100:.6g}?" if LEAST_PERCENTAGE <= value <= 100 else ""
+
+
+def _near(finding: ErrorDetails) -> str:
+    """What may have been meant by a value that is none of a few words."""
+    if finding["type"] != "literal_error":
+        return ""
+    return meant(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
 
 
 def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:

@@ -21,7 +21,7 @@ from simrl.agreement import Agreement, agree
 from simrl.agreement_plot import agreement_figure
 from simrl.agreement_table import print_agreement
 from simrl.comparison import write_comparison
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.executors import Here
 from simrl.explanation import Difference, Explanation, diff_results, explain_result
 from simrl.explanation_plot import difference_figure, explanation_figure
@@ -104,7 +104,7 @@ class Comparison(View):
         if name is None and len(self.results) == 1:
             return next(iter(self.results.values()))
         if name is None or name not in self.results:
-            found = "no name" if name is None else repr(name)
+            found = "no name" if name is None else f"{name!r}{meant(name, self.results)}"
             raise InputError(f"{found}: name one of the runs, {', '.join(map(repr, self.results))}")
         return self.results[name]
 

@@ -238,12 +238,23 @@ def test_views_cannot_be_changed(compared):
         ),
         (lambda trace: simrl.compare(trace, **GIVEN), "simrl.compare: no systems; .*'verl_colocated'"),
         (lambda trace: simrl.compare(trace, "areal", **GIVEN), r"systems is 'areal'; give a list, such as \['areal'\]"),
-        (lambda trace: simrl.compare(trace, ["aral"], **GIVEN), "aral"),
+        (lambda trace: simrl.compare(trace, ["aral"], **GIVEN), "'aral' is unknown .did you mean areal"),
+        (
+            lambda trace: simrl.compare(trace, ["areal(eta=4)"], **GIVEN),
+            r"system 'areal\(eta=4\)': write parameters as \{'name': 'areal', 'eta': 4\}, or as system.eta=4",
+        ),
+        (
+            lambda trace: simrl.optimize(trace, **GIVEN, max_off_policyness=float("nan")),
+            "max_off_policyness=nan: give 0",
+        ),
         (
             lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "gpus": -4}),
             "argument gpus=-4: cluster.gpus is -4: ",
         ),
-        (lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "gpu": "h1000"}), "gpu 'h1000' is unknown; choose"),
+        (
+            lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "gpu": "h1000"}),
+            "gpu 'h1000' is unknown .did you mean h100",
+        ),
         (lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, overrides={"trainig.mfu": 1}), "unknown key trainig"),
         (
             lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, overrides="seed=1"),
@@ -295,6 +306,15 @@ def test_bad_input_is_one_line_that_names_the_argument(frame, call, message):
     with pytest.raises(simrl.InputError, match=message) as error:
         call(frame)
     assert "\n" not in str(error.value)
+
+
+def test_a_parameter_among_the_overrides_goes_to_the_systems_that_have_it(frame):
+    compared = simrl.compare(frame, SYSTEMS, **GIVEN, overrides={"system.eta": 3})
+    assert list(compared.results) == ["verl_colocated", "areal(eta=3)"]
+    swept = simrl.sweep(frame, {"seed": [1, 2]}, ["areal"], **GIVEN, overrides=["system.eta=3"])
+    assert swept.table["off_policyness_max"].max() <= 3 and swept.plan.points[0].scenario.system.parameters == {
+        "eta": 3
+    }
 
 
 def test_a_notebook_shows_an_error_as_its_line():

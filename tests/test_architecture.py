@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[1]
 # function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
 # each other. A new module gets its place here.
 LAYERS = (
-    "yaml_text",
+    "errors yaml_text",
     # know nothing of reinforcement learning
-    "errors events interpolation interrupts page palette picture processes shipped validation",
+    "events interpolation interrupts page palette picture processes shipped validation",
     "extensions files hardware overrides parquet",
     "trace profile",
     "result_check rollout synthesis ranks profilers importers training workload faults speculation",

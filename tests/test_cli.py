@@ -145,7 +145,10 @@ def test_a_command_that_is_typed_wrong_ends_with_2_and_writes_nothing(simrl, arg
     ("change", "what"),
     [
         (lambda t: t.drop(columns="response_tokens"), "no column 'response_tokens' \\(it has step, epoch, prompt_id"),
-        (lambda t: t.rename(columns={"step": "Step"}), "unknown column 'Step'; a trace has the columns step, epoch"),
+        (
+            lambda t: t.rename(columns={"step": "Step"}),
+            "unknown column 'Step' .did you mean step.*; a trace has the columns step",
+        ),
         (lambda t: t.assign(prompt_tokens="many"), "row 0, column 'prompt_tokens': 'many' is not int32"),
         (lambda t: t.assign(prompt_tokens=1.5), "row 0, column 'prompt_tokens' is 1.5 .*whole number"),
         (lambda t: t.assign(response_tokens=[1, 2, np.nan, 3]), "row 2, column 'response_tokens' is (empty|nan)"),
@@ -208,7 +211,10 @@ def test_a_picture_that_cannot_be_written_is_refused(simrl, trace, plot):
     [
         ((), "key steps is missing"),
         (("steps",), "override 'steps': write key=value"),
-        (("stepz=3", *LENGTHS), "unknown key stepz; a length model has steps, prompts_per_step, group, cap_tokens"),
+        (
+            ("stepz=3", *LENGTHS),
+            "unknown key stepz (did you mean steps?); a length model has steps, prompts_per_step",
+        ),
         (("a.b=3", *LENGTHS), "unknown key a.b; a length model has steps"),
         ((*LENGTHS, "group=[1"), "override 'group=[1': the value is not YAML"),
         ((*LENGTHS, "group=some"), "group is 'some': input should be a valid integer"),
@@ -361,9 +367,11 @@ def test_a_run_takes_a_systems_parameters_and_says_which_it_has(simrl):
     code, out, _ = simrl("run", "scenario.yaml", "--system", "areal", "eta=4", "seed=9", "--json")
     assert code == 0
     assert [row["system"] for row in json.loads(out)] == ["areal(eta=4)"]
+    _, out, _ = simrl("run", "scenario.yaml", "--system", "areal", "system.eta=5", "--json", "-o", "prefixed")
+    assert [row["system"] for row in json.loads(out)] == ["areal(eta=5)"]
     assert (simrl.folder / "results" / "tiny-areal" / "areal-eta-4" / "result.json").is_file()
     message = simrl.refuses("run", "scenario.yaml", "--system", "areal", "etta=4", "-o", "out")
-    assert "scenario.yaml (areal): system areal: unknown parameter 'etta'; it has eta, rollout_share" in message
+    assert "scenario.yaml (areal): system areal: unknown parameter 'etta' (did you mean eta?); it has eta" in message
     assert "system 'nope' is unknown; choose one of" in simrl.refuses("run", "scenario.yaml", "--system", "nope")
 
 

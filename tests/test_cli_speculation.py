@@ -59,10 +59,13 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("speculation", "show", "histo"), "'histo' is unknown; choose one of histospec"),
+        (
+            ("speculation", "show", "histo"),
+            "'histo' is unknown (did you mean histospec or histospec_code?); choose one",
+        ),
         (
             ("compare", "scenario.yaml", "--speculation", "histo"),
-            "speculation is 'histo'; give none, or one of histospec",
+            "speculation is 'histo' (did you mean histospec or histospec_code?); give none, or one of histospec",
         ),
         (
             ("compare", "scenario.yaml", "systems=[{name: split, speculation: {name: tlt, epsilon: 3}}]"),
@@ -71,7 +74,7 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
         (("compare", "scenario.yaml", "--speculation", "{gate: open}"), "has no name; give none, or one of histospec"),
         (
             ("compare", "scenario.yaml", "--speculation", "{name: ngram, gat: open}"),
-            "unknown parameter 'gat'; it has window",
+            "unknown parameter 'gat' (did you mean gate?); it has window",
         ),
         (
             ("compare", "scenario.yaml", "--speculation", "{name: ngram, window: {kind: fixed, tokens: 33}}"),
@@ -80,7 +83,7 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
         (("compare", "scenario.yaml", "--speculation", "{name: das, quantiles: [0.8, 0.5]}"), "must rise"),
         (
             ("compare", "scenario.yaml", "speculation={acceptance: {egale: {by_position: [0.5]}}}"),
-            "'egale' is no drafter; give the acceptance of eagle or of a model",
+            "'egale' is no drafter (did you mean eagle?); give the acceptance of eagle or of a model",
         ),
         (
             ("compare", "scenario.yaml", "speculation={acceptance: {eagle: {p: [0.5]}}}"),

@@ -56,6 +56,20 @@ def test_without_dynamic_sampling_every_group_trains():
     assert trained(timed("dapo", 2, HALF, dynamic_sampling=False)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize("name", ["verl_colocated", "rlhfuse", "verl_2x"])
+def test_filtered_groups_do_not_train_and_nothing_comes_in_their_place(name: str):
+    result = timed(name, 2, HALF, filter_groups=True)
+    assert trained(result) == [[2, 3], [6, 7]]
+    assert with_status(result, "dropped") == [0, 1, 4, 5]
+
+
+def test_an_update_of_which_every_group_is_filtered_stops_the_run():
+    half_the_steps = trace([[[(4, 10)] * 2], [[(4, 10)] * 2]], [[[0, 1]], [[1, 1]]])
+    assert trained(timed("verl_colocated", 1, half_the_steps, filter_groups=True)) == [[0, 1]]
+    with pytest.raises(InputError, match="no group to train"):
+        timed("verl_colocated", 2, half_the_steps, filter_groups=True)
+
+
 def test_a_single_response_has_nothing_to_be_equal_to():
     assert trained(timed("dapo", 1, trace([[[(4, 3)]]], [[[0]]]), over_sampling=1.0)) == [[0]]
 
@@ -149,6 +163,9 @@ def test_whole_batches_of_any_system_can_be_refilled_and_areal_drops_as_groups_a
 def test_a_system_that_trains_parts_of_a_batch_before_all_of_it_is_scored_does_not_take_dynamic_sampling():
     with pytest.raises(InputError, match="unknown parameter 'dynamic_sampling'"):
         make_system("asyncflow", {"dynamic_sampling": 2.0})
+    with pytest.raises(InputError, match="unknown parameter 'filter_groups'"):
+        make_system("asyncflow", {"filter_groups": True})
     assert make_system("one_step_off", {"dynamic_sampling": 2.0}).needs_rewards
+    assert make_system("one_step_off", {"filter_groups": True}).needs_rewards
     with pytest.raises(InputError, match=r"dynamic_sampling is 0\.5"):
         make_system("one_step_off", {"dynamic_sampling": 0.5})

@@ -706,6 +706,7 @@ def test_areal_segments_are_turns_and_context_is_what_the_environment_said(tmp_p
         ({"head_version": 4}, "head_version 4, tail_version 3 in folder 3"),
         ({"tail_version": 5}, "tail_version 5 in folder 3"),
         ({"reward": "high"}, "field 'reward' is 'high'"),
+        ({"reward": 1e300}, "field 'reward' is 1e+300; it must be a finite number (of 32 bits)"),
         ({"segments": [3]}, "field 'segments' is [3]"),
         ({"segments": [{"role": "gen", "len": 19}]}, "have 19 tokens after the prompt, seqlen and prompt_len say 20"),
     ],
@@ -720,6 +721,13 @@ def test_areal_files_outside_a_version_folder_are_refused(tmp_path):
     file = write_jsonl(tmp_path / "rollout" / "7.jsonl", trajectory("p", 30))
     refused(lambda: import_areal(file), "rollout/7.jsonl in place of {version}/{task_id}.jsonl")
     refused(lambda: import_areal(tmp_path), "rollout/7.jsonl")
+
+
+def test_a_link_to_itself_among_areal_files_is_refused(tmp_path):
+    link = tmp_path / "3" / "7.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(link)
+    refused(lambda: import_areal(tmp_path), "7.jsonl: cannot be read", "name a readable file")
 
 
 def test_a_counter_is_plain_data():

@@ -713,6 +713,7 @@ def test_json_has_stable_keys_and_the_figures_of_the_search(command):
         "model_error", "robustness", "staleness_quality", "launch", "rests_on", "simulated", "found", "folder",
     }  # fmt: skip
     assert data["whole_space"] and data["points"] == 10
+    assert any(line.startswith("Assumed seconds") and "training.load_overhead_s=1" in line for line in data["rests_on"])
     best = data["best"][0]
     kept = json.loads((command.folder / "out" / "optimize.json").read_text())
     assert {key: data[key] for key in kept} == kept and "simulated" not in kept

@@ -1,14 +1,25 @@
 """Published results: what is read of them, how predictions are scored, and that predictions never see an outcome."""
 
 import ast
+import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from simrl.published import predict, score
+from simrl.errors import InputError
+from simrl.published import predict, score, tlt
+from simrl.published.areal import one_forward_one_backward
+from simrl.published.board import board, in_words, totals
+from simrl.published.lab import GIVEN
 from simrl.published.ledger import Input, Ledger, read_ledger
+from simrl.published.predict import Prediction
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.bandit import Strategy
+from simrl.speculation.trees import accept_length, tree_log_acceptances
 
 PACKAGE = Path(score.__file__).parent
 
@@ -20,6 +31,12 @@ def test_ratios_ranges_sides_and_lists_are_read_as_written():
     assert score.elements_of(">0.95") == [(0.95, math.inf)]
     assert score.elements_of("231 vs 207") == [(231, 231), (207, 207)]
     assert score.elements_of("7.81 / 30.39") == [(7.81, 7.81), (30.39, 30.39)]
+
+
+def test_the_phases_of_a_published_step_are_no_longer_than_it():
+    for row in ("verl-sync-32", "verl-sync-64", "verl-async-64"):
+        step, *phases = (element.value for element in score.published_rows()[row].elements)
+        assert 0.9 * step < sum(phases) < step, row
 
 
 def test_a_gain_is_scored_as_a_ratio():
@@ -66,10 +83,93 @@ def test_more_sets_of_inputs_leave_the_first_as_they_were():
 
 
 @pytest.mark.parametrize("name", predict.PAPERS)
+def test_four_sets_of_inputs_have_each_quarter_of_each_range_once(name: str):
+    ledger = read_ledger(name)
+    _, *drawn = ledger.sample(4)
+    for key in ledger.open:
+        entry = ledger.inputs[key]
+        if entry.low is None or entry.high is None or isinstance(entry.value, int):
+            continue
+        ends = np.array([entry.low, *(inputs[key] for inputs in drawn), entry.high])
+        shares = (np.log(ends) if entry.log else ends)[1:-1]
+        low, high = (np.log([entry.low, entry.high]) if entry.log else ends[[0, -1]]).tolist()
+        assert sorted(((shares - low) / (high - low) * 4).astype(int).tolist()) == [0, 1, 2, 3], key
+
+
+@pytest.mark.parametrize("name", predict.PAPERS)
 def test_every_ledger_says_where_each_input_is_from(name: str):
     ledger = read_ledger(name)
     assert all(entry.source for entry in ledger.inputs.values())
     assert set(predict.PAPERS[name].ROWS) <= set(score.published_rows())
+
+
+def of_a_paper(monkeypatch: pytest.MonkeyPatch, row: str, rule) -> list[predict.Task]:
+    """The tasks of a row that a function of the number of the set predicts."""
+    paper = SimpleNamespace(ROWS={row: lambda lab, inputs: rule(inputs["number"])})
+    monkeypatch.setattr(predict, "PAPERS", {"areal": paper})
+    return [predict.Task("areal", (row,), number, {"number": number}) for number in range(4)]
+
+
+def test_a_set_of_inputs_that_cannot_be_costs_a_row_this_set_alone(monkeypatch: pytest.MonkeyPatch):
+    def rule(number: int) -> list[float]:
+        if number == 2:
+            raise InputError("7B does not fit")
+        return [10.0 + number]
+
+    todo = of_a_paper(monkeypatch, "areal-dynbatch", rule)
+    (found,) = predict.predict(todo, jobs=1).values()
+    assert found.elements == [[10.0], [11.0], [13.0]]
+    assert [inputs["number"] for inputs in found.inputs] == [0, 1, 3]
+    assert found.refused == ["7B does not fit"]
+
+
+def test_a_row_whose_middle_cannot_be_is_not_predicted_and_says_why(monkeypatch: pytest.MonkeyPatch):
+    def rule(number: int) -> list[float]:
+        if number == 0:
+            raise InputError("7B does not fit")
+        return [10.0 + number]
+
+    predicted = predict.predict(of_a_paper(monkeypatch, "areal-dynbatch", rule), jobs=1)
+    (entry,) = board(["areal-dynbatch"], predicted)
+    assert (entry["predicted"], entry["covered"], entry["why_not"]) == (None, None, "7B does not fit")
+    assert in_words([entry]) == "0 of 1 rows are predicted; 0% of 1 published figures lie in their intervals."
+
+
+def test_a_bug_in_a_prediction_is_not_taken_for_inputs_that_cannot_be(monkeypatch: pytest.MonkeyPatch):
+    todo = of_a_paper(monkeypatch, "areal-dynbatch", lambda number: [1.0 / number])
+    with pytest.raises(ZeroDivisionError):
+        predict.predict(todo, jobs=1)
+
+
+def test_an_element_that_its_prediction_is_given_counts_as_nothing():
+    prediction = Prediction([[GIVEN, GIVEN, 10.6], [GIVEN, GIVEN, 10.7]], read_ledger("tlt").sample(1), [])
+    (entry,) = board(["tlt-graph-memory"], {"tlt-graph-memory": prediction})
+    assert (entry["predicted"], entry["covered"]) == ([None, None, 10.6], [None, None, True])
+    assert totals([entry])["elements"] == 1
+    assert totals([entry])["median_error"] == pytest.approx(1 - 10.6 / 10.69)
+    assert json.loads(json.dumps(entry, allow_nan=False))["error"][:2] == [None, None]
+
+
+def test_rows_that_are_left_out_say_why():
+    (entry,) = board(["tlt-accept-base"], {})
+    assert "acceptance is an input" in entry["why_not"]
+    assert not set(predict.left_out()) & {row for paper in predict.PAPERS.values() for row in paper.ROWS}
+    assert set(predict.left_out()) <= set(score.published_rows())
+
+
+def test_the_tree_of_table_1_accepts_what_is_printed_of_it():
+    strategy = Strategy(12, 8, 48)
+    probability = tlt.first_choice(8.67, strategy)
+    acceptance = ModelAcceptance(by_position=(probability,))
+    assert accept_length(tree_log_acceptances(acceptance, strategy)) == pytest.approx(8.67, abs=1e-3)
+
+
+def test_a_pipeline_of_equal_micro_batches_has_the_known_bubble():
+    assert one_forward_one_backward([1.0] * 5, [2.0] * 5, 1) == 15
+    # Each further stage adds a forward pass to fill it, and a backward one to drain it.
+    assert one_forward_one_backward([1.0] * 5, [2.0] * 5, 4) == 15 + 3 * 3
+    # The last stage: 1-2 forward, 2-4 backward, 4-7 forward, 7-13 backward; then the first one's last backward pass.
+    assert one_forward_one_backward([1.0, 3.0], [2.0, 6.0], 2) == 13 + 6
 
 
 def test_a_row_is_predicted_by_one_paper():

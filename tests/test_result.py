@@ -115,7 +115,9 @@ def test_a_result_reads_as_it_was_written_also_without_samples(tmp_path):
 
 
 def test_a_folder_that_holds_no_result_is_refused_in_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"not a result folder.*`simrl run` writes one"):
+    with pytest.raises(
+        InputError, match=r"not a result folder, it has no result.json; name one that `simrl run` wrote"
+    ):
         read_result(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps({}))
     (tmp_path / "spans.parquet").write_text("not Parquet")

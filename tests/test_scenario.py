@@ -10,7 +10,7 @@ from command_line import ROOT, SCENARIO
 
 from simrl.errors import InputError
 from simrl.hardware import MODELS
-from simrl.scenario import Scenario, load_scenarios
+from simrl.scenario import Choices, Scenario, load_scenarios
 
 KEYS = (
     "a scenario has name, seed, steps, warmup_steps, model, cluster, workload, profile, engine, training, speculation, "
@@ -153,7 +153,7 @@ def test_the_quick_start_is_a_scenario_and_names_models_and_files_that_exist():
         (b"name: &a [*a]\n", "line 1, column 7"),
         (b"~: 1\n", "cannot be read"),
         (b"3: 1\n", "unknown key 3; a scenario has"),
-        (b"true: 1\n", "unknown key True; a scenario has"),
+        (b"true: 1\n", "unknown key True.*; a scenario has"),
     ],
 )
 def test_a_file_that_is_no_scenario_is_refused_with_the_place(file, content, what):
@@ -191,12 +191,16 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ("seed: 3", "sead: 3", f"unknown key sead; {KEYS}"),
-        ("seed: 3", "system: split", f"unknown key system; {KEYS}"),
+        ("seed: 3", "sead: 3", f"unknown key sead (did you mean seed?); {KEYS}"),
+        ("seed: 3", "system: split", f"unknown key system (did you mean systems?); {KEYS}"),
         ("seed: 3", "variant: a", f"unknown key variant; {KEYS}"),
-        ("seed: 3", "file: a", f"unknown key file; {KEYS}"),
+        ("seed: 3", "file: a", f"unknown key file (did you mean profile?); {KEYS}"),
         ("tp: 1", "tp: 1, pp: 2", "unknown key cluster.pp; cluster has gpu, gpus, tp, cost_per_gpu_hour"),
-        ("workload:", "workload:\n  trase: a", "unknown key workload.trase; workload has trace, synthetic"),
+        (
+            "workload:",
+            "workload:\n  trase: a",
+            "unknown key workload.trase (did you mean trace?); workload has trace",
+        ),
         (
             "sigma: 0.8",
             "sigma: 0.8, sd: 1",
@@ -212,7 +216,7 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         (
             "seed: 3",
             "training: {MFU: 1}",
-            "unknown key training.MFU; training has mfu, log_prob_mfu, sequence_parallel",
+            "unknown key training.MFU (did you mean mfu?); training has mfu, log_prob_mfu, sequence_parallel",
         ),
         ("seed: 3", "training: {3: 1}", "unknown key training.3; training has mfu"),
         ("model: qwen3-0.6b", "", "key model is missing"),
@@ -336,10 +340,13 @@ def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
         ("cluster.gpus={a: ", "the value is not YAML"),
         ("model=${cluster", "the value is not YAML"),
         ("model=" + "[" * 3000 + "]" * 3000, "the value is not YAML"),
-        ("clustr.gpus=3", f"scenario.yaml, override 'clustr.gpus=3': unknown key clustr; {KEYS}"),
+        (
+            "clustr.gpus=3",
+            f"scenario.yaml, override 'clustr.gpus=3': unknown key clustr (did you mean cluster?); {KEYS}",
+        ),
         (
             "cluster.gpsu=3",
-            "scenario.yaml, override 'cluster.gpsu=3': unknown key cluster.gpsu; cluster has gpu, gpus, tp",
+            "scenario.yaml, override 'cluster.gpsu=3': unknown key cluster.gpsu (did you mean gpu?); cluster has gpu, gpus",
         ),
         ("cluster..gpus=3", "'cluster..gpus' is no key; write one such as cluster.gpus"),
         (".gpus=3", "'.gpus' is no key"),
@@ -352,7 +359,7 @@ def test_a_number_with_which_nothing_can_be_computed_is_refused(file, override):
         ("cluster.gpus.x=5", "override 'cluster.gpus.x=5': cluster.gpus is 4, it has no x"),
         ("systems.7=split", "override 'systems.7=split': does not fit"),
         ("systems.x=split", "override 'systems.x=split': does not fit"),
-        ("system=split", f"override 'system=split': unknown key system; {KEYS}"),
+        ("system=split", f"override 'system=split': unknown key system (did you mean systems?); {KEYS}"),
         ("model=${nope}", "model: Interpolation key 'nope' not found"),
         ("profile.path=p.parquet", "override 'profile.path=p.parquet': profile: give either path"),
         ("steps=-1", "override 'steps=-1': steps is -1: input should be greater than 0"),
@@ -400,8 +407,11 @@ def test_systems_that_are_no_list_of_systems_are_refused(file, systems, what):
         ("{cluster.gpus: 8}", "vary is {'cluster.gpus': 8}; give a list such as"),
         ("[8]", "entry 1 of vary is 8; give key: value, such as {cluster.gpus: 64}"),
         ("[{seed: 1}, cluster.gpus]", "entry 2 of vary is 'cluster.gpus'; give key: value"),
-        ("[{clustr.gpus: 8}]", f"vary clustr.gpus=8: unknown key clustr; {KEYS}"),
-        ("[{cluster.gpsu: 8}]", "vary cluster.gpsu=8: unknown key cluster.gpsu; cluster has gpu, gpus, tp"),
+        ("[{clustr.gpus: 8}]", f"vary clustr.gpus=8: unknown key clustr (did you mean cluster?); {KEYS}"),
+        (
+            "[{cluster.gpsu: 8}]",
+            "vary cluster.gpsu=8: unknown key cluster.gpsu (did you mean gpu?); cluster has gpu, gpus",
+        ),
         ("[{cluster.gpus: many}]", "vary cluster.gpus=many: cluster.gpus is 'many': input should be a valid integer"),
         ("[{cluster.gpus: 4}, {cluster.gpus: 0}]", "vary cluster.gpus=0: cluster.gpus is 0: input should be greater"),
         ("[{cluster: 8}]", "vary cluster=8: cluster is 8; it has the keys gpu, gpus, tp"),
@@ -435,3 +445,31 @@ def test_a_scenario_survives_the_way_through_yaml_and_json(file):
     (scenario,) = load_scenarios(file, ["systems=[split]"])
     again = yaml.safe_load(yaml.safe_dump(json.loads(scenario.model_dump_json())))
     assert Scenario.model_validate(again).model_dump() == scenario.model_dump()
+
+
+# Parameters of the systems.
+
+
+def has(name):
+    return {"areal": {"eta": 1, "rollout_share": 0.75}, "split": {"rollout_share": 0.75}}.get(name, {})
+
+
+def test_a_systems_parameter_is_set_after_the_system_with_or_without_its_prefix(file):
+    for text in ("eta=4", "system.eta=4"):
+        (scenario,) = load_scenarios(file, [text, "seed=9"], system="areal", parameters_of=has)
+        assert (scenario.system.parameters, scenario.seed) == ({"eta": 4}, 9)
+
+
+def test_a_systems_parameter_goes_to_the_systems_that_have_it(file):
+    given = ["systems=[verl_colocated,split,{name: areal, eta: 1}]", "system.eta=4", "system.rollout_share=0.5"]
+    scenarios = load_scenarios(file, given, parameters_of=has)
+    assert [s.system.parameters for s in scenarios] == [{}, {"rollout_share": 0.5}, {"eta": 4, "rollout_share": 0.5}]
+    made = load_scenarios(file, ["system.eta=4"], choices=Choices(["areal"], ["seer"]), parameters_of=has)
+    assert [s.system.parameters for s in made] == [{"dispatch": "seer", "eta": 4}]
+
+
+def test_a_parameter_of_no_system_is_refused_with_those_that_there_are(file):
+    with pytest.raises(
+        InputError, match=r"system\.etaa: no parameter of these systems \(did you mean eta\?\); areal has eta"
+    ):
+        load_scenarios(file, ["systems=[areal]", "system.etaa=4"], parameters_of=has)

@@ -12,6 +12,7 @@ import pytest
 from command_line import SCENARIO, contents
 
 from simrl.dimensions import vary
+from simrl.errors import InputError
 from simrl.executors import Here, Lost, Processes
 from simrl.metrics import summary
 from simrl.points import Point, SharedInputs, simulate_point
@@ -360,6 +361,19 @@ def test_an_outcome_that_is_cut_off_is_simulated_again(file):
     assert contents(Path("out")) == whole
 
 
+def test_what_is_no_outcome_in_the_place_of_one_is_named_before_anything_is_simulated(file):
+    found = planned(file, "seed=0", "systems=split")
+    swept(found, Path("out"))
+    (point,) = Path("out/points").glob("*/*.json")
+    point.write_bytes(b"\x00\x01\x02 not JSON")
+    with pytest.raises(
+        InputError, match=f"{point}: damaged, no outcome of a point; delete it and run the same command again"
+    ):
+        swept(found, Path("out"))
+    point.unlink()
+    assert swept(found, Path("out")).simulated == 1
+
+
 def test_more_values_are_added_to_what_is_there(file):
     assert swept(planned(file, "seed=0..1", "systems=split"), Path("out")).simulated == 2
     assert swept(planned(file, "seed=0..3", "systems=split"), Path("out")).simulated == 2
@@ -373,7 +387,7 @@ def test_more_values_are_added_to_what_is_there(file):
     "arguments, what",
     [
         (["clutser.gpus=4,8"], "unknown key clutser"),
-        (["cluster.gpuss=4,8"], "unknown key cluster.gpuss; cluster has gpu, gpus, tp"),
+        (["cluster.gpuss=4,8"], "unknown key cluster.gpuss (did you mean gpus?); cluster has gpu, gpus, tp"),
         (["cluster.gpus=4,many"], "override 'cluster.gpus=many': cluster.gpus is 'many'"),
         (["cluster.gpus="], "'cluster.gpus=': no value; give one or several"),
         (["cluster.gpus=4,,8"], "'cluster.gpus=4,,8': value 2 of 3 is empty"),
@@ -385,12 +399,12 @@ def test_more_values_are_added_to_what_is_there(file):
         (["seed=0..999999", "cluster.gpus=4,8"], "4,000,000 points are more than 1,000,000; draw some with --sample N"),
         (["training.mfu=0.2..0.4"], "there is no end of numbers in between; list them, or draw some with --sample N"),
         (["training.mfu=0.2..0.4,0.5", "--sample", "3"], "let it stand alone"),
-        (["systems=areall,split"], "system 'areall' is unknown; choose one of"),
+        (["systems=areall,split"], "system 'areall' is unknown (did you mean areal?); choose one of"),
         (["systems=[]"], "no systems"),
-        (["system.etaa=1,2"], "system.etaa: no parameter of these systems; verl_colocated has"),
+        (["system.etaa=1,2"], "system.etaa: no parameter of these systems (did you mean eta?); verl_colocated has"),
         (["system.eta=1,soon"], "system areal: eta is 'soon'"),
         (["cluster.gpu=h100,h1000"], "gpu 'h1000' is unknown"),
-        (["model=qwen3-0.6b,qwen4"], "model qwen4: neither a config.json nor one of"),
+        (["model=qwen3-0.6b,qwen4"], "model qwen4 (did you mean qwen3-4b?): neither a config.json nor one of"),
         (["training={mfu: 0.3},{mfu"], "the value is not YAML"),
         (["cluster.gpus=4,8", "--zip", "cluster.gpus"], "--zip cluster.gpus: give two keys or more"),
         (

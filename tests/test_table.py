@@ -133,6 +133,20 @@ def test_the_table_says_once_what_the_numbers_rest_on(compared, capsys, monkeypa
     assert f"Written to {compared[2]}" in lines
 
 
+def test_the_seconds_that_nobody_measured_are_named_until_they_are_said(compared, capsys, monkeypatch):
+    assumed = "training.switch_s=2 training.load_overhead_s=1 training.reward_s=0.2 training.publish_s=0.5"
+    begins = "Assumed seconds, to be set where you know better:"
+    assert f"{begins} {assumed}" in shown(compared, capsys, monkeypatch)
+    _, rows, folder = compared
+    for row in rows:
+        path = folder / row["folder"] / "result.json"
+        metadata = json.loads(path.read_text())
+        metadata["scenario"]["training"] |= {"switch_s": 3.0, "load_s": 4.0, "reward_s": 0.0}
+        path.write_text(json.dumps(metadata))
+    said = [line for line in shown(compared, capsys, monkeypatch) if line.startswith("Assumed")]
+    assert said == [f"{begins} training.publish_s=0.5"]
+
+
 def test_different_sources_are_all_named(compared, capsys, monkeypatch):
     _, rows, folder = compared
     path = folder / rows[-1]["folder"] / "result.json"

@@ -114,11 +114,11 @@ def test_a_colocated_update_switches_before_and_after_and_publishes_nothing():
 
 
 def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
-    slow = GPU.model_copy(update={"host_bytes_per_s": 10.0, "network_bytes_per_s": 5.0, "link_bytes_per_s": 20.0})
+    slow = GPU.model_copy(update={"host_bytes_per_s": 10.0, "network_bytes_per_s": 2.0, "link_bytes_per_s": 20.0})
     switch_s = costs(gpus=2, switch=True, switch_s=4.0, gpu=slow).phases(np.array([10]))[0][1]
     parameters = MODEL.parameters
     assert switch_s == pytest.approx(4.0 + 18 * parameters / 2 / 10)
-    for gpus, rate in ((8, 20.0), (16, 5.0)):  # one node, and more than one
+    for gpus, rate in ((8, 20.0), (16, 16.0)):  # one node by its link, more by the network shares of a node's eight GPUs
         publish_s = costs(gpus=gpus, publish_s=1.0, gpu=slow).phases(np.array([10]))[-1][1]
         assert publish_s == pytest.approx(1.0 + 2 * parameters / rate)
 

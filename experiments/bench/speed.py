@@ -1,6 +1,6 @@
 """How fast the simulator is, each figure beside its bar. One core; medians of repeats after a warm-up.
 
-python experiments/bench/speed.py [--json]
+python experiments/bench/speed.py [--once] [--json]
 """
 
 import json
@@ -68,7 +68,7 @@ def engines_of_a_batch() -> str:
     return f"{sum(map(sum, lengths)) / 1e6:.0f} M tokens, {passes / 1e6:.1f} M passes"
 
 
-def speculative(source: int) -> tuple[float, str]:
+def speculative(source: int, repeats: int) -> tuple[float, str]:
     """The same responses decoded with drafts of four tokens: of a model, or replayed from runs. Seconds for 30 M times that a
     request verifies a draft."""
     tables = roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables
@@ -98,7 +98,7 @@ def speculative(source: int) -> tuple[float, str]:
             verified += sum(d[2] for d in drafted)
         return f"{verified / 1e6:.0f} M in truth, {1 + accepted / verified:.1f} tokens each"
 
-    seconds, what = measure(run, 3)
+    seconds, what = measure(run, repeats)
     return seconds * REQUEST_PASSES / verified, what
 
 
@@ -135,24 +135,25 @@ def simulation(case: Scenario) -> Callable[[], str]:
     return run
 
 
-def per_step(case: Callable[[int], Scenario]) -> tuple[float, str]:
+def per_step(case: Callable[[int], Scenario], repeats: int) -> tuple[float, str]:
     """Seconds that one more step takes: a run of three steps less a run of one, halved. (One-step-off leaves a batch in
     flight at its end, so a run of n steps generates more than n batches.)"""
-    (one_s, what), (three_s, _) = (measure(simulation(case(steps)), 3) for steps in (1, 3))
+    (one_s, what), (three_s, _) = (measure(simulation(case(steps)), repeats) for steps in (1, 3))
     return (three_s - one_s) / 2, what.split(",")[0] + ", 16384 samples a step"
 
 
-def measure(run: Callable[[], str], repeats: int) -> tuple[float, str]:
-    what = run()  # warm-up
+def measure(run: Callable[[], str], repeats: int, warm_up: bool = True) -> tuple[float, str]:
+    if warm_up:
+        run()
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
-        run()
+        what = run()
         seconds.append(time.perf_counter() - started)
     return median(seconds), what
 
 
-def second_process_s(repeats: int = 3) -> float:
+def second_process_s(repeats: int) -> float:
     """From the start of Python to the first simulated pass, kernels cached on disk."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import speed; speed.one_long_queue()"
     seconds = []
@@ -164,28 +165,35 @@ def second_process_s(repeats: int = 3) -> float:
 
 
 def main(
+    once: Annotated[bool, typer.Option("--once", help="nothing is repeated: quicker, and noisier")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
 ) -> None:
+    few, more = (1, 1) if once else (3, 5)
+
     def one_step_off(steps: int) -> Scenario:
         return scenario("step", 680, steps, 1024, {"name": "one_step_off", "rollout_share": 512 / 680})
 
     areal = scenario("areal", 256, 100, 128, {"name": "areal", "eta": 8})
     rows = []
-    for name, run, repeats, bar_s in (
-        ("engines of 256 workers × 64 samples", engines_of_a_batch, 5, 0.15),
-        ("one engine, 2,048 queued", one_long_queue, 5, 0.05),
-        ("100 AReaL steps, 256 GPUs, 2,048 samples a step", simulation(areal), 1, 30.0),
+    for name, run, bar_s in (
+        ("engines of 256 workers × 64 samples", engines_of_a_batch, 0.15),
+        ("one engine, 2,048 queued", one_long_queue, 0.05),
     ):
-        seconds, what = measure(run, repeats)
+        seconds, what = measure(run, more)
         rows.append({"what": f"{name} ({what})", "value": seconds, "unit": "s", "bar": bar_s})
-    seconds, what = per_step(one_step_off)
-    rows.insert(2, {"what": f"one more step of one-step-off ({what})", "value": seconds, "unit": "s", "bar": 1.0})
+    seconds, what = per_step(one_step_off, few)
+    rows.append({"what": f"one more step of one-step-off ({what})", "value": seconds, "unit": "s", "bar": 1.0})
+    seconds, what = measure(simulation(areal), 1, warm_up=False)  # the others compiled what it runs
+    name = "100 AReaL steps, 256 GPUs, 2,048 samples a step"
+    rows.append({"what": f"{name} ({what})", "value": seconds, "unit": "s", "bar": 30.0})
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     rows.append({"what": "peak RSS of all that", "value": rss, "unit": "GB", "bar": 1.0})
     for name, source, bar_s in (("acceptance from a model", MODEL, 1.5), ("replay of recorded runs", RUNS, 0.5)):
-        seconds, what = speculative(source)
+        seconds, what = speculative(source, few)
         rows.append({"what": f"30 M verified drafts, {name} ({what})", "value": seconds, "unit": "s", "bar": bar_s})
-    rows.append({"what": "second process: start to first passes", "value": second_process_s(), "unit": "s", "bar": 1.5})
+    rows.append(
+        {"what": "second process: start to first passes", "value": second_process_s(few), "unit": "s", "bar": 1.5}
+    )
     if as_json:
         print(json.dumps(rows, indent=1))
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def write_report(folder: Path, path: Path) -> None:
     cannot be written or lies among results, which their own command would then refuse to replace."""
     _require_page(path)
     written = _written_as_one(folder)
-    if path.resolve().is_relative_to(written):
+    if Path(os.path.realpath(path)).is_relative_to(written):
         raise InputError(
             f"{path}: lies in {written.name}, which holds only what its command wrote; name a place outside it"
         )

@@ -6,6 +6,7 @@ that any of them was generated with. AReaL counted the tokens itself: response =
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -64,7 +65,7 @@ def import_areal(
 
 def _files(path: Path) -> Iterator[Path]:
     files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.glob("*/*.jsonl")]
-    files = [file.resolve() for file in files]
+    files = [Path(os.path.realpath(file)) for file in files]  # a link to itself stays what it is, and cannot be read
     strangers = [file for file in files if not VERSION.fullmatch(file.parent.name)]
     if strangers or not files:
         found = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"

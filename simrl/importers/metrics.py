@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.importers.rows import existing, opened
 from simrl.importers.slime_metrics import PERF_LINE, read_slime_metrics
 from simrl.importers.trl_metrics import read_trl_metrics
@@ -39,7 +39,9 @@ def read_metrics(
     """
     path = existing(path)
     if log_format is not None and log_format not in FORMATS:
-        raise InputError(f"--format {log_format}: unknown; choose one of {', '.join(FORMATS)}")
+        raise InputError(
+            f"--format {log_format}: unknown{meant(log_format, FORMATS)}; choose one of {', '.join(FORMATS)}"
+        )
     name = log_format or format_of(path)
     metrics = FORMATS[name](path)
     metrics.attrs["format"] = name

@@ -30,6 +30,7 @@ from simrl.trace import Trace, TraceMetadata
 T = TypeVar("T")
 
 INT32_MAX = 2**31 - 1
+FLOAT32_MAX = 3.4028234e38
 TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens")
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
 
@@ -286,12 +287,12 @@ def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0) -> int:
 
 
 def number(row: Mapping[str, Any], name: str, place: str) -> float | None:
-    """A field that holds a finite number (true and false count as 1 and 0) or null."""
+    """A field that holds a finite number of 32 bits, as a trace keeps it (true and false count as 1 and 0), or null."""
     value = field(row, name, place)
     if value is None:
         return None
-    if not isinstance(value, int | float) or not math.isfinite(as_float(value)):
-        raise InputError(f"{place}: field {name!r} is {shown(value)}; it must be a finite number, or null")
+    if not isinstance(value, int | float) or not abs(as_float(value)) <= FLOAT32_MAX:
+        raise InputError(f"{place}: field {name!r} is {shown(value)}; it must be a finite number (of 32 bits), or null")
     return float(value)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, meant
 from simrl.importers.rows import (
     BATCH,
     INT32_MAX,
@@ -147,9 +147,13 @@ def _plan(path: Path, header: Sequence[str], columns: Mapping[str, str], plan: P
     has = f"it has {listed(header)}"
     for ours, theirs in columns.items():
         if ours not in NAMES:
-            raise InputError(f"{path}: {ours!r} is not a column of a trace; map one of {', '.join(NAMES)}")
+            raise InputError(
+                f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}"
+            )
         if theirs not in header:
-            raise InputError(f"{path}: no column {theirs!r} for {ours} ({has}); name one of these")
+            raise InputError(
+                f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these"
+            )
     lengths = {"response_tokens", "response_ids"} & set(columns)
     if "response" in columns and lengths:
         raise InputError(f"{path}: response and {lengths.pop()} are both mapped; choose text to count or lengths")

@@ -15,6 +15,7 @@ from typing import Any
 
 import simpy
 
+from simrl.errors import InputError
 from simrl.events import gather, on_fire
 from simrl.pipelines import Stage
 from simrl.rollout import Rollout
@@ -31,7 +32,7 @@ class Batch:
     def __init__(self, stage: Stage, part_groups: int | None = None) -> None:
         self.groups: list[list[Rollout]] = []
         self.target: int | None = None
-        self.accepts: Callable[[list[Rollout]], bool] = lambda group: True
+        self.accepts = stage.accepts
         self.complete = stage.env.event()
         self.parts: simpy.Store = simpy.Store(stage.env)
         self._stage = stage
@@ -43,6 +44,11 @@ class Batch:
 
     @property
     def rollouts(self) -> list[Rollout]:
+        if not self.groups:
+            raise InputError(
+                "an update has no group to train: all rewards of each are equal, and such groups are dropped; use more prompts "
+                "a step, or another trace"
+            )
         return [rollout for group in self.groups for rollout in group]
 
     @property

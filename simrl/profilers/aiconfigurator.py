@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, meant
 from simrl.hardware import ModelShape, require_dense
 from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profilers.smoothing import moved, settled
@@ -171,7 +171,9 @@ def engine_of(shape: ModelShape, gpu: str, tp: int, backend: str) -> Any:
     except ImportError as error:
         raise InputError("aiconfigurator is not installed; pip install 'simrl[aiconfigurator]'") from error
     if gpu not in SYSTEMS:
-        raise InputError(f"aiconfigurator: gpu {gpu!r} is unknown; choose one of {', '.join(SYSTEMS)}")
+        raise InputError(
+            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(shape)))
         try:

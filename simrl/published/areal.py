@@ -5,23 +5,30 @@ GPUs, prompts and what runs at once are divided by `SCALE` together: each worker
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import mean
 from typing import Any
 
+import numpy as np
+
+from simrl.hardware import gpu, model_shape
 from simrl.published.lab import Lab, Measures, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
-from simrl.synthesis import mean_under
+from simrl.synthesis import mean_under, synthesise
+from simrl.training import Ints, TrainingCosts, deal, longest_first
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
 SCALE = 8
-STEPS, WARMUP_STEPS = 6, 2
+STEPS, WARMUP_STEPS = 5, 2
 UNBOUNDED = 1000  # updates: more than a run has
 UPDATES = 250  # of Table 1
 KILO = 1e-3
 
 
-def scenario(inputs: Inputs, model: str, gpus: int, system: dict[str, Any], cap_tokens: int) -> Scenario:
+def scenario(
+    inputs: Inputs, model: str, gpus: int, system: dict[str, Any], cap_tokens: int, scale: int = SCALE
+) -> Scenario:
     """One of the paper's runs, a few updates of it."""
     mean_tokens, sigma = inputs["mean_tokens"], inputs["sigma"]
     mfu = inputs["verl_mfu"] if system["name"] == "verl_colocated" else inputs["mfu"]
@@ -29,10 +36,10 @@ def scenario(inputs: Inputs, model: str, gpus: int, system: dict[str, Any], cap_
         inputs,
         system,
         model=model,
-        gpus=gpus // SCALE,
+        gpus=gpus // scale,
         tp=inputs["tp"],
         lengths={
-            "prompts_per_step": inputs["prompts"] // SCALE,
+            "prompts_per_step": inputs["prompts"] // scale,
             "cap_tokens": cap_tokens,
             "mean_tokens": mean_under(cap_tokens, mean_tokens, sigma, inputs["cap_tokens"]),
         },
@@ -48,13 +55,13 @@ def scenario(inputs: Inputs, model: str, gpus: int, system: dict[str, Any], cap_
     )
 
 
-def areal(inputs: Inputs, eta: int, interruptible: bool = True) -> dict[str, Any]:
+def areal(inputs: Inputs, eta: int, interruptible: bool = True, scale: int = SCALE) -> dict[str, Any]:
     """Its system at a staleness bound."""
     return {
         "name": "areal",
         "eta": eta,
         "interruptible": interruptible,
-        "max_concurrent": inputs["max_concurrent"] // SCALE,
+        "max_concurrent": inputs["max_concurrent"] // scale,
         "rollout_share": inputs["rollout_share"],
         "minibatches": inputs["minibatches"],
         "log_probs": inputs["log_probs"],
@@ -97,15 +104,77 @@ def hours(model: str, nodes: int) -> Callable[[Lab, Inputs], list[float]]:
     return predict
 
 
-def interruption(model: str) -> Callable[[Lab, Inputs], list[float]]:
+def interruption(model: str, scale: int) -> Callable[[Lab, Inputs], list[float]]:
     """Fig. 6: thousand tokens a second that are generated on 4 nodes, with and without interruption."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
-        systems = [areal(inputs, inputs["eta"], interruptible) for interruptible in (True, False)]
-        runs = [lab.run(scenario(inputs, model, 32, system, inputs["cap_tokens"])) for system in systems]
-        return [SCALE * KILO * run["generated_tokens_per_s"] for run in runs]
+        systems = [areal(inputs, inputs["eta"], interruptible, scale) for interruptible in (True, False)]
+        runs = [lab.run(scenario(inputs, model, 32, system, inputs["cap_tokens"], scale)) for system in systems]
+        return [scale * KILO * run["generated_tokens_per_s"] for run in runs]
 
     return predict
+
+
+def dynamic_batches(lab: Lab, inputs: Inputs) -> list[float]:
+    """Fig. 7: what micro-batches by tokens gain over so many of equal counts, a mean over model sizes. A batch is dealt to the
+    data-parallel ranks by tokens in both; a rank's pipeline stages take its micro-batches one forward, one backward."""
+    gains = []
+    for model, nodes, size in ((SMALL, 16, "1p5b"), (LARGE, 24, "7b")):
+        stages = inputs[f"pipeline_stages_{size}"]
+        ranks = round(8 * nodes * (1 - inputs["rollout_share"])) // stages
+        run = scenario(inputs, model, 8 * nodes, verl(inputs), inputs["cap_tokens"], scale=1)
+        assert run.workload.synthetic is not None
+        trace = synthesise(run.workload.synthetic.model_copy(update={"steps": 1}), run.seed)
+        lengths = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
+        training = run.training.model_copy(update={"mfu": inputs["mfu"]})
+        costs = TrainingCosts(model_shape(model), gpu(inputs["gpu"]), 1, training, 1, 0, switch=False)
+        dynamic_s, fixed_s = 0.0, 0.0
+        for minibatch in np.array_split(lengths, inputs["minibatches"]):
+            rank_of = deal(minibatch, longest_first(minibatch), ranks)
+            own = [minibatch[rank_of == rank] for rank in range(ranks)]
+            by_tokens = [costs.microbatches(part, inputs["tokens_per_microbatch"]) for part in own]
+            by_count = [np.array_split(part, inputs["fixed_microbatches"]) for part in own]
+            dynamic_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_tokens)
+            fixed_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_count)
+        gains.append(fixed_s / dynamic_s - 1)
+    return [mean(gains)]
+
+
+def _pipelined_s(costs: TrainingCosts, microbatches: Sequence[Ints], stages: int) -> float:
+    """Seconds of a rank's mini-batch: its micro-batches go through equal stages, each stage one forward, one backward."""
+    seconds = [costs.pass_s(microbatch, 3, costs.config.mfu) / stages for microbatch in microbatches if microbatch.size]
+    return one_forward_one_backward([s / 3 for s in seconds], [2 * s / 3 for s in seconds], stages)
+
+
+def one_forward_one_backward(forward_s: Sequence[float], backward_s: Sequence[float], stages: int) -> float:
+    """When the last backward pass ends; `forward_s` and `backward_s` are those of each micro-batch at a stage. A stage begins
+    with as many forward passes as there are stages from it on, and then alternates (Megatron, without interleaving)."""
+    count = len(forward_s)
+    orders = []
+    for stage in range(stages):
+        ahead = min(stages - stage, count)
+        order = [(True, i) for i in range(ahead)]
+        for i in range(count):
+            order.append((False, i))
+            if i + ahead < count:
+                order.append((True, i + ahead))
+        orders.append(order)
+    ended_s: dict[tuple[bool, int, int], float] = {}
+    free_s, done = [0.0] * stages, [0] * stages
+    while any(done[stage] < len(orders[stage]) for stage in range(stages)):
+        for stage, order in enumerate(orders):
+            while done[stage] < len(order):
+                forward, i = order[done[stage]]
+                before = (True, i, stage - 1) if forward else (False, i, stage + 1)
+                if not forward and stage == stages - 1:
+                    before = (True, i, stage)
+                first = forward and stage == 0
+                if not first and before not in ended_s:
+                    break
+                start_s = free_s[stage] if first else max(free_s[stage], ended_s[before])
+                free_s[stage] = ended_s[forward, i, stage] = start_s + (forward_s[i] if forward else backward_s[i])
+                done[stage] += 1
+    return max(free_s)
 
 
 def trained(run: Measures) -> float:
@@ -121,6 +190,7 @@ ROWS: dict[str, Callable[[Lab, Inputs], list[float]]] = {
     "areal-fig4-7b-16k-verl": throughput_by_gpus(LARGE, (64, 128, 256, 512), False),
     "areal-hours-1p5b": hours(SMALL, 16),
     "areal-hours-7b": hours(LARGE, 24),
-    "areal-interrupt-1p5b": interruption(SMALL),
-    # areal-interrupt-7b: at this scale its one training GPU cannot hold the states of 7B
+    "areal-interrupt-1p5b": interruption(SMALL, SCALE),
+    "areal-interrupt-7b": interruption(LARGE, SCALE // 2),  # one training GPU could not hold the states of 7B
+    "areal-dynbatch": dynamic_batches,
 }

@@ -1,31 +1,38 @@
 """The board: every published row beside its prediction, as data and on the screen.
 
-Invariant: every row of `published.csv` is on it; a row that nothing predicts says so, and counts as not covered.
+Invariant: every row of `published.csv` is on it; a row that nothing predicts says so and why, and counts as not covered. An
+element that its prediction is given counts as nothing.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from simrl.published.ledger import read_ledger
-from simrl.published.predict import Predicted, Task, drivers, paper_of
-from simrl.published.score import Bound, Published, published_rows, score
+from simrl.published.predict import Prediction, drivers, left_out, paper_of
+from simrl.published.score import Bound, Element, Published, published_rows, score
 
 MOST_SHOWN = 4  # elements in a cell
+GIVEN_CELL = "–"
+SCORED = ("predicted", "low", "high", "error", "covered", "half_width")
 
 
-def board(rows: Sequence[str], predicted: Predicted, done: Sequence[Task]) -> list[dict[str, Any]]:
+def board(rows: Sequence[str], predicted: Mapping[str, Prediction]) -> list[dict[str, Any]]:
     """One entry a row, for `json.dumps`: id, published, predicted, low, high, error, covered, half_width (lists, an element
-    each; None where nothing predicts the row), setting, quantity, source, ledger (inputs and their kinds), drivers."""
-    return [_entry(published_rows()[row], predicted.get(row), done) for row in rows]
+    each; None where nothing predicts the row, or an element is given), why_not (why nothing does, where that is known),
+    refused (of the sets of inputs under which it cannot be simulated, why), setting, quantity, source, ledger (inputs and
+    their kinds), drivers."""
+    return [_entry(published_rows()[row], predicted.get(row)) for row in rows]
 
 
-def _entry(row: Published, predicted: Sequence[Sequence[float]] | None, done: Sequence[Task]) -> dict[str, Any]:
+def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
     said = {
         "id": row.id,
         "source": row.source,
@@ -35,25 +42,29 @@ def _entry(row: Published, predicted: Sequence[Sequence[float]] | None, done: Se
         "setting": row.setting,
         "unit": row.unit,
         "published": [_bound(bound) for bound in row.elements],
+        "refused": predicted.refused if predicted else [],
     }
     paper = paper_of(row.id)
-    if predicted is None or paper is None:
-        nothing = dict.fromkeys(("predicted", "low", "high", "error", "covered", "half_width", "ledger", "drivers"))
-        return {**said, **nothing}
-    elements = score(row, predicted)
-    sets = [task.inputs for task in done if row.id in task.rows]
-    mean_of_elements = [sum(values) / len(values) for values in predicted]
+    if predicted is None or not predicted.elements or paper is None:
+        keys = ("predicted", "low", "high", "error", "covered", "half_width", "ledger", "drivers")
+        why_not = predicted.refused[0] if predicted and predicted.refused else left_out().get(row.id)
+        return {**said, **dict.fromkeys(keys), "why_not": why_not}
+    elements = score(row, predicted.elements)
+    scored = [[value for value in values if not math.isnan(value)] for values in predicted.elements]
     return {
         **said,
-        "predicted": [e.predicted for e in elements],
-        "low": [e.low for e in elements],
-        "high": [e.high for e in elements],
-        "error": [e.error for e in elements],
-        "covered": [e.covered for e in elements],
-        "half_width": [e.half_width for e in elements],
+        **{key: [_unless_given(e, key) for e in elements] for key in SCORED},
         "ledger": {name: entry.model_dump(exclude_defaults=True) for name, entry in read_ledger(paper).inputs.items()},
-        "drivers": [{"input": name, "rank_correlation": r} for name, r in drivers(paper, sets, mean_of_elements)],
+        "drivers": [
+            {"input": name, "rank_correlation": r}
+            for name, r in drivers(paper, predicted.inputs, [fmean(values) for values in scored])
+        ],
+        "why_not": None,
     }
+
+
+def _unless_given(element: Element, key: str) -> Any:
+    return None if element.given else getattr(element, key)
 
 
 def _bound(bound: Bound) -> float | list[float | None]:
@@ -62,20 +73,30 @@ def _bound(bound: Bound) -> float | list[float | None]:
     return [None if abs(end) == float("inf") else end for end in bound]
 
 
-def totals(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Over all elements: their number, the share that is covered, the median of |error| and of the half-widths of those that
-    are predicted; and the number of rows that are."""
-    covered = [c for e in entries for c in (e["covered"] or [False] * len(e["published"]))]
-    errors = [abs(x) for e in entries for x in e["error"] or ()]
-    widths = [x for e in entries for x in e["half_width"] or ()]
+def totals(entries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Over all elements but given ones: their number, the share that is covered, the median of |error| and of the half-widths
+    of those that are predicted (None without any); and the number of rows that are."""
+    covered = [c for e in entries for c in (e["covered"] or [False] * len(e["published"])) if c is not None]
+    errors = [abs(x) for e in entries for x in e["error"] or () if x is not None]
+    widths = [x for e in entries for x in e["half_width"] or () if x is not None]
     return {
         "rows": len(entries),
         "rows_predicted": sum(e["predicted"] is not None for e in entries),
         "elements": len(covered),
         "covered_share": sum(covered) / len(covered) if covered else 0.0,
-        "median_error": median(errors) if errors else float("nan"),
-        "median_half_width": median(widths) if widths else float("nan"),
+        "median_error": median(errors) if errors else None,
+        "median_half_width": median(widths) if widths else None,
     }
+
+
+def in_words(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The totals as a sentence."""
+    sums = totals(entries)
+    said = f"{sums['rows_predicted']} of {sums['rows']} rows are predicted; "
+    said += f"{sums['covered_share']:.0%} of {sums['elements']} published figures lie in their intervals"
+    if sums["median_error"] is None:
+        return f"{said}."
+    return f"{said}; median error {sums['median_error']:.0%}, median half-width {sums['median_half_width']:.0%}."
 
 
 def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -88,22 +109,22 @@ def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
         if e["predicted"] is None:
             table.add_row(e["id"], published, "not predicted", "", "", "no", "")
             continue
-        intervals = [f"{_number(low)}–{_number(high)}" for low, high in zip(e["low"], e["high"], strict=True)]
+        shown = zip(e["low"], e["high"], strict=True)
+        intervals = [GIVEN_CELL if low is None else f"{_number(low)}–{_number(high)}" for low, high in shown]
+        covered = [one for one in e["covered"] if one is not None]
         driver = e["drivers"][0] if e["drivers"] else None
         table.add_row(
             e["id"],
             published,
-            _cell(e["predicted"], _number),
+            _cell(e["predicted"], lambda x: "given" if x is None else _number(x)),
             _cell(intervals, str),
-            _cell(e["error"], lambda x: f"{x:+.0%}"),
-            "yes"
-            if all(e["covered"])
-            else f"{sum(e['covered'])} of {len(e['covered'])}"
-            if any(e["covered"])
-            else "no",
+            _cell(e["error"], lambda x: GIVEN_CELL if x is None else f"{x:+.0%}"),
+            "yes" if all(covered) else f"{sum(covered)} of {len(covered)}" if any(covered) else "no",
             f"{driver['input']} ({driver['rank_correlation']:+.2f})" if driver else "",
         )
     console.print(table)
+    for line in _notes(entries):
+        console.print(line)
     if len(entries) == 1 and entries[0]["ledger"]:
         console.print()
         inputs = Table("input", "value", "range", "kind", "where, or why", box=None, pad_edge=False)
@@ -117,6 +138,19 @@ def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
                 name, f"{entry['value']} {entry.get('unit', '')}".strip(), span, entry["kind"], entry["source"]
             )
         console.print(inputs)
+
+
+def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Under the board: which rows are not predicted and why, and which lack some sets of inputs."""
+    said: dict[str, list[str]] = defaultdict(list)
+    for e in entries:
+        if e["why_not"] is not None:
+            said[f"not predicted: {e['why_not']}"].append(e["id"])
+        elif e["refused"]:
+            count = len(e["refused"])
+            sets = "1 set of inputs" if count == 1 else f"{count} sets of inputs"
+            said[f"{sets} cannot be, and the interval is of the others: {e['refused'][0]}"].append(e["id"])
+    return [f"{', '.join(rows)}: {why}" for why, rows in said.items()]
 
 
 def _cell(values: Sequence[Any], text: Any) -> str:

@@ -5,14 +5,17 @@ Invariant: a measure is a pure function of one result, in the terms in which pap
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simrl.hardware import model_shape
+from simrl.hardware import Gpu, ModelShape, model_shape
 from simrl.metrics import summary
 from simrl.points import SharedInputs
+from simrl.profile import TableProfile, read_profile
+from simrl.profilers.roofline import roofline_profile
 from simrl.published.ledger import Inputs
 from simrl.result import Result
 from simrl.scenario import Scenario
@@ -20,6 +23,7 @@ from simrl.shipped import shipped_profile
 from simrl.simulate import prepare, simulate_prepared
 
 Measures = dict[str, Any]
+GIVEN = math.nan  # stands where an element of a row is an input of its prediction: it is not scored
 
 
 def step_times(model: str, gpu: str, tp: int, between_passes_s: float) -> dict[str, Any]:
@@ -28,6 +32,14 @@ def step_times(model: str, gpu: str, tp: int, between_passes_s: float) -> dict[s
     if path is not None:
         return {"path": str(path), "between_passes_s": between_passes_s}
     return {"roofline": {"between_passes_s": between_passes_s}}
+
+
+def passes(shape: ModelShape, gpu: Gpu, tp: int, between_passes_s: float) -> TableProfile:
+    """The profile that `step_times` means, for what is asked of single passes."""
+    path = shipped_profile(shape.name, gpu.name, tp)
+    if path is not None:
+        return read_profile(path).with_corrections(between_passes_s=between_passes_s)
+    return roofline_profile(shape, gpu, tp, between_passes_s=between_passes_s)
 
 
 def run_of(
@@ -79,6 +91,7 @@ class Rollouts(NamedTuple):
     rollout_s: float  # from the first pass to the last
     idle_share: float  # of the rollout workers' time in it
     earliest_idle_share: float  # of the worker that finishes first
+    worker_s: float  # from the first pass to a worker's last, a mean over workers
 
 
 class Lab:
@@ -100,7 +113,8 @@ class Lab:
 
 def measures(result: Result, warmup_steps: int) -> Measures:
     """`simrl.metrics.summary`, and under `phase_s` the seconds an update of each kind of span, the longest lane's; of rollouts
-    what `rollouts` says; `response_tokens_per_s` are trained ones, `generated_tokens_per_s` over the whole run."""
+    what `rollouts` says; `continued_share` of the samples; `response_tokens_per_s` are trained ones, `generated_tokens_per_s`
+    over the whole run."""
     row = summary(result, warmup_steps)
     generated = int(result.samples.column("generated_tokens").to_numpy().sum())
     steps = result.steps.slice(warmup_steps)
@@ -110,6 +124,7 @@ def measures(result: Result, warmup_steps: int) -> Measures:
         "response_tokens_per_s": trained / (row["step_s"] * steps.num_rows),
         "phase_s": phases(result, warmup_steps),
         **rollouts(result, warmup_steps)._asdict(),
+        "continued_share": continued_share(result, warmup_steps),
         "generated_tokens_per_s": generated / float(result.metadata["end_s"]),
     }
 
@@ -127,11 +142,25 @@ def rollouts(result: Result, warmup_steps: int) -> Rollouts:
         start_s, last_s = workers["first_s"].min(), workers["last_s"].to_numpy()
         length_s = last_s.max() - start_s
         rows.append(
-            (length_s, float(np.mean(last_s.max() - last_s) / length_s), (last_s.max() - last_s.min()) / length_s)
+            (
+                length_s,
+                float(np.mean(last_s.max() - last_s) / length_s),
+                (last_s.max() - last_s.min()) / length_s,
+                float(np.mean(last_s - start_s)),
+            )
         )
     if not rows:
-        return Rollouts(float("nan"), float("nan"), float("nan"))
+        return Rollouts(*[float("nan")] * len(Rollouts._fields))
     return Rollouts(*(float(x) for x in np.mean(rows, axis=0)))
+
+
+def continued_share(result: Result, warmup_steps: int) -> float:
+    """Of the samples trained after the warm-up, those that went on at another worker or under newer weights."""
+    samples = result.samples.select(["uid", "trained_step"]).to_pandas()
+    trained = samples.loc[samples["trained_step"] >= warmup_steps, "uid"]
+    stays = result.segments.select(["uid", "worker", "policy_version"]).to_pandas()
+    stays = stays[stays["uid"].isin(trained)].drop_duplicates()
+    return float((stays["uid"].value_counts() > 1).sum() / max(len(trained), 1))
 
 
 def phases(result: Result, warmup_steps: int) -> dict[str, float]:

@@ -1,23 +1,35 @@
 """Predictions of published rows: each paper's rows, run for the middle and for a sample of its inputs' ranges.
 
-Invariant: nothing here has seen an outcome: this module and those of the papers do not import `score`.
+Invariant: nothing here has seen an outcome: this module and those of the papers do not import `score`. A set of inputs under
+which a row cannot be simulated costs that row this set, and no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from types import ModuleType
 from typing import NamedTuple
 
+from simrl.errors import InputError, StoppedError
 from simrl.interrupts import ctrl_c_ignored
-from simrl.published import areal, rollpacker, specactor, verl
+from simrl.processes import main_left_alone
+from simrl.published import areal, rhymerl, rollpacker, specactor, tlt, verl
 from simrl.published.lab import Lab
 from simrl.published.ledger import Inputs, read_ledger
 
-PAPERS: dict[str, ModuleType] = {"areal": areal, "rollpacker": rollpacker, "specactor": specactor, "verl": verl}
-Predicted = dict[str, list[list[float]]]  # by row, for each set of inputs: the elements
+# Those that take longest first: what is done last should end soon.
+PAPERS: dict[str, ModuleType] = {
+    "rhymerl": rhymerl,
+    "specactor": specactor,
+    "areal": areal,
+    "tlt": tlt,
+    "verl": verl,
+    "rollpacker": rollpacker,
+}
+Found = list[float] | InputError  # the elements of a row, or why it cannot be
 
 
 class Task(NamedTuple):
@@ -29,9 +41,23 @@ class Task(NamedTuple):
     inputs: Inputs
 
 
+class Prediction(NamedTuple):
+    """The elements of a row under each set of inputs under which it can be, the middle first; without the middle there are
+    none. `refused` says of the other sets why not, a line each."""
+
+    elements: list[list[float]]
+    inputs: list[Inputs]
+    refused: list[str]
+
+
 def paper_of(row: str) -> str | None:
     """The paper that predicts a row; None if none does."""
     return next((name for name, paper in PAPERS.items() if row in paper.ROWS), None)
+
+
+def left_out() -> dict[str, str]:
+    """The rows that a paper's module leaves out on purpose, and why."""
+    return {row: why for paper in PAPERS.values() for row, why in getattr(paper, "LEFT_OUT", {}).items()}
 
 
 def tasks(rows: Sequence[str], samples: int) -> list[Task]:
@@ -44,36 +70,54 @@ def tasks(rows: Sequence[str], samples: int) -> list[Task]:
     return found
 
 
-def run(task: Task) -> dict[str, list[float]]:
+def run(task: Task) -> dict[str, Found]:
     """The elements of a task's rows."""
     lab = Lab()
-    return {row: PAPERS[task.paper].ROWS[row](lab, task.inputs) for row in task.rows}
+    return {row: _elements(PAPERS[task.paper].ROWS[row], lab, task.inputs) for row in task.rows}
 
 
-def predict(todo: Sequence[Task], jobs: int, on_task: Callable[[], None] = lambda: None) -> Predicted:
-    """All tasks, by as many processes; the same whatever their number. Raises what a task raises."""
-    done: dict[tuple[str, int], dict[str, list[float]]] = {}
+def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs) -> Found:
+    try:
+        return [float(value) for value in row(lab, inputs)]
+    except InputError as error:
+        return error
+
+
+def predict(todo: Sequence[Task], jobs: int, on_task: Callable[[], None] = lambda: None) -> dict[str, Prediction]:
+    """All tasks, by as many processes; the same whatever their number. Raises `StoppedError` if a process is killed."""
+    done: dict[tuple[str, int], dict[str, Found]] = {}
     for task, found in _outcomes(todo, jobs):
         done[task.paper, task.number] = found
         on_task()
-    return {row: [done[t.paper, t.number][row] for t in todo if row in t.rows] for t in todo for row in t.rows}
+    return {row: _prediction(row, [t for t in todo if row in t.rows], done) for task in todo for row in task.rows}
 
 
-def _outcomes(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, dict[str, list[float]]]]:
+def _prediction(row: str, todo: Sequence[Task], done: Mapping[tuple[str, int], Mapping[str, Found]]) -> Prediction:
+    found = [(task, done[task.paper, task.number][row]) for task in todo]
+    refused = [str(outcome) for _, outcome in found if isinstance(outcome, InputError)]
+    can_be = [(task, outcome) for task, outcome in found if not isinstance(outcome, InputError)]
+    if not can_be or can_be[0][0].number != 0:
+        can_be = []
+    return Prediction([outcome for _, outcome in can_be], [task.inputs for task, _ in can_be], refused)
+
+
+def _outcomes(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, dict[str, Found]]]:
     if min(jobs, len(todo)) <= 1:
         yield from ((task, run(task)) for task in todo)
         return
     with ProcessPoolExecutor(min(jobs, len(todo)), get_context("spawn")) as pool:
         try:
-            with ctrl_c_ignored():  # a process starts when work is submitted
+            with ctrl_c_ignored(), main_left_alone():  # a process starts when work is submitted
                 futures = {pool.submit(run, task): task for task in todo}
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except BaseException:
+        except BaseException as error:
             with ctrl_c_ignored():
                 for process in list((pool._processes or {}).values()):
                     process.kill()
                 pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise StoppedError("a process was killed, perhaps for want of memory; try fewer --jobs") from error
             raise
 
 

@@ -52,12 +52,17 @@ class Published(NamedTuple):
 
 
 class Element(NamedTuple):
-    """One predicted element beside the published one. `error` is relative, to the nearest end of a published range or side."""
+    """One predicted element beside the published one. `error` is relative, to the nearest end of a published range or side. An
+    element that is an input of its prediction (`given`) has neither an error nor an interval: nothing of it is a hit."""
 
     published: Bound
     predicted: float
     low: float
     high: float
+
+    @property
+    def given(self) -> bool:
+        return math.isnan(self.predicted)
 
     @property
     def error(self) -> float:

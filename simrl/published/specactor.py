@@ -9,14 +9,14 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
-from simrl.profile import read_profile
-from simrl.published.lab import Lab, Measures, run_of
+from simrl.hardware import gpu, model_shape
+from simrl.published.lab import Lab, Measures, passes, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
-from simrl.shipped import shipped_profile
+from simrl.synthesis import share_of_equal
 
 SCALE = 8
-STEPS, WARMUP_STEPS = 3, 1
+STEPS, WARMUP_STEPS = 2, 1
 SMALL, LARGER = "qwen2.5-0.5b", "qwen2.5-1.5b"
 TRACES = ("grpo", "dapo")
 MILLI = 1e3
@@ -48,11 +48,18 @@ def specactor(inputs: Inputs, **ablated: bool) -> System:
     }
 
 
-def scenario(inputs: Inputs, trace: str, system: System) -> Scenario:
-    """Some steps of one of the two traces. DAPO generates twice as many responses and trains on those that its filter leaves:
-    so much less arithmetic, in the same time per token."""
-    trained = inputs["informative_share"] if trace == "dapo" else 1.0
-    extra = inputs["grpo_reference"] if trace == "grpo" else 0
+def scenario(
+    inputs: Inputs, trace: str, system: System, workers: int | None = None, prompts: int | None = None
+) -> Scenario:
+    """Some steps of one of the two traces, on so many workers with so many prompts (by default those of all, divided). DAPO
+    generates twice as many responses, and trains groups whose rewards differ."""
+    workers = workers or inputs["gpus"] // inputs["tp"] // SCALE
+    dapo = trace == "dapo"
+    group, right = inputs["group"], 0.5
+    rewards = {
+        "reward_mean": right,
+        "reward_prompt_share": share_of_equal(1 - inputs["informative_share"], right, group),
+    }
     ngram_runs = {
         "classes": [
             {
@@ -68,23 +75,24 @@ def scenario(inputs: Inputs, trace: str, system: System) -> Scenario:
     }
     return run_of(
         inputs,
-        {"minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"], **system},
+        {"minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"], "filter_groups": dapo, **system},
         model=inputs["model"],
-        gpus=inputs["gpus"] // SCALE,
+        gpus=workers * inputs["tp"],
         tp=inputs["tp"],
         lengths={
-            "prompts_per_step": inputs[f"{trace}_samples"] // inputs["group"] // SCALE,
+            "prompts_per_step": prompts or inputs[f"{trace}_samples"] // group // SCALE,
             "cap_tokens": inputs["cap_tokens"],
             "mean_tokens": inputs["mean_tokens"],
+            **rewards,
         },
         steps=STEPS,
         warmup_steps=WARMUP_STEPS,
         training={
-            "mfu": min(inputs["mfu"] / trained, 1.0),
+            "mfu": inputs["mfu"],
             "log_prob_mfu": inputs["log_prob_mfu"],
             "sequence_parallel": inputs["sequence_parallel"],
             "tokens_per_microbatch": inputs["tokens_per_microbatch"],
-            "extra_log_probs": extra,
+            "extra_log_probs": 0 if dapo else inputs["grpo_reference"],
             "switch_s": inputs["switch_s"],
             "load_s": inputs["load_s"],
             "minibatch_overhead_s": inputs["minibatch_overhead_s"],
@@ -158,6 +166,17 @@ def vanilla_gain(lab: Lab, inputs: Inputs) -> list[float]:
     return [1 - _dapo_rollout_s(lab, inputs, vanilla(inputs)) / _dapo_rollout_s(lab, inputs, VERL)]
 
 
+def apart(lab: Lab, inputs: Inputs) -> list[float]:
+    """§5.4: by how much a draft model on GPUs of its own, still in turns with verification, lengthens verl's rollout. There are
+    fewer pairs of verifier and drafter than verl has workers, so that each has more of the requests; passes take what they
+    take in `vanilla`, whose drafter is computed by one GPU as well."""
+    pair = inputs["tp"] + inputs["draft_gpus"]
+    workers = inputs["gpus"] // SCALE // pair
+    requests = inputs["dapo_samples"] / (inputs["gpus"] // pair)
+    few = scenario(inputs, "dapo", vanilla(inputs), workers, round(workers * requests / inputs["group"]))
+    return [float(lab.run(few)["rollout_s"]) / _dapo_rollout_s(lab, inputs, VERL) - 1]
+
+
 def decoupled(lab: Lab, inputs: Inputs) -> list[float]:
     """§5.4: vanilla speculation over decoupled drafting alone."""
     alone = specactor(inputs, reconfigure=False, best_of_n=False)
@@ -199,10 +218,8 @@ def rollout_share(lab: Lab, inputs: Inputs) -> list[float]:
 
 def decode_latency(lab: Lab, inputs: Inputs) -> list[float]:
     """§5.1: milliseconds a token of one response."""
-    path = shipped_profile(inputs["model"], inputs["gpu"], inputs["tp"])
-    assert path is not None
-    pass_s = read_profile(path).decode_s(1, round(inputs["mean_tokens"]))
-    return [MILLI * (pass_s + inputs["between_passes_s"])]
+    profile = passes(model_shape(inputs["model"]), gpu(inputs["gpu"]), inputs["tp"], inputs["between_passes_s"])
+    return [MILLI * profile.decode_s(1, round(inputs["mean_tokens"]))]
 
 
 ROWS: dict[str, Callable[[Lab, Inputs], list[float]]] = {
@@ -212,6 +229,7 @@ ROWS: dict[str, Callable[[Lab, Inputs], list[float]]] = {
     "spec-rollout-2x": rollout_against("twice"),
     "spec-rollout-vanilla": rollout_against("vanilla", "ngram"),
     "spec-abl-vanilla": vanilla_gain,
+    "spec-abl-disagg": apart,
     "spec-abl-decoupled": decoupled,
     "spec-abl-reconf": reconfigured,
     "spec-abl-bon": best_of_n,

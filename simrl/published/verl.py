@@ -1,4 +1,7 @@
-"""verl's documentation (recipe fully_async_policy): the phases of colocated and of fully asynchronous steps on H20."""
+"""verl's documentation (recipe fully_async_policy): the phases of colocated and of fully asynchronous steps on H20.
+
+GPUs, prompts and mini-batches are divided by `SCALE` together: each worker and each trainer rank has the same to do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from simrl.published.lab import Lab, Measures, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
 
-COLOCATED_STEPS, ASYNCHRONOUS_STEPS = (4, 1), (8, 3)  # steps of the page, and the first of them that are left out
+SCALE = 2
+COLOCATED_STEPS, ASYNCHRONOUS_STEPS = (3, 1), (6, 2)  # steps of the page, and the first of them that are left out
 
 
 def scenario(
@@ -20,10 +24,10 @@ def scenario(
         inputs,
         system,
         model=inputs["model"],
-        gpus=gpus,
+        gpus=gpus // SCALE,
         tp=inputs["tp"],
         lengths={
-            "prompts_per_step": inputs["prompts"],
+            "prompts_per_step": inputs["prompts"] // SCALE,
             "cap_tokens": inputs["cap_tokens"],
             "mean_tokens": inputs["mean_tokens"],
         },
@@ -70,7 +74,7 @@ def asynchronous(gpus: int, with_update: bool) -> Callable[[Lab, Inputs], list[f
             "staleness": inputs["staleness"],
             "sync_step": updates,
             "require_batches": inputs["require_batches"],
-            "mini_batch": inputs["minibatch_prompts"],
+            "mini_batch": inputs["minibatch_prompts"] // SCALE,
             "partial_rollout": inputs["partial_rollout"],
             "per_replica": inputs["per_replica"],
             "rollout_share": inputs["async_rollout_share"],

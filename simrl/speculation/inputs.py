@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.hardware import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, Speculation
@@ -72,7 +72,8 @@ class SpeculationInputs(BaseModel):
         for name in given:
             if name != EAGLE and name not in MODELS and not Path(name).exists():
                 raise ValueError(
-                    f"{name!r} is no drafter; give the acceptance of eagle or of a model: {', '.join(MODELS)}"
+                    f"{name!r} is no drafter{meant(name, (EAGLE, *MODELS))}; give the acceptance of eagle or of a model: "
+                    f"{', '.join(MODELS)}"
                 )
         return given
 

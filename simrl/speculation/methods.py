@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
-from simrl.errors import InputError
+from simrl.errors import InputError, meant
 from simrl.extensions import Extended
 from simrl.speculation.bandit import BegMab, Strategy
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
@@ -281,26 +281,28 @@ def tlt(
     drafter_from_update: Annotated[int, Field(ge=0, le=1_000_000)] = 0,
     model_free_if_slower: bool = True,
     training: SpotTraining | None = None,
+    strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)] | None = None,
 ) -> Speculation:
     """An EAGLE-type drafter with draft trees once few responses are left, trained on idle workers.
 
     A worker speculates once it has had at most `threshold` running requests for `patience` decode passes in a row,
     after a prefill of all that runs. BEG-MAB chooses depth, top-k and tokens to verify by batch (`bandit`; otherwise
-    always the strategy of 8 levels and 48 tokens). A round of drafting takes `round_s` (assumed) beside the drafter's
-    kernels: host time, and the building of trees. Workers that have no samples train the drafter until the rollout
-    ends (`adaptive`), in every 10th step (`training` has this and all else of it: every_updates, iteration_s,
-    recovery_iterations, idle_workers, join …); what was saved comes with the next weights. Otherwise it falls behind
-    the policy. Before policy version `drafter_from_update` there is no learned drafter (0: one that was trained
-    before, as the paper has it): a worker drafts from the group's other responses there (method siblings), and where
-    these are predicted to be faster (`model_free_if_slower`): tokens a second of one response of typical length, by
-    the profile, the times of drafting, the learned drafter's acceptance as far as it has drifted, and what the
-    scenario says of siblings (speculation.runs). The graphs of all strategies, captured in buckets or not, come out
-    of the KV cache.
+    always the strategy of 8 levels and 48 tokens), among the trees of Table 2's sizes or those given (`strategies`, of
+    four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes
+    `round_s` (assumed) beside the drafter's kernels: host time, and the building of trees. Workers that have no samples
+    train the drafter until the rollout ends (`adaptive`), in every 10th step (`training` has this and all else of it:
+    every_updates, iteration_s, recovery_iterations, idle_workers, join …); what was saved comes with the next weights.
+    Otherwise it falls behind the policy. Before policy version `drafter_from_update` there is no learned drafter (0:
+    one that was trained before, as the paper has it): a worker drafts from the group's other responses there (method
+    siblings), and where these are predicted to be faster (`model_free_if_slower`): tokens a second of one response of
+    typical length, by the profile, the times of drafting, the learned drafter's acceptance as far as it has drifted,
+    and what the scenario says of siblings (speculation.runs). The graphs of all strategies, captured in buckets or not,
+    come out of the KV cache.
     Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it;
     what its training data take of the inference phase.
     """
     training = training or SpotTraining()
-    strategies = TLT_STRATEGIES if bandit else TLT_STRATEGIES[2:3]
+    strategies = (strategies or TLT_STRATEGIES) if bandit else TLT_STRATEGIES[2:3]
     thresholds = (1, 2, 5, 21) if bandit else (1,)
     return Speculation(
         name="tlt",
@@ -365,7 +367,8 @@ def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
     if name == "none" and not given:
         return None
     if name not in METHODS:
-        said = f"speculation is {name!r}" if name is not None else f"speculation {asked!r} has no name"
+        named = f"speculation is {name!r}{meant(name, METHODS)}"
+        said = named if name is not None else f"speculation {asked!r} has no name"
         raise InputError(f"{said}; give none, or one of {', '.join(METHODS)}, or {{name: histospec, gate: open}}")
     try:
         made = METHODS[name](**given)

@@ -1,0 +1,378 @@
+"""RhymeRL (arXiv 2508.18588): HistoPipe and HistoSpec against verl's one step off and AReaL, 8B to 32B on 128 GPUs.
+
+GPUs, prompts and ranking groups are halved together: a worker, and a ranking group, has as many responses on as many workers as
+there, but the longest of 16 groups has the longest 1/16 of the prompts, here the longest 1/8 (rows of migration keep 16 and 8).
+An epoch is two steps of the same prompts, all that a ranking needs to know; the first is passed over. Lengths that grow are
+two runs, at the mean length and at that of the last steps. Means over the three models are those of 14B, on which the paper
+takes its own ablations, and AReaL at η = 8, which generates nine batches ahead, runs on math alone: with all twelve settings a
+set of inputs would take minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from simrl.published.lab import Lab, Measures, run_of
+from simrl.published.ledger import Inputs
+from simrl.scenario import Scenario
+from simrl.speculation.passes import run_passes
+from simrl.speculation.run_model import RunModel, draw_runs
+from simrl.speculation.windows import Aimd
+from simrl.training import TrainingConfig
+
+SCALE = 2
+MODEL, TP = "qwen3-14b", 2
+CAPS = {"8k": 8192, "16k": 16384}
+TASKS = ("math", "code")
+EPOCH_STEPS, STEPS, WARMUP_STEPS = 2, 5, 3
+EARLY_STOP_FACTOR = 0.06  # simrl.synthesis.RHYMERL_CODE
+SURVEY_STEPS, MIDDLE_STEP, LAST_STEP = (
+    320,
+    50,
+    75,
+)  # of Fig. 3a; of the 20 to 80 that are measured, and of their last ten
+SHORT_HIT_TOKENS, LEAST_LONG_HIT_TOKENS = 1.5, 4.0  # one or two tokens; what is no short hit
+WIDE_GAP_TOKENS = 5.0  # of two to eight; all others are one token
+ALONE = 32  # GPUs that train where only rollout is looked at
+GIGA = 1e9
+
+System = dict[str, Any]
+ONE_STEP_OFF: System = {"name": "one_step_off"}
+NO_DRAFTS = "none"
+CONTROLLER_BYTES_PER_TOKEN = TrainingConfig().controller_bytes_per_token
+Predict = Callable[[Lab, Inputs], list[float]]
+
+
+def areal(inputs: Inputs, eta: int) -> System:
+    """AReaL at a staleness bound."""
+    most = round(inputs["areal_max_concurrent"] * inputs["prompts"] / SCALE)
+    return {"name": "areal", "eta": eta, "max_concurrent": most}
+
+
+def rhymerl(inputs: Inputs, task: str, **ablated: Any) -> System:
+    """Its own system, or without some of its parts."""
+    return {
+        "name": "rhymerl",
+        "ranking_groups": inputs[f"ranking_groups_{task}"] // SCALE,
+        "alpha": inputs["alpha"],
+        "least_beta": inputs["least_beta"],
+        **ablated,
+    }
+
+
+def history(inputs: Inputs, task: str, reuse: float = 1.0, first_epoch: bool = False) -> dict[str, Any]:
+    """The run model of its drafts: `reusable` tokens in hits of two kinds, gaps of about one token between them. What a draft
+    does not get of the hits breaks them into shorter ones; where these would be shorter than hits can be, gaps are longer."""
+    share = inputs[f"reusable_{task}"] * inputs["draft_efficiency"] * reuse
+    short = inputs["short_hits"]
+    least_tokens = short * SHORT_HIT_TOKENS + (1 - short) * LEAST_LONG_HIT_TOKENS
+    hit_tokens = max(inputs["gap_tokens"] * share / (1 - share), least_tokens)
+    wide = (hit_tokens * (1 - share) / share - 1) / (WIDE_GAP_TOKENS - 1)
+    long_tokens = (hit_tokens - short * SHORT_HIT_TOKENS) / (1 - short)
+    return {
+        "classes": [
+            {
+                "share": 1.0,
+                "share_of_long": 1.0,
+                "wrong_drafts": inputs["wrong_drafts"],
+                "gaps": [
+                    {"up_to_tokens": 1, "share": 1 - wide, "mean_tokens": 1.0},
+                    {"up_to_tokens": 8, "share": wide, "mean_tokens": WIDE_GAP_TOKENS},
+                ],
+                "hits": [
+                    {"up_to_tokens": 2, "share": short, "mean_tokens": SHORT_HIT_TOKENS},
+                    {"up_to_tokens": round(8 * long_tokens), "share": 1 - short, "mean_tokens": long_tokens},
+                ],
+            }
+        ],
+        "first_epoch": first_epoch,
+        "source": "the ledger",
+    }
+
+
+def late(inputs: Inputs) -> float:
+    """The mean length of the last steps over that of all that are measured, as linear growth has it."""
+    first, last = inputs["survey_tokens"]
+    at_middle, at_last = (first + (last - first) * step / SURVEY_STEPS for step in (MIDDLE_STEP, LAST_STEP))
+    return float(at_last / at_middle)
+
+
+def lengths(inputs: Inputs, task: str, cap: str, growth: float = 1.0) -> dict[str, Any]:
+    """Fields of the length model of a task under a cap."""
+    over_math = inputs["code_over_math"] if task == "code" else 1.0
+    return {
+        "cap_tokens": CAPS[cap],
+        "mean_tokens": growth * over_math * inputs[f"mean_tokens_{cap}"],
+        **likeness(inputs, task),
+    }
+
+
+def likeness(inputs: Inputs, task: str) -> dict[str, Any]:
+    """How alike a prompt's responses are."""
+    stops = {"early_stop_share": inputs["early_stop_share_code"], "early_stop_factor": EARLY_STOP_FACTOR}
+    return {
+        "prompt_share": inputs[f"prompt_share_{task}"],
+        "epoch_correlation": inputs["epoch_correlation"],
+        "shuffle": False,
+        **(stops if task == "code" else {}),
+    }
+
+
+def run(
+    lab: Lab,
+    inputs: Inputs,
+    system: System,
+    task: str,
+    *,
+    model: str = MODEL,
+    tp: int = TP,
+    gpus: int,
+    training: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    first_epoch: bool = False,
+    steps: int = STEPS,
+    warmup_steps: int = WARMUP_STEPS,
+    **lengths: Any,
+) -> Measures:
+    """What a run of the paper measures. A system that drafts pays `draft_s` in every pass."""
+    drafts = system.get("speculation", "histospec" if system["name"] == "rhymerl" else NO_DRAFTS) != NO_DRAFTS
+    passes_s = inputs["between_passes_s"] + (inputs["draft_s"] if drafts else 0.0)
+    scenario: Scenario = run_of(
+        {**inputs, "between_passes_s": passes_s, "prompt_share": inputs[f"prompt_share_{task}"]},
+        {"minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"], **system},
+        model=model,
+        gpus=gpus,
+        tp=tp,
+        lengths=lengths,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        training={
+            "mfu": inputs["mfu"],
+            "log_prob_mfu": inputs["log_prob_mfu"],
+            "sequence_parallel": inputs["sequence_parallel"],
+            "tokens_per_microbatch": inputs["tokens_per_microbatch"],
+            "extra_log_probs": inputs["reference"],
+            "publish_s": inputs["publish_s"],
+            "load_overhead_s": inputs["load_overhead_s"],
+            "switch_s": inputs["switch_s"],
+            "reward_s": inputs[f"reward_{task}_s"],
+            **(training or {}),
+        },
+        engine=engine,
+        speculation={"runs": {"history": history(inputs, task, first_epoch=first_epoch)}} if drafts else None,
+    )
+    return lab.run(scenario)
+
+
+def train(lab: Lab, inputs: Inputs, system: System, task: str, cap: str, growth: float = 1.0) -> Measures:
+    """A run of §7, at half its size."""
+    prompts = inputs["prompts"] // SCALE
+    return run(
+        lab,
+        inputs,
+        {"rollout_share": inputs["rollout_share"], **system},
+        task,
+        gpus=inputs["gpus"] // SCALE,
+        # A batch comes through one process, however many GPUs there are.
+        training={"controller_bytes_per_token": SCALE * CONTROLLER_BYTES_PER_TOKEN},
+        prompts_per_step=prompts,
+        prompts=EPOCH_STEPS * prompts,
+        **lengths(inputs, task, cap, growth),
+    )
+
+
+def gain(lab: Lab, inputs: Inputs, system: System, over: System, task: str, cap: str, growth: float = 1.0) -> float:
+    """By how much a system's training throughput is that of another, of the same batches."""
+    runs = [train(lab, inputs, each, task, cap, growth) for each in (system, over)]
+    return float(runs[0]["samples_per_s"] / runs[1]["samples_per_s"])
+
+
+def end_to_end(caps: tuple[str, ...], against: str, of: Callable[[list[float]], float] = mean) -> Predict:
+    """Fig. 13: its throughput over a baseline's, of the tasks and caps the mean, or the largest."""
+
+    def predict(lab: Lab, inputs: Inputs) -> list[float]:
+        baseline = {"verl": ONE_STEP_OFF, "areal1": areal(inputs, 1), "areal8": areal(inputs, 8)}[against]
+        tasks = TASKS[:1] if against == "areal8" else TASKS
+        return [of([gain(lab, inputs, rhymerl(inputs, t), baseline, t, cap) for cap in caps for t in tasks])]
+
+    return predict
+
+
+def ablation(part: str, task: str, peak: bool = False) -> Predict:
+    """Fig. 14: what a part adds, 16K. `peak`, Fig. 15: in the best of all windows of 10 steps; here there are two of them, of
+    the mean length and of that of the last steps."""
+
+    def predict(lab: Lab, inputs: Inputs) -> list[float]:
+        piped = rhymerl(inputs, task, two_tier=False, speculation=NO_DRAFTS)
+        in_tiers = rhymerl(inputs, task, speculation=NO_DRAFTS)
+        with_it, without = {
+            "pipe": (piped, ONE_STEP_OFF),
+            "2tier": (in_tiers, piped),
+            "spec": (rhymerl(inputs, task), in_tiers),
+        }[part]
+        growths = (1.0, late(inputs)) if peak else (1.0,)
+        return [max(gain(lab, inputs, with_it, without, task, "16k", growth) for growth in growths)]
+
+    return predict
+
+
+def migrated(task: str) -> Predict:
+    """Fig. 18: share of samples that migrate, under as many ranking groups as there."""
+
+    def predict(lab: Lab, inputs: Inputs) -> list[float]:
+        system = rhymerl(inputs, task, two_tier=False, speculation=NO_DRAFTS)
+        system["ranking_groups"] = inputs[f"ranking_groups_{task}"]
+        return [float(train(lab, inputs, system, task, "16k")["continued_share"])]
+
+    return predict
+
+
+def _rollout_s(lab: Lab, inputs: Inputs, speculation: str, model: str, tp: int, workers: int, prompts: int) -> float:
+    """Of one rollout of the last steps, 8K, when history is full."""
+    gpus = workers * tp + ALONE
+    system = {"name": "split", "rollout_share": workers * tp / gpus, "speculation": speculation}
+    found = run(
+        lab,
+        inputs,
+        system,
+        "math",
+        model=model,
+        tp=tp,
+        gpus=gpus,
+        first_epoch=True,
+        steps=1,
+        warmup_steps=0,
+        prompts_per_step=prompts,
+        **lengths(inputs, "math", "8k", late(inputs)),
+    )
+    return float(found["rollout_s"])
+
+
+def _drafting_gain(lab: Lab, inputs: Inputs, *of: Any) -> float:
+    return _rollout_s(lab, inputs, NO_DRAFTS, *of) / _rollout_s(lab, inputs, "histospec", *of)
+
+
+def best_step(lab: Lab, inputs: Inputs) -> list[float]:
+    """Fig. 16: rollout without drafts over that with them, the largest of the models', in the last steps; an eighth of the
+    workers."""
+    gains = []
+    for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
+        all_workers = inputs["gpus"] * inputs["rollout_share"] / tp
+        workers = max(round(all_workers / 8), 1)
+        gains.append(_drafting_gain(lab, inputs, model, tp, workers, round(inputs["prompts"] * workers / all_workers)))
+    return [max(gains)]
+
+
+def large_batches(lab: Lab, inputs: Inputs) -> list[float]:
+    """§7.4: the same of one worker of 32B, and one of 8B, with thousands of responses at once."""
+    names, tps = inputs["models"], inputs["tps"]
+    workers = ((names[2], tps[2]), (names[0], tps[0]))
+    return [
+        mean(
+            _drafting_gain(lab, inputs, *worker, 1, responses // inputs["group"])
+            for worker, responses in zip(workers, inputs["rollouts_a_worker"], strict=True)
+        )
+    ]
+
+
+def acceptance(at: str) -> Predict:
+    """Fig. 17: accepted of drafted tokens, in the first steps that have history or in the last ones, math."""
+
+    def predict(lab: Lab, inputs: Inputs) -> list[float]:
+        reuse = inputs["early_reuse"] if at == "first" else 1.0
+        model = RunModel.model_validate(history(inputs, "math", reuse))
+        tokens = np.full(256, round(inputs["mean_tokens_8k"]))
+        return [run_passes(draw_runs(model, tokens, np.arange(256)), tokens, Aimd().rule).acceptance_rate]
+
+    return predict
+
+
+def survey(lab: Lab, inputs: Inputs, task: str, cap_tokens: int, mean_tokens: float) -> Measures:
+    """A step of §3.1's verl, 32B on 64 GPUs, as large as there."""
+    return run(
+        lab,
+        inputs,
+        {"name": "verl_colocated", "dispatch": "even_split"},
+        task,
+        model=inputs["models"][2],
+        tp=inputs["tps"][2],
+        gpus=inputs["survey_gpus"],
+        steps=1,
+        warmup_steps=0,
+        prompts_per_step=inputs["prompts"],
+        cap_tokens=cap_tokens,
+        mean_tokens=mean_tokens * (inputs["code_over_math"] if task == "code" else 1.0),
+        **likeness(inputs, task),
+    )
+
+
+def _surveyed(lab: Lab, inputs: Inputs, task: str = "math") -> Measures:
+    return survey(lab, inputs, task, CAPS["16k"], inputs["survey_mean_tokens"])
+
+
+def rollout_share(task: str) -> Predict:
+    """Fig. 2: of a step, under 16K."""
+
+    def predict(lab: Lab, inputs: Inputs) -> list[float]:
+        found = _surveyed(lab, inputs, task)
+        return [float(found["rollout_s"] / found["step_s"])]
+
+    return predict
+
+
+def rollout_share_of_long(lab: Lab, inputs: Inputs) -> list[float]:
+    """§3.1: the same under 32K."""
+    found = survey(lab, inputs, "math", 2 * CAPS["16k"], inputs["survey_mean_tokens_32k"])
+    return [float(found["rollout_s"] / found["step_s"])]
+
+
+def earliest_idle(lab: Lab, inputs: Inputs) -> list[float]:
+    """Fig. 3c: of the rollout, of the worker that is done first."""
+    return [float(_surveyed(lab, inputs)["earliest_idle_share"])]
+
+
+def idle(lab: Lab, inputs: Inputs) -> list[float]:
+    """§1: of all GPU time, while the slowest responses are awaited. Theirs counts what training leaves idle besides."""
+    found = _surveyed(lab, inputs)
+    return [float(found["idle_share"] * found["rollout_s"] / found["step_s"])]
+
+
+def store(lab: Lab, inputs: Inputs) -> list[float]:
+    """§5.3: GB of a node for the indexes of an epoch."""
+    tokens = inputs["store_prompts"] * inputs["group"] * inputs["store_mean_tokens"]
+    return [float(tokens * inputs["store_bytes_per_token"] / inputs["store_nodes"] / GIGA)]
+
+
+ROWS: dict[str, Predict] = {
+    "rhyme-e2e-8k-verl": end_to_end(("8k",), "verl"),
+    "rhyme-e2e-16k-verl": end_to_end(("16k",), "verl"),
+    "rhyme-e2e-max-verl": end_to_end(("8k", "16k"), "verl", max),
+    "rhyme-e2e-8k-areal1": end_to_end(("8k",), "areal1"),
+    "rhyme-e2e-16k-areal1": end_to_end(("16k",), "areal1"),
+    "rhyme-e2e-8k-areal8": end_to_end(("8k",), "areal8"),
+    "rhyme-e2e-16k-areal8": end_to_end(("16k",), "areal8"),
+    "rhyme-abl-pipe-math": ablation("pipe", "math"),
+    "rhyme-abl-2tier-math": ablation("2tier", "math"),
+    "rhyme-abl-spec-math": ablation("spec", "math"),
+    "rhyme-abl-pipe-code": ablation("pipe", "code"),
+    "rhyme-abl-2tier-code": ablation("2tier", "code"),
+    "rhyme-abl-spec-code": ablation("spec", "code"),
+    "rhyme-spec-peak": best_step,
+    "rhyme-accept-low": acceptance("first"),
+    "rhyme-accept-high": acceptance("last"),
+    "rhyme-migr-math": migrated("math"),
+    "rhyme-migr-code": migrated("code"),
+    "rhyme-idle": earliest_idle,
+    "rhyme-rollout-share-math": rollout_share("math"),
+    "rhyme-rollout-share-code": rollout_share("code"),
+    "rhyme-idle-total": idle,
+    "rhyme-rollout-32k": rollout_share_of_long,
+    "rhyme-pipe-peak": ablation("pipe", "math", peak=True),
+    "rhyme-2tier-peak": ablation("2tier", "math", peak=True),
+    "rhyme-store": store,
+    "rhyme-batch": large_batches,
+}

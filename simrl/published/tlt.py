@@ -1,0 +1,223 @@
+"""TLT (arXiv 2511.16665): trees of a one-layer drafter in the tail of verl's rollout, and what its tables say of decode states.
+
+A step's responses are not divided, as the longest of them decides. Both systems pay `between_passes_s`: TLT drafts without
+SGLang's overlapped scheduler, which the baseline has, so that this favours TLT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from statistics import mean
+from typing import Any
+
+from simrl.hardware import gpu, model_shape
+from simrl.published.lab import GIVEN, Lab, passes, run_of
+from simrl.published.ledger import Inputs
+from simrl.scenario import Scenario
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.bandit import Strategy
+from simrl.speculation.draft_times import DraftTimes, eagle_drafts, model_drafts
+from simrl.speculation.graph_memory import GraphMemory, graph_bytes
+from simrl.speculation.methods import EAGLE
+from simrl.speculation.trees import accept_length, tree_log_acceptances
+
+STEPS, WARMUP_STEPS = 3, 1
+TARGET, SMALL = "qwen2.5-32b", "qwen2.5-0.5b"
+# The R1-distilled 7B is Qwen2.5-7B by its shape, of which there are measured kernels on H100.
+SHAPES = {"deepseek-r1-distill-qwen-7b": "qwen2.5-7b"}
+LENGTHS = {"deepseek-r1-distill-qwen-7b": "reasoning", "llama-3.3-70b": "instruct"}  # the others: base
+SPREADS = {"deepseek-r1-distill-qwen-7b": "reasoning"}
+GIGA = 1e-9
+
+System = dict[str, Any]
+
+
+def baseline(inputs: Inputs) -> System:
+    """verl."""
+    minibatches = inputs["prompts"] // inputs["minibatch_prompts"]
+    return {"name": "verl_colocated", "minibatches": minibatches, "log_probs": inputs["log_probs"]}
+
+
+def tlt(inputs: Inputs) -> System:
+    """Its system, with the trees of its public scripts."""
+    drafting = {
+        "name": "tlt",
+        "threshold": inputs["threshold"],
+        "patience": inputs["patience"],
+        "round_s": inputs["draft_round_s"],
+        "strategies": [list(strategy) for strategy in strategies(inputs)],
+        "training": {"every_updates": inputs["train_every"]},
+    }
+    return {**baseline(inputs), "name": "tlt", "speculation": drafting}
+
+
+def strategies(inputs: Inputs) -> list[Strategy]:
+    """Depth, top-k and tokens to verify of the public scripts."""
+    return [Strategy(*map(int, text.split("_"))) for text in inputs["strategies"]]
+
+
+def scenario(inputs: Inputs, model: str, system: System, prompts: int) -> Scenario:
+    """Some steps of one of the four models."""
+    place = inputs["models"].index(model)
+    tp = inputs["tp_32b"] if model == TARGET else inputs["tps"][place]
+    sigma = inputs[f"sigma_{SPREADS.get(model, 'base')}"]
+    return run_of(
+        {**inputs, "sigma": sigma},
+        system,
+        model=SHAPES.get(model, model),
+        gpus=inputs["gpus"],
+        tp=tp,
+        lengths={
+            "prompts_per_step": prompts,
+            "cap_tokens": inputs["cap_tokens"],
+            "mean_tokens": inputs[f"mean_tokens_{LENGTHS.get(model, 'base')}"],
+        },
+        steps=STEPS,
+        warmup_steps=WARMUP_STEPS,
+        engine={"gpu_memory_utilization": inputs["gpu_memory_utilization"][place]},
+        training={
+            "mfu": inputs["mfu"],
+            "log_prob_mfu": inputs["log_prob_mfu"],
+            "sequence_parallel": inputs["sequence_parallel"][place],
+            "tokens_per_microbatch": inputs["tokens_per_microbatch"],
+            "extra_log_probs": inputs["extra_log_probs"],
+            "switch_s": inputs["switch_s"],
+            "load_s": inputs["load_s"],
+            "reward_s": inputs["reward_s"],
+        },
+        speculation={
+            "temperature": inputs["temperature"],
+            "acceptance": {
+                EAGLE: {
+                    "by_position": [first_choice(inputs["accept_length"], strategies(inputs)[0])],
+                    "spread": inputs["accept_spread"],
+                    "drift_per_update": inputs["accept_drift"],
+                    "source": "the ledger",
+                }
+            },
+            "runs": {"siblings": _siblings(inputs["siblings_hit_tokens"])},
+        },
+    )
+
+
+def _siblings(hit_tokens: float) -> dict[str, Any]:
+    """What stands for the model-free drafter, where it is predicted to be the faster one."""
+    return {
+        "classes": [
+            {
+                "share": 1.0,
+                "share_of_long": 1.0,
+                "wrong_drafts": 0.5,
+                "gaps": [{"up_to_tokens": 64, "share": 1.0, "mean_tokens": 3.0}],
+                "hits": [
+                    {"up_to_tokens": 2, "share": 0.7, "mean_tokens": 1.4},
+                    {"up_to_tokens": 128, "share": 0.3, "mean_tokens": hit_tokens},
+                ],
+            }
+        ],
+        "first_epoch": True,
+        "source": "the ledger",
+    }
+
+
+@cache
+def first_choice(length: float, strategy: Strategy) -> float:
+    """The probability of the drafter's first choice at every level with which a pass yields `length` tokens by this tree."""
+    from scipy.optimize import brentq
+
+    def excess(probability: float) -> float:
+        return accept_length(_levels(probability, strategy)) - length
+
+    return float(brentq(excess, 0.01, 0.999, xtol=1e-5))
+
+
+def _levels(probability: float, strategy: Strategy) -> Any:
+    return tree_log_acceptances(ModelAcceptance(by_position=(probability,)), strategy)
+
+
+def throughput(lab: Lab, inputs: Inputs) -> list[float]:
+    """§6.2: tokens a second over verl's, which train the same ones; a mean over the models."""
+    found = []
+    for model in inputs["models"]:
+        plain, own = (
+            lab.run(scenario(inputs, model, system, inputs["prompts"])) for system in (baseline(inputs), tlt(inputs))
+        )
+        found.append(own["tokens_per_s"] / plain["tokens_per_s"])
+    return [mean(found)]
+
+
+def rollout_of_a_worker(lab: Lab, inputs: Inputs) -> list[float]:
+    """§6.3, Fig. 14: the rollout of so many requests at one worker, a mean over the cluster's workers."""
+    prompts = inputs["gpus"] // inputs["tp_32b"] * inputs["case_requests"] // inputs["group"]
+    plain, own = (lab.run(scenario(inputs, TARGET, system, prompts)) for system in (baseline(inputs), tlt(inputs)))
+    return [plain["worker_s"] / own["worker_s"]]
+
+
+def table_1(lab: Lab, inputs: Inputs) -> list[float]:
+    """Decode speed-up at batch 1, where the accept length is printed."""
+    strategy = Strategy(inputs["table_depth"], inputs["topk"], inputs["table_verify_tokens"])
+    return [speedup(inputs, 1, strategy, inputs["grid_accept_length"])]
+
+
+def table_2(batch: int, verify_tokens: int) -> Callable[[Lab, Inputs], list[float]]:
+    """Decode speed-up of another tree of the drafter that Table 1 is of."""
+
+    def predict(lab: Lab, inputs: Inputs) -> list[float]:
+        depth, topk = inputs["table_depth"], inputs["topk"]
+        probability = first_choice(inputs["grid_accept_length"], Strategy(depth, topk, inputs["table_verify_tokens"]))
+        strategy = Strategy(depth, topk, verify_tokens)
+        return [speedup(inputs, batch, strategy, accept_length(_levels(probability, strategy)))]
+
+    return predict
+
+
+def speedup(inputs: Inputs, batch: int, strategy: Strategy, length: float) -> float:
+    """Tokens a second of a batch that drafts, over those of plain passes, all at one context."""
+    model, context = inputs["table_model"], inputs["table_context_tokens"]
+    tp = inputs["tp_32b"] if model == TARGET else inputs["tps"][inputs["models"].index(model)]
+    kind, shape = gpu(inputs["gpu"]), model_shape(model)
+    profile = passes(shape, kind, tp, inputs["between_passes_s"])
+    drafts = eagle_drafts(shape, kind, tp, context, strategy.topk, inputs["draft_round_s"])
+    round_s = drafts.draft_s(batch, strategy.draft_depth)
+    round_s += profile.verify_s(batch, strategy.tokens_to_verify - 1, context)
+    return length * profile.decode_s(batch, round(context)) / round_s
+
+
+def drafting_speed(lab: Lab, inputs: Inputs) -> list[float]:
+    """§4.1: a pass of a small model's 24 layers over one of a single layer that is as wide as the target's, both with heads."""
+    kind, small, tp = gpu(inputs["gpu"]), model_shape(SMALL), inputs["latency_tp"]
+    common = {"kv_tokens": inputs["table_context_tokens"], "layer_s": inputs["small_kernels_s"]}
+    many = model_drafts(small, kind, 1 if small.heads % tp else tp, **common)
+    return [_level_s(many) / _level_s(eagle_drafts(model_shape(TARGET), kind, tp, **common))]
+
+
+def _level_s(times: DraftTimes) -> float:
+    return times.draft_s(1, 1)
+
+
+def graphs(lab: Lab, inputs: Inputs) -> list[float]:
+    """Table 3: the constants of `simrl.speculation.graph_memory` are solved from the first two, which so are given."""
+    drafters = inputs["graph_drafters"]
+    shared = [
+        Strategy(8, 4 + 2 * (i % drafters), tokens_to_verify)
+        for i, tokens_to_verify in enumerate(inputs["verify_tokens"])
+    ]
+    bucketed = graph_bytes(GraphMemory(capture="bucketed"), model_shape(TARGET), shared, inputs["graph_layers"])
+    return [GIVEN, GIVEN, GIGA * bucketed]
+
+
+ROWS: dict[str, Callable[[Lab, Inputs], list[float]]] = {
+    "tlt-e2e": throughput,
+    "tlt-rollout-case": rollout_of_a_worker,
+    "tlt-topk8": table_1,
+    "tlt-sd-bs1-v48": table_2(1, 48),
+    "tlt-sd-bs8-v16": table_2(8, 16),
+    "tlt-sd-bs8-v64": table_2(8, 64),
+    "tlt-sd-bs32-v16": table_2(32, 16),
+    "tlt-drafter-latency": drafting_speed,
+    "tlt-graph-memory": graphs,
+}
+
+_ACCEPTANCE = "acceptance is an input of the rows of times; nothing in simrl predicts it without the drafter's tokens"
+LEFT_OUT = {"tlt-accept-base": _ACCEPTANCE, "tlt-accept-r": _ACCEPTANCE}

@@ -1,0 +1,92 @@
+"""`simrl reproduce`: what it prints and writes, what it refuses, and what is left of it when it is stopped."""
+
+import json
+import os
+import signal
+import time
+from multiprocessing import active_children
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from command_line import contents
+from test_comparison import PATIENCE_S, processes
+
+from simrl.published import predict
+
+QUICK = ("tlt-drafter-latency", "weight-sync-7b")
+SLOW = ("areal-eta", "--samples", "3", "--jobs", "2", "-o", "board.json")
+
+
+def test_rows_are_predicted_with_their_intervals_and_inputs(simrl):
+    code, out, _ = simrl("reproduce", *QUICK, "tlt-accept-r", "--samples", "4", "--jobs", "1", "--json")
+    assert code == 0
+    board = json.loads(out)
+    assert [entry["id"] for entry in board["rows"]] == [*QUICK, "tlt-accept-r"]
+    latency, sync, left_out = board["rows"]
+    for entry in (latency, sync):
+        ends = zip(entry["low"], entry["predicted"], entry["high"], strict=True)
+        assert all(0 < low <= middle <= high for low, middle, high in ends)
+    assert {driver["input"] for driver in latency["drivers"]} >= {"small_kernels_s", "latency_tp"}
+    assert sync["ledger"]["link_bytes_per_s"]["kind"] == "stated"
+    assert left_out["predicted"] is None
+    assert board["totals"]["rows_predicted"] == 2
+
+
+def test_the_number_of_processes_does_not_change_a_prediction(simrl):
+    one, two = (simrl("reproduce", *QUICK, "--samples", "2", "--jobs", jobs, "--json").out for jobs in ("1", "2"))
+    assert one == two != ""
+
+
+def test_the_screen_says_why_a_row_is_not_predicted(simrl):
+    code, out, _ = simrl(
+        "reproduce", "tlt-graph-memory", "tlt-accept-r", "--samples", "0", "--jobs", "1", "-o", "new/b.json"
+    )
+    assert code == 0
+    assert "given / given / 10.6" in out
+    assert "tlt-accept-r: not predicted: acceptance is an input" in out
+    assert "1 of 2 rows are predicted" in out
+    assert len(json.loads((simrl.folder / "new/b.json").read_text())["rows"]) == 2
+
+
+def test_an_unknown_row_names_the_one_that_may_be_meant(simrl):
+    assert "areal-etta: no published row (did you mean areal-eta?)" in simrl.refuses("reproduce", "areal-etta")
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_runs(simrl, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(predict, "run", lambda task: pytest.fail("it runs"))
+    assert "scenario.yaml/board.json" in simrl.refuses(
+        "reproduce", *QUICK, "--jobs", "1", "-o", "scenario.yaml/board.json"
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processes of a group are found in Linux's /proc")
+def test_ctrl_c_leaves_neither_processes_nor_files(simrl):
+    before = contents(simrl.folder)
+    process = simrl.start("reproduce", *SLOW)
+    while not (list(simrl.folder.glob(".board.json.*")) and len(processes(process.pid)) >= 4):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out, err) == (1, "", "simrl: interrupted; nothing was written\n")
+    assert contents(simrl.folder) == before
+    deadline = time.monotonic() + PATIENCE_S
+    while processes(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_process_is_told_in_one_line(simrl):
+    def kill_one():
+        while len(children := active_children()) < 2:  # both: Python fails on one that dies while another starts
+            time.sleep(0.05)
+        children[0].kill()
+
+    killer = Thread(target=kill_one)
+    killer.start()
+    code, out, err = simrl("reproduce", *SLOW)
+    killer.join()
+    assert (code, out) == (1, "")
+    assert err == "simrl: a process was killed, perhaps for want of memory; try fewer --jobs\n"
+    assert not active_children()

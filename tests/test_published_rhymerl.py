@@ -1,0 +1,93 @@
+"""Published results of RhymeRL: what its inputs become, and that its rows follow from them."""
+
+import numpy as np
+import pytest
+
+from simrl.published import rhymerl
+from simrl.published.lab import Lab, continued_share
+from simrl.published.ledger import read_ledger
+from simrl.scenario import Scenario
+from simrl.simulate import simulate
+from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.passes import stretches
+from simrl.speculation.run_model import RunModel, draw_runs
+
+INPUTS = read_ledger("rhymerl").middle
+SMALL = {"prompts": 32, "mean_tokens_8k": 300.0, "mean_tokens_16k": 400.0, "mfu": 1.0, "log_prob_mfu": 1.0}
+
+
+def drawn(model: RunModel, tokens: int = 4000) -> tuple[AcceptRuns, np.ndarray]:
+    lengths = np.full(100, tokens)
+    return draw_runs(model, lengths, np.arange(100)), lengths
+
+
+@pytest.mark.parametrize(("task", "reuse"), [("math", 1.0), ("math", 0.8), ("code", 1.0), ("code", 0.6)])
+def test_drafts_are_right_for_the_share_of_the_tokens_that_is_reusable(task: str, reuse: float):
+    parts = stretches(*drawn(RunModel.model_validate(rhymerl.history(INPUTS, task, reuse))))
+    share = parts.hit.sum() / (parts.hit.sum() + parts.gap.sum())
+    assert share == pytest.approx(INPUTS[f"reusable_{task}"] * INPUTS["draft_efficiency"] * reuse, rel=0.05)
+
+
+def test_most_hits_are_short_and_most_tokens_of_hits_are_in_long_ones():
+    hits = stretches(*drawn(RunModel.model_validate(rhymerl.history(INPUTS, "math")))).hit
+    hits = hits[hits > 0]
+    assert (hits <= 2).mean() == pytest.approx(INPUTS["short_hits"], abs=0.03)
+    assert hits[hits > 2].sum() > 0.8 * hits.sum()
+
+
+def test_acceptance_rises_with_the_tokens_that_are_reusable():
+    lab = Lab()
+    (first,), (last,) = (rhymerl.ROWS[f"rhyme-accept-{end}"](lab, INPUTS) for end in ("low", "high"))
+    assert 0 < first < last < 1
+
+
+def test_indexes_take_their_bytes_for_each_token_of_an_epoch():
+    (twice,) = rhymerl.store(Lab(), {**INPUTS, "store_nodes": 4})
+    (gigabytes,) = rhymerl.store(Lab(), INPUTS)
+    assert twice == 2 * gigabytes
+    assert gigabytes == pytest.approx(230e3 * 16 * 5500 * 14 / 8 / 1e9)
+
+
+def test_an_ablation_compares_runs_of_the_same_batches():
+    lab, inputs = Lab(), {**INPUTS, **SMALL}
+    systems = (rhymerl.ONE_STEP_OFF, rhymerl.rhymerl(inputs, "math", speculation="none"))
+    with_it, without = (rhymerl.train(lab, inputs, each, "math", "8k") for each in systems[::-1])
+    found = rhymerl.gain(lab, inputs, *systems[::-1], "math", "8k")
+    assert found == pytest.approx(without["step_s"] / with_it["step_s"], rel=0.02)
+    assert len(lab._found) == 2
+
+
+def test_samples_that_go_on_under_newer_weights_are_counted_once_each():
+    def run(**system):
+        return simulate(
+            Scenario.model_validate(
+                {
+                    "name": "run",
+                    "steps": 3,
+                    "warmup_steps": 1,
+                    "model": "qwen3-8b",
+                    "cluster": {"gpu": "h100", "gpus": 16, "tp": 2},
+                    "workload": {
+                        "synthetic": {
+                            "steps": 3,
+                            "prompts_per_step": 8,
+                            "group": 4,
+                            "cap_tokens": 2048,
+                            "mean_tokens": 600,
+                            "sigma": 1.0,
+                        }
+                    },
+                    "profile": {"roofline": {}},
+                    "training": {"sequence_parallel": 1},
+                    "system": {"rollout_share": 0.5, **system},
+                }
+            )
+        )
+
+    assert continued_share(run(name="one_step_off"), 1) == 0
+    result = run(name="areal", eta=1)
+    trained = result.samples.filter(result.samples.column("trained_step").to_numpy() >= 1).num_rows
+    segments = result.segments.to_pandas()
+    versions = segments.groupby("uid")["policy_version"].nunique()
+    uids = result.samples.to_pandas().query("trained_step >= 1")["uid"]
+    assert continued_share(result, 1) == (versions[uids] > 1).sum() / trained > 0

@@ -201,8 +201,9 @@ def _model_times(
     kv_tokens: int,
     branches: int = 1,
 ) -> DraftTimes:
+    round_s = speculation.round_s if inputs.draft_round_s is None else inputs.draft_round_s
     if speculation.model == EAGLE:
-        return eagle_drafts(target, gpu, tp, kv_tokens, branches, speculation.round_s)
+        return eagle_drafts(target, gpu, tp, kv_tokens, branches, round_s)
     shape = model_shape(speculation.model)
     split = 1 if speculation.decoupled or shape.heads % tp else tp
     if inputs.draft_profile is not None:
@@ -215,8 +216,8 @@ def _model_times(
             )
         # Levels follow each other without going back to the host's loop.
         alone = profile.with_corrections(between_passes_s=0.0)
-        return profiled_drafts(alone, shape, kv_tokens, speculation.round_s)
-    return model_drafts(shape, gpu, split, kv_tokens, branches, speculation.round_s)
+        return profiled_drafts(alone, shape, kv_tokens, round_s)
+    return model_drafts(shape, gpu, split, kv_tokens, branches, round_s)
 
 
 def _plan(

@@ -423,3 +423,13 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
     assert plan.times.draft_s(4, 3) == pytest.approx(3 * level_s)
     with pytest.raises(InputError, match=r"qwen2.5-0.5b on h100 tp1, the drafter is qwen2.5-0.5b on h200"):
         planned("h200")
+
+
+def test_what_a_round_of_drafts_takes_besides_its_passes_is_an_input() -> None:
+    target, trace = MODELS["qwen3-8b"], random_groups(2, epochs=1)
+    profile = roofline_profile(target, GPUS["h100"])
+
+    def draft_s(inputs: SpeculationInputs) -> float:
+        return plan_drafting(draft_model(), inputs, trace, profile, target, GPUS["h100"], 1, 8).times.draft_s(4, 3)
+
+    assert draft_s(SpeculationInputs(draft_round_s=5e-3)) == pytest.approx(draft_s(SpeculationInputs()) + 5e-3)

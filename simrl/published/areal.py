@@ -70,7 +70,12 @@ def areal(inputs: Inputs, eta: int, interruptible: bool = True, scale: int = SCA
 
 def verl(inputs: Inputs) -> dict[str, Any]:
     """The synchronous baseline, in as many mini-batches."""
-    return {"name": "verl_colocated", "minibatches": inputs["minibatches"], "log_probs": inputs["verl_log_probs"]}
+    return {
+        "name": "verl_colocated",
+        "minibatches": inputs["minibatches"],
+        "log_probs": inputs["verl_log_probs"],
+        "dispatch": inputs["verl_dispatch"],
+    }
 
 
 def throughput_by_eta(lab: Lab, inputs: Inputs) -> list[float]:
@@ -96,7 +101,11 @@ def hours(model: str, nodes: int) -> Callable[[Lab, Inputs], list[float]]:
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         cap = inputs["cap_tokens"]
-        synchronous = {**verl(inputs), "name": "distflow"}  # the same phases, without verl's controller, at AReaL's MFU
+        synchronous = {
+            **verl(inputs),
+            "name": "distflow",
+            "dispatch": "round_robin",
+        }  # the same phases, without verl's controller, at AReaL's MFU
         systems = (areal(inputs, inputs["eta"]), verl(inputs), synchronous)
         steps_s = [lab.run(scenario(inputs, model, 8 * nodes, system, cap))["step_s"] for system in systems]
         return [UPDATES * step_s / 3600 for step_s in steps_s]
@@ -116,28 +125,30 @@ def interruption(model: str, scale: int) -> Callable[[Lab, Inputs], list[float]]
 
 
 def dynamic_batches(lab: Lab, inputs: Inputs) -> list[float]:
-    """Fig. 7: what micro-batches by tokens gain over so many of equal counts, a mean over model sizes. A batch is dealt to the
-    data-parallel ranks by tokens in both; a rank's pipeline stages take its micro-batches one forward, one backward."""
-    gains = []
-    for model, nodes, size in ((SMALL, 16, "1p5b"), (LARGE, 24, "7b")):
-        stages = inputs[f"pipeline_stages_{size}"]
-        ranks = round(8 * nodes * (1 - inputs["rollout_share"])) // stages
-        run = scenario(inputs, model, 8 * nodes, verl(inputs), inputs["cap_tokens"], scale=1)
-        assert run.workload.synthetic is not None
-        trace = synthesise(run.workload.synthetic.model_copy(update={"steps": 1}), run.seed)
-        lengths = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
-        training = run.training.model_copy(update={"mfu": inputs["mfu"]})
-        costs = TrainingCosts(model_shape(model), gpu(inputs["gpu"]), 1, training, 1, 0, switch=False)
-        dynamic_s, fixed_s = 0.0, 0.0
-        for minibatch in np.array_split(lengths, inputs["minibatches"]):
-            rank_of = deal(minibatch, longest_first(minibatch), ranks)
-            own = [minibatch[rank_of == rank] for rank in range(ranks)]
-            by_tokens = [costs.microbatches(part, inputs["tokens_per_microbatch"]) for part in own]
-            by_count = [np.array_split(part, inputs["fixed_microbatches"]) for part in own]
-            dynamic_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_tokens)
-            fixed_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_count)
-        gains.append(fixed_s / dynamic_s - 1)
-    return [mean(gains)]
+    """Fig. 7: what micro-batches by tokens gain over so many of equal counts, a mean over model sizes."""
+    return [mean(dynamic_gain(inputs, *of) for of in ((SMALL, 16, "1p5b"), (LARGE, 24, "7b")))]
+
+
+def dynamic_gain(inputs: Inputs, model: str, nodes: int, size: str) -> float:
+    """The same of one model. A batch is dealt to the data-parallel ranks by tokens in both; a rank's pipeline stages take its
+    micro-batches one forward, one backward."""
+    stages = inputs[f"pipeline_stages_{size}"]
+    ranks = round(8 * nodes * (1 - inputs["rollout_share"])) // stages
+    run = scenario(inputs, model, 8 * nodes, verl(inputs), inputs["cap_tokens"], scale=1)
+    assert run.workload.synthetic is not None
+    trace = synthesise(run.workload.synthetic.model_copy(update={"steps": 1}), run.seed)
+    lengths = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
+    training = run.training.model_copy(update={"mfu": inputs["mfu"]})
+    costs = TrainingCosts(model_shape(model), gpu(inputs["gpu"]), 1, training, 1, 0, switch=False)
+    dynamic_s, fixed_s = 0.0, 0.0
+    for minibatch in np.array_split(lengths, inputs["minibatches"]):
+        rank_of = deal(minibatch, longest_first(minibatch), ranks)
+        own = [minibatch[rank_of == rank] for rank in range(ranks)]
+        by_tokens = [costs.microbatches(part, inputs["tokens_per_microbatch"]) for part in own]
+        by_count = [np.array_split(part, inputs["fixed_microbatches"]) for part in own]
+        dynamic_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_tokens)
+        fixed_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_count)
+    return fixed_s / dynamic_s - 1
 
 
 def _pipelined_s(costs: TrainingCosts, microbatches: Sequence[Ints], stages: int) -> float:

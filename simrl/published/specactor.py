@@ -1,6 +1,7 @@
 """SpecActor (arXiv 2511.16193): decoupled and best-of-N speculation against verl and its variants, 32B on 256 H800.
 
-GPUs and prompts are divided by `SCALE` together: a worker has 128 (GRPO) or 256 (DAPO) responses, as there.
+GPUs and prompts are divided together: a worker has 128 (GRPO) or 256 (DAPO) responses, as there. The GPUs that are left make
+whole workers both of 4 and, with a drafter beside them, of 5.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
 from simrl.synthesis import share_of_equal
 
-SCALE = 8
+GPUS = 40
 STEPS, WARMUP_STEPS = 2, 1
 SMALL, LARGER = "qwen2.5-0.5b", "qwen2.5-1.5b"
 TRACES = ("grpo", "dapo")
@@ -49,11 +50,12 @@ def specactor(inputs: Inputs, **ablated: bool) -> System:
 
 
 def scenario(
-    inputs: Inputs, trace: str, system: System, workers: int | None = None, prompts: int | None = None
+    inputs: Inputs, trace: str, system: System, workers: int | None = None, requests: float | None = None
 ) -> Scenario:
-    """Some steps of one of the two traces, on so many workers with so many prompts (by default those of all, divided). DAPO
-    generates twice as many responses, and trains groups whose rewards differ."""
-    workers = workers or inputs["gpus"] // inputs["tp"] // SCALE
+    """Some steps of one of the two traces, on so many workers with so many requests each (by default verl's). DAPO generates
+    twice as many responses, and trains groups whose rewards differ."""
+    workers = workers or GPUS // inputs["tp"]
+    requests = requests or inputs[f"{trace}_samples"] * inputs["tp"] / inputs["gpus"]
     dapo = trace == "dapo"
     group, right = inputs["group"], 0.5
     rewards = {
@@ -75,12 +77,18 @@ def scenario(
     }
     return run_of(
         inputs,
-        {"minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"], "filter_groups": dapo, **system},
+        {
+            "minibatches": inputs["minibatches"],
+            "log_probs": inputs["log_probs"],
+            "dispatch": inputs["dispatch"],
+            "filter_groups": dapo,
+            **system,
+        },
         model=inputs["model"],
         gpus=workers * inputs["tp"],
         tp=inputs["tp"],
         lengths={
-            "prompts_per_step": prompts or inputs[f"{trace}_samples"] // group // SCALE,
+            "prompts_per_step": round(workers * requests / group),
             "cap_tokens": inputs["cap_tokens"],
             "mean_tokens": inputs["mean_tokens"],
             **rewards,
@@ -101,6 +109,9 @@ def scenario(
         speculation={
             "verification": inputs["verification"],
             "temperature": inputs["temperature"],
+            # A decoupled drafter goes on from pass to pass; drafting in turns has rounds.
+            "draft_round_s": inputs["draft_round_s"] if system["name"] == "verl_draft_model" else None,
+            "draft_round_s": inputs["draft_round_s"],
             "acceptance": {
                 SMALL: _acceptance(inputs, inputs["accept_0p5b"]),
                 LARGER: _acceptance(inputs, inputs["accept_0p5b"] + inputs["accept_1p5b_more"]),
@@ -171,9 +182,8 @@ def apart(lab: Lab, inputs: Inputs) -> list[float]:
     fewer pairs of verifier and drafter than verl has workers, so that each has more of the requests; passes take what they
     take in `vanilla`, whose drafter is computed by one GPU as well."""
     pair = inputs["tp"] + inputs["draft_gpus"]
-    workers = inputs["gpus"] // SCALE // pair
     requests = inputs["dapo_samples"] / (inputs["gpus"] // pair)
-    few = scenario(inputs, "dapo", vanilla(inputs), workers, round(workers * requests / inputs["group"]))
+    few = scenario(inputs, "dapo", vanilla(inputs), GPUS // pair, requests)
     return [float(lab.run(few)["rollout_s"]) / _dapo_rollout_s(lab, inputs, VERL) - 1]
 
 

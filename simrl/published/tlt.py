@@ -36,7 +36,12 @@ System = dict[str, Any]
 def baseline(inputs: Inputs) -> System:
     """verl."""
     minibatches = inputs["prompts"] // inputs["minibatch_prompts"]
-    return {"name": "verl_colocated", "minibatches": minibatches, "log_probs": inputs["log_probs"]}
+    return {
+        "name": "verl_colocated",
+        "minibatches": minibatches,
+        "log_probs": inputs["log_probs"],
+        "dispatch": inputs["dispatch"],
+    }
 
 
 def tlt(inputs: Inputs) -> System:

@@ -65,6 +65,13 @@ class SpeculationInputs(BaseModel):
     draft_profile: str | None = Field(
         default=None, description="of the method's draft model, as `simrl measure` writes it; null derives its times"
     )
+    draft_round_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="of a round of a model's drafts besides its passes: the host's time, sampling, hand-over; null: as the "
+        "method says (tlt 2 ms, the others none, both assumed)",
+    )
 
     @field_validator("acceptance")
     @classmethod

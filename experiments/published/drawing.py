@@ -1,0 +1,226 @@
+"""What the figures of the board share: runs at the middle inputs, published marks, and pictures that read alike.
+
+Invariant: a bar or a line is simulated, a black diamond is published. Published values come from `simrl.published.score`, so a
+figure has marks only where `published.csv` has the row.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+from PIL import Image
+
+from simrl.palette import BLACK, BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION
+from simrl.picture import Picture
+from simrl.plots import BUBBLE, KIND_COLORS
+from simrl.published.lab import Lab
+from simrl.published.ledger import Inputs, read_ledger
+from simrl.published.score import Bound, published_rows
+from simrl.result import Result
+from simrl.scenario import Scenario
+from simrl.simulate import prepare, simulate_prepared
+from simrl.timeline import Floats, Spans, running_requests, spans
+
+WIDTH_IN, DPI = 9.0, 100
+INTERVAL = "#555555"
+COLOURS = (SKY, ORANGE, GREEN, PURPLE, BLUE, VERMILLION)
+MARK: dict[str, Any] = {"marker": "D", "color": BLACK, "markeredgecolor": PAPER, "markersize": 6, "linestyle": "none"}
+PALETTE = 255  # colours of a PNG
+SHADES = LinearSegmentedColormap.from_list("requests", [(0, "#EAF4FB"), (0.5, SKY), (1, BLUE)])
+
+
+class Drawn(NamedTuple):
+    """A picture, which figure of the paper it is drawn like, and two sentences of what it says."""
+
+    figure: Picture
+    title: str
+    says: str
+
+
+class Bench:
+    """A lab, the middle of each paper's inputs, and a board (the rows of `simrl reproduce --json`) if there is one."""
+
+    def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.lab = Lab()
+        self._board = {entry["id"]: entry for entry in entries}
+
+    def inputs(self, paper: str) -> Inputs:
+        return read_ledger(paper).middle
+
+    def published(self, row: str) -> tuple[Bound, ...]:
+        """The elements of a row, ratios where it is a gain."""
+        return published_rows()[row].elements
+
+    def values(self, row: str) -> list[float]:
+        return [bound.value for bound in self.published(row)]
+
+    def intervals(self, row: str) -> list[Interval]:
+        """What the board says of a row's elements; None each without a board, or where nothing predicts them."""
+        entry = self._board.get(row)
+        if entry is None or entry["predicted"] is None:
+            return [None] * len(self.published(row))
+        return list(zip(entry["low"], entry["high"], strict=True))
+
+    def has(self, row: str) -> bool:
+        """Whether the board has an interval of a row."""
+        return None not in self.intervals(row)
+
+    def result(self, scenario: Scenario) -> Result:
+        """The tables themselves, where measures do not say enough."""
+        return simulate_prepared(prepare(scenario))
+
+
+Draw = Callable[[Bench], Drawn]
+Mark = float | Bound | None  # what was published
+Interval = tuple[float, float] | None  # what is predicted of all the ranges of inputs
+
+
+def picture(rows: int = 1, columns: int = 1, height_in: float = 3.6, **options: Any) -> tuple[Picture, Any]:
+    """A figure of the page's width and its axes (always an array of two dimensions)."""
+    figure = Picture(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor=PAPER, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in panels.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[:].set_color(FAINT)
+        axes.tick_params(colors=INK)
+        axes.xaxis.label.set_color(INK)
+        axes.yaxis.label.set_color(INK)
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", color=FAINT, alpha=0.25)
+    return figure, panels
+
+
+def bars(
+    axes: Axes,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    published: Mapping[str, Sequence[Mark]] | None = None,
+    intervals: Mapping[str, Sequence[Interval]] | None = None,
+    form: str = "{:.3g}",
+    colours: Sequence[str] = COLOURS,
+) -> None:
+    """Bars by group and series, each with its value at its foot, the predicted interval where the board has one, and the
+    published value as a mark (a range as a line). A bar of nan is left out."""
+    width = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        x = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
+        axes.bar(x, np.nan_to_num(values), width * 0.92, color=colours[i % len(colours)], label=name)
+        marks = (published or {}).get(name, [None] * len(groups))
+        spread = (intervals or {}).get(name, [None] * len(groups))
+        for place, value, mark, interval in zip(x, values, marks, spread, strict=True):
+            if np.isfinite(value):
+                text = axes.annotate(
+                    form.format(value),
+                    (place, 0),
+                    xytext=(0, 3),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize="small",
+                    color=INK,
+                )
+                text.set_path_effects([withStroke(linewidth=2.5, foreground=PAPER)])
+            if interval is not None:
+                axes.plot(
+                    [place, place], interval, color=INTERVAL, linewidth=5, alpha=0.35, solid_capstyle="butt", zorder=3
+                )
+            put_mark(axes, place, mark)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.margins(y=0.08)
+    axes.set_ylim(bottom=0)
+
+
+def put_mark(axes: Axes, x: float, mark: Mark) -> None:
+    """A published value, or a range with both ends."""
+    if mark is None:
+        return
+    if isinstance(mark, Bound) and mark.low < mark.high:
+        low, high = (end if np.isfinite(end) else mark.value for end in mark)
+        axes.plot([x, x], [low, high], color=BLACK, linewidth=2.2, solid_capstyle="butt", zorder=4)
+        axes.plot([x, x], [low, high], **{**MARK, "markersize": 4}, zorder=5)
+        return
+    axes.plot([x], [mark.value if isinstance(mark, Bound) else mark], **MARK, zorder=5)
+
+
+def legend(axes: Axes, marks: bool = True, intervals: bool = False, **options: Any) -> None:
+    """What is on the axes, and what a diamond and a grey line are: above them, where `options` say nothing else."""
+    handles, labels = axes.get_legend_handles_labels()
+    if intervals:
+        handles = [*handles, Line2D([], [], color=INTERVAL, linewidth=5, alpha=0.35)]
+        labels = [*labels, "predicted interval"]
+    if marks:
+        handles = [*handles, Line2D([], [], **MARK)]
+        labels = [*labels, "published"]
+    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(handles), "borderaxespad": 0.2}
+    axes.legend(handles, labels, frameon=False, labelcolor=INK, fontsize="small", **(options or above))
+
+
+def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str = PAPER) -> Spans:
+    """What each lane does, as rows, in seconds from `start_s`; rollout the paler, the fewer requests a worker has, and in the
+    colour `copies` where it has only those that others have, too. Returns the spans shown."""
+    part = spans(result).within(start_s, end_s)
+    batch = batches(result, start_s, end_s)
+    for lane in np.unique(part.lane[part.kind == part.kinds.index("rollout")]):
+        extent = (0.0, end_s - start_s, lane + 0.94, lane + 0.06)
+        row = np.ma.masked_equal(batch[lane : lane + 1], 0)
+        axes.imshow(row, cmap=SHADES, vmin=0, vmax=1, aspect="auto", extent=extent)
+    for lane, kind, began_s, ended_s in zip(part.lane, part.kind, part.started_s, part.ended_s, strict=True):
+        name = part.kinds[kind]
+        shown = {"facecolor": copies, "zorder": -1} if name == "rollout" else look(name)
+        axes.broken_barh([(began_s - start_s, ended_s - began_s)], (lane + 0.06, 0.88), antialiased=False, **shown)
+    axes.set_xlim(0, end_s - start_s)
+    axes.set_ylim(len(part.lanes), 0)
+    axes.set_yticks([])
+    axes.grid(False)
+    return part
+
+
+def batches(result: Result, start_s: float, end_s: float, columns: int = 800) -> Floats:
+    """(rollout workers, columns): the requests at each worker in time, as a share of the most that any has."""
+    at_s = np.linspace(start_s, end_s, columns)
+    found = []
+    for worker in range(result.metadata["rollout_workers"]):
+        times, counts = running_requests(result, worker)
+        found.append(np.r_[0, counts][np.searchsorted(times, at_s, "right")])
+    return np.array(found) / max(np.max(found), 1)
+
+
+def look(kind: str) -> dict[str, Any]:
+    """Of a kind of span, as on simrl's own timelines."""
+    plain = {"facecolor": KIND_COLORS.get(kind, FAINT), "linewidth": 0}
+    return {**plain, **BUBBLE} if kind == "idle" else plain
+
+
+def kinds_legend(figure: Picture, kinds: Iterable[str], others: Mapping[str, str] | None = None) -> None:
+    """Below the figure: the colour of each kind of span, and of `others`."""
+    patches = [Patch(label=kind, **look(kind)) for kind in KIND_COLORS if kind in set(kinds)]
+    patches += [Patch(label=label, facecolor=colour, linewidth=0) for label, colour in (others or {}).items()]
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize="small", labelcolor=INK
+    )
+
+
+def share(value: float) -> str:
+    return f"{value:.0%}".replace("%", " %")
+
+
+def many(values: Sequence[float], form: str = "{:.3g}") -> str:
+    """Values in a row of a sentence."""
+    return " / ".join(form.format(value) for value in values)
+
+
+def save(figure: Picture, path: Path) -> None:
+    """A PNG of few colours; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    image = Image.open(buffer).convert("RGB").quantize(PALETTE, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)

@@ -1,0 +1,261 @@
+"""AReaL's figures (arXiv 2505.24298), from its ledger's middle: who waits, how it scales, what staleness buys."""
+
+from __future__ import annotations
+
+import numpy as np
+from drawing import (
+    COLOURS,
+    MARK,
+    Bench,
+    Draw,
+    Drawn,
+    Interval,
+    bars,
+    batches,
+    kinds_legend,
+    lanes,
+    legend,
+    many,
+    picture,
+    share,
+)
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, ScalarFormatter
+
+from simrl.palette import FAINT, INK, VERMILLION
+from simrl.published import areal
+from simrl.result import Result
+from simrl.timeline import time_shares
+
+SIZES = {"1.5B": areal.SMALL, "7B": areal.LARGE}
+
+
+def timelines(bench: Bench) -> Drawn:
+    """Figs. 1 and 3: the same seconds of a synchronous, a one-step-overlapped and an asynchronous run."""
+    inputs = bench.inputs("areal")
+    synchronous = {**areal.verl(inputs), "name": "distflow"}
+    overlapped = {
+        "name": "one_step_off",
+        "minibatches": inputs["minibatches"],
+        "log_probs": inputs["log_probs"],
+        "rollout_share": inputs["rollout_share"],
+    }
+    systems = {
+        "synchronous (Sync.AReaL)": synchronous,
+        "one-step overlap": overlapped,
+        f"AReaL, η {inputs['eta']}": areal.areal(inputs, inputs["eta"]),
+    }
+    cap = inputs["cap_tokens"]
+    runs = {
+        name: bench.result(areal.scenario(inputs, areal.SMALL, 128, system, cap)) for name, system in systems.items()
+    }
+    length_s = 2.5 * steps_s(runs["synchronous (Sync.AReaL)"])
+    figure, panels = picture(3, 1, 5.6, sharex=True)
+    idle, thin, seen = {}, {}, set()
+    for axes, (name, run) in zip(panels.flat, runs.items(), strict=True):
+        finished_s = run.steps.column("finished_s").to_numpy()
+        start_s = float(finished_s[areal.WARMUP_STEPS - 1])
+        end_s = start_s + length_s
+        part = lanes(axes, run, start_s, end_s)
+        for at_s in finished_s[(finished_s > start_s) & (finished_s <= end_s)]:
+            axes.axvline(at_s - start_s, color=VERMILLION, linewidth=1.6)
+        idle[name] = time_shares(part.where(part.rolls_out())).get("idle", 0.0)
+        thin[name] = thin_share(run, start_s, end_s)
+        seen |= {part.kinds[kind] for kind in np.unique(part.kind)}
+        title = f"{name}: rollout GPUs idle {share(idle[name])}, another {share(thin[name])} at less than a quarter of a batch"
+        axes.set_title(title, loc="left", fontsize="medium", color=INK)
+        axes.set_ylabel("GPUs")
+    panels[-1, 0].set_xlabel(
+        "seconds (red: policy updates; the paler a rollout, the fewer requests its worker has left)"
+    )
+    kinds_legend(figure, seen)
+    (first, second, third), (one, two, three) = idle.values(), thin.values()
+    return Drawn(
+        figure,
+        "Figs. 1 and 3: synchronous, overlapped, asynchronous (1.5B; 16 of the 128 GPUs)",
+        "Generation waits for its longest response: rollout GPUs idle or work on less than a quarter of a batch "
+        f"{share(first + one)} "
+        f"of the time when synchronous, {share(second + two)} with one step of overlap, {share(third + three)} under "
+        "AReaL, which has "
+        "no batch to wait for. The paper draws this without numbers.",
+    )
+
+
+def thin_share(run: Result, start_s: float, end_s: float) -> float:
+    """Of the rollout GPUs' time, with requests, but less than a quarter of the most that a worker has."""
+    batch = batches(run, start_s, end_s)
+    return float(((batch > 0) & (batch < 0.25)).mean())
+
+
+def steps_s(run: Result) -> float:
+    finished_s = run.steps.column("finished_s").to_numpy()
+    first = areal.WARMUP_STEPS - 1
+    return float(finished_s[-1] - finished_s[first]) / (len(finished_s) - areal.WARMUP_STEPS)
+
+
+def scaling(bench: Bench) -> Drawn:
+    """Fig. 4 at a context of 16K: throughput by GPUs, and AReaL over verl."""
+    inputs = bench.inputs("areal")
+    figure, panels = picture(2, 2, 5.8, height_ratios=(3, 2))
+    said = []
+    for column, (size, counts) in enumerate({"1.5B": (32, 64, 128, 256), "7B": (64, 128, 256, 512)}.items()):
+        top, below = panels[:, column]
+        simulated, read = {}, {}
+        for name, colour in zip(("AReaL", "verl"), COLOURS, strict=False):
+            values = areal.throughput_by_gpus(SIZES[size], counts, name == "AReaL")(bench.lab, inputs)
+            marks = bench.values(f"areal-fig4-{size.lower().replace('.', 'p')}-16k-{name.lower()}")
+            simulated[name], read[name] = np.array(values), np.array(marks)
+            top.plot(counts, values, color=colour, marker="o", label=name)
+            top.plot(counts, marks, **{**MARK, "color": colour, "linestyle": ":"})
+        linear = simulated["AReaL"][0] * np.array(counts) / counts[0]
+        top.plot(counts, linear, color=FAINT, linestyle="--", linewidth=1, label="linear")
+        top.set(xscale="log", yscale="log", title=f"R1-Distill-Qwen {size}")
+        ratio, published = simulated["AReaL"] / simulated["verl"], read["AReaL"] / read["verl"]
+        below.plot(counts, ratio, color=INK, marker="o", label="simulated")
+        below.plot(counts, published, **{**MARK, "linestyle": ":"})
+        below.axhline(1, color=VERMILLION, linewidth=0.8)
+        below.set(xscale="log", xlabel="H800 GPUs", ylim=(0, None))
+        for axes in (top, below):
+            axes.xaxis.set_major_locator(FixedLocator(counts))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+        top.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        top.yaxis.set_major_formatter(ScalarFormatter())
+        top.yaxis.set_minor_locator(NullLocator())
+        said.append(f"{size} {many(ratio, '{:.2f}')} (published: {many(published, '{:.2f}')})")
+    panels[0, 0].set_ylabel("thousand tokens/s")
+    panels[1, 0].set_ylabel("AReaL / verl")
+    legend(panels[0, 0], loc="upper left")
+    legend(panels[1, 0], loc="upper left")
+    both = bench.values("areal-eta")[3] / bench.values("areal-fig4-1p5b-16k-areal")[2]  # η 4, 128 GPUs
+    return Drawn(
+        figure,
+        "Fig. 4: strong scaling at a context of 16K",
+        f"AReaL over verl by rising number of GPUs: {'; '.join(said)}. The published lines (dotted) have another "
+        "level: at 128 GPUs "
+        f"and η 4 the paper's own Fig. 5c has {both:.1f} times the tokens a second of its Fig. 4, so only slopes and "
+        "ratios compare.",
+    )
+
+
+def staleness(bench: Bench) -> Drawn:
+    """Fig. 5c: throughput by the bound η."""
+    inputs = bench.inputs("areal")
+    values, marks = areal.throughput_by_eta(bench.lab, inputs), bench.values("areal-eta")
+    spread = {"simulated": bench.intervals("areal-eta")}
+    figure, panels = picture(1, 1, 3.4)
+    axes = panels[0, 0]
+    bars(axes, ["0", "1", "2", "4", "8", "16", "∞"], {"simulated": values}, {"simulated": marks}, spread, "{:.0f}")
+    axes.set_xlabel("η, the bound on staleness in updates")
+    axes.set_ylabel("thousand tokens/s")
+    legend(axes, intervals=bench.has("areal-eta"))
+    return Drawn(
+        figure,
+        "Fig. 5c: throughput by η (1.5B, 128 GPUs)",
+        f"The first update of staleness multiplies throughput by {values[1] / values[0]:.2f} (published: "
+        f"{marks[1] / marks[0]:.2f}), an unbounded one by {values[-1] / values[0]:.2f} ({marks[-1] / marks[0]:.2f}). "
+        f"At η 8 it is {values[4]:.0f} thousand tokens/s (published: {marks[4]:.0f}).",
+    )
+
+
+def interruption(bench: Bench) -> Drawn:
+    """Fig. 6: tokens generated a second on 4 nodes."""
+    inputs = bench.inputs("areal")
+    names, runs, marks, spread = ("interruptible", "not interruptible"), {}, {}, {}
+    for size in SIZES:
+        row = f"areal-interrupt-{size.lower().replace('.', 'p')}"
+        marks[size], spread[size] = bench.values(row), bench.intervals(row)
+        runs[size] = areal.ROWS[row](bench.lab, inputs)
+    figure, panels = picture(1, 1, 3.2)
+    axes = panels[0, 0]
+    series = {name: [runs[size][i] for size in SIZES] for i, name in enumerate(names)}
+    read = {name: [marks[size][i] for size in SIZES] for i, name in enumerate(names)}
+    bars(axes, list(SIZES), series, read, by_system(spread, names), "{:.0f}")
+    axes.set_ylabel("thousand tokens/s generated")
+    legend(axes, intervals=bench.has("areal-interrupt-1p5b"))
+    gains = {size: (runs[size][0] / runs[size][1] - 1, marks[size][0] / marks[size][1] - 1) for size in SIZES}
+    said = "; ".join(f"{size} {share(a)} (published: {share(b)})" for size, (a, b) in gains.items())
+    return Drawn(
+        figure,
+        "Fig. 6: interruptible generation (4 nodes)",
+        f"What interruption adds to the tokens generated a second: {said}. Where generation cannot be interrupted, a "
+        "worker "
+        "takes new weights when its longest response is over.",
+    )
+
+
+def microbatches(bench: Bench) -> Drawn:
+    """Fig. 7: what micro-batches by a token budget gain over so many of equal counts."""
+    inputs = bench.inputs("areal")
+    nodes = {"1.5B": 16, "7B": 24}
+    gains = [areal.dynamic_gain(inputs, SIZES[size], nodes[size], size.lower().replace(".", "p")) for size in SIZES]
+    published = bench.values("areal-dynbatch")[0]
+    figure, panels = picture(1, 1, 3.2)
+    axes = panels[0, 0]
+    names = (
+        f"{inputs['fixed_microbatches']} of equal counts",
+        f"up to {inputs['tokens_per_microbatch']:,} tokens each",
+    )
+    bars(axes, list(SIZES), {names[0]: [1.0] * len(SIZES), names[1]: [1 + gain for gain in gains]}, form="{:.2f}")
+    axes.axhline(published, **{**MARK, "linestyle": "--", "marker": ""})
+    axes.set_ylabel("training throughput, normalised")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(
+        [*handles, axes.lines[-1]],
+        [*labels, "published, mean over models"],
+        frameon=False,
+        fontsize="small",
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=3,
+    )
+    said = " and ".join(f"{share(gain)} at {size}" for gain, size in zip(gains, SIZES, strict=True))
+    return Drawn(
+        figure,
+        "Fig. 7: dynamic micro-batches",
+        f"Micro-batches by tokens train {said} faster than as many sequences each (published: {share(published - 1)} "
+        "on average). "
+        "What is simulated is how evenly a pipeline's stages are filled; that small micro-batches use a GPU less "
+        "well is not in it.",
+    )
+
+
+def hours(bench: Bench) -> Drawn:
+    """Table 1: hours of 250 updates."""
+    inputs = bench.inputs("areal")
+    values = {"1.5B": areal.hours(areal.SMALL, 16), "7B": areal.hours(areal.LARGE, 24)}
+    found = {size: predict(bench.lab, inputs) for size, predict in values.items()}
+    marks = {size: bench.values(f"areal-hours-{size.lower().replace('.', 'p')}") for size in SIZES}
+    spread = {size: bench.intervals(f"areal-hours-{size.lower().replace('.', 'p')}") for size in SIZES}
+    names = ("AReaL", "verl", "Sync.AReaL")
+    figure, panels = picture(1, 1, 3.2)
+    series = {name: [found[size][i] for size in SIZES] for i, name in enumerate(names)}
+    read = {name: [marks[size][i] for size in SIZES] for i, name in enumerate(names)}
+    bars(panels[0, 0], ["1.5B, 16 nodes", "7B, 24 nodes"], series, read, by_system(spread, names), "{:.1f}")
+    panels[0, 0].set_ylabel("hours of 250 updates")
+    legend(panels[0, 0], intervals=bench.has("areal-hours-1p5b"))
+    ratios = {size: (found[size][1] / found[size][0], marks[size][1] / marks[size][0]) for size in SIZES}
+    said = "; ".join(f"{size} {a:.2f} times (published: {b:.2f})" for size, (a, b) in ratios.items())
+    return Drawn(
+        figure,
+        "Table 1: hours of 250 updates",
+        f"verl takes longer than AReaL: {said}. Over synchronous AReaL the factor is "
+        + "; ".join(
+            f"{size} {found[size][2] / found[size][0]:.2f} ({marks[size][2] / marks[size][0]:.2f})" for size in SIZES
+        )
+        + ".",
+    )
+
+
+def by_system(found: dict[str, list[Interval]], names: tuple[str, ...]) -> dict[str, list[Interval]]:
+    """By size and system, turned round."""
+    return {name: [found[size][i] for size in found] for i, name in enumerate(names)}
+
+
+FIGURES: dict[str, Draw] = {
+    "areal-1": timelines,
+    "areal-4": scaling,
+    "areal-5c": staleness,
+    "areal-6": interruption,
+    "areal-7": microbatches,
+    "areal-table-1": hours,
+}

@@ -1,0 +1,407 @@
+"""SpecActor's figures (arXiv 2511.16193), from its ledger's middle: who idles, when drafting pays, and what each part adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from drawing import COLOURS, Bench, Draw, Drawn, bars, kinds_legend, lanes, legend, picture, put_mark, share
+
+from simrl.drafting import typical_context
+from simrl.palette import INK, SAND, VERMILLION
+from simrl.published import specactor
+from simrl.published.lab import Measures
+from simrl.published.ledger import Inputs
+from simrl.published.score import Bound
+from simrl.result import Result
+from simrl.simulate import Prepared, prepare
+from simrl.speculation.best_of_n import draft_ladder
+from simrl.speculation.run_model import RunModel, draw_runs
+from simrl.speculation.specactor import coupled_tgs, verification_s
+
+System = dict[str, Any]
+TRACES = {"grpo": "GRPO-32B-20K", "dapo": "DAPO-32B-20K"}
+MOST_WINDOW = 12
+
+
+def systems(inputs: Inputs) -> dict[str, System]:
+    """Those of Figs. 11 and 12."""
+    return {
+        "verl": specactor.VERL,
+        "RLHFuse": specactor.RLHFUSE,
+        "verl, 2× GPUs": specactor.TWICE,
+        "draft model": specactor.vanilla(inputs),
+        "n-gram": specactor.ngrams(inputs),
+        "SpecActor": specactor.specactor(inputs),
+    }
+
+
+def run(bench: Bench, inputs: Inputs, trace: str, system: System) -> Measures:
+    return bench.lab.run(specactor.scenario(inputs, trace, system))
+
+
+def rollout_window(result: Result) -> tuple[float, float]:
+    """Start and end of the first rollout after the warm-up."""
+    spans = result.spans.to_pandas()
+    mine = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == specactor.WARMUP_STEPS)]
+    return float(mine["started_s"].min()), float(mine["ended_s"].max())
+
+
+def idle(bench: Bench) -> Drawn:
+    """Fig. 2: a rollout of verl, and what overlap or more GPUs make of the step."""
+    inputs = bench.inputs("specactor")
+    result = bench.result(specactor.scenario(inputs, "dapo", specactor.VERL))
+    start_s, end_s = rollout_window(result)
+    figure, panels = picture(1, 2, 3.8, width_ratios=(3, 2))
+    left, right = panels[0]
+    lanes(left, result, start_s, end_s)
+    wasted = run(bench, inputs, "dapo", specactor.VERL)["idle_share"]
+    left.set(xlabel="seconds of one rollout (paler: fewer requests left)", ylabel="workers of 4 GPUs")
+    left.set_title(f"verl waits {share(wasted)} of its workers' time", fontsize="medium", color=INK)
+    kinds_legend(figure, ("rollout", "idle"))
+    names = ("verl", "RLHFuse", "verl, 2× GPUs")
+    runs = {name: run(bench, inputs, "dapo", systems(inputs)[name]) for name in names}
+    stacked(right, names, [runs[name] for name in names])
+    step_s = {name: found["step_s"] for name, found in runs.items()}
+    twice, fused = bench.published("spec-2x")[0], bench.published("spec-rlhfuse")[0]
+    put_mark(right, 1, step_s["verl"] / fused.value)
+    put_mark(right, 2, Bound(step_s["verl"] / twice.high, step_s["verl"] / twice.low))
+    legend(right, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    published = bench.values("spec-idle")[0]
+    return Drawn(
+        figure,
+        "Fig. 2: idle GPUs, and what overlap or twice the GPUs give (DAPO)",
+        f"Workers wait {share(wasted)} of a rollout for the slowest one (published: {share(published)}). RLHFuse "
+        "makes verl's "
+        f"step {step_s['verl'] / step_s['RLHFuse']:.2f} times as fast (published: {fused.value:.2f}), twice the GPUs "
+        f"{step_s['verl'] / step_s['verl, 2× GPUs']:.2f} times (published: {twice.low:g} to {twice.high:g}).",
+    )
+
+
+def stacked(axes: Any, names: Sequence[str], runs: Sequence[Measures]) -> None:
+    """Seconds of a step: its rollout, its update, and all else."""
+    rollout = np.array([found["rollout_s"] for found in runs])
+    update = np.array([found["phase_s"]["train"] for found in runs])
+    rest = np.array([found["step_s"] for found in runs]) - rollout - update
+    below = np.zeros(len(runs))
+    for label, values, colour in (
+        ("rollout", rollout, COLOURS[0]),
+        ("update", update, COLOURS[4]),
+        ("log-probs, weights, switching", rest, COLOURS[2]),
+    ):
+        axes.bar(range(len(runs)), values, 0.7, bottom=below, color=colour, label=label)
+        below = below + values
+    for i, total in enumerate(below):
+        axes.annotate(
+            f"{total:.0f}", (i, total), xytext=(0, 2), textcoords="offset points", ha="center", fontsize="small"
+        )
+    axes.set_xticks(range(len(runs)), [name.replace(", ", ",\n") for name in names])
+    axes.set_ylabel("seconds a step")
+    axes.margins(y=0.1)
+    axes.set_ylim(bottom=0)
+
+
+class Drafts:
+    """The seconds of drafting and of verifying in the worker of a scenario that drafts with a model."""
+
+    def __init__(self, inputs: Inputs, drafter: str) -> None:
+        system = {**specactor.vanilla(inputs), "model": drafter}
+        self.prepared: Prepared = prepare(specactor.scenario(inputs, "dapo", system))
+        assert self.prepared.drafts is not None and self.prepared.drafts.acceptance is not None
+        self.times, self.acceptance = self.prepared.drafts.times, self.prepared.drafts.acceptance
+        self.context = typical_context(self.prepared.trace)
+
+    def verify_s(self, requests: int, tokens: int) -> float:
+        """Of so many query tokens a request."""
+        return verification_s(self.prepared.profile, requests, requests * tokens, requests * self.context)
+
+    def speedup(self, acceptance: float, window: int, requests: int) -> float:
+        """Over plain decoding, drafter and target in turns."""
+        draft_s = self.times.draft_s(requests, window) / window
+        rate = coupled_tgs(acceptance, window, draft_s, self.verify_s(requests, window + 1))
+        return rate * self.verify_s(requests, 1)
+
+
+def batch_sizes(bench: Bench) -> Drawn:
+    """Fig. 6b: what drafting brings by the batch of a worker."""
+    inputs = bench.inputs("specactor")
+    drafts = Drafts(inputs, specactor.SMALL)
+    p = inputs["accept_0p5b"]
+    batches = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    figure, panels = picture(1, 1, 3.4)
+    axes = panels[0, 0]
+    windows = (2, 4, 6)
+    lines = {window: [drafts.speedup(p, window, b) for b in batches] for window in windows}
+    for (window, values), colour in zip(lines.items(), COLOURS, strict=False):
+        axes.plot(batches, values, marker="o", color=colour, label=f"{window} drafted tokens a pass")
+    axes.axhline(1, color=VERMILLION, linewidth=0.8)
+    axes.set(xscale="log", xlabel="requests at a worker", ylabel="speed-up over plain decoding", ylim=(0, None))
+    axes.set_xticks(batches, [str(b) for b in batches])
+    axes.minorticks_off()
+    legend(axes, marks=False)
+    most = {b: max(lines[w][batches.index(b)] for w in windows) for b in (1, 128, 256)}
+    return Drawn(
+        figure,
+        f"Fig. 6b: drafting by batch size (0.5B drafts for 32B, {p:.2f} of tokens accepted)",
+        f"Drafting makes a single request {most[1]:.2f} times as fast, 128 of them {most[128]:.2f} times and 256 "
+        f"{most[256]:.2f} times, with the best of the windows drawn. Published: at 256, no speed-up or a slow-down.",
+    )
+
+
+def methods(bench: Bench) -> Drawn:
+    """Fig. 7: speed-ups of single requests by drafter."""
+    inputs = bench.inputs("specactor")
+    count, window = 48, inputs["draft_tokens"]
+    lengths = np.full(count, round(inputs["mean_tokens"]))
+    found: dict[str, list[float]] = {}
+    for place, drafter in enumerate((specactor.SMALL, specactor.LARGER)):
+        drafts = Drafts(inputs, drafter)
+        p = drafts.acceptance.by_position[0]
+        keys = np.arange(count) + place * count  # the luck of a request with one drafter says nothing of another
+        hardness = [drafts.acceptance.hardness(int(key), int(n)) for key, n in zip(keys, lengths, strict=True)]
+        found[drafter] = [drafts.speedup(p**h, window, 1) for h in hardness]
+    runs = prepare(specactor.scenario(inputs, "dapo", specactor.ngrams(inputs))).drafts
+    assert runs is not None
+    tokens = tokens_a_pass(runs.inputs.runs_of("ngram"), lengths, window)
+    verify = drafts.verify_s(1, window + 1) + runs.times.draft_s(1, window)
+    found["n-gram"] = [n * drafts.verify_s(1, 1) / verify for n in tokens]
+    order = np.argsort(found[specactor.SMALL])[::-1]
+    figure, panels = picture(1, 1, 3.4)
+    axes = panels[0, 0]
+    for (name, values), colour in zip(found.items(), COLOURS, strict=False):
+        axes.plot(
+            range(1, count + 1),
+            np.array(values)[order],
+            marker="o",
+            markersize=4,
+            linestyle="none",
+            color=colour,
+            label=name,
+        )
+    axes.axhline(1, color=VERMILLION, linewidth=0.8)
+    axes.set(
+        xlabel="requests, the best served by the 0.5B drafter first",
+        ylabel="speed-up alone at a worker",
+        ylim=(0, None),
+    )
+    legend(axes, marks=False)
+    best = np.argmax(list(found.values()), axis=0)
+    shares = [float(np.mean(best == i)) for i in range(3)]
+    return Drawn(
+        figure,
+        "Fig. 7: which drafter suits which request (alone at a worker)",
+        f"The 0.5B drafter is the fastest for {share(shares[0])} of the requests, the 1.5B for {share(shares[1])}, "
+        "n-grams for "
+        f"{share(shares[2])}. Published: for many the 0.5B, for some the 1.5B or n-grams; that requests differ is an "
+        "assumed "
+        "spread here, and n-grams are assumed to serve all alike.",
+    )
+
+
+def tokens_a_pass(model: RunModel, lengths: np.ndarray, window: int) -> list[float]:
+    """Tokens that a pass yields of each response, at a fixed window."""
+    runs = draw_runs(model, lengths, np.arange(len(lengths)))
+    found = []
+    for first, length in zip(runs.first, lengths, strict=True):
+        at, passes = 1, 1
+        while at < length:
+            at += 1 + min(int(runs.accepted[first + at]), window)
+            passes += 1
+        found.append(float(length / passes))
+    return found
+
+
+def ladder(bench: Bench) -> Drawn:
+    """Fig. 10a: the draft ladder."""
+    inputs = bench.inputs("specactor")
+    models = {drafter: Drafts(inputs, drafter) for drafter in (specactor.SMALL, specactor.LARGER)}
+    small = models[specactor.SMALL]
+    ngrams = prepare(specactor.scenario(inputs, "dapo", specactor.ngrams(inputs))).drafts
+    assert ngrams is not None
+    verify: list[Callable[[int], float]] = [lambda b, q=q: small.verify_s(b, q) for q in range(1, MOST_WINDOW + 2)]
+    times = {name: d.times for name, d in models.items()} | {"n-gram": ngrams.times}
+    at = inputs["b_max"]
+    drafters = {name: (lambda b, t=t: t.draft_s(b, 1)) for name, t in times.items()}
+    found = draft_ladder(drafters, verify, at)
+    known = {name: d.acceptance.by_position[0] for name, d in models.items()}
+    figure, panels = picture(1, 1, 3.4)
+    axes = panels[0, 0]
+    for name, colour in zip(found.drafters, COLOURS, strict=False):
+        axes.plot(found.acceptances, found.speedups[found.drafters.index(name)], color=colour, label=name)
+        if name in known:
+            axes.plot([known[name]], [found.speedup(name, known[name])], marker="o", color=colour, markeredgecolor=INK)
+    axes.axhline(1, color=VERMILLION, linewidth=0.8)
+    axes.set(
+        xlabel="acceptance of a drafted token (dots: assumed of 0.5B and 1.5B)",
+        ylabel="speed-up",
+        xlim=(0, 1),
+        ylim=(0, 5),
+    )
+    legend(axes, marks=False)
+    gains = {name: found.speedup(name, p) for name, p in known.items()}
+    needed = float(np.interp(gains[specactor.SMALL], found.speedups[1], found.acceptances))
+    return Drawn(
+        figure,
+        f"Fig. 10a: the draft ladder, {at} requests at a worker",
+        f"At the acceptance that is assumed of each, the 0.5B drafter makes decoding {gains[specactor.SMALL]:.2f} "
+        "times as fast and "
+        f"the 1.5B {gains[specactor.LARGER]:.2f} times: to draw level the larger one would have to accept "
+        f"{needed:.2f} of its tokens "
+        f"instead of {known[specactor.LARGER]:.2f}, for its 12 heads divide among the worker's four GPUs, and the 14 "
+        "of the 0.5B do not. "
+        "Published: 0.5B is the sweet spot for 32B.",
+    )
+
+
+def step_times(bench: Bench) -> Drawn:
+    """Fig. 11: steps over SpecActor's."""
+    inputs = bench.inputs("specactor")
+    named = systems(inputs)
+    figure, panels = picture(1, 1, 3.6)
+    axes = panels[0, 0]
+    over = {}
+    for trace in TRACES:
+        step_s = {name: run(bench, inputs, trace, system)["step_s"] for name, system in named.items()}
+        over[trace] = {name: s / step_s["SpecActor"] for name, s in step_s.items()}
+    best, others = bench.published("spec-e2e-best")[0], bench.published("spec-e2e-others")[0]
+    of_best = {"grpo": "draft model", "dapo": "verl, 2× GPUs"}
+    names = [name for name in named if name != "SpecActor"]
+    bars(
+        axes,
+        names,
+        {TRACES[trace]: [over[trace][name] for name in names] for trace in TRACES},
+        {TRACES[trace]: [best if of_best[trace] == name else others for name in names] for trace in TRACES},
+        form="{:.2f}",
+    )
+    axes.axhline(1, color=VERMILLION, linewidth=0.8)
+    axes.set_ylabel("step time over SpecActor's")
+    legend(axes)
+    fastest = {trace: min(names, key=lambda name: over[trace][name]) for trace in TRACES}
+    return Drawn(
+        figure,
+        "Fig. 11: mean step times",
+        "The best baseline takes "
+        + ", ".join(
+            f"{over[trace][fastest[trace]]:.2f} times SpecActor's step on {TRACES[trace]} ({fastest[trace]})"
+            for trace in TRACES
+        )
+        + f" (published: {best.value:g} times; a draft model on GRPO, twice the GPUs on DAPO). Marks are the "
+        "published ratios: that "
+        f"of the best at its system, {others.low:g} to {others.high:g} at the others.",
+    )
+
+
+def breakdown(bench: Bench) -> Drawn:
+    """Fig. 12: what a step consists of."""
+    inputs = bench.inputs("specactor")
+    named = systems(inputs)
+    figure, panels = picture(2, 1, 5.4)
+    ratios, shares = {}, []
+    for axes, (trace, title) in zip(panels.flat, TRACES.items(), strict=True):
+        runs = {name: run(bench, inputs, trace, system) for name, system in named.items()}
+        stacked(axes, list(runs), list(runs.values()))
+        axes.set_title(title, loc="right", fontsize="medium", color=INK)
+        own_s = runs["SpecActor"]["rollout_s"]
+        ratios[trace] = [runs[name]["rollout_s"] / own_s for name in ("verl", "verl, 2× GPUs", "draft model", "n-gram")]
+        shares.append(runs["verl"]["rollout_s"] / runs["verl"]["step_s"])
+    legend(panels[0, 0], marks=False)
+    low, high = (
+        np.array(end) for end in zip(*[sorted(pair) for pair in zip(*ratios.values(), strict=True)], strict=True)
+    )
+    rows = ("spec-rollout-verl", "spec-rollout-2x", "spec-rollout-vanilla")
+    said = [f"{b.low:g} to {b.high:g}" for b in (bench.published(row)[0] for row in rows)]
+    part = bench.published("spec-rollout-share")[0]
+    return Drawn(
+        figure,
+        "Fig. 12: what a step consists of",
+        f"Over SpecActor's rollout, verl's takes {low[0]:.2f} to {high[0]:.2f} times as long (published: {said[0]}), "
+        "with twice the GPUs "
+        f"{low[1]:.2f} to {high[1]:.2f} ({said[1]}), with a draft model or n-grams {min(low[2:]):.2f} to "
+        f"{max(high[2:]):.2f} ({said[2]}). "
+        f"Rollout is {share(min(shares))} to {share(max(shares))} of verl's step (published: {share(part.low)} to "
+        f"{share(part.high)}).",
+    )
+
+
+def ablation(bench: Bench) -> Drawn:
+    """Fig. 13: rollout times as parts are added."""
+    inputs = bench.inputs("specactor")
+    parts: dict[str, System] = {
+        "verl": specactor.VERL,
+        "draft model": specactor.vanilla(inputs),
+        "+ decoupled": specactor.specactor(inputs, reconfigure=False, best_of_n=False),
+        "+ reconfigured": specactor.specactor(inputs, best_of_n=False),
+        "+ best-of-N": specactor.specactor(inputs),
+    }
+    seconds = [run(bench, inputs, "dapo", system)["rollout_s"] for system in parts.values()]
+    relative = [s / seconds[0] for s in seconds]
+    apart = 1 + specactor.ROWS["spec-abl-disagg"](bench.lab, inputs)[0]
+    vanilla = 2 - bench.values("spec-abl-vanilla")[0]  # a reduction, of which 1 + it is kept
+    marks = [1.0, vanilla, bench.values("spec-abl-disagg")[0]]
+    for row in ("spec-abl-decoupled", "spec-abl-reconf", "spec-abl-bon"):
+        marks.append((vanilla if row == "spec-abl-decoupled" else marks[-1]) / bench.values(row)[0])
+    figure, panels = picture(1, 1, 3.4)
+    names = [*list(parts)[:2], "in turns, on\nseparate GPUs", *list(parts)[2:]]
+    bars(panels[0, 0], names, {"simulated": [*relative[:2], apart, *relative[2:]]}, {"simulated": marks}, form="{:.2f}")
+    panels[0, 0].set_ylabel("rollout time over verl's")
+    legend(panels[0, 0])
+    gains = [relative[1] / relative[2], relative[2] / relative[3], relative[3] / relative[4]]
+    published = [bench.values(row)[0] for row in ("spec-abl-decoupled", "spec-abl-reconf", "spec-abl-bon")]
+    return Drawn(
+        figure,
+        "Fig. 13: ablation (DAPO)",
+        f"A draft model alone takes {relative[1]:.3f} times as long as verl (published: {vanilla:.3f}); decoupling "
+        "then makes it "
+        + ", reconfiguration ".join(
+            f"{g:.2f} times as fast (published: {p:g})" for g, p in zip(gains[:2], published[:2], strict=True)
+        )
+        + f" and best-of-N {gains[2]:.2f} times ({published[2]:g}). What the paper compares decoupling with is not "
+        "named: the marks take it to be the draft model. On separate GPUs, in turns, drafting takes "
+        f"{apart:.2f} times as long as verl (published: {bench.values('spec-abl-disagg')[0]:.2f}).",
+    )
+
+
+def in_action(bench: Bench) -> Drawn:
+    """Fig. 14: one rollout, worker by worker."""
+    inputs = bench.inputs("specactor")
+    shown = {
+        "draft model": specactor.vanilla(inputs),
+        "decoupled": specactor.specactor(inputs, reconfigure=False, best_of_n=False),
+        "decoupled, reconfigured, best-of-N": specactor.specactor(inputs),
+    }
+    figure, panels = picture(3, 1, 5.6)
+    lengths_s = {}
+    results = {name: bench.result(specactor.scenario(inputs, "dapo", system)) for name, system in shown.items()}
+    windows = {name: rollout_window(result) for name, result in results.items()}
+    most_s = max(end_s - start_s for start_s, end_s in windows.values())
+    for axes, (name, result) in zip(panels.flat, results.items(), strict=True):
+        start_s, end_s = windows[name]
+        lengths_s[name] = end_s - start_s
+        lanes(axes, result, start_s, end_s, copies=SAND)
+        axes.set_xlim(0, most_s)
+        axes.set_title(f"{name}: {lengths_s[name]:.0f} s", loc="left", fontsize="medium", color=INK)
+        axes.set_ylabel("workers")
+    panels[-1, 0].set_xlabel("seconds of one rollout (paler: fewer requests left)")
+    kinds_legend(figure, ("rollout", "idle"), {"copies of others' requests, other drafters": SAND})
+    first, second, third = lengths_s.values()
+    return Drawn(
+        figure,
+        "Fig. 14: one rollout of DAPO, worker by worker (an eighth of the GPUs)",
+        f"Drafting in turns takes {first:.0f} s, decoupled {second:.0f} s, and with freed workers drafting for the "
+        "slowest requests "
+        f"{third:.0f} s. Published, of some requests: decoupling speeds them up 1.1 to 1.5 times, best-of-N the "
+        "slowest ones 1.5 times.",
+    )
+
+
+FIGURES: dict[str, Draw] = {
+    "specactor-2": idle,
+    "specactor-6b": batch_sizes,
+    "specactor-7": methods,
+    "specactor-10a": ladder,
+    "specactor-11": step_times,
+    "specactor-12": breakdown,
+    "specactor-13": ablation,
+    "specactor-14": in_action,
+}

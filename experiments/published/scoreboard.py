@@ -1,0 +1,380 @@
+"""What `simrl reproduce` comes to, as a page: scoreboard.md, and pictures drawn like the papers' in figures/.
+
+    simrl reproduce --samples 16 -o board.json                  (long)
+    python experiments/published/scoreboard.py board.json --figures        the page, and every picture anew
+    python experiments/published/scoreboard.py board.json                  the page, with the pictures that are there
+    python experiments/published/scoreboard.py --figure areal-5c           one picture, without a page
+
+Sentences are made from the figures beside them. Every picture takes less than a minute on one core.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import figures_areal
+import figures_specactor
+import typer
+from drawing import Bench, Draw, save
+
+from simrl.errors import InputError
+from simrl.files import write_whole_file
+from simrl.published.board import board, totals
+from simrl.published.predict import paper_of
+from simrl.published.score import Bound, published_rows
+
+HERE = Path(__file__).resolve().parent
+PAGE, PICTURES = HERE / "scoreboard.md", HERE / "figures"
+CAPTIONS = "captions.json"
+FIGURES: dict[str, Draw] = {**figures_areal.FIGURES, **figures_specactor.FIGURES}
+
+Entry = Mapping[str, Any]
+PAPERS = {
+    "AReaL": "areal",
+    "SpecActor": "spec",
+    "RhymeRL": "rhyme",
+    "TLT": "tlt",
+    "verl's documentation": ("verl", "weight"),
+    "RollPacker": "rollpacker",
+}
+MOVES = 0.1  # a relative half-width up to which open inputs move an element little
+TIE = 0.02  # published values so near to each other have no order
+LEVEL = 0.01  # predicted ones so near are level
+
+# Rows whose elements are of several quantities: their order says nothing.
+SEVERAL_QUANTITIES = ("step/",)
+# Rows that are to be compared with each other, element by element: the same quantity of several systems or settings.
+FAMILIES = (
+    ("areal-fig4-1p5b-16k-areal", "areal-fig4-1p5b-16k-verl"),
+    ("areal-fig4-7b-16k-areal", "areal-fig4-7b-16k-verl"),
+    ("verl-sync-32", "verl-async-32"),
+    ("verl-sync-64", "verl-async-64"),
+    ("verl-sync-32", "verl-sync-64"),
+    ("verl-async-32", "verl-async-64"),
+    (
+        "rhyme-e2e-8k-verl",
+        "rhyme-e2e-16k-verl",
+        "rhyme-e2e-8k-areal1",
+        "rhyme-e2e-16k-areal1",
+        "rhyme-e2e-8k-areal8",
+        "rhyme-e2e-16k-areal8",
+    ),
+    ("rhyme-abl-pipe-math", "rhyme-abl-2tier-math", "rhyme-abl-spec-math"),
+    ("rhyme-abl-pipe-code", "rhyme-abl-2tier-code", "rhyme-abl-spec-code"),
+    ("rhyme-accept-low", "rhyme-accept-high"),
+    ("rhyme-rollout-share-math", "rhyme-rollout-share-code"),
+    ("spec-e2e-best", "spec-e2e-others"),
+    ("tlt-sd-bs1-v48", "tlt-sd-bs8-v16", "tlt-sd-bs8-v64", "tlt-sd-bs32-v16"),
+)
+# What a miss of a row means, said where it is predicted too high, or too low.
+MEANINGS: dict[tuple[str, str], str] = {}
+
+
+class Orders(NamedTuple):
+    """Pairs of published values that differ, by what the prediction says of them."""
+
+    right: int
+    level: int
+    reversed: tuple[str, ...]
+
+
+def main(
+    results: Annotated[Path | None, typer.Argument(help="the board that `simrl reproduce -o` wrote")] = None,
+    figure: Annotated[list[str] | None, typer.Option(help=f"draw this one; of {', '.join(FIGURES)}")] = None,
+    figures: Annotated[bool, typer.Option("--figures", help="draw all of them")] = False,
+    folder: Annotated[Path, typer.Option(help="where the page is, and its pictures in figures/")] = HERE,
+) -> None:
+    try:
+        entries = read_board(results) if results else []
+        wanted = list(FIGURES) if figures else figure or []
+        draw(wanted, entries, folder / "figures")
+        if entries:
+            page = scoreboard(entries, read_captions(folder / "figures"))
+            with write_whole_file(folder / "scoreboard.md") as temporary:
+                temporary.write_text(page, encoding="utf-8")
+        elif not wanted:
+            raise InputError("give a board (simrl reproduce -o board.json), or --figure NAME")
+    except InputError as error:
+        print(f"scoreboard: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+
+
+def read_board(path: Path) -> list[Entry]:
+    """The rows of a board, and those that it lacks as ones that are not predicted. Raises `InputError` for a file that is none."""
+    try:
+        found = {entry["id"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: no board ({error}); write one with simrl reproduce -o {path}") from error
+    missing = [row for row in published_rows() if row not in found]
+    return [*found.values(), *board(missing, {})]
+
+
+def draw(names: Sequence[str], entries: Sequence[Entry], folder: Path) -> None:
+    """The pictures of these figures, and their captions among the others'."""
+    bench = Bench(entries)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name not in FIGURES:
+            raise InputError(f"{name}: no such figure; there are {', '.join(FIGURES)}")
+        drawn = FIGURES[name](bench)
+        save(drawn.figure, folder / f"{name}.png")
+        captions = read_captions(folder) | {name: {"title": drawn.title, "says": drawn.says}}
+        (folder / CAPTIONS).write_text(json.dumps(captions, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{name}: {drawn.says}")
+
+
+def read_captions(folder: Path) -> dict[str, dict[str, str]]:
+    path = folder / CAPTIONS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def scoreboard(entries: Sequence[Entry], captions: Mapping[str, Mapping[str, str]]) -> str:
+    """The page."""
+    return "\n".join(
+        [
+            "# Published results, predicted\n",
+            "Made by `python experiments/published/scoreboard.py board.json --figures`, of what `simrl reproduce -o "
+            "board.json` "
+            "found; no number here is typed in. [How to read it](../../docs/reproduce.md). A row is one published "
+            "result, "
+            "predicted from what its paper states and from ranges of what it leaves open; nothing is fitted to an "
+            "outcome. "
+            "*Predicted* is at the middle of the ranges, *interval* over all sets of inputs that were drawn; a row "
+            "is covered "
+            "if every element of it lies in its interval.\n",
+            *goals(entries),
+            *tables(entries),
+            *not_predicted(entries),
+            *misses(entries),
+            *pictures(captions),
+        ]
+    )
+
+
+def goals(entries: Sequence[Entry]) -> Iterator[str]:
+    """What the project aims at, and what the board says."""
+    predicted = [e for e in entries if e["predicted"] is not None]
+    covered = [e for e in predicted if all(scored(e, "covered"))]
+    sums = totals(entries)
+    stated = [e for e in predicted if max(scored(e, "half_width")) <= MOVES]
+    near = [e for e in stated if max(map(abs, scored(e, "error"))) <= 0.1]
+    found = orders(entries)
+    ratios = [e for e in predicted if is_ratio(e["id"])]
+    sided = [e for e in ratios if all(same_side(e, i) for i, value in enumerate(e["predicted"]) if value is not None)]
+    yield "## Goals\n"
+    yield "| goal | reached |"
+    yield "|---|---|"
+    yield (
+        f"| rows covered: 90 % or more | {percent(len(covered), len(entries))} of all ({len(covered)} of "
+        f"{len(entries)}), "
+        f"{percent(len(covered), len(predicted))} of the {len(predicted)} that are predicted; "
+        + f"{sums['covered_share']:.0%} of all {sums['elements']} elements |".replace("%", " %")
+    )
+    width, error = sums["median_half_width"], sums["median_error"]
+    reached = "nothing is predicted" if width is None else f"{width:.0%}; the median error at the middle is {error:.0%}"
+    yield "| median half-width: 15 % or less | " + reached.replace("%", " %") + " |"
+    yield (
+        f"| rows that open inputs move little (half-width up to {100 * MOVES:.0f} %): within 10 % | "
+        + f"{len(near)} of {len(stated)}"
+        + (f": {', '.join(name(e) + ' ' + said_error(e) for e in stated)} |" if stated else " |")
+    )
+    pairs = found.right + found.level + len(found.reversed)
+    yield (
+        f"| orders of systems and settings: all right | {found.right} of {pairs} pairs right, {found.level} "
+        "predicted level, "
+        f"{len(found.reversed)} reversed |"
+    )
+    yield (
+        f"| ratios on the right side of 1 | {len(sided)} of {len(ratios)}"
+        + "".join(f"; not {name(e)}" for e in ratios if e not in sided)
+        + " |"
+    )
+    yield ""
+    if found.reversed:
+        yield "Reversed: " + "; ".join(found.reversed) + ".\n"
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}".replace("%", " %") if whole else "none"
+
+
+def name(entry: Entry) -> str:
+    return f"`{entry['id']}`"
+
+
+def said_error(entry: Entry) -> str:
+    return "/".join(f"{error:+.0%}" for error in scored(entry, "error")).replace("%", " %")
+
+
+def scored(entry: Entry, key: str) -> list[Any]:
+    """Of the elements that are predicted: some may be given."""
+    return [value for value in entry[key] if value is not None]
+
+
+def is_ratio(row: str) -> bool:
+    """Whether the row says how one system compares with another."""
+    known = published_rows()[row]
+    return known.gain or (known.unit == "x" and known.baseline not in ("", "-"))
+
+
+def same_side(entry: Entry, i: int) -> bool:
+    """Whether the middle prediction of an element is on the published side of 1."""
+    bound = published_rows()[entry["id"]].elements[i]
+    if bound.low <= 1 <= bound.high:
+        return True
+    return (entry["predicted"][i] > 1) == (bound.low > 1)
+
+
+def orders(entries: Sequence[Entry]) -> Orders:
+    """Of all pairs of elements that are one quantity under several systems or settings: in one row, or in a family of rows."""
+    predicted = {e["id"]: e["predicted"] for e in entries if e["predicted"] is not None}
+    right, level, wrong = 0, 0, []
+    for (row, i), (other, j) in comparable(predicted):
+        if predicted[row][i] is None or predicted[other][j] is None:
+            continue
+        here, there = published_rows()[row].elements[i], published_rows()[other].elements[j]
+        if (here.low <= there.high and there.low <= here.high) or abs(here.value / there.value - 1) <= TIE:
+            continue
+        a, b = predicted[row][i], predicted[other][j]
+        if abs(a / b - 1) <= LEVEL:
+            level += 1
+        elif (a > b) == (here.value > there.value):
+            right += 1
+        else:
+            wrong.append(
+                f"{element(row, i)} and {element(other, j)} (published {here.value:.3g} and {there.value:.3g}, "
+                f"predicted {a:.3g} and {b:.3g})"
+            )
+    return Orders(right, level, tuple(wrong))
+
+
+def element(row: str, i: int) -> str:
+    several = len(published_rows()[row].elements) > 1
+    return f"`{row}`" + (f" no. {i + 1}" if several else "")
+
+
+def comparable(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+    for row in predicted:
+        if not published_rows()[row].quantity.startswith(SEVERAL_QUANTITIES):
+            yield from (((row, i), (row, j)) for i, j in combinations(range(len(predicted[row])), 2))
+    for family in FAMILIES:
+        for row, other in combinations([row for row in family if row in predicted], 2):
+            several = published_rows()[row].quantity.startswith(SEVERAL_QUANTITIES)
+            count = 1 if several else min(len(predicted[row]), len(predicted[other]))
+            yield from (((row, i), (other, i)) for i in range(count))
+
+
+def tables(entries: Sequence[Entry]) -> Iterator[str]:
+    """The board, a table a paper."""
+    yield "## The board\n"
+    for paper, mine in by_paper(entries).items():
+        predicted = [e for e in mine if e["predicted"] is not None]
+        if not predicted:
+            continue
+        yield f"### {paper}\n"
+        yield "| row | what, of which setting | published | predicted | interval | error | covered | moved most by |"
+        yield "|---|---|---|---|---|---|---|---|"
+        for e in predicted:
+            published, hits = published_rows()[e["id"]].elements, scored(e, "covered")
+            cells = (
+                name(e),
+                what(e),
+                "<br>".join(map(bound_text, published)),
+                "<br>".join("given" if value is None else number(value) for value in e["predicted"]),
+                "<br>".join(
+                    "" if a is None else f"{number(a)}–{number(b)}" for a, b in zip(e["low"], e["high"], strict=True)
+                ),
+                "<br>".join("" if error is None else f"{error:+.0%}".replace("%", " %") for error in e["error"]),
+                "yes" if all(hits) else f"{sum(hits)} of {len(hits)}" if any(hits) else "no",
+                ", ".join(f"`{d['input']}` {d['rank_correlation']:+.1f}" for d in e["drivers"][:2]),
+            )
+            yield "| " + " | ".join(cells) + " |"
+        yield ""
+
+
+def what(entry: Entry) -> str:
+    """The quantity, of whom against whom, and where it stands."""
+    against = f" over {entry['baseline']}" if entry["baseline"] not in ("", "-") else ""
+    system = f"{entry['system']}{against}: " if entry["system"] not in ("", "-") else ""
+    setting = f"; {entry['setting']}" if entry["setting"] not in ("", "-", "same") else ""
+    return f"{system}{entry['quantity']}{setting} ({entry['source']}; {entry['unit']})".replace("|", "\\|")
+
+
+def by_paper(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    return {
+        paper: mine for paper, start in PAPERS.items() if (mine := [e for e in entries if e["id"].startswith(start)])
+    }
+
+
+def number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def bound_text(bound: Bound) -> str:
+    if bound.low == bound.high:
+        return number(bound.low)
+    if bound.low == -float("inf"):
+        return f"< {number(bound.high)}"
+    return f"> {number(bound.low)}" if bound.high == float("inf") else f"{number(bound.low)}–{number(bound.high)}"
+
+
+def not_predicted(entries: Sequence[Entry]) -> Iterator[str]:
+    left = [e for e in entries if e["predicted"] is None]
+    if not left:
+        return
+    yield "## Not predicted\n"
+    for e in left:
+        fallback = "no function predicts it" if paper_of(e["id"]) is None else "it was left out of this run"
+        yield f"- {name(e)}, {what(e)}: {(e.get('why_not') or fallback).rstrip('.')}."
+    yield ""
+
+
+def misses(entries: Sequence[Entry]) -> Iterator[str]:
+    """By paper, what lies outside of its interval, and what that means."""
+    yield "## What misses mean\n"
+    for paper, mine in by_paper(entries).items():
+        missed = [e for e in mine if e["predicted"] is not None and not all(scored(e, "covered"))]
+        if not missed:
+            continue
+        yield f"### {paper}\n"
+        for e in missed:
+            outside = [i for i, hit in enumerate(e["covered"]) if hit is False]
+            bounds = published_rows()[e["id"]].elements
+            high = sum(e["low"][i] > bounds[i].high for i in outside)
+            direction = "high" if high == len(outside) else "low" if high == 0 else "both"
+            places = "" if len(bounds) == 1 else f" (elements {', '.join(str(i + 1) for i in outside)})"
+            said = "predicted too " + {"both": "high and too low"}.get(direction, direction)
+            nearest = ", ".join(
+                f"{number(e['low'][i] if e['low'][i] > bounds[i].high else e['high'][i])} against "
+                f"{bound_text(bounds[i])}"
+                for i in outside
+            )
+            meaning = MEANINGS.get((e["id"], direction), "")
+            rest = f" {meaning}" if meaning else ""
+            yield f"- {name(e)}{places}: {said}; the nearest end of the interval is {nearest}.{rest}"
+        yield ""
+
+
+def pictures(captions: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """What was drawn, in the order of `FIGURES`."""
+    shown = [figure for figure in FIGURES if figure in captions]
+    if not shown:
+        return
+    yield "## Pictures\n"
+    yield (
+        "Drawn like the papers' figures, from simulation at the middle of the inputs' ranges. Diamonds and dotted "
+        "lines are "
+        "published values, where `published.csv` has them; wide grey lines are the intervals of the board.\n"
+    )
+    for figure in shown:
+        paper = next(title for title, start in PAPERS.items() if figure.startswith(start))
+        yield f"### {paper}, {captions[figure]['title']}\n"
+        yield f"![{captions[figure]['title']}](figures/{figure}.png)\n"
+        yield f"{captions[figure]['says']}\n"
+
+
+if __name__ == "__main__":
+    typer.run(main)

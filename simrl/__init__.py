@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from simrl.api import acceptance, agree, compare, diff, explain, optimize, report, run, sweep
+    from simrl.api import acceptance, agree, calibrate, compare, diff, explain, optimize, report, run, sweep, whatif
     from simrl.errors import InputError, StoppedError
     from simrl.result import Result, read_result
     from simrl.trace import Trace, read_trace, write_trace
@@ -23,6 +23,7 @@ __all__ = [
     "__version__",
     "acceptance",
     "agree",
+    "calibrate",
     "compare",
     "diff",
     "explain",
@@ -32,6 +33,7 @@ __all__ = [
     "report",
     "run",
     "sweep",
+    "whatif",
     "write_trace",
 ]
 

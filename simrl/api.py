@@ -15,16 +15,19 @@ else a roofline; the result says which. With a scenario, keywords and `overrides
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from simrl.acceptance_report import DRAFTERS, measure
 from simrl.acceptance_report import report as acceptance_report
+from simrl.calibration import Calibration
 from simrl.comparison import comparison_rows, compile_kernels, run_names, simulate_scenarios
 from simrl.dimensions import SYSTEMS, Dimension, Listed, cross, listed
 from simrl.errors import InputError, meant
@@ -42,6 +45,7 @@ from simrl.points import SharedInputs
 from simrl.profile import TableProfile, read_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Result, find_result
+from simrl.run_log import CALIBRATED, alternatives, calibrated, check_system
 from simrl.scenario import PARAMETER, Choices, Scenario, ScenarioFile, Setting, given, override
 from simrl.search_space import FAMILIES, make_space
 from simrl.shipped import shipped_profile
@@ -55,11 +59,13 @@ from simrl.trace import Trace, read_trace, write_trace
 from simrl.views import (
     AcceptanceView,
     AgreementView,
+    CalibrationView,
     Comparison,
     DifferenceView,
     ExplanationView,
     OptimizationView,
     Sweep,
+    WhatIf,
     agreed,
     comparison,
 )
@@ -82,9 +88,31 @@ FIELDS = {
     "warmup_steps": "warmup_steps",
     "seed": "seed",
 }
+_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?: (\d[\w.]*|[A-Z]+)\b)?")  # of the command line, and its value
+_KEYWORDS = {"zip": "zips", "format": "log_format"}  # that are called otherwise here
+P = ParamSpec("P")
+R = TypeVar("R")
 NEEDED = {"model": "'qwen3-8b'", "gpu": "'h100'", "gpus": "64"}  # beside a trace
 
 
+def _in_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Errors name keyword arguments where those of the commands name options: `trials=3` for `--trials 3`."""
+
+    def keyword(found: re.Match[str]) -> str:
+        name = _KEYWORDS.get(found[1], found[1].replace("-", "_"))
+        return name if found[2] is None else f"{name}={found[2]}"
+
+    @wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*arguments, **keywords)
+        except InputError as error:
+            raise InputError(_OPTION.sub(keyword, str(error))) from error
+
+    return call
+
+
+@_in_keywords
 def compare(
     workload: str | os.PathLike[str] | Mapping[str, Any] | Trace | pd.DataFrame,
     systems: Systems | None = None,
@@ -147,6 +175,7 @@ def compare(
     return _simulated(opened.file([]).scenarios(choices, parameters_of), opened, jobs)
 
 
+@_in_keywords
 def run(
     workload: str | os.PathLike[str] | Mapping[str, Any] | Trace | pd.DataFrame,
     system: str | Mapping[str, Any] | None = None,
@@ -191,6 +220,7 @@ def run(
     return _simulated(scenarios, opened, jobs=1)
 
 
+@_in_keywords
 def sweep(
     workload: str | os.PathLike[str] | Mapping[str, Any] | Trace | pd.DataFrame,
     values: Mapping[str, Any],
@@ -253,6 +283,7 @@ def sweep(
         return Sweep(planned, swept, kept(planned, place), asked)
 
 
+@_in_keywords
 def explain(result: Comparison | Result | str | os.PathLike[str], step: int | None = None) -> ExplanationView:
     """Where the GPU time of a run went, what held its updates up, and which known signs of trouble it shows.
 
@@ -266,6 +297,7 @@ def explain(result: Comparison | Result | str | os.PathLike[str], step: int | No
     return ExplanationView(explain_result(_result(result), step))
 
 
+@_in_keywords
 def diff(
     a: Comparison | Result | str | os.PathLike[str], b: Comparison | Result | str | os.PathLike[str]
 ) -> DifferenceView:
@@ -278,6 +310,7 @@ def diff(
     return DifferenceView(diff_results(_result(a), _result(b)))
 
 
+@_in_keywords
 def agree(
     predicted: Comparison | Result | str | os.PathLike[str], measured: Comparison | Result | str | os.PathLike[str]
 ) -> AgreementView:
@@ -297,6 +330,7 @@ def agree(
     return agreed(_result(predicted), happened)
 
 
+@_in_keywords
 def acceptance(
     trace: str | os.PathLike[str] | Trace,
     *,
@@ -340,6 +374,78 @@ def acceptance(
     )
 
 
+@_in_keywords
+def calibrate(
+    log: str | os.PathLike[str],
+    *,
+    window: tuple[int, int] = (1, 20),
+    group: int = 1,
+    launch: str | os.PathLike[str] | None = None,
+    overrides: Overrides = (),
+    samples: int | None = None,
+    prompt_tokens: float | None = None,
+    cap_tokens: int | None = None,
+    log_format: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> CalibrationView:
+    """Fits a few named corrections to some steps of a real run's log, and tells the error on the others.
+
+    log           a metrics log: verl's console log or file logger, TRL's history, slime's console log
+    window        the first and the last step to fit; all others are held out
+    group         responses a prompt, of which no log tells
+    launch        a scenario file that says how the run was started; its name, steps and workload are the log's instead
+    overrides     the same by keys, {"model": "qwen2.5-3b", "cluster.gpu": "a100", "cluster.gpus": 4, "cluster.tp": 1}
+    samples, prompt_tokens, cap_tokens, log_format
+                  where the log does not say: responses a step, mean length of a prompt, largest response, "verl" or "trl" …
+    trace         the run's own lengths, in place of ones that are made from the log's statistics
+    folder        where to keep calibrated.yaml, the run as a scenario, with its lengths. None keeps no file
+
+    Raises `InputError` for a log that has not what is fitted, and where nobody said how the run was started.
+    """
+    with _folder(folder) as place:
+        found = _calibrated(
+            log, place, window, group, launch, overrides, samples, prompt_tokens, cap_tokens, log_format, trace
+        )
+    return CalibrationView(found)
+
+
+@_in_keywords
+def whatif(
+    log: str | os.PathLike[str],
+    systems: Systems,
+    *,
+    window: tuple[int, int] = (1, 20),
+    group: int = 1,
+    launch: str | os.PathLike[str] | None = None,
+    overrides: Overrides = (),
+    samples: int | None = None,
+    prompt_tokens: float | None = None,
+    cap_tokens: int | None = None,
+    log_format: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+) -> WhatIf:
+    """What a real run would have taken under other systems: calibrates on its log, simulates its own steps under all of them.
+
+    `systems` are as for `compare`, everything else as for `calibrate`; the run's own system comes first.
+    """
+    _at_least(1, {"jobs": jobs})
+    asked = _listed_systems("whatif", systems)
+    for system in asked:  # before minutes go into a calibration
+        check_system(system)
+    with tempfile.TemporaryDirectory(prefix="simrl-whatif-") as temporary:
+        place = Path(temporary) / "run"
+        found = _calibrated(
+            log, place, window, group, launch, overrides, samples, prompt_tokens, cap_tokens, log_format, trace
+        )
+        scenarios, said = alternatives(place / CALIBRATED, asked)
+        results = simulate_scenarios(scenarios, jobs, SharedInputs())
+    compared = comparison(scenarios, results, comparison_rows(scenarios, results))
+    return WhatIf(CalibrationView(found), compared, tuple(said))
+
+
+@_in_keywords
 def optimize(
     workload: str | os.PathLike[str] | Mapping[str, Any] | Trace | pd.DataFrame,
     values: Mapping[str, Any] | None = None,
@@ -428,6 +534,7 @@ def optimize(
         return OptimizationView(found)
 
 
+@_in_keywords
 def report(
     results: Comparison | Sweep | AgreementView | Result | str | os.PathLike[str], path: str | os.PathLike[str]
 ) -> Path:
@@ -511,9 +618,7 @@ def _open(
         if value is not None
     ]
     if systems is not None:
-        if isinstance(systems, str | Mapping):
-            raise InputError(f"simrl.{call}: systems is {systems!r}; give a list, such as [{systems!r}]")
-        settings.insert(0, Setting("systems", _plain(list(systems)), "argument systems"))
+        settings.insert(0, Setting("systems", _listed_systems(call, systems), "argument systems"))
     settings += _overrides(overrides)
     said = {setting.key: setting.value for setting in settings}
     if isinstance(workload, Mapping):
@@ -559,12 +664,60 @@ def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:
     return import_frame(workload, cap_tokens=cap_tokens), None
 
 
+def _listed_systems(call: str, systems: Systems) -> list[Any]:
+    if isinstance(systems, str | Mapping):
+        raise InputError(f"simrl.{call}: systems is {systems!r}; give a list, such as [{systems!r}]")
+    plain: list[Any] = _plain(list(systems))
+    return plain
+
+
+def _calibrated(
+    log: str | os.PathLike[str],
+    folder: Path,
+    window: tuple[int, int],
+    group: int,
+    launch: str | os.PathLike[str] | None,
+    overrides: Overrides,
+    samples: int | None,
+    prompt_tokens: float | None,
+    cap_tokens: int | None,
+    log_format: str | None,
+    trace: str | os.PathLike[str] | None,
+) -> Calibration:
+    if len(window) != 2 or not 0 <= window[0] <= window[1]:
+        raise InputError(f"window={window!r}: give the first and the last step of the log, such as (1, 20)")
+    _at_least(1, {"group": group, "samples": samples, "prompt_tokens": prompt_tokens, "cap_tokens": cap_tokens})
+    _refuse_text(overrides)
+    said = (
+        [f"{key}={json.dumps(_plain(value))}" for key, value in overrides.items()]
+        if isinstance(overrides, Mapping)
+        else overrides
+    )
+    return calibrated(
+        Path(log),
+        said,
+        None if launch is None else Path(launch),
+        window,
+        group,
+        samples,
+        prompt_tokens,
+        cap_tokens,
+        log_format,
+        None if trace is None else Path(trace),
+        folder,
+    )
+
+
 def _overrides(overrides: Overrides) -> list[Setting]:
-    if isinstance(overrides, str):
-        raise InputError(f"overrides is {overrides!r}; give a list, such as [{overrides!r}], or a dictionary")
+    _refuse_text(overrides)
     if isinstance(overrides, Mapping):
         return [given(key, _plain(value), f"override {key}={value!r}") for key, value in overrides.items()]
     return [override(text) for text in overrides]
+
+
+def _refuse_text(overrides: Overrides) -> None:
+    if isinstance(overrides, str):
+        raise InputError(f"overrides is {overrides!r}; give a list, such as [{overrides!r}], or a dictionary")
 
 
 def _profile_setting(profile: str | os.PathLike[str] | None) -> list[Setting]:

@@ -238,7 +238,8 @@ def _plan(
     most = max(min(requests, int(times.sequences[-1]), int(profile.tables.decode_sequences[-1])), 2)
     batches = sorted({1, 2, max(most // 4, 1), max(most // 2, 1), most})
     return plan_decoupled(
-        fit_draft(lambda b: times.draft_s(b, 1), batches),
+        # As it is executed: a decoupled drafter goes from pass to pass, without rounds.
+        fit_draft(lambda b: float(np.interp(b, times.sequences, times.step_s)), batches),
         {tp: fit_verify(profile, max(MOST_PLANNED_WINDOW, asked.window or 0), batches, kv_tokens)},
         gpus,
         requests,

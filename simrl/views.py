@@ -20,6 +20,8 @@ from simrl.acceptance_report import model_yaml, print_report, report_figure
 from simrl.agreement import Agreement, agree
 from simrl.agreement_plot import agreement_figure
 from simrl.agreement_table import print_agreement
+from simrl.calibration import Calibration
+from simrl.calibration_table import print_calibration
 from simrl.comparison import write_comparison
 from simrl.errors import InputError, meant
 from simrl.executors import Here
@@ -306,6 +308,59 @@ class OptimizationView(View):
     def figure(self) -> Picture:
         """Throughput against staleness of every option that keeps the limits, and which of them are on the front."""
         return optimization_figure(self.data)
+
+
+@dataclass(frozen=True, repr=False)
+class CalibrationView(View):
+    """The few corrections that make simrl a real run, and how far off it is. `data` has it in full, the `scenario` too."""
+
+    data: Calibration
+
+    def __repr__(self) -> str:
+        return f"<Calibration of {self.data.scenario.name} on steps {self.data.window[0]} to {self.data.window[1]}>"
+
+    def _show(self, console: Console) -> None:
+        print_calibration(self.data, console)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a correction: its value, standard error and range, and the key of a scenario that it is."""
+        return _frame(self.data.as_json()["corrections"])
+
+    @property
+    def errors(self) -> pd.DataFrame:
+        """A row a phase: how far simulated seconds are from logged ones, in the window and on the steps that nobody fitted."""
+        return _frame(self.data.as_json()["errors"])
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row a step of the log, measured and simulated seconds of its phases."""
+        return self.data.steps
+
+
+@dataclass(frozen=True, repr=False)
+class WhatIf(View):
+    """A real run and what other systems would have made of it: its `calibration`, the `comparison` of its own steps, and what
+    is to be `said` of GPUs that a system cannot share as the run did."""
+
+    calibration: CalibrationView
+    comparison: Comparison
+    said: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<What if: {', '.join(self.comparison.results)}>"
+
+    def _show(self, console: Console) -> None:
+        self.calibration._show(console)
+        console.print()
+        self.comparison._show(console)
+        for line in self.said:
+            console.print(line)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a run, the columns of a comparison; the first is the run's own system."""
+        return self.comparison.table
 
 
 @dataclass(frozen=True, repr=False)

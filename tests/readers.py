@@ -20,7 +20,6 @@ from helpers import scenario as small_scenario
 from mutations import Files
 
 from simrl.calibration import _trace, _usable
-from simrl.cli_calibrate import _launched
 from simrl.dimensions import vary
 from simrl.errors import InputError
 from simrl.explanation import diff_results, explain_result
@@ -38,6 +37,7 @@ from simrl.points import Digests, make_point, resolved
 from simrl.profile import TableProfile, Tables, read_profile, write_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import Result, read_result
+from simrl.run_log import launched
 from simrl.scenario import Choices, load_scenarios
 from simrl.simulate import prepare, simulate
 from simrl.sweeps import kept, plan, table_rows
@@ -506,7 +506,7 @@ def _read_calibration(folder: Path) -> None:
     write_trace(trace, folder.parent / "lengths.parquet")
     launch = folder / "launch.yaml"
     settings = _arguments(folder).get("settings", [])
-    scenario = _launched(
+    scenario = launched(
         _log(folder),
         launch if launch.exists() else None,
         settings,

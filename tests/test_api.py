@@ -273,14 +273,21 @@ def test_views_cannot_be_changed(compared):
             "all 1 points failed; the first: ",
         ),
         (lambda trace: simrl.optimize(trace, gpu="h100", gpus=4), "simrl.optimize: no model; a trace needs one"),
-        (lambda trace: simrl.optimize(trace, **GIVEN, trials=2), "trials 2: fewer than the 5 that are to be told"),
+        (lambda trace: simrl.optimize(trace, **GIVEN, trials=2), "trials=2: fewer than the 5 that are to be told"),
         (lambda trace: simrl.optimize(trace, **GIVEN, max_cost=-1), "max_cost=-1: give 0 or more"),
         (lambda trace: simrl.optimize(trace, **GIVEN, jobs=0), "jobs=0: give 1 or more"),
         (
             lambda trace: simrl.optimize(trace, **GIVEN, updates=9, deadline="36"),
             "deadline 36: give a number and its unit",
         ),
-        (lambda trace: simrl.optimize(trace, **GIVEN, budget=9), "budget: goes with the other"),
+        (
+            lambda trace: simrl.optimize(trace, **GIVEN, budget=9),
+            "^deadline or budget: goes with the other: updates=N deadline=36h, or updates=N budget=5000$",
+        ),
+        (
+            lambda trace: simrl.sweep(trace, {"training.mfu": "0.2..0.4"}, ["areal"], **GIVEN),
+            "list them, or draw some with sample=N$",
+        ),
         (
             lambda trace: simrl.optimize(trace, {"system.etaa": [1, 2]}, **GIVEN),
             "system.etaa: no parameter of these systems",

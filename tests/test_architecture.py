@@ -28,7 +28,7 @@ LAYERS = (
     "simulate",
     "metrics timeline calibration trace_report allocation_report acceptance_report table",
     "plots perfetto run_view",
-    "decisions gpu_hours",
+    "decisions gpu_hours calibration_table run_log",
     "critical_path",
     "diagnosis",
     "explanation",

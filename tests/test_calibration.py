@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from simrl import api
 from simrl.calibration import calibrate, phase_s, rollout_s, scenario_yaml, with_generation
 from simrl.errors import InputError
 from simrl.hardware import gpu, model_shape
@@ -296,3 +297,24 @@ def test_the_real_runs_later_steps_are_predicted_within_ten_percent(shared_data,
     assert errors["generation"].mape_out < 0.10
     assert errors["update"].mape_out < 0.10
     assert errors["step"].mape_out < 0.10
+
+
+def test_from_python_a_run_is_calibrated_and_compared_as_by_the_commands(log, tmp_path):
+    how = {"model": "qwen3-0.6b", "cluster.gpu": "h100", "cluster.gpus": 2, "cluster.tp": 1}
+    found = api.calibrate(log, window=(1, 6), group=4, overrides=how, folder=tmp_path / "kept")
+    assert set(found.table.name) >= {"decode_efficiency", "train_mfu"} and len(found.steps) == STEPS
+    assert "decode_efficiency" in str(found) and "generation" in str(found.errors.phase.tolist())
+    told = json.loads((tmp_path / "kept" / "calibration.json").read_text())
+    assert found.data.as_json()["corrections"] == told["corrections"]
+    told = api.whatif(log, ["one_step_off"], window=(1, 6), group=4, overrides=[f"{k}={v}" for k, v in how.items()])
+    assert [name.partition("(")[0] for name in told.comparison.results] == ["verl_colocated", "one_step_off"]
+    assert "decode_efficiency" in str(told) and "speed-up" in str(told) and len(told.table) == 2
+    for call, message in (
+        (lambda: api.calibrate(log, overrides="model=x"), r"overrides is 'model=x'; give a list"),
+        (lambda: api.calibrate(log), "say how the run was started: .*, or launch=FILE"),
+        (lambda: api.calibrate(log, window=(3, 1)), r"window=\(3, 1\): give the first and the last step"),
+        (lambda: api.whatif(log, ["one_step_of"]), r"'one_step_of' is unknown \(did you mean one_step_off\?\)"),
+        (lambda: api.whatif(log, "areal"), r"systems is 'areal'; give a list"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()

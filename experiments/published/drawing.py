@@ -22,7 +22,7 @@ from PIL import Image
 from simrl.palette import BLACK, BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION
 from simrl.picture import Picture
 from simrl.plots import BUBBLE, KIND_COLORS
-from simrl.published.lab import Lab
+from simrl.published.lab import Lab, Measures
 from simrl.published.ledger import Inputs, read_ledger
 from simrl.published.score import Bound, published_rows
 from simrl.result import Result
@@ -79,6 +79,25 @@ class Bench:
         return simulate_prepared(prepare(scenario))
 
 
+class Scenarios(Lab):
+    """A lab that simulates nothing, and knows what it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Scenario] = []
+
+    def run(self, scenario: Scenario) -> Measures:
+        self.asked.append(scenario)
+        return {}
+
+    @classmethod
+    def of(cls, row: Callable[[Lab], Any]) -> Scenario:
+        """The scenario that a function of a paper's module runs."""
+        lab = cls()
+        row(lab)
+        return lab.asked[-1]
+
+
 Draw = Callable[[Bench], Drawn]
 Mark = float | Bound | None  # what was published
 Interval = tuple[float, float] | None  # what is predicted of all the ranges of inputs
@@ -107,17 +126,18 @@ def bars(
     intervals: Mapping[str, Sequence[Interval]] | None = None,
     form: str = "{:.3g}",
     colours: Sequence[str] = COLOURS,
+    values: bool = True,
 ) -> None:
     """Bars by group and series, each with its value at its foot, the predicted interval where the board has one, and the
-    published value as a mark (a range as a line). A bar of nan is left out."""
+    published value as a mark (a range as a line). A bar of nan is left out; `values` are what stands at their feet."""
     width = 0.8 / len(series)
-    for i, (name, values) in enumerate(series.items()):
+    for i, (name, heights) in enumerate(series.items()):
         x = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
-        axes.bar(x, np.nan_to_num(values), width * 0.92, color=colours[i % len(colours)], label=name)
+        axes.bar(x, np.nan_to_num(heights), width * 0.92, color=colours[i % len(colours)], label=name)
         marks = (published or {}).get(name, [None] * len(groups))
         spread = (intervals or {}).get(name, [None] * len(groups))
-        for place, value, mark, interval in zip(x, values, marks, spread, strict=True):
-            if np.isfinite(value):
+        for place, value, mark, interval in zip(x, heights, marks, spread, strict=True):
+            if values and np.isfinite(value):
                 text = axes.annotate(
                     form.format(value),
                     (place, 0),
@@ -152,7 +172,8 @@ def put_mark(axes: Axes, x: float, mark: Mark) -> None:
 
 
 def legend(axes: Axes, marks: bool = True, intervals: bool = False, **options: Any) -> None:
-    """What is on the axes, and what a diamond and a grey line are: above them, where `options` say nothing else."""
+    """What is on the axes, and what a diamond and a grey line are: above the figure, where
+    `options` say nothing else."""
     handles, labels = axes.get_legend_handles_labels()
     if intervals:
         handles = [*handles, Line2D([], [], color=INTERVAL, linewidth=5, alpha=0.35)]
@@ -160,8 +181,11 @@ def legend(axes: Axes, marks: bool = True, intervals: bool = False, **options: A
     if marks:
         handles = [*handles, Line2D([], [], **MARK)]
         labels = [*labels, "published"]
-    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(handles), "borderaxespad": 0.2}
-    axes.legend(handles, labels, frameon=False, labelcolor=INK, fontsize="small", **(options or above))
+    look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": "small"}
+    if options:
+        axes.legend(handles, labels, **look, **options)
+    else:
+        axes.figure.legend(handles, labels, loc="outside upper left", ncols=len(handles), **look)
 
 
 def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str = PAPER) -> Spans:
@@ -175,7 +199,7 @@ def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str 
         axes.imshow(row, cmap=SHADES, vmin=0, vmax=1, aspect="auto", extent=extent)
     for lane, kind, began_s, ended_s in zip(part.lane, part.kind, part.started_s, part.ended_s, strict=True):
         name = part.kinds[kind]
-        shown = {"facecolor": copies, "zorder": -1} if name == "rollout" else look(name)
+        shown = {"facecolor": copies, "zorder": -1} if name == "rollout" else look_of(name)
         axes.broken_barh([(began_s - start_s, ended_s - began_s)], (lane + 0.06, 0.88), antialiased=False, **shown)
     axes.set_xlim(0, end_s - start_s)
     axes.set_ylim(len(part.lanes), 0)
@@ -194,7 +218,7 @@ def batches(result: Result, start_s: float, end_s: float, columns: int = 800) ->
     return np.array(found) / max(np.max(found), 1)
 
 
-def look(kind: str) -> dict[str, Any]:
+def look_of(kind: str) -> dict[str, Any]:
     """Of a kind of span, as on simrl's own timelines."""
     plain = {"facecolor": KIND_COLORS.get(kind, FAINT), "linewidth": 0}
     return {**plain, **BUBBLE} if kind == "idle" else plain
@@ -202,7 +226,7 @@ def look(kind: str) -> dict[str, Any]:
 
 def kinds_legend(figure: Picture, kinds: Iterable[str], others: Mapping[str, str] | None = None) -> None:
     """Below the figure: the colour of each kind of span, and of `others`."""
-    patches = [Patch(label=kind, **look(kind)) for kind in KIND_COLORS if kind in set(kinds)]
+    patches = [Patch(label=kind, **look_of(kind)) for kind in KIND_COLORS if kind in set(kinds)]
     patches += [Patch(label=label, facecolor=colour, linewidth=0) for label, colour in (others or {}).items()]
     figure.legend(
         handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize="small", labelcolor=INK

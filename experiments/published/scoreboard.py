@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import figures_areal
+import figures_rhymerl
 import figures_specactor
+import figures_tlt
 import typer
 from drawing import Bench, Draw, save
 
@@ -27,9 +29,9 @@ from simrl.published.predict import paper_of
 from simrl.published.score import Bound, published_rows
 
 HERE = Path(__file__).resolve().parent
-PAGE, PICTURES = HERE / "scoreboard.md", HERE / "figures"
 CAPTIONS = "captions.json"
-FIGURES: dict[str, Draw] = {**figures_areal.FIGURES, **figures_specactor.FIGURES}
+PARTS = (figures_areal, figures_specactor, figures_rhymerl, figures_tlt)
+FIGURES: dict[str, Draw] = {name: draw for part in PARTS for name, draw in part.FIGURES.items()}
 
 Entry = Mapping[str, Any]
 PAPERS = {
@@ -69,8 +71,52 @@ FAMILIES = (
     ("spec-e2e-best", "spec-e2e-others"),
     ("tlt-sd-bs1-v48", "tlt-sd-bs8-v16", "tlt-sd-bs8-v64", "tlt-sd-bs32-v16"),
 )
-# What a miss of a row means, said where it is predicted too high, or too low.
-MEANINGS: dict[tuple[str, str], str] = {}
+# What a miss means, by how the row's name begins and by where the prediction lies. These are readings, not measurements.
+MEANINGS = {
+    ("areal-fig4", "high"): (
+        "The level of Fig. 4 is a quarter of the paper's own Fig. 5c and Table 1 at the same size, so its "
+        "unit is in doubt; what compares are its slopes and AReaL over verl."
+    ),
+    ("areal-eta", "high"): (
+        "All bounds come out too fast by about one factor: that is length, host time or MFU, not the schedule."
+    ),
+    ("areal-hours", "low"): (
+        "Their updates take longer than the phases that are stated add up to; the synchronous systems' most "
+        "of all, so what they do between phases is missing."
+    ),
+    ("areal-interrupt", "low"): (
+        "The row's point is the ratio of its two elements; the level hangs on a roofline's decode times."
+    ),
+    ("areal-dynbatch", "low"): "That small micro-batches use a GPU less well is not simulated.",
+    ("spec-idle", "low"): (
+        "Of a few hundred responses nearly every worker has one near the cap, so all end together; half of "
+        "the time idle needs workers that differ as a whole."
+    ),
+    ("spec-rollout", "low"): (
+        "Decoupled drafting is worth less here than there: drafters take GPUs, so each verifier has more "
+        "requests, and at these batches that costs what drafts bring."
+    ),
+    ("spec-e2e", "low"): ("As the rollouts: where decoupled drafting brings less, so does all that is built on it."),
+    ("spec-abl", "low"): (
+        "See the rollouts of the same paper: the gain of decoupling is missing from the first step on."
+    ),
+    ("rhyme-rollout", "low"): (
+        "Training takes more of the predicted step than of theirs: a higher MFU, or slower generation, than assumed."
+    ),
+    ("rhyme-idle", "low"): "Their workers ended more unevenly than lengths of one distribution do.",
+    ("rhyme-migr", "low"): (
+        "Lengths that are as alike from epoch to epoch as Table 2's ranks ask for have hardly an outlier."
+    ),
+    ("rhyme-spec-peak", "high"): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
+    ("rhyme-batch", "high"): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
+    ("tlt-sd", "high"): (
+        "Trees are too cheap: a round's host time, or the verification of a tree against as many plain tokens."
+    ),
+    ("tlt-topk8", "high"): "The accept length is stated here, so the time of a round is too short.",
+    ("weight-sync-7b", "high"): (
+        "15 GB in 0.02 s are more than a link carries: what was timed can only be a part of the transfer."
+    ),
+}
 
 
 class Orders(NamedTuple):
@@ -103,7 +149,7 @@ def main(
 
 
 def read_board(path: Path) -> list[Entry]:
-    """The rows of a board, and those that it lacks as ones that are not predicted. Raises `InputError` for a file that is none."""
+    """The rows of a board, and those that it lacks as not predicted. Raises `InputError` for a file that is none."""
     try:
         found = {entry["id"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["rows"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -138,7 +184,8 @@ def scoreboard(entries: Sequence[Entry], captions: Mapping[str, Mapping[str, str
             "# Published results, predicted\n",
             "Made by `python experiments/published/scoreboard.py board.json --figures`, of what `simrl reproduce -o "
             "board.json` "
-            "found; no number here is typed in. [How to read it](../../docs/reproduce.md). A row is one published "
+            "found; what is simulated is made by it, sentences included. [How to read it](../../docs/reproduce.md). "
+            "A row is one published "
             "result, "
             "predicted from what its paper states and from ranges of what it leaves open; nothing is fitted to an "
             "outcome. "
@@ -352,7 +399,9 @@ def misses(entries: Sequence[Entry]) -> Iterator[str]:
                 f"{bound_text(bounds[i])}"
                 for i in outside
             )
-            meaning = MEANINGS.get((e["id"], direction), "")
+            meaning = next(
+                (text for (row, way), text in MEANINGS.items() if e["id"].startswith(row) and way == direction), ""
+            )
             rest = f" {meaning}" if meaning else ""
             yield f"- {name(e)}{places}: {said}; the nearest end of the interval is {nearest}.{rest}"
         yield ""

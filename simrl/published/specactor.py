@@ -109,8 +109,6 @@ def scenario(
         speculation={
             "verification": inputs["verification"],
             "temperature": inputs["temperature"],
-            # A decoupled drafter goes on from pass to pass; drafting in turns has rounds.
-            "draft_round_s": inputs["draft_round_s"] if system["name"] == "verl_draft_model" else None,
             "draft_round_s": inputs["draft_round_s"],
             "acceptance": {
                 SMALL: _acceptance(inputs, inputs["accept_0p5b"]),

@@ -1,0 +1,200 @@
+"""TLT's figures (arXiv 2511.16665), from its ledger's middle: when trees of drafts pay, and what they do to the tail."""
+
+from __future__ import annotations
+
+import numpy as np
+from drawing import COLOURS, Bench, Draw, Drawn, Mark, bars, legend, many, picture, put_mark
+
+from simrl.palette import INK, VERMILLION
+from simrl.published import tlt
+from simrl.published.ledger import Inputs
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.bandit import Strategy
+from simrl.speculation.trees import accept_length, tree_log_acceptances
+from simrl.timeline import running_requests
+
+NAMES = {
+    "qwen2.5-7b": "Qwen2.5-7B",
+    "deepseek-r1-distill-qwen-7b": "R1-Distill-7B",
+    "qwen2.5-32b": "Qwen2.5-32B",
+    "llama-3.3-70b": "Llama-3.3-70B",
+}
+VERIFIED = (16, 32, 48, 64)
+
+
+def end_to_end(bench: Bench) -> Drawn:
+    """Fig. 11: throughput over verl's, by model."""
+    inputs = bench.inputs("tlt")
+    ratios = {}
+    for model in inputs["models"]:
+        plain, own = (
+            bench.lab.run(tlt.scenario(inputs, model, system, inputs["prompts"]))
+            for system in (tlt.baseline(inputs), tlt.tlt(inputs))
+        )
+        ratios[NAMES[model]] = own["tokens_per_s"] / plain["tokens_per_s"]
+    published = bench.published("tlt-e2e")[0]
+    figure, panels = picture(1, 1, 3.2)
+    bars(
+        panels[0, 0],
+        list(ratios),
+        {"simulated": list(ratios.values())},
+        {"simulated": [published] * len(ratios)},
+        form="{:.2f}",
+    )
+    panels[0, 0].axhline(1, color=VERMILLION, linewidth=0.8)
+    panels[0, 0].set_ylabel("tokens/s over verl's")
+    legend(panels[0, 0])
+    least, most = (end(ratios, key=lambda name: ratios[name]) for end in (min, max))
+    return Drawn(
+        figure,
+        "Fig. 11: token throughput over verl's (64 H100)",
+        f"TLT trains {many(list(ratios.values()), '{:.2f}')} times as many tokens a second as verl, the least on "
+        f"{least}, the most on {most}. "
+        f"Published: {published.low:g} to {published.high:g} times over the four models (lines; which is which is "
+        "not in our text).",
+    )
+
+
+def length(inputs: Inputs, strategy: Strategy) -> float:
+    """Tokens that a pass yields by a tree, of the drafter that Table 1 is of."""
+    known = Strategy(inputs["table_depth"], inputs["topk"], inputs["table_verify_tokens"])
+    probability = tlt.first_choice(inputs["grid_accept_length"], known)
+    return accept_length(tree_log_acceptances(ModelAcceptance(by_position=(probability,)), strategy))
+
+
+def grid(bench: Bench) -> Drawn:
+    """Fig. 13: accept length and speed-up by draft depth and tokens to verify."""
+    inputs = bench.inputs("tlt")
+    depths = (2, 4, 6, 8, 10, 12, 14, 16)
+    figure, panels = picture(1, 2, 3.6)
+    best = {}
+    for verified, colour in zip(VERIFIED, COLOURS, strict=False):
+        trees = [Strategy(depth, inputs["topk"], verified) for depth in depths]
+        lengths = [length(inputs, tree) for tree in trees]
+        speed = [tlt.speedup(inputs, 1, tree, n) for tree, n in zip(trees, lengths, strict=True)]
+        panels[0, 0].plot(depths, lengths, marker="o", color=colour, label=f"{verified} tokens")
+        panels[0, 1].plot(depths, speed, marker="o", color=colour, label=f"{verified} tokens")
+        best[verified] = (depths[int(np.argmax(speed))], max(speed))
+    put_mark(panels[0, 0], inputs["table_depth"], inputs["grid_accept_length"])
+    put_mark(panels[0, 1], inputs["table_depth"], bench.values("tlt-topk8")[0])
+    for axes, name in zip(panels.flat, ("accept length", "speed-up at batch 1"), strict=True):
+        axes.set(xlabel="draft depth", ylabel=name, ylim=(0, None))
+    legend(panels[0, 0])
+    depth, speed = best[inputs["table_verify_tokens"]]
+    return Drawn(
+        figure,
+        "Fig. 13: accept length and speed-up of trees (batch 1, top-k 8)",
+        f"Deeper trees yield longer accepts, less and less so, while each level costs a pass of the drafter: with "
+        f"{inputs['table_verify_tokens']} tokens to verify the speed-up is largest at depth {depth}, {speed:.2f}. "
+        "Published: the same shape; at "
+        f"top-k 8 an accept length of {inputs['grid_accept_length']:g}, to which the drafter is set here, and "
+        f"{bench.values('tlt-topk8')[0]:g} times.",
+    )
+
+
+def top_k(bench: Bench) -> Drawn:
+    """Table 1: speed-up by top-k."""
+    inputs = bench.inputs("tlt")
+    widths = (4, 6, 8, 10, 12, 16)
+    trees = [Strategy(inputs["table_depth"], width, inputs["table_verify_tokens"]) for width in widths]
+    lengths = [length(inputs, tree) for tree in trees]
+    speed = [tlt.speedup(inputs, 1, tree, n) for tree, n in zip(trees, lengths, strict=True)]
+    marks: list[Mark] = [bench.values("tlt-topk8")[0] if width == inputs["topk"] else None for width in widths]
+    figure, panels = picture(1, 1, 3.0)
+    bars(panels[0, 0], [str(width) for width in widths], {"simulated": speed}, {"simulated": marks}, form="{:.2f}")
+    panels[0, 0].set(xlabel="top-k", ylabel="speed-up at batch 1")
+    legend(panels[0, 0])
+    return Drawn(
+        figure,
+        "Table 1: top-k",
+        f"Between top-k 4 and 16 the speed-up is {min(speed):.2f} to {max(speed):.2f}: it hardly depends on top-k, "
+        "as published. At top-k 8 it is "
+        f"{speed[2]:.2f} (published: {bench.values('tlt-topk8')[0]:g}).",
+    )
+
+
+def batches(bench: Bench) -> Drawn:
+    """Table 2: speed-up by batch and tokens to verify."""
+    inputs = bench.inputs("tlt")
+    sizes = (1, 2, 4, 8, 16, 32)
+    cells = {
+        verified: [
+            tlt.speedup(inputs, batch, tree, length(inputs, tree))
+            for batch in sizes
+            for tree in [Strategy(inputs["table_depth"], inputs["topk"], verified)]
+        ]
+        for verified in VERIFIED
+    }
+    rows = {
+        (1, 48): "tlt-sd-bs1-v48",
+        (8, 16): "tlt-sd-bs8-v16",
+        (8, 64): "tlt-sd-bs8-v64",
+        (32, 16): "tlt-sd-bs32-v16",
+    }
+    marks: dict[str, list[Mark]] = {
+        f"{verified} tokens": [
+            bench.values(rows[batch, verified])[0] if (batch, verified) in rows else None for batch in sizes
+        ]
+        for verified in VERIFIED
+    }
+    figure, panels = picture(1, 1, 3.6)
+    series = {f"{verified} tokens": values for verified, values in cells.items()}
+    bars(panels[0, 0], [str(size) for size in sizes], series, marks, form="{:.1f}")
+    panels[0, 0].axhline(1, color=VERMILLION, linewidth=0.8)
+    panels[0, 0].set(xlabel="batch", ylabel="speed-up")
+    legend(panels[0, 0])
+    most = {batch: VERIFIED[int(np.argmax([cells[v][i] for v in VERIFIED]))] for i, batch in enumerate(sizes)}
+    return Drawn(
+        figure,
+        "Table 2: speed-up by batch and tokens to verify",
+        f"Larger batches gain less and are best with fewer tokens to verify: {most[1]} at batch 1, {most[8]} at 8, "
+        f"{most[32]} at 32 (published: "
+        f"64, 16, 16). At batch 32 and 16 tokens the speed-up is {cells[16][-1]:.2f} (published: "
+        f"{bench.values('tlt-sd-bs32-v16')[0]:g}).",
+    )
+
+
+def tail(bench: Bench) -> Drawn:
+    """Fig. 14: the requests that still run, of a worker with 128."""
+    inputs = bench.inputs("tlt")
+    prompts = inputs["gpus"] // inputs["tp_32b"] * inputs["case_requests"] // inputs["group"]
+    figure, panels = picture(1, 1, 3.4)
+    axes = panels[0, 0]
+    ends_s = {}
+    for (name, system), colour in zip(
+        {"no speculation": tlt.baseline(inputs), "TLT": tlt.tlt(inputs)}.items(), COLOURS, strict=False
+    ):
+        result = bench.result(tlt.scenario(inputs, tlt.TARGET, system, prompts))
+        spans = result.spans.to_pandas()
+        mine = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == tlt.WARMUP_STEPS)]
+        start_s, end_s = float(mine["started_s"].min()), float(mine["ended_s"].max())
+        times, counts = running_requests(result)
+        at_s = np.linspace(start_s, end_s, 600)
+        each = np.r_[0, counts][np.searchsorted(times, at_s, "right")] / result.metadata["rollout_workers"]
+        axes.plot(at_s - start_s, each, color=colour, label=name)
+        ends_s[name] = end_s - start_s
+    axes.axhline(inputs["threshold"], color=INK, linewidth=0.8, linestyle=":")
+    begins = f"dotted: {inputs['threshold']} requests, where drafting begins"
+    axes.set(xlabel=f"seconds of a rollout ({begins})", ylabel="requests a worker")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(0, None)
+    legend(axes, marks=False)
+    gain = tlt.rollout_of_a_worker(bench.lab, inputs)[0]
+    longest = ends_s["no speculation"] / ends_s["TLT"]
+    return Drawn(
+        figure,
+        "Fig. 14: a rollout of 128 requests a worker (Qwen2.5-32B, all workers' mean)",
+        f"Drafting starts when {inputs['threshold']} requests are left, and makes a worker's rollout {gain:.2f} "
+        "times as fast, a mean over "
+        f"workers, that of the slowest {longest:.2f} times. Published: {bench.values('tlt-rollout-case')[0]:g} "
+        "times, of one worker.",
+    )
+
+
+FIGURES: dict[str, Draw] = {
+    "tlt-11": end_to_end,
+    "tlt-13": grid,
+    "tlt-14": tail,
+    "tlt-table-1": top_k,
+    "tlt-table-2": batches,
+}

@@ -723,6 +723,12 @@ def test_areal_files_outside_a_version_folder_are_refused(tmp_path):
     refused(lambda: import_areal(tmp_path), "rollout/7.jsonl")
 
 
+def test_a_field_whose_name_is_half_a_character_is_refused_by_its_line(tmp_path):
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"step": 1, "data": {"\\ud83d\\ude00": 1}}\n{"step": 2, "data": {"a": [{"b\\ud800": 1}]}}\n')
+    refused(lambda: read_verl_metrics(file), "run.jsonl: line 2", r"the field 'b\ud800' has half a surrogate pair")
+
+
 def test_a_link_to_itself_among_areal_files_is_refused(tmp_path):
     link = tmp_path / "3" / "7.jsonl"
     link.parent.mkdir()

@@ -138,17 +138,7 @@ def bars(
         spread = (intervals or {}).get(name, [None] * len(groups))
         for place, value, mark, interval in zip(x, heights, marks, spread, strict=True):
             if values and np.isfinite(value):
-                text = axes.annotate(
-                    form.format(value),
-                    (place, 0),
-                    xytext=(0, 3),
-                    textcoords="offset points",
-                    ha="center",
-                    va="bottom",
-                    fontsize="small",
-                    color=INK,
-                )
-                text.set_path_effects([withStroke(linewidth=2.5, foreground=PAPER)])
+                at_foot(axes, place, form.format(value))
             if interval is not None:
                 axes.plot(
                     [place, place], interval, color=INTERVAL, linewidth=5, alpha=0.35, solid_capstyle="butt", zorder=3
@@ -157,6 +147,14 @@ def bars(
     axes.set_xticks(range(len(groups)), groups)
     axes.margins(y=0.08)
     axes.set_ylim(bottom=0)
+
+
+def at_foot(axes: Axes, x: float, text: str) -> None:
+    """A bar's value, where no mark hides it."""
+    shown = axes.annotate(
+        text, (x, 0), xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", fontsize="small", color=INK
+    )
+    shown.set_path_effects([withStroke(linewidth=2.5, foreground=PAPER)])
 
 
 def put_mark(axes: Axes, x: float, mark: Mark) -> None:

@@ -208,12 +208,12 @@ def microbatches(bench: Bench) -> Drawn:
         bbox_to_anchor=(0, 1),
         ncols=3,
     )
-    said = " and ".join(f"{share(gain)} at {size}" for gain, size in zip(gains, SIZES, strict=True))
+    said = " and ".join(f"{share(gain)} ({size})" for gain, size in zip(gains, SIZES, strict=True))
     return Drawn(
         figure,
         "Fig. 7: dynamic micro-batches",
-        f"Micro-batches by tokens train {said} faster than as many sequences each (published: {share(published - 1)} "
-        "on average). "
+        f"Micro-batches by tokens train {said} more tokens a second than ones of equal counts (published: "
+        f"{share(published - 1)} on average). "
         "What is simulated is how evenly a pipeline's stages are filled; that small micro-batches use a GPU less "
         "well is not in it.",
     )

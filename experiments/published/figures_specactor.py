@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from drawing import COLOURS, Bench, Draw, Drawn, bars, kinds_legend, lanes, legend, picture, put_mark, share
+from drawing import COLOURS, Bench, Draw, Drawn, at_foot, bars, kinds_legend, lanes, legend, picture, put_mark, share
 
 from simrl.drafting import typical_context
 from simrl.palette import INK, SAND, VERMILLION
@@ -93,9 +93,7 @@ def stacked(axes: Any, names: Sequence[str], runs: Sequence[Measures]) -> None:
         axes.bar(range(len(runs)), values, 0.7, bottom=below, color=colour, label=label)
         below = below + values
     for i, total in enumerate(below):
-        axes.annotate(
-            f"{total:.0f}", (i, total), xytext=(0, 2), textcoords="offset points", ha="center", fontsize="small"
-        )
+        at_foot(axes, i, f"{total:.0f}")
     axes.set_xticks(range(len(runs)), [name.replace(", ", ",\n") for name in names])
     axes.set_ylabel("seconds a step")
     axes.margins(y=0.1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,7 @@ from simrl.trace import Trace, TraceMetadata
 T = TypeVar("T")
 
 INT32_MAX = 2**31 - 1
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps of a pair that is whole
 FLOAT32_MAX = 3.4028234e38
 TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens")
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
@@ -249,7 +251,22 @@ def json_object(raw: bytes, place: str) -> dict[str, Any]:
         raise InputError(f"{place}: broken JSON ({first_line(error)}); was the file cut off?") from error
     if not isinstance(value, dict):
         raise InputError(f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields")
+    if _HALF.search(raw) and (name := _halved_name(value)) is not None:
+        raise InputError(f"{place}: the field {shown(name)} has half a surrogate pair in its name; mend it")
     return value
+
+
+def _halved_name(value: dict[str, Any]) -> str | None:
+    """The first name of a field, in it or in what it holds, that UTF-8 cannot write."""
+    todo: list[Any] = [value]
+    while todo:
+        inner = todo.pop()
+        if isinstance(inner, dict):
+            for name in inner:
+                if any("\ud800" <= character <= "\udfff" for character in name):
+                    return str(name)
+        todo += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+    return None
 
 
 # Fields of a row

@@ -89,6 +89,7 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             and drafts.acceptance.verification == "exact_match"
             and config.temperature > 0
         ),
+        "engines here schedule no pass ahead (engine.async_scheduling); set it to false": prepared.limits.async_scheduling,
         "evaluations (training.evaluate_every) are not replayed; set it to 0": prepared.costs.evaluate_every > 0,
         "acceptance is forced of a draft model's tokens at temperature 0 alone": (
             config.forced_acceptance and (drafts is None or drafts.acceptance is None or config.temperature > 0)

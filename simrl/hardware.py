@@ -16,7 +16,10 @@ GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
 
 
 class ModelShape(BaseModel):
-    """A dense decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16."""
+    """A decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16.
+
+    With `experts`, every layer has so many MLPs of `moe_intermediate` instead of one, a token uses `experts_per_token`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,6 +32,17 @@ class ModelShape(BaseModel):
     intermediate: int = Field(gt=0)
     vocab: int = Field(gt=0)
     tied_embeddings: bool = False
+    experts: int = Field(default=0, ge=0)
+    experts_per_token: int = Field(default=0, ge=0)
+    moe_intermediate: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _experts_are_whole(self) -> ModelShape:
+        if self.experts and not (0 < self.experts_per_token <= self.experts and self.moe_intermediate > 0):
+            raise ValueError(
+                f"{self.experts} experts need a moe_intermediate above 0 and 1 to {self.experts} experts_per_token"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_share_keys_evenly(self) -> ModelShape:
@@ -38,9 +52,24 @@ class ModelShape(BaseModel):
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer that multiply activations: attention projections and the gated MLP."""
+        """Weights of one layer that multiply activations: attention projections and MLP, or all experts and a router."""
+        return self._layer_parameters(self.experts)
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Of these, what multiplies one token."""
+        return self._layer_parameters(self.experts_per_token)
+
+    def _layer_parameters(self, experts: int) -> int:
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        if self.experts == 0:
+            return attention + 3 * self.hidden * self.intermediate
+        return attention + self.hidden * self.experts + 3 * self.hidden * self.moe_intermediate * experts
+
+    def activated_experts(self, tokens: float) -> float:
+        """Experts of a layer that at least one of so many tokens is expected to choose, if all are chosen alike."""
+        missed = 1.0 - self.experts_per_token / self.experts
+        return self.experts * (1.0 - float(missed**tokens))
 
     @property
     def parameters(self) -> int:
@@ -59,13 +88,14 @@ class ModelShape(BaseModel):
     def forward_flops(self, tokens: float, attended_tokens: float) -> float:
         """Multiply-adds ×2 of a forward pass over `tokens`, which attend to `attended_tokens` in sum (causal: about
         half the square of each sequence's length). The output head is included, the embedding look-up is not."""
-        dense = 2.0 * (self.layers * self.layer_parameters + self.vocab * self.hidden) * tokens
+        dense = 2.0 * (self.layers * self.active_layer_parameters + self.vocab * self.hidden) * tokens
         return dense + 4.0 * self.layers * self.heads * self.head_dim * attended_tokens
 
     def activation_bytes(self, tokens: float) -> float:
         """What the matrix products of all layers read and write for `tokens`, besides weights, in bfloat16."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
-        return 2.0 * self.layers * (4 * self.hidden + attention + 3 * self.intermediate) * tokens
+        intermediate = self.experts_per_token * self.moe_intermediate if self.experts else self.intermediate
+        return 2.0 * self.layers * (4 * self.hidden + attention + 3 * intermediate) * tokens
 
 
 class Gpu(BaseModel):
@@ -151,6 +181,12 @@ MODELS: dict[str, ModelShape] = {
         _qwen2("qwen2.5-3b", 36, 2048, 16, 2, 11008, 151936, tied=True),
         _qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
         _qwen2("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064),
+        *(
+            _qwen3(name, 48, 2048, 32, 6144).model_copy(
+                update={"kv_heads": 4, "experts": 128, "experts_per_token": 8, "moe_intermediate": 768}
+            )
+            for name in ("qwen3-30b-a3b", "qwen3-30b-a3b-instruct-2507")
+        ),
         _qwen2("qwen2.5-14b", 48, 5120, 40, 8, 13824, 152064),
         _qwen2("qwen2.5-math-7b", 28, 3584, 28, 4, 18944, 152064),
         _qwen2("deepseek-r1-distill-qwen-1.5b", 28, 1536, 12, 2, 8960, 151936),
@@ -282,10 +318,31 @@ _CONFIG_KEYS = {
 }
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Keys of a mixture of experts whose layers are not all alike, and what they say where they are.
+_UNLIKE: dict[str, object] = {
+    "n_shared_experts": 0,
+    "shared_expert_intermediate_size": 0,
+    "first_k_dense_replace": 0,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+
+
+def require_dense(shape: ModelShape, what: str) -> None:
+    """Refuses a mixture of experts where only dense models are modelled."""
+    if shape.experts:
+        raise InputError(
+            f"{what}: {shape.name} is a mixture of experts, whose experts take a time that only a measurement knows; "
+            "use measured kernel tables or `simrl measure`"
+        )
+
+
 def model_shape(model: str | Path) -> ModelShape:
     """A model by its name in `MODELS`, or from a Hugging Face `config.json` (the file or its folder).
 
-    Raises `InputError` for an unknown name, an unreadable file or a mixture-of-experts config.
+    Raises `InputError` for an unknown name, an unreadable file, or layers that are not all alike (some with experts, some
+    without; experts that all tokens share).
     """
     if str(model).lower() in MODELS:
         return MODELS[str(model).lower()]
@@ -301,8 +358,14 @@ def model_shape(model: str | Path) -> ModelShape:
         raise InputError(f"{path}: not a JSON config ({first_line(error)}); name a model's config.json") from error
     if not isinstance(config, dict):
         raise InputError(f"{path}: a model config is a JSON object, this is a {type(config).__name__}")
-    if any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts")):
-        raise InputError(f"{path}: a mixture of experts; simrl models dense transformers")
+    experts = next((config[key] for key in _EXPERTS if config.get(key)), 0)
+    unlike = next(
+        (key for key, plain in _UNLIKE.items() if experts and config.get(key, plain) not in (plain, None)), None
+    )
+    if unlike is not None:
+        raise InputError(
+            f"{path}: {unlike} is {config[unlike]}; simrl models mixtures of experts whose layers are all alike"
+        )
     missing = [key for key in _CONFIG_KEYS.values() if key not in config]
     if missing:
         raise InputError(
@@ -316,6 +379,9 @@ def model_shape(model: str | Path) -> ModelShape:
     if shape["head_dim"] is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         shape["head_dim"] = hidden // heads
     shape["tied_embeddings"] = config.get("tie_word_embeddings", False)
+    if experts:
+        shape["experts"], shape["experts_per_token"] = experts, config.get("num_experts_per_tok", 0)
+        shape["moe_intermediate"] = config.get("moe_intermediate_size") or shape["intermediate"]
     try:
         return ModelShape.model_validate(shape)
     except ValidationError as error:

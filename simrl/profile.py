@@ -1,10 +1,11 @@
 """Profile: the seconds of one forward pass of one inference engine (a tensor-parallel group of GPUs).
 
-    pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s
+    pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s + straggler
 
 `dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included; `attention` reads
 the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler, at one
-position a sequence, or at all positions of a draft that is verified.
+position a sequence, or at all positions of a draft that is verified. `attention` is measured with equal lengths; where they
+are not, the pass waits for its longest sequence, the `straggler` (none in a profile that did not measure it).
 The three are grids with linear interpolation. Invariant of a `Profile` that exists: its grids are complete, finite,
 positive, and no time falls where the work grows. Beyond a grid nothing is read: `require_covers` refuses a simulation
 whose limits leave it.
@@ -32,6 +33,7 @@ from simrl.parquet import decoded, read_parquet
 Floats = NDArray[np.float64]
 METADATA_KEY = b"simrl.profile"
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
+STRAGGLERS = ("straggler", "straggler_beside_prefill")  # tables that a profile may have; seconds a token
 MOST_HOLES = 100  # points of a grid for each that was measured: beyond, it is no grid
 COLUMNS = ("table", "query_tokens", "sequences", *AXES, "seconds")
 
@@ -88,12 +90,16 @@ class ProfileMetadata(BaseModel):
     drafts: DraftRounds | None = None
 
 
+NOT_MEASURED, NOTHING_MEASURED = np.zeros(0), np.zeros((2, 0))
+
+
 class Tables(NamedTuple):
     """The grids, as the compiled engine reads them. Axes are tokens and sequences, values seconds of a whole model pass.
 
     `attention_s` has the shape (prefill_tokens, prefill_kv_tokens, decode_sequences, decode_kv_tokens); its prefill axes
     mean one chunk over so much cached context, its decode axes so many sequences of that mean length. Where 0 stands in
-    `prefill_tokens` or `decode_sequences`, that part is absent.
+    `prefill_tokens` or `decode_sequences`, that part is absent. `straggler_s` [s a token] has the shape (2, sequences):
+    without and beside prefill, at so many decoding sequences or fewer, down to the number before.
     """
 
     dense_tokens: Floats
@@ -106,6 +112,25 @@ class Tables(NamedTuple):
     decode_kv_tokens: Floats
     attention_s: Floats
     between_passes_s: float
+    straggler_sequences: Floats = NOT_MEASURED
+    straggler_s: Floats = NOTHING_MEASURED
+
+
+@njit(cache=True)
+def straggler_s(tables: Tables, sequences: float, beside_prefill: bool, tokens: float) -> float:
+    """Seconds that a pass waits for the longest of its decoding sequences, `tokens` longer than what else it computes.
+
+    A thread block reads one sequence's cache, on one multiprocessor: what the longest has more than the mean is read when the
+    others have ended. Where kernels split sequences over multiprocessors it costs nothing; they do so up to some number of
+    sequences, so this is a step function of it, and of a number that was not measured the next larger one counts.
+    """
+    measured = tables.straggler_sequences
+    if measured.shape[0] == 0 or tokens <= 0.0:
+        return 0.0
+    i = 0
+    while i < measured.shape[0] - 1 and measured[i] < sequences:
+        i += 1
+    return tokens * tables.straggler_s[1 if beside_prefill else 0, i]
 
 
 @njit(cache=True)
@@ -131,10 +156,12 @@ def pass_s(
     prefill_work: float,
     decode_sequences: float,
     decode_kv_tokens: float,
+    straggler_tokens: float = 0.0,
 ) -> float:
     """Seconds of one forward pass, the pause before the next one included.
 
     `decode_kv_tokens` is the sum over the decoding sequences. `query_tokens` counts prefill and decode (and draft) tokens.
+    `straggler_tokens` is how much longer the longest decoding sequence is than their mean, or than a prefill that lasts longer.
     """
     chunk, context = 0.0, 0.0
     if prefill_tokens > 0.0:
@@ -150,7 +177,8 @@ def pass_s(
     )
     dense = interpolate(tables.dense_tokens, tables.dense_s, query_tokens)
     sampled = interpolate(tables.sampled_sequences, tables.sampled_s, sequences)
-    return dense + attention + sampled + tables.between_passes_s
+    straggler = straggler_s(tables, decode_sequences, prefill_tokens > 0.0, straggler_tokens)
+    return dense + attention + sampled + tables.between_passes_s + straggler
 
 
 class Profile(Protocol):
@@ -172,7 +200,8 @@ class TableProfile:
         self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile", corrections: tuple[str, ...] = ()
     ) -> None:
         self.tables = Tables._make(
-            [*(np.ascontiguousarray(t, dtype=np.float64) for t in tables[:-1]), float(tables[-1])]
+            float(t) if name == "between_passes_s" else np.ascontiguousarray(t, dtype=np.float64)
+            for name, t in tables._asdict().items()
         )
         self.metadata = metadata
         self.origin = origin
@@ -188,7 +217,7 @@ class TableProfile:
         decode_sequences: float = 0,
         decode_kv_tokens: float = 0,
     ) -> float:
-        """Seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` in sum."""
+        """Seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` evenly."""
         work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
         arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
         return float(pass_s(self.tables, *map(float, arguments)))
@@ -223,6 +252,7 @@ class TableProfile:
             sampled_s=t.sampled_s * forward,
             attention_s=t.attention_s * forward + sequence_overhead_s * t.decode_sequences[:, None],
             between_passes_s=pause,
+            straggler_s=t.straggler_s * forward,
         )
         said = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
         said += [f"{pause * 1e3:g} ms between passes (set by the scenario)"] if between_passes_s is not None else []
@@ -337,17 +367,24 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
     """One Parquet file: a row a grid point (`COLUMNS`; what a table does not use is empty), metadata inside."""
     t = profile.tables
     grid = np.meshgrid(t.prefill_tokens, t.prefill_kv_tokens, t.decode_sequences, t.decode_kv_tokens, indexing="ij")
-    sizes = (t.dense_s.size, t.sampled_s.size, t.attention_s.size, 1)
+    straggler = np.tile(t.straggler_sequences, 2)
+    sizes = (t.dense_s.size, t.sampled_s.size, t.attention_s.size, 1, straggler.size // 2, straggler.size // 2)
     nothing = [np.full(n, np.nan) for n in sizes]
     columns: dict[str, list[Floats]] = {
-        "query_tokens": [t.dense_tokens, nothing[1], nothing[2], nothing[3]],
-        "sequences": [nothing[0], t.sampled_sequences, nothing[2], nothing[3]],
-        **{axis: [nothing[0], nothing[1], g.ravel(), nothing[3]] for axis, g in zip(AXES, grid, strict=True)},
-        "seconds": [t.dense_s, t.sampled_s, t.attention_s.ravel(), np.array([t.between_passes_s])],
+        "query_tokens": [t.dense_tokens, *nothing[1:]],
+        "sequences": [nothing[0], t.sampled_sequences, *nothing[2:4], straggler],
+        **{axis: [*nothing[:2], g.ravel(), *nothing[3:]] for axis, g in zip(AXES, grid, strict=True)},
+        "seconds": [
+            t.dense_s,
+            t.sampled_s,
+            t.attention_s.ravel(),
+            np.array([t.between_passes_s]),
+            t.straggler_s.ravel(),
+        ],
     }
     table = pa.table(
         {
-            "table": np.repeat(["dense", "sampled", "attention", "between_passes"], sizes),
+            "table": np.repeat(["dense", "sampled", "attention", "between_passes", *STRAGGLERS], sizes),
             **{name: pa.array(np.concatenate(parts), from_pandas=True) for name, parts in columns.items()},
         }
     ).replace_schema_metadata({METADATA_KEY: profile.metadata.model_dump_json().encode()})
@@ -419,7 +456,14 @@ def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tabl
         raise InputError(
             f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
         )
-    return Tables._make([*grids, float(pause[0])])
+    stragglers = [data["table"] == name for name in STRAGGLERS]
+    sequences, beside = (data["sequences"][rows].astype(np.float64) for rows in stragglers)
+    if not np.array_equal(sequences, beside):
+        raise InputError(
+            f"{origin}: the tables {' and '.join(STRAGGLERS)} have other sequences; derive the profile again"
+        )
+    seconds = np.array([data["seconds"][rows] for rows in stragglers], dtype=np.float64)
+    return Tables._make([*grids, float(pause[0]), sequences, seconds])
 
 
 def _validate(tables: Tables, origin: str) -> None:
@@ -456,6 +500,11 @@ def _validate(tables: Tables, origin: str) -> None:
                     f"{origin}: table {name!r} falls along {axis} at {place(index)}; more work cannot take less time: "
                     "repeat the measurement or smooth it (simrl.profile.not_falling)"
                 )
+    ticks, straggler = tables.straggler_sequences, tables.straggler_s
+    if straggler.shape != (2, ticks.size) or (np.diff(ticks) <= 0).any() or not (straggler >= 0).all():
+        raise InputError(
+            f"{origin}: the straggler table needs rising sequences and, twice, seconds of zero or more at each"
+        )
     if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
         raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")
 

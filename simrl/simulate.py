@@ -528,7 +528,10 @@ def _limits(
             f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "
             f"tp {tp}, {kind.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
         )
-    return Limits(engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, tokens // engine.block_size)
+    blocks = tokens // engine.block_size
+    return Limits(
+        engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, blocks, engine.async_scheduling
+    )
 
 
 def _require_room_for_drafter(

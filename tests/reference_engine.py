@@ -28,6 +28,7 @@ class Request:
     stop_at: int | None = None
     watch_at: int | None = None
     blocks: int = 0
+    seen_at: int = 0  # passes that are over when an asynchronous scheduler sees it waiting
     over: bool = False  # ended or aborted
     # Drafts: (drafted, accepted) at every position, the key and hardness of a model's acceptance, or a row of the trace.
     runs: list[tuple[int, int]] | None = None
@@ -82,6 +83,7 @@ class ReferenceEngine:
     slowdown: float = 1.0
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
+    leaving: list[int] = field(default_factory=list)  # blocks of those that stopped while the next pass was scheduled
     held: list[Request] = field(default_factory=list)  # paused or waiting again, with their caches; oldest pause first
     admitting: bool = True
     passes: int = 0
@@ -106,7 +108,7 @@ class ReferenceEngine:
 
     @property
     def free_blocks(self) -> int:
-        return self.limits.kv_blocks - sum(r.blocks for r in self.running + self.held)
+        return self.limits.kv_blocks - sum(r.blocks for r in self.running + self.held) - sum(self.leaving)
 
     @staticmethod
     def lose(request: Request) -> int:
@@ -127,7 +129,7 @@ class ReferenceEngine:
         return bool(self.running) or (bool(self.waiting) and self.admitting)
 
     def submit(self, prompt: int, response: int, generated: int = 0, cached: int = 0) -> Request:
-        request = Request(prompt, response, generated, cached)
+        request = Request(prompt, response, generated, cached, seen_at=self.passes + 1)
         self.waiting.append(request)
         return request
 
@@ -139,6 +141,7 @@ class ReferenceEngine:
 
     def resume(self, request: Request, observation_tokens: int) -> None:
         request.prompt += observation_tokens
+        request.seen_at = self.passes + 1
         self.waiting.append(request)
 
     def evict_oldest(self) -> int:
@@ -221,7 +224,21 @@ class ReferenceEngine:
         levels = accepted_tokens(request.key, request.generated, hardness, table, arm.tree.draft_depth)
         return nodes, min(levels, nodes)
 
+    def admits(self, free: int) -> bool:
+        """Whether the first waiting request may start."""
+        if not self.admitting or not self.waiting:
+            return False
+        if len(self.running) + len(self.leaving) >= self.limits.max_num_seqs:
+            return False
+        if self.limits.async_scheduling and self.waiting[0].seen_at > self.passes:
+            return False
+        return self.blocks(self.waiting[0].known) <= free + sum(r.blocks for r in self.held)
+
     def iterate(self) -> None:
+        if self.limits.async_scheduling and not self.running and not self.admits(self.free_blocks):
+            self.leaving = []
+            for request in self.waiting:
+                request.seen_at = 0
         budget = self.limits.max_num_batched_tokens
         plan: list[tuple[Request, int]] = []
         free = self.free_blocks
@@ -262,17 +279,9 @@ class ReferenceEngine:
             if request.proposal:
                 request.proposal = (min(request.proposal[0], new - 1), min(request.proposal[1], new - 1))
             plan.append((request, new))
-        while (
-            not preempted
-            and self.admitting
-            and self.waiting
-            and budget > 0
-            and len(self.running) < self.limits.max_num_seqs
-        ):
+        while not preempted and budget > 0 and self.admits(free):
             request = self.waiting[0]
             new = min(request.known - request.computed, budget)
-            if self.blocks(request.known) > free + sum(r.blocks for r in self.held):
-                break
             self.running.append(self.waiting.pop(0))
             self.held = [r for r in self.held if r is not request]
             request.proposal = None
@@ -329,6 +338,7 @@ class ReferenceEngine:
             assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
             self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
         batch = len(self.running)
+        self.leaving = []
         for request in list(self.running):
             watched = request.watch_at is not None and request.generated >= request.watch_at
             if watched:
@@ -336,11 +346,13 @@ class ReferenceEngine:
             if request.generated == request.response:
                 request.over = True
                 self.running.remove(request)
+                self.leave(request.blocks)
                 self.stops.append((request, self.now_s, END))
             elif request.generated == request.stop_at:
                 request.stop_at = None
                 self.stops.append((request, self.now_s, PAUSE))
                 self.running.remove(request)
+                self.leave(0)
                 self.held.append(request)
             elif watched:
                 self.stops.append((request, self.now_s, WATCH))
@@ -352,6 +364,10 @@ class ReferenceEngine:
                     self.speculates = True
                     if any(r.key is not None for r in self.running):
                         self.recompute_running()
+
+    def leave(self, blocks: int) -> None:
+        if self.limits.async_scheduling:
+            self.leaving.append(blocks)
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables
@@ -374,4 +390,10 @@ class ReferenceEngine:
         logits = len(plan) + sum(new - 1 for _, new in verifies) + old
         dense = np.interp(sum(new for _, new in plan), t.dense_tokens, t.dense_s)
         sampled = np.interp(logits, t.sampled_sequences, t.sampled_s)
-        return float(dense + attention + sampled + t.between_passes_s)
+        straggler = 0.0
+        if decode and t.straggler_sequences.size:
+            cached = [r.computed for r, _ in verifies]
+            rest = max([np.mean(cached), *(computed + new for new, computed in prefill)])
+            which = min(np.searchsorted(t.straggler_sequences, len(cached)), t.straggler_sequences.size - 1)
+            straggler = max(max(cached) - rest, 0.0) * t.straggler_s[int(bool(prefill)), which]
+        return float(dense + attention + sampled + t.between_passes_s + straggler)

@@ -60,6 +60,9 @@ def tables(between_passes_s: float = 1e-3) -> Tables:
 
 
 TABLES = tables()
+UNEVEN = TABLES._replace(
+    straggler_sequences=np.array([2.0, 4, 9]), straggler_s=np.array([[0.0, 3e-5, 1e-5], [2e-5, 4e-5, 5e-5]])
+)
 
 
 def request(prompt, response, generated, cached):
@@ -95,6 +98,7 @@ limits = st.builds(
     max_num_batched_tokens=st.sampled_from([3, 16, 50, 512]),
     block_size=st.sampled_from([1, 4, 16]),
     kv_blocks=st.integers(210, 600),
+    async_scheduling=st.just(False),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 
@@ -231,11 +235,12 @@ def draftings(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(limits, commands, st.one_of(st.none(), draftings()))
-def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands, drafting):
-    engine, reference = Engine(TABLES, limits), ReferenceEngine(TABLES, limits)
+@given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN]))
+def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, commands, drafting, tables):
+    limits = limits._replace(async_scheduling=ahead)
+    engine, reference = Engine(tables, limits), ReferenceEngine(tables, limits)
     if drafting is not None:
-        engine, reference = Engine(TABLES, limits, drafting.decoding, drafting.key), ReferenceEngine(TABLES, limits)
+        engine, reference = Engine(tables, limits, drafting.decoding, drafting.key), ReferenceEngine(tables, limits)
         reference.rules = drafting.rules
     slots, requests, stops, paused, aborted, clock = {}, [], [], [], [], 0.0
 
@@ -320,7 +325,7 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, commands
         note(taken)
 
     assert sorted(aborted + [i for i, kind, _ in stops if kind == END]) == list(range(len(requests)))  # nobody is lost
-    assert engine.free_blocks == limits.kv_blocks
+    assert engine.free_blocks == reference.free_blocks == limits.kv_blocks - sum(reference.leaving)
     assert [s[:2] for s in stops] == [(requests.index(r), kind) for r, _, kind in reference.stops]
     np.testing.assert_allclose([s[2] for s in stops], [time_s for _, time_s, _ in reference.stops], rtol=1e-9)
     assert engine.totals == reference.totals

@@ -1,6 +1,7 @@
 """Decoupled drafting inside the engine against the same rule written slowly."""
 
 import math
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,15 @@ requests = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(requests, st.integers(1, 6), st.sampled_from([5e-4, 2e-3, 8e-3]), st.booleans(), st.integers(0, 5))
-def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigures, seed):
+@given(
+    requests, st.integers(1, 6), st.sampled_from([5e-4, 2e-3, 8e-3]), st.booleans(), st.integers(0, 5), st.booleans()
+)
+def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigures, seed, ahead):
     rng = np.random.default_rng(seed)
     table = {"best_window": rng.integers(1, 7, 101), "best_coupled": rng.integers(0, 2, 101)}
     every = 20 if reconfigures else 0
-    engine = Engine(TABLES, ROOMY, decoupled(window, step_s, every, **table))
+    limits = ROOMY._replace(async_scheduling=ahead)  # which a decoupled verifier cannot do
+    engine = Engine(TABLES, limits, decoupled(window, step_s, every, **table))
     slots = []
     for i, (prompt, response, hardness) in enumerate(requests):
         slots.append(engine.submit(prompt, response, 0, prompt - 1))  # its first pass gives one token
@@ -157,3 +161,27 @@ def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():
         assert engine.unverified_tokens(slot) > 0
         counted += engine.drafted(slot)[0]
     assert counted == int(engine._gauges[DRAFT_TOKENS])
+
+
+def ends(ahead: bool, every_s: float) -> list[float]:
+    """When nine requests end that come one after another, at an engine with places for three; the first finds it idle, the last
+    ones too if they come seldom enough."""
+    limits = Limits(max_num_seqs=3, max_num_batched_tokens=64, block_size=16, kv_blocks=24, async_scheduling=ahead)
+    engine = Engine(TABLES, limits, decoupled(4, 8e-3))
+    ended: list[float] = []
+    for key in range(9):
+        ended += [time_s for _, time_s, _ in engine.settle(every_s * key)]
+        engine.draft_from(engine.submit(20 + key, 30 + 5 * key), MODEL, key)
+    while engine.next_stop_s() < np.inf:
+        ended += [time_s for _, time_s, _ in engine.take_next_stop()]
+    assert not engine.busy and engine.free_blocks == limits.kv_blocks
+    return ended
+
+
+@pytest.mark.parametrize("every_s", [0.0, 0.03, 0.2, 5.0])
+def test_a_decoupled_verifier_is_never_scheduled_ahead_and_never_waits_for_nothing(every_s):
+    # In a process of its own: a loop without an end would be in compiled code, which nothing else interrupts.
+    with get_context("spawn").Pool(1) as pool:
+        ahead = pool.apply_async(ends, (True, every_s)).get(timeout=120)
+    assert len(ahead) == 9
+    assert ahead == ends(False, every_s)

@@ -79,6 +79,7 @@ tight = st.builds(
     max_num_batched_tokens=st.sampled_from([7, 32, 512]),
     block_size=st.just(4),
     kv_blocks=st.integers(30, 60),  # a sample has 120 tokens at most
+    async_scheduling=st.booleans(),
 )
 workers = st.integers(1, 3)
 updates = st.integers(1, 5)

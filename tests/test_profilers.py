@@ -1,5 +1,6 @@
 import csv
 import itertools
+import json
 import re
 import statistics
 from pathlib import Path
@@ -14,10 +15,10 @@ from hypothesis.extra.numpy import arrays
 from simrl.errors import InputError
 from simrl.hardware import GPUS, ModelShape, gpu, model_shape
 from simrl.interpolation import interpolate4
-from simrl.profile import TableProfile, read_profile, write_profile
+from simrl.profile import TableProfile, pass_s, read_profile, write_profile
 from simrl.profilers import aiconfigurator, transformed
 from simrl.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s, read_link
-from simrl.profilers.kernel_tables import A_LAYER, compose_kernel_tables
+from simrl.profilers.kernel_tables import A_LAYER, MLP, compose_kernel_tables
 from simrl.profilers.roofline import roofline_profile
 from simrl.profilers.smoothing import settled
 
@@ -97,6 +98,11 @@ def toy_attention_us(chunk: float, cached: float, decodes: float, kv: float) -> 
     return (5 + 0.01 * chunk + 0.001 * cached if chunk else 0) + (2 + 1e-3 * decodes * kv if decodes else 0) + both
 
 
+def write_csv(path: Path, header: list[str], rows: list[tuple]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
 def write_kernel_tables(folder: Path, edit_attention=lambda rows: rows, edit_dense=lambda rows: rows) -> Path:
     folder.mkdir(parents=True)
     (folder.parent / "meta.yaml").write_text(
@@ -104,15 +110,11 @@ def write_kernel_tables(folder: Path, edit_attention=lambda rows: rows, edit_den
         "  chunks: 0, 16-64 x2\n  n_decode: 0, 1-8 x2\n  kv: 0, 16-256 x2\n"
     )
 
-    def write(name: str, header: list[str], rows: list[tuple]) -> None:
-        with (folder / name).open("w", newline="") as file:
-            csv.writer(file).writerows([header, *rows])
-
     kinds = (*A_LAYER, "embedding", "final_layernorm")
     dense = [(kind, tokens, 1.0 + i + 0.1 * tokens) for i, kind in enumerate(kinds) for tokens in (1, 64)]
-    write("dense.csv", ["layer", "tokens", "time_us"], edit_dense(dense))
+    write_csv(folder / "dense.csv", ["layer", "tokens", "time_us"], edit_dense(dense))
     heads = [(kind, n, 10.0 + n) for kind in ("lm_head", "sampler") for n in (1, 8)]
-    write("per_sequence.csv", ["layer", "sequences", "time_us"], heads)
+    write_csv(folder / "per_sequence.csv", ["layer", "sequences", "time_us"], heads)
     kv = (16, 32, 64, 128, 256)
     attention = [
         (c, k, n, d, toy_attention_us(c, k, n, d))
@@ -121,7 +123,7 @@ def write_kernel_tables(folder: Path, edit_attention=lambda rows: rows, edit_den
         if (c or n) and not (c and n == 8)
     ]
     header = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
-    write("attention.csv", header, edit_attention(attention))
+    write_csv(folder / "attention.csv", header, edit_attention(attention))
     return folder
 
 
@@ -199,6 +201,143 @@ def test_broken_tables_say_what_is_broken(tmp_path):
     (folder.parent / "meta.yaml").unlink()
     with pytest.raises(InputError, match=r"meta\.yaml: cannot be read"):
         compose_kernel_tables(folder, TOY, 1, None, 0.0)
+
+
+def test_tokens_between_two_ticks_take_as_long_as_the_upper_one(tmp_path):
+    profile = compose_kernel_tables(write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, 0.0)
+    assert profile.pass_s(2, 1) == profile.pass_s(40, 1) == profile.pass_s(64, 1) > profile.pass_s(1, 1)
+
+
+SKEW_HEADER = ["n", "nb", "pc", "kp", "kv_big", "kv_mean", "t_mean_us", "t_skew_us"]
+
+
+def skew_rows(scale: float) -> list[tuple]:
+    """One sequence of 4,160 tokens among n of 64: from four sequences on, each token that it has more takes 3 ns, beside a
+    chunk of 32 tokens 5 ns. (As profilers do, on a scale of their own.)"""
+    rows = []
+    for n, (chunk, ns) in itertools.product((2, 4), ((0, 3.0), (32, 5.0))):
+        even_us = toy_attention_us(chunk, 0, n, 64)
+        more_us = 1e-3 * ns * (4160 - 64) if n == 4 else 0.0
+        rows.append((n, 1, chunk, 0, 4160, 64, scale * even_us, scale * (even_us + more_us)))
+        rows.append((n, 2, chunk, 0, 4160, 64, 1.0, 1e9))  # two long ones: another question
+    return rows
+
+
+def test_a_pass_waits_for_the_longest_sequence_as_long_as_was_measured(tmp_path):
+    folder = write_kernel_tables(tmp_path / "tp1")
+    even = compose_kernel_tables(folder, TOY, 1, None, 0.0)
+    write_csv(folder / "skew.csv", SKEW_HEADER, skew_rows(scale=3.0))
+    profile = compose_kernel_tables(folder, TOY, 1, None, 0.0)
+    assert profile.tables.straggler_sequences.tolist() == [2, 4]
+    np.testing.assert_allclose(profile.tables.straggler_s, TOY.layers * np.array([[0, 3e-9], [0, 5e-9]]), atol=1e-15)
+    for n, beside, longer_s in ((2, 0, 0.0), (3, 0, 3e-9), (4, 0, 3e-9), (4, 32, 5e-9)):
+        arguments = [float(x) for x in (n + beside, n, beside, beside**2 / 2, n, 64 * n)]
+        waits = pass_s(profile.tables, *arguments, 1000.0) - pass_s(even.tables, *arguments, 1000.0)
+        assert waits == pytest.approx(1000 * TOY.layers * longer_s, abs=1e-12)
+    write_profile(profile, tmp_path / "profile.parquet")
+    for ours, theirs in zip(profile.tables, read_profile(tmp_path / "profile.parquet").tables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_uneven_lengths_that_were_measured_nowhere_are_an_error(tmp_path):
+    folder = write_kernel_tables(tmp_path / "tp1")
+    write_csv(folder / "skew.csv", SKEW_HEADER, [row for row in skew_rows(1.0) if row[2] == 0])
+    with pytest.raises(InputError, match=r"skew\.csv: at no n one long sequence \(nb 1\) without and beside prefill"):
+        compose_kernel_tables(folder, TOY, 1, None, 0.0)
+    write_csv(folder / "skew.csv", SKEW_HEADER[:-1], [row[:-1] for row in skew_rows(1.0)])
+    with pytest.raises(InputError, match=r"skew\.csv: no column 't_skew_us'"):
+        compose_kernel_tables(folder, TOY, 1, None, 0.0)
+
+
+# ---------------------------------------------------------------- kernel tables of a mixture of experts, made up
+
+OF_8 = TOY.model_copy(update={"experts": 8, "experts_per_token": 2, "moe_intermediate": 512})
+
+
+def instead_of_the_mlp(*kinds: str):
+    """The dense table with these kinds in place of the MLP's, each 100 µs + 1 µs a token."""
+    return lambda rows: (
+        [row for row in rows if row[0] not in MLP] + [(kind, n, 100.0 + n) for kind in kinds for n in (1, 64)]
+    )
+
+
+@pytest.mark.parametrize("kinds", [("moe",), ("router", "experts"), ("gate", "fused_moe", "shared_expert")])
+def test_experts_are_summed_over_layers_by_whatever_kinds_the_table_has(tmp_path, kinds: tuple[str, ...]):
+    dense = compose_kernel_tables(write_kernel_tables(tmp_path / "dense" / "tp1"), TOY, 1, None, 0.0)
+    folder = write_kernel_tables(tmp_path / "moe" / "tp1", edit_dense=instead_of_the_mlp(*kinds))
+    profile = compose_kernel_tables(folder, OF_8, 1, None, 0.0)
+    mlp_us = sum(1.0 + i + 6.4 for i, kind in enumerate(A_LAYER) if kind in MLP)
+    more_s = 1e-6 * TOY.layers * (len(kinds) * 164.0 - mlp_us)
+    assert profile.pass_s(64, 8, 32, 64, 4, 512) - dense.pass_s(64, 8, 32, 64, 4, 512) == pytest.approx(more_s)
+
+
+def test_experts_in_a_table_of_their_own_take_the_time_of_as_many_as_are_expected_to_be_chosen(tmp_path):
+    folder = write_kernel_tables(tmp_path / "tp1", edit_dense=instead_of_the_mlp())
+    rows = [(tokens, active, 10.0 * active + tokens) for tokens in (1, 64) for active in (2, 4, 8)]
+    write_csv(folder / "moe.csv", ["tokens", "activated_experts", "time_us"], rows)
+    write_kernel_tables(tmp_path / "block" / "tp1", edit_dense=instead_of_the_mlp("moe"))
+    ours = compose_kernel_tables(folder, OF_8, 1, None, 0.0)
+    block = compose_kernel_tables(tmp_path / "block" / "tp1", OF_8, 1, None, 0.0)
+    assert OF_8.activated_experts(1) == pytest.approx(2.0) and OF_8.activated_experts(64) == pytest.approx(8.0)
+    for tokens, us in ((1, 10 * 2.0 + 1), (64, 10 * 8.0 + 64)):
+        assert block.pass_s(tokens, 1) - ours.pass_s(tokens, 1) == pytest.approx(
+            1e-6 * 3 * (100 + tokens - us), rel=1e-6
+        )
+
+
+def test_tables_without_experts_or_with_unknown_kinds_are_refused(tmp_path):
+    folder = write_kernel_tables(tmp_path / "none" / "tp1")
+    with pytest.raises(
+        InputError, match=r"dense\.csv: toy-1b is a mixture of experts and there are no rows of its exp"
+    ):
+        compose_kernel_tables(folder, OF_8, 1, None, 0.0)
+    folder = write_kernel_tables(tmp_path / "alien" / "tp1", edit_dense=instead_of_the_mlp("moe", "mamba"))
+    with pytest.raises(InputError, match="layer 'mamba' is not part of a mixture of experts; known: embedding"):
+        compose_kernel_tables(folder, OF_8, 1, None, 0.0)
+    folder = write_kernel_tables(tmp_path / "short" / "tp1", edit_dense=instead_of_the_mlp())
+    write_csv(folder / "moe.csv", ["tokens", "activated_experts", "time_us"], [(1, 2, 5.0), (32, 8, 9.0)])
+    with pytest.raises(
+        InputError, match=r"moe\.csv: tokens 1 to 32, dense\.csv has 1 to 64; profile the experts as far"
+    ):
+        compose_kernel_tables(folder, OF_8, 1, None, 0.0)
+
+
+def test_a_mixture_of_experts_holds_all_experts_and_computes_with_a_few():
+    shape = model_shape("qwen3-30b-a3b")
+    assert shape.parameters == pytest.approx(30.5e9, rel=0.01)
+    active = shape.layers * shape.active_layer_parameters + 2 * shape.vocab * shape.hidden
+    assert active == pytest.approx(3.3e9, rel=0.02)
+    assert shape.forward_flops(1, 0) == pytest.approx(2 * (active - shape.vocab * shape.hidden))
+    with pytest.raises(InputError, match="roofline: qwen3-30b-a3b is a mixture of experts"):
+        roofline_profile(shape, gpu("h100"))
+
+
+def test_a_mixture_of_experts_is_read_from_its_config(tmp_path):
+    ours = model_shape("qwen3-30b-a3b")
+    config = {
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "vocab_size": 151936,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_shape(tmp_path).model_copy(update={"name": ours.name}) == ours
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_shared_experts": 1}))
+    with pytest.raises(
+        InputError, match="n_shared_experts is 1; simrl models mixtures of experts whose layers are all"
+    ):
+        model_shape(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 200}))
+    with pytest.raises(InputError, match="128 experts need a moe_intermediate above 0 and 1 to 128 experts_per_token"):
+        model_shape(tmp_path)
 
 
 # ---------------------------------------------------------------- kernel tables, measured

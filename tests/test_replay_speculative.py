@@ -12,7 +12,7 @@ import pytest
 from helpers import prepared, scenario
 from token_traces import random_groups
 
-from replay.replayer import ReplayConfig, engine_settings
+from replay.replayer import ReplayConfig, check_replayable, engine_settings
 from replay.speculative import drafter_setup, forced_setup, own_config, speculative_config
 from simrl.errors import InputError
 from simrl.simulate import Prepared
@@ -148,3 +148,11 @@ def test_an_engine_holds_the_longest_sample_and_its_drafts_and_no_token_more(of:
         InputError, match=rf"engine\.kv_cache_tokens: {least - 1} tokens do not hold the longest sample"
     ):
         engine_settings(replace(tight, limits=tight.limits._replace(kv_blocks=least - 1)), config)
+
+
+def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
+    one = of("none")
+    check_replayable(one, ReplayConfig(Path("model")))
+    ahead = replace(one, limits=one.limits._replace(async_scheduling=True))
+    with pytest.raises(InputError, match=r"schedule no pass ahead \(engine\.async_scheduling\); set it to false"):
+        check_replayable(ahead, ReplayConfig(Path("model")))

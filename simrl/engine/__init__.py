@@ -4,6 +4,9 @@ Invariant: `Engine.now_s` is a boundary between two forward passes, and every pa
 have scheduled it: running requests first, in order, then waiting ones first come first served, while `max_num_seqs`,
 `max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks. When blocks run out, the caches
 of paused requests go, oldest first, then the youngest running request is preempted; what lost its cache computes it again.
+Under asynchronous scheduling a pass is scheduled when the one before starts, so that it knows neither who comes nor who ends
+during that one: requests join a pass later, and the places and blocks of those that end are free a pass later. (Decoupled
+drafting cannot do so: which windows a pass verifies is known when it starts.)
 What a caller asks takes effect at the boundary where the engine stands, so callers first `settle(t)`: the first boundary
 strictly after t, or t itself if the engine is idle. A request ends after exactly `response_tokens` generated tokens, and
 may have a pause, and a watched token, before.
@@ -118,6 +121,10 @@ class EngineConfig(BaseModel):
     kv_cache_tokens: int | None = Field(
         default=None, gt=0, le=10**12, description="size of the KV cache where it is known"
     )
+    async_scheduling: bool = Field(
+        default=False,
+        description="a pass is scheduled when the one before starts (vLLM's default where it can; not with decoupled drafts)",
+    )
 
 
 class Engine:
@@ -135,6 +142,8 @@ class Engine:
         decoding = decoding or plain()
         if decoding.rule[DECOUPLED] and decoding.rule[TREES]:
             raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
+        if decoding.rule[DECOUPLED]:
+            limits = limits._replace(async_scheduling=False)
         index = decoding.siblings
         self._places = np.zeros(index.group_first.size, dtype=np.int64)  # of rows of the trace; see `draft_from`
         self._known = np.zeros(np.max(index.group_end - index.group_first, initial=0), dtype=np.int64)
@@ -277,7 +286,7 @@ class Engine:
 
     @property
     def decoding(self) -> Decoding | None:
-        """How it drafts. It may be changed between passes, for one with the same siblings and the same bandit."""
+        """How it drafts. It may be changed between passes, for one with the same siblings, bandit and loops."""
         return self._decoding
 
     @decoding.setter

@@ -13,6 +13,9 @@ abandoned; what is learnt of the drafter is of verified windows alone.
 Invariant: of what falls on one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a
 drafter pass starts. `tests/reference_decoupled.py` is the same, an event at a time.
 
+The verifier's passes are never scheduled ahead (`Limits.async_scheduling` is off here): a pass takes the windows that are ready
+when it starts. So a verifier that has nothing to compute waits for a drafter pass that is under way, and for nothing else.
+
 Not modelled: the drafter's own prefill, and the messages between the loops, which are small beside a pass.
 """
 
@@ -250,6 +253,8 @@ def run_decoupled(
     decode_kv_tokens: Floats,
     attention_s: Floats,
     between_passes_s: float,
+    straggler_sequences: Floats,
+    straggler_seconds: Floats,
     bounds: Ints,
     slowdown: float,
     until_s: float,
@@ -269,8 +274,10 @@ def run_decoupled(
         decode_kv_tokens,
         attention_s,
         between_passes_s,
+        straggler_sequences,
+        straggler_seconds,
     )
-    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
+    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3], bounds[4] == 1)
     counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         _abandon(slots, drafts, counters, gauges)
@@ -281,6 +288,7 @@ def run_decoupled(
         if gauges[DRAFT_ENDS_S] == np.inf:
             _start_draft(slots, drafts, counters, gauges, d, slowdown, now_s)
         if not works:
+            assert gauges[DRAFT_ENDS_S] < np.inf, "neither the verifier nor the drafter has anything to do"
             wait_s = gauges[DRAFT_ENDS_S] - now_s
             share = gauges[LATE_ACCEPTED] / gauges[LATE_DRAFTED] if gauges[LATE_DRAFTED] > 0 else 0.0
             spent[STOOD_S] += share * wait_s
@@ -294,7 +302,7 @@ def run_decoupled(
             _end_draft(slots, drafts, counters, gauges)
             _start_draft(slots, drafts, counters, gauges, d, slowdown, ended_s)
         _verified(slots, drafts, counters, gauges, d)
-        stop(slots, times, counters, now_s)
+        stop(slots, times, counters, limits, now_s)
         if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s

@@ -23,6 +23,7 @@ from simrl.engine.state import (
     HARDNESS,
     HELD_BLOCKS,
     LOST_BY,
+    N_LEAVING,
     N_RUNNING,
     N_STOPPED,
     N_WAITING,
@@ -36,6 +37,7 @@ from simrl.engine.state import (
     REDRAFTED_S,
     RUNNING,
     SCHEDULED,
+    SEEN_AT,
     SLOWED_S,
     STOOD_S,
     STOP_AT,
@@ -49,6 +51,7 @@ from simrl.engine.state import (
     admissible,
     blocks_of,
     drop_caches,
+    know_all,
     known_tokens,
     make_room,
     preempt_last,
@@ -56,7 +59,7 @@ from simrl.engine.state import (
     stop,
 )
 from simrl.interpolation import interpolate, interpolate_row, locate
-from simrl.profile import Tables, pass_s
+from simrl.profile import Tables, pass_s, straggler_s
 from simrl.speculation.bandit_kernel import BanditState, choose, observe
 from simrl.speculation.decoding import (
     ACCEPTED,
@@ -124,6 +127,12 @@ def iterate(
     scheduled = 0
     waits = 0  # running requests without their draft
     preempted = False
+    if (
+        limits.async_scheduling
+        and counters[N_RUNNING] == 0
+        and admissible(slots, drafts, counters, limits, budget) == 0
+    ):
+        know_all(slots, counters)
     while scheduled < counters[N_RUNNING] and budget > 0:
         slot = slots[RUNNING, scheduled]
         if drafts[DRAFTED, slot] < 0:
@@ -191,6 +200,9 @@ def iterate(
             prefill_work += new * (computed + 0.5 * new)
             if drafts[OLD_TOKENS, slot] > 0:  # logits of the old response's tokens in this chunk
                 verified += max(computed + new - max(computed, slots[PROMPT, slot]), 0)
+    ahead, alone = 0.0, 0.0
+    if decoding > 0 and tables.straggler_sequences.shape[0] > 0:
+        ahead, alone = _lead(slots, drafts, scheduled + unscheduled)
     seconds = pass_s(
         tables,
         float(query),
@@ -199,6 +211,7 @@ def iterate(
         prefill_work,
         float(decoding),
         float(decode_kv),
+        alone,
     )
     now_s += slowdown * draft_s + slowdown * seconds
     spent[DECODED] += decoding
@@ -207,7 +220,7 @@ def iterate(
         spent[DECODE_S] += seconds
         spent[WASTED_S] += draft_s
     else:
-        _account(slots, drafts, spent, tables, scheduled + unscheduled, seconds, draft_s, decoding, decode_kv)
+        _account(slots, drafts, spent, tables, scheduled + unscheduled, seconds, draft_s, decoding, decode_kv, ahead)
     for i in range(scheduled + unscheduled):
         slot = slots[RUNNING, i]
         new = slots[SCHEDULED, slot]
@@ -235,6 +248,24 @@ def iterate(
 
 
 @njit(cache=True)
+def _lead(slots: Ints, drafts: Ints, requests: int) -> tuple[float, float]:
+    """How many tokens the longest decoding sequence of a pass is longer than their mean; and than a prefill beside it, where
+    that is less. Apart from `iterate`'s loop, since most profiles have no use for it."""
+    decoding, cached, longest, longest_prefill = 0, 0, 0, 0
+    for i in range(requests):
+        slot = slots[RUNNING, i]
+        new, computed = slots[SCHEDULED, slot], slots[COMPUTED, slot]
+        if _decodes(slots, drafts, slot):
+            decoding += 1
+            cached += computed
+            longest = max(longest, computed)
+        elif new > 0:
+            longest_prefill = max(longest_prefill, computed + new)
+    ahead = longest - cached / decoding
+    return ahead, min(ahead, float(longest - longest_prefill))
+
+
+@njit(cache=True)
 def _account(
     slots: Ints,
     drafts: Ints,
@@ -245,6 +276,7 @@ def _account(
     draft_s: float,
     decoding: int,
     decode_kv: int,
+    straggler_tokens: float,
 ) -> None:
     """Adds a pass that did more than decode to `spent`, while its requests are as it found them."""
     drafted, stood, prefill = 0, 0, 0
@@ -259,10 +291,10 @@ def _account(
     decode_s, drafts_s = 0.0, draft_s
     if decoding > 0:
         n = float(decoding)
-        decode_s = pass_s(tables, n, n, 0.0, 0.0, n, float(decode_kv))
+        decode_s = pass_s(tables, n, n, 0.0, 0.0, n, float(decode_kv), straggler_tokens)
         if drafted > 0:
             positions = n + drafted
-            drafts_s += pass_s(tables, positions, positions, 0.0, 0.0, n, float(decode_kv)) - decode_s
+            drafts_s += pass_s(tables, positions, positions, 0.0, 0.0, n, float(decode_kv), straggler_tokens) - decode_s
     spent[DECODE_S] += decode_s
     share = stood / drafted if drafted > 0 else 0.0
     spent[STOOD_S] += share * drafts_s
@@ -402,10 +434,18 @@ def _learn(
 
 
 @njit(cache=True)
+def _unseen(slots: Ints, counters: Ints) -> bool:
+    """Whether the first request that waits came too late for the pass to come, but not for the one after."""
+    return bool(slots[SEEN_AT, slots[WAITING, counters[WAITING_HEAD]]] > counters[PASSES])
+
+
+@njit(cache=True)
 def stretch_length(slots: Ints, drafts: Ints, counters: Ints, limits: Limits) -> int:
     """Passes that surely decode the present batch and nothing else, up to the first stop; 0 if unsure."""
     n = counters[N_RUNNING]
     if n == 0 or n > limits.max_num_batched_tokens:
+        return 0
+    if counters[N_LEAVING] > 0 or (limits.async_scheduling and counters[N_WAITING] > 0 and _unseen(slots, counters)):
         return 0
     if (
         n < limits.max_num_batched_tokens
@@ -451,6 +491,11 @@ def _decode_stretch(
     for i in range(n):
         kv += slots[COMPUTED, slots[RUNNING, i]] + 1
     mean_kv = kv / n
+    if tables.straggler_sequences.shape[0] > 0:
+        longest = 0
+        for i in range(n):
+            longest = max(longest, slots[COMPUTED, slots[RUNNING, i]] + 1)
+        fixed_s += slowdown * straggler_s(tables, float(n), False, longest - mean_kv)  # all gain one token a pass
     last = grid.shape[0] - 1
     cell, _ = locate(grid, mean_kv)
     done = 0
@@ -543,6 +588,8 @@ def _speculative_stretch(
         round_s[arm] = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
         step_s[arm] = interpolate(d.draft_sequences, d.step_s[arm], float(proposing))
 
+    uneven = tables.straggler_sequences.shape[0] > 0
+    ahead = slots[COMPUTED][batch] - generated  # of a request's generated tokens, its cached ones
     grid = tables.decode_kv_tokens
     row = np.empty(grid.shape[0])
     interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
@@ -568,6 +615,9 @@ def _speculative_stretch(
                     hardness = times[HARDNESS, batch[i]] * gauges[DRIFT]
                     for j in range(likely.shape[2]):
                         likely[arm, i, j] = np.exp(-hardness * d.log_acceptances[arm, j])
+        straggler = 0.0
+        if uneven:
+            straggler = straggler_s(tables, float(n), False, (ahead + generated).max() - kv / n)
         chances = likely[arm]
         nodes, reach = d.arm_nodes[arm], min(d.arm_levels[arm], d.arm_nodes[arm])
         levels = d.arm_levels[arm] if trees else 0
@@ -615,7 +665,7 @@ def _speculative_stretch(
         kv_cell = _cell(grid, mean_kv, kv_cell)
         dense_s = _between(tables.dense_tokens, tables.dense_s, tokens, dense_cell)
         sampled_s = _between(tables.sampled_sequences, tables.sampled_s, tokens, sampled_cell)
-        pass_seconds = dense_s + sampled_s + _between(grid, row, mean_kv, kv_cell) + tables.between_passes_s
+        pass_seconds = dense_s + sampled_s + _between(grid, row, mean_kv, kv_cell) + tables.between_passes_s + straggler
         drafts_s = dense_s + sampled_s - plain_s
         spent[DECODE_S] += pass_seconds - drafts_s
         if proposing > 0:
@@ -697,6 +747,8 @@ def run(
     decode_kv_tokens: Floats,
     attention_s: Floats,
     between_passes_s: float,
+    straggler_sequences: Floats,
+    straggler_seconds: Floats,
     bounds: Ints,
     slowdown: float,
     until_s: float,
@@ -719,8 +771,10 @@ def run(
         decode_kv_tokens,
         attention_s,
         between_passes_s,
+        straggler_sequences,
+        straggler_seconds,
     )
-    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
+    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3], bounds[4] == 1)
     counters[N_STOPPED] = 0
     while now_s <= until_s and (counters[N_RUNNING] > 0 or (counters[N_WAITING] > 0 and counters[ADMITTING] == 1)):
         passes = stretch_length(slots, drafts, counters, limits)
@@ -728,7 +782,7 @@ def run(
             now_s = _decode_stretch(slots, counters, spent, now_s, tables, limits, slowdown, passes, until_s)
         else:
             now_s = iterate(slots, drafts, times, counters, spent, now_s, tables, limits, slowdown, 0.0)
-        stop(slots, times, counters, now_s)
+        stop(slots, times, counters, limits, now_s)
         if to_first_stop and counters[N_STOPPED] > 0:
             break
     return now_s
@@ -755,6 +809,8 @@ def run_speculative(
     decode_kv_tokens: Floats,
     attention_s: Floats,
     between_passes_s: float,
+    straggler_sequences: Floats,
+    straggler_seconds: Floats,
     bounds: Ints,
     slowdown: float,
     until_s: float,
@@ -775,8 +831,10 @@ def run_speculative(
         decode_kv_tokens,
         attention_s,
         between_passes_s,
+        straggler_sequences,
+        straggler_seconds,
     )
-    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3])
+    limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3], bounds[4] == 1)
     rule = d.rule
     most = most_drafted(d)
     counters[N_STOPPED] = 0
@@ -822,7 +880,7 @@ def run_speculative(
             now_s = iterate(slots, drafts, times, counters, spent, now_s, tables, limits, slowdown, draft_s)
             _learn(slots, drafts, counters, gauges, bandit, d, arm, now_s - before_s)
         batch = counters[N_RUNNING]
-        stop(slots, times, counters, now_s)
+        stop(slots, times, counters, limits, now_s)
         if rule[GATE] == BATCH and not speculates:
             for _ in range(counters[PASSES] - passes_before):
                 remember(gauges, 0, 0)

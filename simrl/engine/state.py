@@ -1,6 +1,7 @@
 """The state of an engine as arrays, and what moves a request between its lists: running, waiting, holding blocks.
 
-Invariant: free blocks, those of running requests and those held sum to all blocks; a request is in one list at most.
+Invariant: free blocks, those of running requests, those held and those of requests that leave sum to all blocks; a request is
+in one list at most.
 """
 
 from __future__ import annotations
@@ -26,20 +27,33 @@ END, PAUSE, WATCH = range(3)
 
 # Rows of `slots` (one column a request). `BLOCKS` are held, `STOP_AT` is the number of generated tokens at which it next leaves
 # the batch, `WATCH_AT` the one at which the caller is told; `REACHED` tokens had been computed once, when the cache was last
-# lost, `LOST_BY` what (an entry of `spent`) ...
-PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND, WATCH_AT, REACHED, LOST_BY = range(11)
+# lost, `LOST_BY` what (an entry of `spent`); `SEEN_AT` passes are over when an async scheduler sees it ...
+PROMPT, RESPONSE, GENERATED, COMPUTED, SCHEDULED, BLOCKS, STOP_AT, STOP_KIND, WATCH_AT, REACHED, LOST_BY, SEEN_AT = (
+    range(12)
+)
 # ... and the lists kept beside them: running in order of admission, waiting (a ring), those that hold blocks without
 # running (paused, or waiting again) in order of their pause, stopped in the last pass and how.
-RUNNING, WAITING, HOLDING, STOPPED, STOPPED_KIND = range(11, 16)
-SLOT_ROWS = 16
+RUNNING, WAITING, HOLDING, STOPPED, STOPPED_KIND = range(12, 17)
+SLOT_ROWS = 17
 # Rows of `times`: when a request's first and last token came; the hardness of its acceptance (`simrl.speculation.acceptance`).
 FIRST_TOKEN, LAST_TOKEN, HARDNESS = range(3)
 TIME_ROWS = 3
-# Entries of `counters`: the state ...
-N_RUNNING, WAITING_HEAD, N_WAITING, N_HOLDING, N_STOPPED, FREE_BLOCKS, HELD_BLOCKS, ADMITTING = range(8)
+# Entries of `counters`: the state (those that leave stopped in a pass that an async scheduler does not know yet) ...
+(
+    N_RUNNING,
+    WAITING_HEAD,
+    N_WAITING,
+    N_HOLDING,
+    N_STOPPED,
+    FREE_BLOCKS,
+    HELD_BLOCKS,
+    ADMITTING,
+    N_LEAVING,
+    LEAVING_BLOCKS,
+) = range(10)
 # ... and totals since the engine was made.
-PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(8, 12)
-COUNTERS = 12
+PASSES, GENERATED_TOTAL, PREFILL_TOTAL, PREEMPTIONS = range(10, 14)
+COUNTERS = 14
 # Entries of `spent`, totals since the engine was made: seconds of the passes, by what they went to. Decoding is what a pass
 # would take without anything else; what prefill makes it longer goes by the tokens: computed for the first time, or again
 # because the cache was lost to another worker, to preemption, to new weights, or to a drafter that starts; drafting and
@@ -58,6 +72,7 @@ class Limits(NamedTuple):
     max_num_batched_tokens: int
     block_size: int
     kv_blocks: int
+    async_scheduling: bool = False
 
 
 @njit(cache=True)
@@ -76,6 +91,7 @@ def known_tokens(slots: Ints, drafts: Ints, slot: int) -> int:
 def queue_up(slots: Ints, counters: Ints, slot: int) -> None:
     """A request joins the end of the queue."""
     slots[WAITING, (counters[WAITING_HEAD] + counters[N_WAITING]) % slots.shape[1]] = slot
+    slots[SEEN_AT, slot] = counters[PASSES] + 1
     counters[N_WAITING] += 1
 
 
@@ -202,9 +218,13 @@ def admissible(slots: Ints, drafts: Ints, counters: Ints, limits: Limits, budget
     All its known tokens must fit the blocks that are free or held (its own among them), though only a chunk may start
     (vLLM's `scheduler_reserve_full_isl`, on by default): else requests that come back with long prefixes evict one another.
     """
-    if counters[N_WAITING] == 0 or counters[ADMITTING] == 0 or counters[N_RUNNING] >= limits.max_num_seqs:
+    if counters[N_WAITING] == 0 or counters[ADMITTING] == 0:
+        return 0
+    if counters[N_RUNNING] + counters[N_LEAVING] >= limits.max_num_seqs:
         return 0
     slot = slots[WAITING, counters[WAITING_HEAD]]
+    if limits.async_scheduling and slots[SEEN_AT, slot] > counters[PASSES]:
+        return 0
     known = known_tokens(slots, drafts, slot)
     if blocks_of(known, limits.block_size) > counters[FREE_BLOCKS] + counters[HELD_BLOCKS]:
         return 0
@@ -212,8 +232,26 @@ def admissible(slots: Ints, drafts: Ints, counters: Ints, limits: Limits, budget
 
 
 @njit(cache=True)
-def stop(slots: Ints, times: Floats, counters: Ints, now_s: float) -> None:
-    """Lists the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on."""
+def know_all(slots: Ints, counters: Ints) -> None:
+    """An asynchronous scheduler that could schedule nothing ahead has waited: it knows who has left and who has come."""
+    counters[FREE_BLOCKS] += counters[LEAVING_BLOCKS]
+    counters[LEAVING_BLOCKS] = 0
+    counters[N_LEAVING] = 0
+    for i in range(counters[N_WAITING]):
+        slots[SEEN_AT, slots[WAITING, (counters[WAITING_HEAD] + i) % slots.shape[1]]] = 0
+
+
+@njit(cache=True)
+def stop(slots: Ints, times: Floats, counters: Ints, limits: Limits, now_s: float) -> None:
+    """Lists the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on.
+
+    Under asynchronous scheduling those that leave keep their places and blocks for one pass more: it is scheduled already.
+    """
+    if limits.async_scheduling:
+        counters[FREE_BLOCKS] += counters[LEAVING_BLOCKS]
+        counters[LEAVING_BLOCKS] = 0
+        counters[N_LEAVING] = 0
+    free_before = counters[FREE_BLOCKS]
     kept = 0
     stopped = 0
     for i in range(counters[N_RUNNING]):
@@ -242,5 +280,9 @@ def stop(slots: Ints, times: Floats, counters: Ints, now_s: float) -> None:
         if runs_on:
             slots[RUNNING, kept] = slot
             kept += 1
+    if limits.async_scheduling:
+        counters[N_LEAVING] = counters[N_RUNNING] - kept
+        counters[LEAVING_BLOCKS] = counters[FREE_BLOCKS] - free_before
+        counters[FREE_BLOCKS] = free_before
     counters[N_RUNNING] = kept
     counters[N_STOPPED] = stopped

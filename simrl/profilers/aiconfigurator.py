@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
-from simrl.hardware import ModelShape
+from simrl.hardware import ModelShape, require_dense
 from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profilers.smoothing import moved, settled
 
@@ -68,6 +68,7 @@ def derive(
     its default 0 adds nothing that nobody measured. The model goes in as a config.json made from `shape`, so that
     nothing is fetched. Raises `InputError` if the package is missing or has no data for the combination.
     """
+    require_dense(shape, "aiconfigurator")
     times = kernel_times(engine_of(shape, gpu, tp, backend), shape.name)
     return profile_of(times, shape.name, gpu, tp, source_of(gpu, backend), between_passes_s, (ACCURACY,))
 

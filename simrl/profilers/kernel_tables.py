@@ -1,11 +1,13 @@
 """A profile composed of measured kernel times, as LLMServingSim's profiler writes them (casys-kaist/LLMServingSim).
 
     dense(tokens)        = embedding + layers × (2 layernorm + qkv_proj … down_proj) + final_layernorm + all-reduces
+                           (of a mixture of experts: … + router, experts or the like instead of the MLP)
     attention(…)         = layers × the joint time of one prefill chunk beside decoding sequences
+    straggler(…)         = layers × what one sequence four times as long adds to that, by its tokens (skew.csv, if it is there)
     sampled(sequences)   = lm_head + sampler (+ gathering the logits); up to the largest batch that was measured, which for
                            verifying drafts (a row a verified position) may be too few: `require_covers` says so
 
-Invariant: times are sums of the table's rows, times counts that the model's shape gives; nothing is fitted. What one
+Invariant: times are sums of the table's rows, times counts that the model's shape gives; nothing is fitted to a run. What one
 folder holds is what one rank of a tensor-parallel group does, without communication: that comes from the `Link`.
 """
 
@@ -21,6 +23,7 @@ from omegaconf import OmegaConf
 
 from simrl.errors import InputError, first_line
 from simrl.hardware import ModelShape
+from simrl.interpolation import interpolate4
 from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 from simrl.profilers.smoothing import moved, settled
@@ -40,7 +43,14 @@ A_LAYER = {
     "down_proj": 1,
 }
 OPTIONAL = ("qk_norm",)
+MLP = ("gate_up_proj", "act_fn", "down_proj")
+# The same of a mixture of experts: the whole block in one row, or its parts. With experts that all tokens share, a layer has
+# the kinds of `MLP` besides.
+BLOCK_OF_EXPERTS, ROUTERS, EXPERTS = ("moe",), ("router", "gate"), ("experts", "fused_moe", "routed_experts")
+SHARED_EXPERTS = ("shared_expert", "shared_experts", "shared_expert_gate")
+OF_EXPERTS = (*BLOCK_OF_EXPERTS, *ROUTERS, *EXPERTS, *SHARED_EXPERTS)
 A_SEQUENCE = ("lm_head", "sampler")
+SKEW_AXES = ("n", "nb", "pc", "kp", "kv_big", "kv_mean")  # sequences, long ones; chunk and its context; KV tokens
 ATTENTION_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
@@ -72,8 +82,8 @@ def compose_kernel_tables(
     if tp > 1 and link is None:
         raise InputError(f"{folder}: tp {tp} needs a link (bandwidth, latency): the tables hold no all-reduces")
 
-    tokens, kinds = _by_kind(folder / "dense.csv", "tokens", (*ONCE_A_PASS, *A_LAYER))
-    calls = {kind: 1 for kind in ONCE_A_PASS} | {kind: shape.layers * count for kind, count in A_LAYER.items()}
+    tokens, kinds = _dense_kinds(folder, shape)
+    calls = {kind: 1 if kind in ONCE_A_PASS else shape.layers * A_LAYER.get(kind, 1) for kind in kinds}
     dense: Floats = 1e-6 * np.sum([calls[kind] * microseconds for kind, microseconds in kinds.items()], axis=0)
     sequences, heads = _by_kind(folder / "per_sequence.csv", "sequences", A_SEQUENCE)
     sampled: Floats = 1e-6 * np.sum(list(heads.values()), axis=0)
@@ -92,6 +102,8 @@ def compose_kernel_tables(
         attention_s=settled(attention),
         between_passes_s=between_passes_s,
     )
+    if (folder / "skew.csv").exists():
+        tables = _with_stragglers(tables, folder / "skew.csv")
     notes = [
         f"falling noise evened out: dense {moved(dense, tables.dense_s)}; "
         f"sampled {moved(sampled, tables.sampled_s)}; attention {moved(attention, tables.attention_s)}",
@@ -106,6 +118,8 @@ def compose_kernel_tables(
             f"ring collectives over {link.bytes_per_s / 1e9:.2f} GB/s and {link.latency_s * 1e6:.1f} µs "
             f"{'a step' if link.latency_each_step else 'a collective'}"
         )
+    steps, dense = _as_steps(tables.dense_tokens, tables.dense_s)
+    tables = tables._replace(dense_tokens=steps, dense_s=dense)
     metadata = ProfileMetadata(
         model=shape.name,
         gpu=str(meta["hardware"]).lower(),
@@ -118,6 +132,74 @@ def compose_kernel_tables(
         notes="; ".join(notes),
     )
     return TableProfile(tables, metadata, origin=str(folder))
+
+
+def _dense_kinds(folder: Path, shape: ModelShape) -> tuple[Floats, dict[str, Floats]]:
+    """Ticks of the tokens and the µs of one call of each kind of dense.csv, the experts from moe.csv if it is there."""
+    path, experts = folder / "dense.csv", folder / "moe.csv"
+    if shape.experts == 0:
+        return _by_kind(path, "tokens", (*ONCE_A_PASS, *A_LAYER), OPTIONAL)
+    optional = (*OPTIONAL, *MLP, *OF_EXPERTS)
+    tokens, kinds = _by_kind(path, "tokens", (*ONCE_A_PASS, *A_LAYER, *OF_EXPERTS), optional)
+    if experts.exists():
+        kinds["moe"] = _experts_us(experts, shape, tokens)
+    if not any(kind in kinds for kind in (*BLOCK_OF_EXPERTS, *EXPERTS)):
+        raise InputError(
+            f"{path}: {shape.name} is a mixture of experts and there are no rows of its experts; "
+            f"profile {', '.join((*BLOCK_OF_EXPERTS, *EXPERTS))} there, or moe.csv beside it"
+        )
+    return tokens, kinds
+
+
+def _experts_us(path: Path, shape: ModelShape, tokens: Floats) -> Floats:
+    """The µs of a layer's experts at so many tokens. The table goes by the tokens and by how many experts they activate: here
+    as many as are expected if each token chooses evenly."""
+    rows = _read_csv(path, ("tokens", "activated_experts", "time_us"))
+    if "ep" in rows:
+        rows = rows[rows["ep"] == rows["ep"].min()]
+    ticks = np.unique(rows["tokens"].to_numpy(float))
+    values = []
+    for tick in ticks:
+        by_experts = rows[rows["tokens"] == tick].groupby("activated_experts")["time_us"].mean()
+        values.append(np.interp(shape.activated_experts(tick), by_experts.index.to_numpy(float), by_experts.to_numpy()))
+    if tokens[0] < ticks[0] or tokens[-1] > ticks[-1]:
+        raise InputError(
+            f"{path}: tokens {ticks[0]:.0f} to {ticks[-1]:.0f}, dense.csv has {tokens[0]:.0f} to {tokens[-1]:.0f}; "
+            "profile the experts as far"
+        )
+    found: Floats = np.interp(tokens, ticks, values)
+    return found
+
+
+def _as_steps(ticks: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Between two ticks the time of the upper one: matrix kernels compute whole tiles, and a batch is padded to the next size
+    for which there is a graph. (Ticks are whole numbers of tokens.)"""
+    after = ticks[:-1][np.diff(ticks) > 1] + 1
+    steps = np.union1d(ticks, after)
+    return steps, values[np.searchsorted(ticks, steps)]
+
+
+def _with_stragglers(tables: Tables, path: Path) -> Tables:
+    """With what one sequence longer than the others adds, by how much it is longer than the mean, or than the longest prefill
+    beside them, which takes as long. A median, of the rows where that is 1024 tokens at least.
+
+    Rows have equal lengths (`t_mean_us`) and uneven ones of the same mean (`t_skew_us`), on another scale than attention.csv.
+    """
+    rows = _read_csv(path, (*SKEW_AXES, "t_mean_us", "t_skew_us"))
+    ahead = rows["kv_big"] - np.maximum(rows["kv_mean"], rows["pc"] + rows["kp"])
+    measured = (rows["nb"] == 1) & (ahead >= 1024) & (rows["n"] <= tables.decode_sequences[-1])
+    rows = rows.assign(beside=rows["pc"] > 0, ahead=ahead)[measured]
+    points = rows[["pc", "kp", "n", "kv_mean"]].to_numpy(float)
+    even_s = np.array([interpolate4(*tables[4:9], tuple(point)) for point in points])
+    rows["seconds"] = even_s * (rows["t_skew_us"] / rows["t_mean_us"] - 1) / rows["ahead"]
+    by_n = rows.pivot_table(index="n", columns="beside", values="seconds", aggfunc="median").dropna()
+    if by_n.shape[0] == 0 or by_n.shape[1] != 2:
+        raise InputError(
+            f"{path}: at no n one long sequence (nb 1) without and beside prefill; profile it, or remove the file"
+        )
+    return tables._replace(
+        straggler_sequences=by_n.index.to_numpy(float), straggler_s=np.maximum(by_n.to_numpy(float).T, 0.0)
+    )
 
 
 def _read_meta(path: Path) -> dict[str, object]:
@@ -152,15 +234,18 @@ def _read_csv(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     return table
 
 
-def _by_kind(path: Path, axis: str, kinds: tuple[str, ...]) -> tuple[Floats, dict[str, Floats]]:
+def _by_kind(
+    path: Path, axis: str, kinds: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> tuple[Floats, dict[str, Floats]]:
     """Ticks of `axis`, and for each layer kind the µs of one call at every tick."""
     rows = _read_csv(path, ("layer", axis, "time_us"))
     unknown = sorted(set(rows["layer"]) - set(kinds))
     if unknown:
-        raise InputError(f"{path}: layer {unknown[0]!r} is not part of a dense transformer; known: {', '.join(kinds)}")
+        model = "a mixture of experts" if set(OF_EXPERTS) & set(kinds) else "a dense transformer"
+        raise InputError(f"{path}: layer {unknown[0]!r} is not part of {model}; known: {', '.join(kinds)}")
     grid = rows.pivot_table(index=axis, columns="layer", values="time_us", aggfunc="mean")
     for kind in kinds:
-        if kind not in grid and kind not in OPTIONAL:
+        if kind not in grid and kind not in optional:
             raise InputError(f"{path}: no rows of the layer {kind!r}; profile it, too")
         if kind in grid and grid[kind].isna().any():
             tick = grid.index[grid[kind].isna()][0]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.hardware import Gpu, ModelShape
+from simrl.hardware import Gpu, ModelShape, require_dense
 from simrl.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 
@@ -43,6 +43,7 @@ def roofline_profile(
     for name, efficiency in rates.items():
         if not 0 < efficiency <= 1:
             raise InputError(f"roofline: {name}_efficiency is {efficiency}; it must be above 0 and at most 1")
+    require_dense(shape, "roofline")
     if tp < 1 or shape.heads % tp:
         raise InputError(f"roofline: tp is {tp}; it must divide the {shape.heads} attention heads of {shape.name}")
     flops_per_s = compute_efficiency * gpu.bf16_flops

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.hardware import Gpu, ModelShape
+from simrl.hardware import Gpu, ModelShape, require_dense
 from simrl.profile import TableProfile
 
 Floats = NDArray[np.float64]
@@ -113,6 +113,7 @@ def model_drafts(
     host time and the building of a tree, unknown and so 0 by default.
     Raises `InputError` for efficiencies outside (0, 1] and a `tp` that the heads do not share.
     """
+    require_dense(shape, "drafter")
     own_bytes = WEIGHT_BYTES * shape.parameters
     return _roofline(
         shape, 0, own_bytes, gpu, tp, kv_tokens, branches, round_s, layer_s, compute_efficiency, memory_efficiency

@@ -100,6 +100,14 @@ def test_an_unknown_figure_is_refused_with_those_there_are(scoreboard: ModuleTyp
         scoreboard.draw(["fig-1"], [], tmp_path)
 
 
+def test_a_figure_is_drawn_alone_and_says_what_it_shows(scoreboard: ModuleType, tmp_path: Path):
+    scoreboard.main(None, ["rhymerl-8"], False, tmp_path)
+    assert (tmp_path / "figures" / "rhymerl-8.png").read_bytes().startswith(b"\x89PNG")
+    (caption,) = scoreboard.read_captions(tmp_path / "figures").values()
+    assert caption["title"].startswith("Fig. 8") and "Published: short hits dominate" in caption["says"]
+    assert not (tmp_path / "scoreboard.md").exists()
+
+
 def test_every_picture_of_the_page_is_there_and_small(scoreboard: ModuleType):
     captions = scoreboard.read_captions(FOLDER / "figures")
     assert captions

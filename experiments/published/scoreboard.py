@@ -387,12 +387,13 @@ def misses(entries: Sequence[Entry]) -> Iterator[str]:
         if not missed:
             continue
         yield f"### {paper}\n"
+        before = ""
         for e in missed:
             outside = [i for i, hit in enumerate(e["covered"]) if hit is False]
             bounds = published_rows()[e["id"]].elements
             high = sum(e["low"][i] > bounds[i].high for i in outside)
             direction = "high" if high == len(outside) else "low" if high == 0 else "both"
-            places = "" if len(bounds) == 1 else f" (elements {', '.join(str(i + 1) for i in outside)})"
+            places = "" if len(bounds) == 1 else f" (of its elements no. {', '.join(str(i + 1) for i in outside)})"
             said = "predicted too " + {"both": "high and too low"}.get(direction, direction)
             nearest = ", ".join(
                 f"{number(e['low'][i] if e['low'][i] > bounds[i].high else e['high'][i])} against "
@@ -402,7 +403,8 @@ def misses(entries: Sequence[Entry]) -> Iterator[str]:
             meaning = next(
                 (text for (row, way), text in MEANINGS.items() if e["id"].startswith(row) and way == direction), ""
             )
-            rest = f" {meaning}" if meaning else ""
+            rest = "" if not meaning else " As above." if meaning == before else f" {meaning}"
+            before = meaning
             yield f"- {name(e)}{places}: {said}; the nearest end of the interval is {nearest}.{rest}"
         yield ""
 
@@ -416,7 +418,11 @@ def pictures(captions: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     yield (
         "Drawn like the papers' figures, from simulation at the middle of the inputs' ranges. Diamonds and dotted "
         "lines are "
-        "published values, where `published.csv` has them; wide grey lines are the intervals of the board.\n"
+        "published values, where `published.csv` has them; wide grey lines are the intervals of the board. Not "
+        "drawn are figures of "
+        "learning, of production data (SpecActor's Fig. 6a), of what is an input here (RhymeRL's Fig. 6, TLT's Fig. "
+        "15 and Table 4), and "
+        "illustrations.\n"
     )
     for figure in shown:
         paper = next(title for title, start in PAPERS.items() if figure.startswith(start))

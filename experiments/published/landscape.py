@@ -57,7 +57,6 @@ AHEAD_STEPS = 4  # of the trace, beyond the updates
 PROMPTS_PER_GPU = 0.5  # in groups of 16: 8 responses a GPU and step
 SHARES = (0.375, 0.5, 0.625, 0.75)
 DRAFTERS = ("none", "histospec", "ngram", "draft_model", "tlt")
-LIMITS = (0, 1, 4)
 Row = Mapping[str, Any]
 Changes = Mapping[str, Any]
 
@@ -77,6 +76,7 @@ class Size:
     recorded_steps: int
     verl_steps: int
     combination_steps: int
+    limits: Sequence[int] = (0, 1, 4)  # of off-policyness, and the η that are tried
     tokens: Path = COUNTDOWN / "trace.parquet"  # on which text drafts are counted
     changes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -144,6 +144,7 @@ TINY = Size(
     recorded_steps=4,
     verl_steps=4,
     combination_steps=4,
+    limits=(1,),
     tokens=ROOT / "traces" / "countdown-varied" / "dapo-1e-4" / "trace.parquet",
     changes={
         "model": "qwen3-8b", "cluster.tp": 1, "workload.synthetic.group": 4, "workload.synthetic.mean_tokens": 100,
@@ -366,10 +367,10 @@ def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Pa
     changes = {"steps": steps, "warmup_steps": steps // 2}
     base = size.scenario(size.base_gpus, 2, BASE, **changes)
     data = base.model_dump(mode="json", exclude={"system", "variant", "faults"})
-    pipelines = [entry for name in size.pipelines for entry in _bounded(entries[name])]
+    pipelines = [entry for name in size.pipelines for entry in _bounded(entries[name], size.limits)]
     tables: list[str] = []
     why: list[str] = []
-    for limit in LIMITS:
+    for limit in size.limits:
         first = _optimized(data, pipelines, {"system.speculation": list(size.drafters)}, limit, folder, jobs)
         few = [dict(choice.option.point.scenario.system) for choice in first.data.best[:2]]
         placed = [entry for entry in few if "dispatch" in parameters_of(entry["name"])]
@@ -384,11 +385,11 @@ def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Pa
     return {"combination": tables, "why": why}
 
 
-def _bounded(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _bounded(entry: Mapping[str, Any], limits: Sequence[int]) -> list[dict[str, Any]]:
     """With every η of the limits, where a system has one."""
     if "eta" not in parameters_of(str(entry["name"])):
         return [dict(entry)]
-    return [{**entry, "eta": eta} for eta in LIMITS]
+    return [{**entry, "eta": eta} for eta in limits]
 
 
 def _optimized(

@@ -17,6 +17,7 @@ from simrl.importers.lengths import lengths_with
 from simrl.importers.tabular import import_csv, import_jsonl
 from simrl.importers.tokens import TokenCounter, token_counter
 from simrl.importers.trl import import_trl
+from simrl.importers.trl_metrics import read_trl_metrics
 from simrl.importers.verl import import_verl, read_verl_metrics, trace_from_verl_metrics
 from simrl.trace import read_trace, write_trace
 
@@ -727,6 +728,12 @@ def test_a_field_whose_name_is_half_a_character_is_refused_by_its_line(tmp_path)
     file = tmp_path / "run.jsonl"
     file.write_text('{"step": 1, "data": {"\\ud83d\\ude00": 1}}\n{"step": 2, "data": {"a": [{"b\\ud800": 1}]}}\n')
     refused(lambda: read_verl_metrics(file), "run.jsonl: line 2", r"the field 'b\ud800' has half a surrogate pair")
+
+
+def test_a_number_of_hundreds_of_digits_in_a_trl_log_is_too_large_and_no_crash(tmp_path):
+    row = '{"step": 1, "completions/mean_length": %s, "profiling/Time taken: GRPOTrainer.vLLM.generate": 1}'
+    (tmp_path / "run.jsonl").write_text(row % ("9" * 400) + "\n")
+    assert read_trl_metrics(tmp_path / "run.jsonl").filter(like="mean").to_numpy().max() == float("inf")
 
 
 def test_a_link_to_itself_among_areal_files_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from simrl.errors import InputError
-from simrl.importers.rows import INT32_MAX, existing, json_object, read_jsonl, read_whole, shown
+from simrl.importers.rows import INT32_MAX, as_float, existing, json_object, read_jsonl, read_whole, shown
 
 PROFILED = "profiling/Time taken: GRPOTrainer."
 GENERATE = ("vLLM.generate", "transformers.generate", "transformers.generate_batch", "generate")  # older versions last
@@ -40,14 +40,14 @@ def read_trl_metrics(path: str | Path) -> pd.DataFrame:
         for key, value in row.items():
             if key.startswith(PROFILED) and _is_number(value):
                 method = key.removeprefix(PROFILED)
-                timed[method] = timed.get(method, 0.0) + float(value)
+                timed[method] = timed.get(method, 0.0) + as_float(value)
         step: Any = row.get("global_step", row.get("step"))
         if not _is_number(row.get("completions/mean_length")) or not _is_number(step):
             continue
         if not 0 <= step <= INT32_MAX or step != int(step):
             raise InputError(f"{path}: step {shown(step)} is no whole number from 0; repair or remove the row")
         found = {"step": float(step)}
-        found |= {ours: float(row[name]) for name, ours in NAMES.items() if _is_number(row.get(name))}
+        found |= {ours: as_float(row[name]) for name, ours in NAMES.items() if _is_number(row.get(name))}
         for methods, ours in ((GENERATE, "timing_s/gen"), (LOG_PROBS, "timing_s/old_log_prob")):
             seconds = next((timed[method] for method in methods if method in timed), None)
             if seconds is not None:

@@ -215,12 +215,13 @@ def throughputs(bench: Bench) -> Drawn:
         read = [bench.values(f"rhyme-e2e-{cap}-{row}")[0] for cap in rhymerl.CAPS]
         said.append(f"{name} {many(list(ratios.values()), '{:.2f}')} (published: {many(read)})")
     waits = [rhymerl.train(bench.lab, inputs, rhymerl.ONE_STEP_OFF, *setting)["train_idle"] for setting in settings]
+    waited = " to ".join(dict.fromkeys((share(min(waits)), share(max(waits)))))
     return Drawn(
         figure,
         "Fig. 13: training throughput (14B, half of the 128 GPUs, doubled)",
         f"RhymeRL's throughput, at 8K / 16K a mean over the tasks, is so many times that of {'; '.join(said)}. "
         "verl's trainer waits "
-        f"{share(min(waits))} to {share(max(waits))} of the time at the middle inputs, which is all that faster "
+        f"{waited} of the time at the middle inputs, which is all that faster "
         "rollout can win back. (The "
         "paper's means are over three models and, with DAPO, two algorithms; code under AReaL at η 8 is left out "
         "for the time it takes.)",

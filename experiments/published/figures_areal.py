@@ -48,7 +48,8 @@ def timelines(bench: Bench) -> Drawn:
     runs = {
         name: bench.result(areal.scenario(inputs, areal.SMALL, 128, system, cap)) for name, system in systems.items()
     }
-    length_s = 2.5 * steps_s(runs["synchronous (Sync.AReaL)"])
+    longest_s = 2.5 * steps_s(runs["synchronous (Sync.AReaL)"])
+    length_s = min(longest_s, *(measured_s(run) for run in runs.values()))
     figure, panels = picture(3, 1, 5.6, sharex=True)
     idle, thin, seen = {}, {}, set()
     for axes, (name, run) in zip(panels.flat, runs.items(), strict=True):
@@ -86,10 +87,15 @@ def thin_share(run: Result, start_s: float, end_s: float) -> float:
     return float(((batch > 0) & (batch < 0.25)).mean())
 
 
-def steps_s(run: Result) -> float:
+def measured_s(run: Result) -> float:
+    """Seconds from the end of the warm-up to the last update."""
     finished_s = run.steps.column("finished_s").to_numpy()
-    first = areal.WARMUP_STEPS - 1
-    return float(finished_s[-1] - finished_s[first]) / (len(finished_s) - areal.WARMUP_STEPS)
+    return float(finished_s[-1] - finished_s[areal.WARMUP_STEPS - 1])
+
+
+def steps_s(run: Result) -> float:
+    """Seconds a step after the warm-up."""
+    return measured_s(run) / (run.steps.num_rows - areal.WARMUP_STEPS)
 
 
 def scaling(bench: Bench) -> Drawn:

@@ -118,7 +118,10 @@ def test_switching_moves_the_states_of_a_gpu_and_publishing_the_weights():
     switch_s = costs(gpus=2, switch=True, switch_s=4.0, gpu=slow).phases(np.array([10]))[0][1]
     parameters = MODEL.parameters
     assert switch_s == pytest.approx(4.0 + 18 * parameters / 2 / 10)
-    for gpus, rate in ((8, 20.0), (16, 16.0)):  # one node by its link, more by the network shares of a node's eight GPUs
+    for gpus, rate in (
+        (8, 20.0),
+        (16, 16.0),
+    ):  # one node by its link, more by the network shares of a node's eight GPUs
         publish_s = costs(gpus=gpus, publish_s=1.0, gpu=slow).phases(np.array([10]))[-1][1]
         assert publish_s == pytest.approx(1.0 + 2 * parameters / rate)
 

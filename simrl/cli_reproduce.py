@@ -55,7 +55,7 @@ def reproduce(
     from simrl.published.score import published_rows
 
     known = published_rows()
-    wanted = list(rows or known)
+    wanted = list(dict.fromkeys(rows or known))
     for row in wanted:
         if row not in known:
             raise InputError(f"{row}: no published row{meant(row, known)}; there are {', '.join(known)}")

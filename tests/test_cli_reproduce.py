@@ -49,6 +49,15 @@ def test_the_screen_says_why_a_row_is_not_predicted(simrl):
     assert len(json.loads((simrl.folder / "new/b.json").read_text())["rows"]) == 2
 
 
+def test_a_row_that_is_asked_for_twice_is_predicted_and_counted_once(simrl):
+    row = QUICK[1]
+    once, twice = (
+        simrl("reproduce", *rows, "--samples", "0", "--jobs", "1", "--json").out for rows in ([row], [row] * 2)
+    )
+    assert json.loads(once)["totals"]["rows"] == 1
+    assert once == twice
+
+
 def test_an_unknown_row_names_the_one_that_may_be_meant(simrl):
     assert "areal-etta: no published row (did you mean areal-eta?)" in simrl.refuses("reproduce", "areal-etta")
 

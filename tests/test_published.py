@@ -15,7 +15,7 @@ from simrl.published import predict, score, tlt
 from simrl.published.areal import one_forward_one_backward
 from simrl.published.board import board, in_words, totals
 from simrl.published.lab import GIVEN
-from simrl.published.ledger import Input, Ledger, read_ledger
+from simrl.published.ledger import Asked, Input, Ledger, read_ledger
 from simrl.published.predict import Prediction
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy
@@ -57,6 +57,16 @@ def test_a_published_range_is_hit_where_it_overlaps_the_interval():
     assert (inside.error, inside.covered) == (0, True)
     assert (touching.error, touching.covered) == (pytest.approx(-0.1), True)
     assert not outside.covered
+
+
+def test_a_prediction_of_nothing_at_all_has_no_relative_width():
+    row = score.published_rows()["rhyme-migr-code"]  # 0.016-0.046
+    (element,) = score.score(row, [[0.0], [0.001]])
+    assert (element.error, element.covered, element.half_width) == (-1, False, None)
+    prediction = Prediction([[0.0], [0.001]], read_ledger("rhymerl").sample(1), [], frozenset())
+    (entry,) = board(["rhyme-migr-code"], {"rhyme-migr-code": prediction})
+    assert totals([entry])["median_half_width"] is None
+    assert in_words([entry]).endswith("median error 100%.")
 
 
 def test_a_prediction_of_too_few_elements_is_refused():
@@ -135,14 +145,38 @@ def test_a_row_whose_middle_cannot_be_is_not_predicted_and_says_why(monkeypatch:
     assert in_words([entry]) == "0 of 1 rows are predicted; 0% of 1 published figures lie in their intervals."
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_comes_to_no_number_is_neither_given_nor_a_prediction(monkeypatch: pytest.MonkeyPatch, value: float):
+    rule = {0: [GIVEN, GIVEN, 10.6], 1: [GIVEN, GIVEN, float(str(value))]}
+    todo = of_a_paper(monkeypatch, "tlt-graph-memory", lambda number: rule[number])[:2]
+    (found,) = predict.predict(todo, jobs=1).values()
+    assert [values[2] for values in found.elements] == [10.6]
+    assert found.refused == [f"the simulation gives no number for it: nan, nan, {value}"]
+
+
 def test_a_bug_in_a_prediction_is_not_taken_for_inputs_that_cannot_be(monkeypatch: pytest.MonkeyPatch):
     todo = of_a_paper(monkeypatch, "areal-dynbatch", lambda number: [1.0 / number])
     with pytest.raises(ZeroDivisionError):
         predict.predict(todo, jobs=1)
 
 
+def test_what_a_row_does_not_ask_for_moves_it_by_chance_alone_and_is_not_named():
+    rows = ("weight-sync-7b", "weight-sync-30b")
+    predicted = predict.predict(predict.tasks(rows, 4), jobs=1)
+    small, large = board(rows, predicted)
+    assert {driver["input"] for driver in small["drivers"]} == {"tensor_s", "bucket_bytes", "engine_bytes_per_s"}
+    assert "network_bytes_per_s" in {driver["input"] for driver in large["drivers"]}  # its ranks are on several nodes
+
+
+def test_inputs_note_who_asks_for_them_also_where_some_are_replaced():
+    inputs = Asked({"sigma": 1.0, "group": 8, "tp": 2}, set())
+    other = inputs | {"sigma": 0.5}
+    assert (other["sigma"], other.get("group"), other.get("cap", 3)) == (0.5, 8, 3)
+    assert inputs.names == {"sigma", "group", "cap"}
+
+
 def test_an_element_that_its_prediction_is_given_counts_as_nothing():
-    prediction = Prediction([[GIVEN, GIVEN, 10.6], [GIVEN, GIVEN, 10.7]], read_ledger("tlt").sample(1), [])
+    prediction = Prediction([[GIVEN, GIVEN, 10.6], [GIVEN, GIVEN, 10.7]], read_ledger("tlt").sample(1), [], frozenset())
     (entry,) = board(["tlt-graph-memory"], {"tlt-graph-memory": prediction})
     assert (entry["predicted"], entry["covered"]) == ([None, None, 10.6], [None, None, True])
     assert totals([entry])["elements"] == 1

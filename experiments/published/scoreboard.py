@@ -9,6 +9,7 @@ Sentences are made from the figures beside them. Every picture takes less than a
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -206,7 +207,7 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
     predicted = [e for e in entries if e["predicted"] is not None]
     covered = [e for e in predicted if all(scored(e, "covered"))]
     sums = totals(entries)
-    stated = [e for e in predicted if max(scored(e, "half_width")) <= MOVES]
+    stated = [e for e in predicted if max(scored(e, "half_width"), default=math.inf) <= MOVES]
     near = [e for e in stated if max(map(abs, scored(e, "error"))) <= 0.1]
     found = orders(entries)
     ratios = [e for e in predicted if is_ratio(e["id"])]
@@ -221,7 +222,8 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
         + f"{sums['covered_share']:.0%} of all {sums['elements']} elements |".replace("%", " %")
     )
     width, error = sums["median_half_width"], sums["median_error"]
-    reached = "nothing is predicted" if width is None else f"{width:.0%}; the median error at the middle is {error:.0%}"
+    reached = f"{'none' if width is None else f'{width:.0%}'}; the median error at the middle is {error:.0%}"
+    reached = "nothing is predicted" if error is None else reached
     yield "| median half-width: 15 % or less | " + reached.replace("%", " %") + " |"
     yield (
         f"| rows that open inputs move little (half-width up to {100 * MOVES:.0f} %): within 10 % | "

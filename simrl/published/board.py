@@ -57,7 +57,7 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
         "ledger": {name: entry.model_dump(exclude_defaults=True) for name, entry in read_ledger(paper).inputs.items()},
         "drivers": [
             {"input": name, "rank_correlation": r}
-            for name, r in drivers(paper, predicted.inputs, [fmean(values) for values in scored])
+            for name, r in drivers(paper, predicted.inputs, [fmean(values) for values in scored], predicted.asked)
         ],
         "why_not": None,
     }
@@ -96,7 +96,9 @@ def in_words(entries: Sequence[Mapping[str, Any]]) -> str:
     said += f"{sums['covered_share']:.0%} of {sums['elements']} published figures lie in their intervals"
     if sums["median_error"] is None:
         return f"{said}."
-    return f"{said}; median error {sums['median_error']:.0%}, median half-width {sums['median_half_width']:.0%}."
+    said += f"; median error {sums['median_error']:.0%}"
+    width = sums["median_half_width"]
+    return f"{said}." if width is None else f"{said}, median half-width {width:.0%}."
 
 
 def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:

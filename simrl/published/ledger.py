@@ -18,6 +18,25 @@ Value = bool | int | float | str
 Inputs = dict[str, Any]  # one value an input
 
 
+class Asked(dict[str, Any]):
+    """Inputs that note in `names` which of them are asked for; so does what `asked | {...}` replaces some in."""
+
+    def __init__(self, inputs: Inputs, names: set[str]) -> None:
+        super().__init__(inputs)
+        self.names = names
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def __or__(self, other: Inputs) -> Asked:  # type: ignore[override]
+        return Asked({**self, **other}, self.names)
+
+
 class Input(BaseModel):
     """One input. `low` and `high` bound it where it is assumed, `choices` are the alternatives of one that is no number;
     `value` is the middle. `source` says where it stands in the paper, or why it is assumed so. `log`: drawn by its ratio."""

@@ -6,6 +6,7 @@ which a row cannot be simulated costs that row this set, and no other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -17,8 +18,8 @@ from simrl.errors import InputError, StoppedError
 from simrl.interrupts import ctrl_c_ignored
 from simrl.processes import main_left_alone
 from simrl.published import areal, rhymerl, rollpacker, specactor, tlt, verl
-from simrl.published.lab import Lab
-from simrl.published.ledger import Inputs, read_ledger
+from simrl.published.lab import GIVEN, Lab
+from simrl.published.ledger import Asked, Inputs, read_ledger
 
 # Those that take longest first: what is done last should end soon.
 PAPERS: dict[str, ModuleType] = {
@@ -29,7 +30,13 @@ PAPERS: dict[str, ModuleType] = {
     "verl": verl,
     "rollpacker": rollpacker,
 }
-Found = list[float] | InputError  # the elements of a row, or why it cannot be
+
+
+class Found(NamedTuple):
+    """The elements of a row, or why it cannot be; and the inputs that were asked for."""
+
+    elements: list[float] | InputError
+    asked: frozenset[str]
 
 
 class Task(NamedTuple):
@@ -43,11 +50,12 @@ class Task(NamedTuple):
 
 class Prediction(NamedTuple):
     """The elements of a row under each set of inputs under which it can be, the middle first; without the middle there are
-    none. `refused` says of the other sets why not, a line each."""
+    none. `refused` says of the other sets why not, a line each. `asked` are the inputs that any of them asked for."""
 
     elements: list[list[float]]
     inputs: list[Inputs]
     refused: list[str]
+    asked: frozenset[str]
 
 
 def paper_of(row: str) -> str | None:
@@ -77,10 +85,14 @@ def run(task: Task) -> dict[str, Found]:
 
 
 def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs) -> Found:
+    asked = Asked(inputs, set())
     try:
-        return [float(value) for value in row(lab, inputs)]
+        found = [float(value) for value in row(lab, asked)]
+        if any(not math.isfinite(value) and value is not GIVEN for value in found):
+            raise InputError(f"the simulation gives no number for it: {', '.join(map(str, found))}")
     except InputError as error:
-        return error
+        return Found(error, frozenset(asked.names))
+    return Found(found, frozenset(asked.names))
 
 
 def predict(todo: Sequence[Task], jobs: int, on_task: Callable[[], None] = lambda: None) -> dict[str, Prediction]:
@@ -94,11 +106,12 @@ def predict(todo: Sequence[Task], jobs: int, on_task: Callable[[], None] = lambd
 
 def _prediction(row: str, todo: Sequence[Task], done: Mapping[tuple[str, int], Mapping[str, Found]]) -> Prediction:
     found = [(task, done[task.paper, task.number][row]) for task in todo]
-    refused = [str(outcome) for _, outcome in found if isinstance(outcome, InputError)]
-    can_be = [(task, outcome) for task, outcome in found if not isinstance(outcome, InputError)]
+    refused = [str(outcome.elements) for _, outcome in found if isinstance(outcome.elements, InputError)]
+    can_be = [(task, outcome.elements) for task, outcome in found if not isinstance(outcome.elements, InputError)]
     if not can_be or can_be[0][0].number != 0:
         can_be = []
-    return Prediction([outcome for _, outcome in can_be], [task.inputs for task, _ in can_be], refused)
+    asked = frozenset[str]().union(*(outcome.asked for _, outcome in found))
+    return Prediction([elements for _, elements in can_be], [task.inputs for task, _ in can_be], refused, asked)
 
 
 def _outcomes(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, dict[str, Found]]]:
@@ -121,13 +134,16 @@ def _outcomes(todo: Sequence[Task], jobs: int) -> Iterator[tuple[Task, dict[str,
             raise
 
 
-def drivers(paper: str, samples: Sequence[Inputs], values: Sequence[float]) -> list[tuple[str, float]]:
-    """The open inputs by how much they move a value: the rank correlation over the sample, the strongest first."""
+def drivers(
+    paper: str, samples: Sequence[Inputs], values: Sequence[float], asked: frozenset[str]
+) -> list[tuple[str, float]]:
+    """The open inputs that a row asks for, by how much they move its value: the rank correlation over the sample, the
+    strongest first. What it does not ask for goes with it by chance alone."""
     from scipy.stats import spearmanr
 
     ledger = read_ledger(paper)
     found = []
-    for name in ledger.open:
+    for name in (name for name in ledger.open if name in asked):
         drawn = [inputs[name] for inputs in samples]
         places = [sorted(set(map(str, drawn))).index(str(x)) for x in drawn] if isinstance(drawn[0], str) else drawn
         if len(set(places)) > 1 and len(set(values)) > 1:

@@ -142,7 +142,7 @@ def run(
     drafts = system.get("speculation", "histospec" if system["name"] == "rhymerl" else NO_DRAFTS) != NO_DRAFTS
     passes_s = inputs["between_passes_s"] + (inputs["draft_s"] if drafts else 0.0)
     scenario: Scenario = run_of(
-        {**inputs, "between_passes_s": passes_s, "prompt_share": inputs[f"prompt_share_{task}"]},
+        inputs | {"between_passes_s": passes_s, "prompt_share": inputs[f"prompt_share_{task}"]},
         {"minibatches": inputs["minibatches"], "log_probs": inputs["log_probs"], **system},
         model=model,
         gpus=gpus,

@@ -74,9 +74,9 @@ class Element(NamedTuple):
         return self.low <= self.published.high and self.published.low <= self.high
 
     @property
-    def half_width(self) -> float:
-        """Of the interval, relative to the prediction."""
-        return (self.high - self.low) / 2 / abs(self.predicted)
+    def half_width(self) -> float | None:
+        """Of the interval, relative to the prediction; None where that is 0."""
+        return (self.high - self.low) / 2 / abs(self.predicted) if self.predicted else None
 
 
 @cache

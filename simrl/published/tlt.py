@@ -68,7 +68,7 @@ def scenario(inputs: Inputs, model: str, system: System, prompts: int) -> Scenar
     tp = inputs["tp_32b"] if model == TARGET else inputs["tps"][place]
     sigma = inputs[f"sigma_{SPREADS.get(model, 'base')}"]
     return run_of(
-        {**inputs, "sigma": sigma},
+        inputs | {"sigma": sigma},
         system,
         model=SHAPES.get(model, model),
         gpus=inputs["gpus"],

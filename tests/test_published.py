@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,6 +80,8 @@ def test_only_what_is_assumed_has_a_range():
         Input(value=1.0, low=0.5, high=2.0, kind="stated", source="§1")
     with pytest.raises(ValidationError, match="not between"):
         Input(value=3.0, low=0.5, high=2.0, kind="assumed", source="why")
+    with pytest.raises(ValidationError, match="no prediction asks for"):
+        Input(value=1.0, low=0.5, high=2.0, kind="assumed", source="why", used=False)
 
 
 def test_more_sets_of_inputs_leave_the_first_as_they_were():
@@ -111,6 +114,14 @@ def test_every_ledger_says_where_each_input_is_from(name: str):
     ledger = read_ledger(name)
     assert all(entry.source for entry in ledger.inputs.values())
     assert set(predict.PAPERS[name].ROWS) <= set(score.published_rows())
+
+
+@pytest.mark.parametrize("name", predict.PAPERS)
+def test_inputs_that_no_prediction_asks_for_are_marked(name: str):
+    source = "".join((PACKAGE / f"{module}.py").read_text(encoding="utf-8") for module in (name, "lab"))
+    asked = [re.sub(r"\{[^}]*\}", ".+", text) for text in re.findall(r'inputs(?:\.get\(|\[)f?"([^"]+)"', source)]
+    for key, entry in read_ledger(name).inputs.items():
+        assert entry.used == any(re.fullmatch(pattern, key) for pattern in asked), key
 
 
 def of_a_paper(monkeypatch: pytest.MonkeyPatch, row: str, rule) -> list[predict.Task]:

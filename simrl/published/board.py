@@ -137,7 +137,11 @@ def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
                 else ", ".join(map(str, entry.get("choices", ())))
             )
             inputs.add_row(
-                name, f"{entry['value']} {entry.get('unit', '')}".strip(), span, entry["kind"], entry["source"]
+                name,
+                f"{entry['value']} {entry.get('unit', '')}".strip(),
+                span,
+                entry["kind"] + ("" if entry.get("used", True) else ", not used"),
+                entry["source"],
             )
         console.print(inputs)
 

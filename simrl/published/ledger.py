@@ -39,7 +39,8 @@ class Asked(dict[str, Any]):
 
 class Input(BaseModel):
     """One input. `low` and `high` bound it where it is assumed, `choices` are the alternatives of one that is no number;
-    `value` is the middle. `source` says where it stands in the paper, or why it is assumed so. `log`: drawn by its ratio."""
+    `value` is the middle. `source` says where it stands in the paper, or why it is assumed so. `log`: drawn by its ratio.
+    `used`: false where it is written down for the reader and no prediction asks for it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,6 +52,7 @@ class Input(BaseModel):
     high: float | None = None
     log: bool = False
     choices: tuple[Value, ...] = ()
+    used: bool = True
 
     @model_validator(mode="after")
     def _a_range_is_assumed(self) -> Input:
@@ -58,6 +60,8 @@ class Input(BaseModel):
             raise ValueError("give low and high, or neither")
         if self.open and self.kind != "assumed":
             raise ValueError(f"{self.kind}, and yet a range: only what is assumed has one")
+        if self.open and not self.used:
+            raise ValueError("a range that no prediction asks for")
         number = isinstance(self.value, int | float)
         if self.low is not None and not (number and self.low <= self.value <= self.high):  # type: ignore[operator]
             raise ValueError(f"the middle {self.value} is not between {self.low} and {self.high}")

@@ -1,9 +1,13 @@
 """Published results: what is read of them, how predictions are scored, and that predictions never see an outcome."""
 
 import ast
+import csv
+import importlib.resources
 import json
 import math
 import re
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +52,8 @@ def test_a_gain_is_scored_as_a_ratio():
     assert element.error == pytest.approx(1.05 / 1.026 - 1)
     assert element.covered
     assert element.half_width == pytest.approx(0.05 / 1.05)
+    (entry,) = board(["spec-abl-vanilla"], {})
+    assert (entry["published"], entry["unit"]) == ([1.026], "x")
 
 
 def test_a_published_range_is_hit_where_it_overlaps_the_interval():
@@ -222,6 +228,38 @@ def test_a_row_is_predicted_by_one_paper():
     assert len(rows) == len(set(rows))
 
 
+def test_other_outcomes_change_scores_and_no_prediction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    rows, copy = ("weight-sync-7b", "tlt-topk8", "spec-decode-latency"), tmp_path / "published"
+    with (PACKAGE / "published.csv").open(encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    with (copy / "published.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, table[0].keys())
+        writer.writeheader()
+        writer.writerows(
+            {**row, "value": re.sub(r"\d+", lambda digits: f"7{digits[0]}", row["value"])} for row in table
+        )
+
+    def predicted() -> tuple[dict[str, list[list[float]]], list[float]]:
+        for cached in (score.published_rows, read_ledger, tlt.first_choice):
+            cached.cache_clear()
+        found = predict.predict(predict.tasks(rows, 1), jobs=1)
+        errors = [error for entry in board(rows, found) for error in entry["error"]]
+        return {row: one.elements for row, one in found.items()}, errors
+
+    before, errors = predicted()
+    with monkeypatch.context() as patched:  # whoever looks for a file of the package finds the copy
+        patched.setattr(importlib.resources, "files", lambda package: copy)
+        for module in [m for name, m in sys.modules.items() if name.startswith("simrl.published")]:
+            if hasattr(module, "files"):
+                patched.setattr(module, "files", lambda package: copy)
+        after, other_errors = predicted()
+    score.published_rows.cache_clear()
+    read_ledger.cache_clear()
+    assert after == before
+    assert all(a != b for a, b in zip(errors, other_errors, strict=True) if a)
+
+
 def test_no_module_that_predicts_reads_an_outcome():
     readers = {"score", "board"}
     for path in PACKAGE.glob("*.py"):
@@ -234,5 +272,5 @@ def test_no_module_that_predicts_reads_an_outcome():
             if isinstance(node, ast.ImportFrom | ast.Import)
             for name in [getattr(node, "module", None), *(alias.name for alias in node.names)]
         }
-        assert not {"simrl.published.score", "score"} & imported, path.name
+        assert not {"simrl.published.score", "score", "simrl.published.board", "board"} & imported, path.name
         assert "published.csv" not in text or path.stem == "__init__", path.name

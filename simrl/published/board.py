@@ -40,7 +40,7 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
         "baseline": row.baseline,
         "quantity": row.quantity,
         "setting": row.setting,
-        "unit": row.unit,
+        "unit": "x" if row.gain else row.unit,  # a gain is compared as a ratio
         "published": [_bound(bound) for bound in row.elements],
         "refused": predicted.refused if predicted else [],
     }

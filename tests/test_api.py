@@ -179,7 +179,9 @@ def test_the_runs_of_a_comparison_are_found_by_the_names_in_its_table(compared):
         "areal(eta=2) (cluster.gpus=8)",
     ]
     assert compared.result("areal(eta=2) (cluster.gpus=8)").metadata["gpus"] == 8
-    with pytest.raises(simrl.InputError, match="'areal': name one of the runs, 'verl_colocated"):
+    with pytest.raises(
+        simrl.InputError, match=r"'areal' \(did you mean areal.*\): name one of the runs, 'verl_colocated"
+    ):
         compared.timeline("areal")
     with pytest.raises(simrl.InputError, match="no name: name one"):
         compared.explain()

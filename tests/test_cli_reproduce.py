@@ -38,7 +38,8 @@ def test_the_number_of_processes_does_not_change_a_prediction(simrl):
     assert one == two != ""
 
 
-def test_the_screen_says_why_a_row_is_not_predicted(simrl):
+def test_the_screen_says_why_a_row_is_not_predicted(simrl, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # as a pipe has it
     code, out, _ = simrl(
         "reproduce", "tlt-graph-memory", "tlt-accept-r", "--samples", "0", "--jobs", "1", "-o", "new/b.json"
     )

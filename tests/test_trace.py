@@ -147,7 +147,7 @@ def test_numpy_pandas_arrow_and_text_columns_give_the_same_trace():
         ({"response_ids": [[1] * 10, None, [1] * 29 + [-1], None]}, "row 2, column 'response_ids' .* negative token id"),
         ({"response_ids": [[1] * 9 + [None], None, None, None]}, "row 0, column 'response_ids' holds an empty"),
         ({"step": [0, 1, 1, 1], "prompt_id": [7, 7, 9, 7]}, "row 3 repeats (step, prompt_id, sample) = (1, 7, 0); number"),
-        ({"response_tokens": None, "response_len": [1] * 4}, "unknown column 'response_len'; a trace has the columns step,"),
+        ({"response_tokens": None, "response_len": [1] * 4}, "unknown column 'response_len' (did you mean response_tokens?); "),
         ({"response_tokens": None}, "no column 'response_tokens' (it has step, .*); rename the one that holds it"),
         ({"sample": [0, 0, 0]}, "columns of different lengths .*'sample': 3.*; give one value a row"),
         ({"step": np.zeros((4, 2))}, "column 'step' is not int32 .*; convert it"),

@@ -5,11 +5,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from replay.grpo.records import RunFolder
+from replay.grpo.records import RunFolder, as_trace
 from simrl.errors import InputError
 from simrl.result import Result
 from simrl.rollout import Rollout, Segment
-from simrl.trace import Sample
+from simrl.trace import Sample, TraceMetadata
 
 
 def make_version(folder: RunFolder, number: int) -> None:
@@ -115,3 +115,24 @@ def test_one_process_at_a_time_makes_a_run(folder: RunFolder) -> None:
     folder = RunFolder(folder.path / "lock")
     with pytest.raises(InputError, match=r"lock: cannot be written"), folder.alone():
         pass
+
+
+def test_a_response_made_again_under_a_later_number_stays_in_its_epoch(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    make_version(folder, 0)
+    for number, epochs_and_prompts in enumerate(
+        ([(0, 1), (1, 1)], [(0, 0), (1, 0)])
+    ):  # prompt 0 of epoch 0 was lost once
+        make_version(folder, number + 1)
+        rollouts = [
+            Rollout(
+                Sample(uid, 0, epoch, prompt, 0, 3), (Segment(0, 0, 2, 0.0, 1.0),), True, 0.5, 1.0, token_ids=(5, 1)
+            )
+            for uid, (epoch, prompt) in enumerate(epochs_and_prompts, 2 * number)
+        ]
+        folder.record(number, 0, rollouts, {"step": {}})
+    about = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="characters", cap_tokens=2)
+    trace = as_trace(folder.read()[0], 2, about)
+    rows = trace.table.select(["step", "epoch", "prompt_id"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 1)]

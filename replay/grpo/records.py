@@ -206,8 +206,9 @@ def segments_of(row: dict[str, Any]) -> list[Segment]:
 
 def as_trace(samples: pa.Table, per_step: int, metadata: TraceMetadata) -> Trace:
     """What was generated, in the order in which it was to be (`per_step` responses a step, whichever update trained on them):
-    the workload that the run was, to simulate under any schedule or to draft from."""
-    samples = samples.sort_by([("part", "ascending"), ("uid", "ascending")])
+    the workload that the run was, to simulate under any schedule or to draft from. By epoch first: a response lost with
+    its engine, or with the run, is made under a later number, and a step would have a prompt of two epochs."""
+    samples = samples.sort_by([("epoch", "ascending"), ("part", "ascending"), ("uid", "ascending")])
     ids = samples["response_ids"].to_pylist()
     columns: dict[str, Any] = {
         name: samples[name].to_pylist() for name in ("epoch", "prompt_id", "sample", "prompt_tokens", "reward")

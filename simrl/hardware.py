@@ -116,7 +116,7 @@ class Gpu(BaseModel):
     def bytes_per_s_among(self, gpus: int) -> float:
         """At which each GPU of a set receives what all of them hold in parts (all-gather, and reduce-scatter the other way):
         by the link in one node of 8. Beyond, each of a node's eight network shares brings another eighth, which the link
-        hands on within the node, as NCCL's rings do (its tests are reported with 400 to 450 GB/s on H100 with 400 Gb/s each)."""
+        hands on within the node, as NCCL's rings do (its tests are reported with 400 to 450 GB/s on H100)."""
         if gpus <= GPUS_PER_NODE:
             return self.link_bytes_per_s
         return min(self.link_bytes_per_s, GPUS_PER_NODE * self.network_bytes_per_s)

@@ -189,12 +189,26 @@ def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):
     assert "step -1 is no whole number from 0" in refusal(read_metrics, tmp_path / "run.jsonl", None, 16, 80.0)
 
 
+def test_a_log_without_the_length_of_responses_is_refused(tmp_path):
+    rollout = "perf 0: {'perf/rollout_time': 120.0, 'rollout/num_training_samples': 16}"
+    (tmp_path / "run.log").write_text(f"{rollout}\nperf 0: {{'perf/actor_train_time': 9.0}}\n")
+    assert "without the mean length of responses" in refusal(read_metrics, tmp_path / "run.log", None, 16, 80.0)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed")
 def test_a_tokenizer_that_cannot_count_is_refused(tmp_path):
     made = json.loads(READERS["tokenizer"].seeds()[0]["tokenizer.json"])
     made["model"]["unk_token"] = "none"
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
     assert "cannot count" in refusal(token_counter(tmp_path).count, ["what is this"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed")
+def test_a_tokenizer_whose_ids_do_not_fit_a_trace_is_refused(tmp_path):
+    made = json.loads(READERS["tokenizer"].seeds()[0]["tokenizer.json"])
+    made["model"]["vocab"] = {word: 2**31 + i for i, word in enumerate(made["model"]["vocab"])}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    assert "token id 2147483650 is more than 32 bits hold" in refusal(token_counter(tmp_path).count, ["a b"])
 
 
 def test_half_a_character_of_a_command_line_is_refused(tmp_path):

@@ -332,6 +332,8 @@ def _read(path: Path) -> DictConfig:
         raise InputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     except RecursionError as error:
         raise InputError(f"{path}: nested too deeply; a scenario has a handful of levels") from error
+    except AssertionError as error:  # OmegaConf's answer to a quoted number
+        raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}") from error
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read ({what}); name a scenario file (YAML)") from error

@@ -13,6 +13,7 @@ from readers import READERS
 
 from simrl.errors import InputError
 from simrl.explanation import explain_result
+from simrl.hardware import model_shape
 from simrl.importers.metrics import read_metrics
 from simrl.importers.tokens import token_counter
 from simrl.importers.verl import import_verl
@@ -187,6 +188,17 @@ def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):
     )
     (tmp_path / "run.jsonl").write_text(rows)
     assert "step -1 is no whole number from 0" in refusal(read_metrics, tmp_path / "run.jsonl", None, 16, 80.0)
+
+
+def test_a_scenario_that_is_a_quoted_number_is_refused(tmp_path):
+    (tmp_path / "scenario.yaml").write_text("'-1'\n")
+    assert "no keys" in refusal(load_scenarios, tmp_path / "scenario.yaml")
+
+
+def test_a_vocabulary_beyond_all_floats_is_refused(tmp_path):
+    config = json.loads(READERS["config"].seeds()[0]["model/config.json"]) | {"vocab_size": 10**400}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "vocab" in refusal(model_shape, tmp_path)
 
 
 def test_a_log_without_the_length_of_responses_is_refused(tmp_path):

@@ -99,6 +99,13 @@ class ProfileConfig(_Model):
         le=1,
         description="what every decoding sequence adds to a pass: work of the host that no profile of kernels has",
     )
+    least_pass_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="no pass is shorter, the pause apart: what the host takes to launch its kernels one by one where there "
+        "are no CUDA graphs (vLLM's enforce_eager), 0.2 to 0.6 ms a layer",
+    )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:

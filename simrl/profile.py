@@ -477,7 +477,7 @@ def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tabl
             f"{origin}: the tables {' and '.join(STRAGGLERS)} have other sequences; derive the profile again"
         )
     seconds = np.array([data["seconds"][rows] for rows in stragglers], dtype=np.float64)
-    return Tables(*grids, float(pause[0]), sequences, seconds)
+    return Tables._make([*grids, float(pause[0]), sequences, seconds, 0.0])
 
 
 def _validate(tables: Tables, origin: str) -> None:

@@ -21,6 +21,7 @@ from simrl.result import Result
 from simrl.scenario import Scenario
 from simrl.shipped import shipped_profile
 from simrl.simulate import prepare, simulate_prepared
+from simrl.synthesis import LengthModel
 
 Measures = dict[str, Any]
 GIVEN = math.nan  # stands where an element of a row is an input of its prediction: it is not scored
@@ -57,17 +58,8 @@ def run_of(
     speculation: Mapping[str, Any] | None = None,
 ) -> Scenario:
     """A scenario of a paper: its inputs, where all papers have the same ones, and what the row says besides. `lengths` are
-    fields of a length model."""
+    fields of a length model, which has as many steps as the run where they do not say otherwise."""
     passes_s = float(inputs["between_passes_s"])
-    workload = {
-        "steps": steps,
-        "group": inputs["group"],
-        "sigma": inputs["sigma"],
-        "prompt_share": inputs["prompt_share"],
-        "prompt_tokens": inputs["prompt_tokens"],
-        "prompt_cap_tokens": inputs.get("prompt_cap_tokens", 2048),
-        **lengths,
-    }
     return Scenario.model_validate(
         {
             "name": "published",
@@ -75,12 +67,27 @@ def run_of(
             "warmup_steps": warmup_steps,
             "model": model,
             "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
-            "workload": {"synthetic": workload},
+            "workload": {"synthetic": lengths_of(inputs, steps, lengths)},
             "profile": step_times(model, inputs["gpu"], tp, passes_s),
             "engine": {"max_num_seqs": 1024, **(engine or {})},
             "training": training,
             "speculation": speculation or {},
             "system": system,
+        }
+    )
+
+
+def lengths_of(inputs: Inputs, steps: int, lengths: Mapping[str, Any]) -> LengthModel:
+    """The lengths of a paper's runs: those inputs that all papers have, and `lengths` besides."""
+    return LengthModel.model_validate(
+        {
+            "steps": steps,
+            "group": inputs["group"],
+            "sigma": inputs["sigma"],
+            "prompt_share": inputs["prompt_share"],
+            "prompt_tokens": inputs["prompt_tokens"],
+            "prompt_cap_tokens": inputs.get("prompt_cap_tokens", 2048),
+            **lengths,
         }
     )
 

@@ -20,18 +20,30 @@ from simrl.training import Ints, TrainingCosts, deal, longest_first
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
 SCALE = 8
-STEPS, WARMUP_STEPS = 5, 2
+# Updates, and the first of them that are left out. The first batch of a run that trains what is finished first has short
+# responses, whose long siblings follow in the next three or four.
+SYNCHRONOUS_STEPS, ASYNCHRONOUS_STEPS, INTERRUPTED_STEPS = (5, 2), (9, 4), (4, 1)
+BATCHES = 16  # of the trace: more than a run's generation reaches, so that none comes twice
 UNBOUNDED = 1000  # updates: more than a run has
 UPDATES = 250  # of Table 1
 KILO = 1e-3
 
 
 def scenario(
-    inputs: Inputs, model: str, gpus: int, system: dict[str, Any], cap_tokens: int, scale: int = SCALE
+    inputs: Inputs,
+    model: str,
+    gpus: int,
+    system: dict[str, Any],
+    cap_tokens: int,
+    scale: int = SCALE,
+    updates: tuple[int, int] | None = None,
 ) -> Scenario:
     """One of the paper's runs, a few updates of it."""
     mean_tokens, sigma = inputs["mean_tokens"], inputs["sigma"]
-    mfu = inputs["verl_mfu"] if system["name"] == "verl_colocated" else inputs["mfu"]
+    baseline = system["name"] == "verl_colocated"
+    mfu = inputs["verl_mfu"] if baseline else inputs["mfu"]
+    memory = inputs["verl_gpu_memory_utilization"] if baseline else inputs["gpu_memory_utilization"]
+    steps, warmup_steps = updates or (ASYNCHRONOUS_STEPS if system["name"] == "areal" else SYNCHRONOUS_STEPS)
     return run_of(
         inputs,
         system,
@@ -42,12 +54,15 @@ def scenario(
             "prompts_per_step": inputs["prompts"] // scale,
             "cap_tokens": cap_tokens,
             "mean_tokens": mean_under(cap_tokens, mean_tokens, sigma, inputs["cap_tokens"]),
+            "steps": BATCHES,
         },
-        steps=STEPS,
-        warmup_steps=WARMUP_STEPS,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        engine={"gpu_memory_utilization": memory},
         training={
             "mfu": mfu,
             "log_prob_mfu": mfu,
+            "sequence_parallel": inputs["verl_sequence_parallel"] if baseline else 1,
             "tokens_per_microbatch": inputs["tokens_per_microbatch"],
             "publish_s": inputs["publish_s"],
             "reward_s": inputs["reward_s"],
@@ -114,11 +129,12 @@ def hours(model: str, nodes: int) -> Callable[[Lab, Inputs], list[float]]:
 
 
 def interruption(model: str, scale: int) -> Callable[[Lab, Inputs], list[float]]:
-    """Fig. 6: thousand tokens a second that are generated on 4 nodes, with and without interruption."""
+    """Fig. 6: thousand tokens a second that are generated on 4 nodes after the first update, with and without interruption."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         systems = [areal(inputs, inputs["eta"], interruptible, scale) for interruptible in (True, False)]
-        runs = [lab.run(scenario(inputs, model, 32, system, inputs["cap_tokens"], scale)) for system in systems]
+        cap = inputs["cap_tokens"]
+        runs = [lab.run(scenario(inputs, model, 32, system, cap, scale, INTERRUPTED_STEPS)) for system in systems]
         return [scale * KILO * run["generated_tokens_per_s"] for run in runs]
 
     return predict

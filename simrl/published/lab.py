@@ -120,10 +120,8 @@ class Lab:
 
 def measures(result: Result, warmup_steps: int) -> Measures:
     """`simrl.metrics.summary`, and under `phase_s` the seconds an update of each kind of span, the longest lane's; of rollouts
-    what `rollouts` says; `continued_share` of the samples; `response_tokens_per_s` are trained ones, `generated_tokens_per_s`
-    over the whole run."""
+    what `rollouts` says; `continued_share` of the samples; `response_tokens_per_s` are trained ones; `generated_tokens_per_s`."""
     row = summary(result, warmup_steps)
-    generated = int(result.samples.column("generated_tokens").to_numpy().sum())
     steps = result.steps.slice(warmup_steps)
     trained = int(steps.column("response_tokens").to_numpy().sum())
     return {
@@ -132,7 +130,7 @@ def measures(result: Result, warmup_steps: int) -> Measures:
         "phase_s": phases(result, warmup_steps),
         **rollouts(result, warmup_steps)._asdict(),
         "continued_share": continued_share(result, warmup_steps),
-        "generated_tokens_per_s": generated / float(result.metadata["end_s"]),
+        "generated_tokens_per_s": generated_tokens_per_s(result, warmup_steps),
     }
 
 
@@ -173,9 +171,26 @@ def continued_share(result: Result, warmup_steps: int) -> float:
 def phases(result: Result, warmup_steps: int) -> dict[str, float]:
     """Seconds an update by kind of span, of the lane that has most of it."""
     spans = result.spans.to_pandas()
-    start_s = float(result.steps.column("finished_s")[warmup_steps - 1].as_py()) if warmup_steps else 0.0
-    end_s = float(result.steps.column("finished_s")[-1].as_py())
-    spans["s"] = (np.minimum(spans["ended_s"], end_s) - np.maximum(spans["started_s"], start_s)).clip(lower=0)
+    spans["s"] = _seconds_within(spans, *measured(result, warmup_steps))
     by_lane = spans.groupby(["kind", "lane"], observed=True)["s"].sum()
     updates = result.steps.num_rows - warmup_steps
     return {str(kind): float(lanes.max() / updates) for kind, lanes in by_lane.groupby("kind", observed=True)}
+
+
+def generated_tokens_per_s(result: Result, warmup_steps: int) -> float:
+    """What all workers generate, trained or not; a span that is measured in part counts with this part of its tokens."""
+    start_s, end_s = measured(result, warmup_steps)
+    spans = result.spans.to_pandas()
+    spans = spans[(spans["kind"] == "rollout") & (spans["ended_s"] > spans["started_s"])]
+    shares = _seconds_within(spans, start_s, end_s) / (spans["ended_s"] - spans["started_s"])
+    return float((spans["tokens"] * shares).sum() / (end_s - start_s))
+
+
+def measured(result: Result, warmup_steps: int) -> tuple[float, float]:
+    """From the end of the warm-up to the end of the last update."""
+    finished_s = result.steps.column("finished_s").to_numpy()
+    return float(finished_s[warmup_steps - 1]) if warmup_steps else 0.0, float(finished_s[-1])
+
+
+def _seconds_within(spans: Any, start_s: float, end_s: float) -> Any:
+    return (np.minimum(spans["ended_s"], end_s) - np.maximum(spans["started_s"], start_s)).clip(lower=0)

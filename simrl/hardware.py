@@ -12,6 +12,7 @@ from simrl.errors import InputError, first_line, meant
 from simrl.validation import explain
 
 MIB = 2**20
+MOST = 10**9  # of a count in a model's config
 GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
 
 
@@ -24,17 +25,17 @@ class ModelShape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    layers: int = Field(gt=0)
-    hidden: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    intermediate: int = Field(gt=0)
-    vocab: int = Field(gt=0)
+    layers: int = Field(gt=0, le=MOST)
+    hidden: int = Field(gt=0, le=MOST)
+    heads: int = Field(gt=0, le=MOST)
+    kv_heads: int = Field(gt=0, le=MOST)
+    head_dim: int = Field(gt=0, le=MOST)
+    intermediate: int = Field(gt=0, le=MOST)
+    vocab: int = Field(gt=0, le=MOST)
     tied_embeddings: bool = False
-    experts: int = Field(default=0, ge=0)
-    experts_per_token: int = Field(default=0, ge=0)
-    moe_intermediate: int = Field(default=0, ge=0)
+    experts: int = Field(default=0, ge=0, le=MOST)
+    experts_per_token: int = Field(default=0, ge=0, le=MOST)
+    moe_intermediate: int = Field(default=0, ge=0, le=MOST)
 
     @model_validator(mode="after")
     def _experts_are_whole(self) -> ModelShape:

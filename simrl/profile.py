@@ -1,6 +1,7 @@
 """Profile: the seconds of one forward pass of one inference engine (a tensor-parallel group of GPUs).
 
-    pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s + straggler
+    pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s + straggler,
+             least_pass_s + between_passes_s at the least
 
 `dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included; `attention` reads
 the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler, at one
@@ -99,7 +100,8 @@ class Tables(NamedTuple):
     `attention_s` has the shape (prefill_tokens, prefill_kv_tokens, decode_sequences, decode_kv_tokens); its prefill axes
     mean one chunk over so much cached context, its decode axes so many sequences of that mean length. Where 0 stands in
     `prefill_tokens` or `decode_sequences`, that part is absent. `straggler_s` [s a token] has the shape (2, sequences):
-    without and beside prefill, at so many decoding sequences or fewer, down to the number before.
+    without and beside prefill, at so many decoding sequences or fewer, down to the number before. `least_pass_s` is what the
+    host takes to launch a pass, kernel by kernel: a GPU that would be done before waits for it.
     """
 
     dense_tokens: Floats
@@ -114,6 +116,7 @@ class Tables(NamedTuple):
     between_passes_s: float
     straggler_sequences: Floats = NOT_MEASURED
     straggler_s: Floats = NOTHING_MEASURED
+    least_pass_s: float = 0.0
 
 
 @njit(cache=True)
@@ -178,7 +181,8 @@ def pass_s(
     dense = interpolate(tables.dense_tokens, tables.dense_s, query_tokens)
     sampled = interpolate(tables.sampled_sequences, tables.sampled_s, sequences)
     straggler = straggler_s(tables, decode_sequences, prefill_tokens > 0.0, straggler_tokens)
-    return dense + attention + sampled + tables.between_passes_s + straggler
+    seconds = dense + attention + sampled + tables.between_passes_s + straggler
+    return max(seconds, tables.least_pass_s + tables.between_passes_s)
 
 
 class Profile(Protocol):
@@ -200,7 +204,7 @@ class TableProfile:
         self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile", corrections: tuple[str, ...] = ()
     ) -> None:
         self.tables = Tables._make(
-            float(t) if name == "between_passes_s" else np.ascontiguousarray(t, dtype=np.float64)
+            float(t) if name in ("between_passes_s", "least_pass_s") else np.ascontiguousarray(t, dtype=np.float64)
             for name, t in tables._asdict().items()
         )
         self.metadata = metadata
@@ -241,10 +245,15 @@ class TableProfile:
         return self.pass_s(tokens, 1, prefill_tokens=tokens, prefill_kv_tokens=kv_tokens)
 
     def with_corrections(
-        self, forward: float = 1.0, between_passes_s: float | None = None, sequence_overhead_s: float = 0.0
+        self,
+        forward: float = 1.0,
+        between_passes_s: float | None = None,
+        sequence_overhead_s: float = 0.0,
+        least_pass_s: float = 0.0,
     ) -> TableProfile:
-        """The same profile with every pass multiplied by `forward`, another pause between passes if one is given, and so many
-        seconds more in each pass for every sequence that decodes in it, however many of its tokens are verified."""
+        """The same profile with every pass multiplied by `forward`, another pause between passes if one is given, so many
+        seconds more in each pass for every sequence that decodes in it, however many of its tokens are verified, and no pass
+        shorter than `least_pass_s`, the pause apart."""
         t = self.tables
         pause = t.between_passes_s if between_passes_s is None else between_passes_s
         scaled = t._replace(
@@ -253,10 +262,12 @@ class TableProfile:
             attention_s=t.attention_s * forward + sequence_overhead_s * t.decode_sequences[:, None],
             between_passes_s=pause,
             straggler_s=t.straggler_s * forward,
+            least_pass_s=max(t.least_pass_s, least_pass_s),
         )
         said = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
         said += [f"{pause * 1e3:g} ms between passes (set by the scenario)"] if between_passes_s is not None else []
         said += [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"] if sequence_overhead_s else []
+        said += [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *said))
 
     def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:
@@ -305,7 +316,7 @@ def tau(
     row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(batch), kv)) for kv in t.decode_kv_tokens])
     attention = np.interp(prompt_tokens + positions + 1, t.decode_kv_tokens, row)
     fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)
-    return float(attention.sum() + positions.size * (fixed + t.between_passes_s))
+    return float(np.maximum(attention + fixed, t.least_pass_s).sum() + positions.size * t.between_passes_s)
 
 
 class RolloutTimes:
@@ -336,7 +347,7 @@ class RolloutTimes:
             row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(batch), kv)) for kv in t.decode_kv_tokens])
             attention = np.interp(self._prompt_tokens + self._positions + 1, t.decode_kv_tokens, row)
             fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)
-            self._sums[batch] = np.cumsum(attention + fixed + t.between_passes_s)
+            self._sums[batch] = np.cumsum(np.maximum(attention + fixed, t.least_pass_s) + t.between_passes_s)
         passes = int(np.searchsorted(self._positions, max(round(length_tokens), 1)))
         return float(self._sums[batch][passes - 1])
 
@@ -364,8 +375,11 @@ def setting_differences(metadata: ProfileMetadata, settings: Mapping[str, Any]) 
 
 
 def write_profile(profile: TableProfile, path: str | Path) -> None:
-    """One Parquet file: a row a grid point (`COLUMNS`; what a table does not use is empty), metadata inside."""
+    """One Parquet file: a row a grid point (`COLUMNS`; what a table does not use is empty), metadata inside. Raises
+    `ValueError` for a `least_pass_s`, which a scenario says and no file."""
     t = profile.tables
+    if t.least_pass_s:
+        raise ValueError("least_pass_s is a scenario's correction; write the profile without it")
     grid = np.meshgrid(t.prefill_tokens, t.prefill_kv_tokens, t.decode_sequences, t.decode_kv_tokens, indexing="ij")
     straggler = np.tile(t.straggler_sequences, 2)
     sizes = (t.dense_s.size, t.sampled_s.size, t.attention_s.size, 1, straggler.size // 2, straggler.size // 2)
@@ -463,7 +477,7 @@ def _tables_from_rows(data: dict[str, NDArray[np.generic]], origin: str) -> Tabl
             f"{origin}: the tables {' and '.join(STRAGGLERS)} have other sequences; derive the profile again"
         )
     seconds = np.array([data["seconds"][rows] for rows in stragglers], dtype=np.float64)
-    return Tables._make([*grids, float(pause[0]), sequences, seconds])
+    return Tables._make([*grids, float(pause[0]), sequences, seconds, 0.0])
 
 
 def _validate(tables: Tables, origin: str) -> None:

@@ -99,6 +99,13 @@ class ProfileConfig(_Model):
         le=1,
         description="what every decoding sequence adds to a pass: work of the host that no profile of kernels has",
     )
+    least_pass_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="no pass is shorter, the pause apart: what the host takes to launch its kernels one by one where there "
+        "are no CUDA graphs (vLLM's enforce_eager), 0.2 to 0.6 ms a layer",
+    )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:
@@ -332,6 +339,8 @@ def _read(path: Path) -> DictConfig:
         raise InputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     except RecursionError as error:
         raise InputError(f"{path}: nested too deeply; a scenario has a handful of levels") from error
+    except AssertionError as error:  # OmegaConf's answer to a quoted number
+        raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}") from error
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read ({what}); name a scenario file (YAML)") from error

@@ -497,7 +497,9 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
                 f"{config.path}: a profile of {found[0]} on {found[1]} tp{found[2]}, the scenario has {model.name} on "
                 f"{kind.name} tp{tp}; name the profile that belongs to it"
             )
-    return profile.with_corrections(config.forward_correction, config.between_passes_s, config.sequence_overhead_s)
+    return profile.with_corrections(
+        config.forward_correction, config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
+    )
 
 
 def _limits(

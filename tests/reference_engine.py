@@ -396,4 +396,5 @@ class ReferenceEngine:
             rest = max([np.mean(cached), *(computed + new for new, computed in prefill)])
             which = min(np.searchsorted(t.straggler_sequences, len(cached)), t.straggler_sequences.size - 1)
             straggler = max(max(cached) - rest, 0.0) * t.straggler_s[int(bool(prefill)), which]
-        return float(dense + attention + sampled + t.between_passes_s + straggler)
+        seconds = dense + attention + sampled + straggler
+        return float(max(seconds, t.least_pass_s) + t.between_passes_s)

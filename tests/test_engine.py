@@ -10,7 +10,7 @@ from reference_engine import Arm, ReferenceEngine, Rules
 from token_traces import trace_of
 
 from simrl.engine import Engine
-from simrl.engine.state import END, PAUSE, WATCH, Limits
+from simrl.engine.state import END, PAUSE, WASTED_S, WATCH, Limits
 from simrl.errors import InputError
 from simrl.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance
@@ -63,6 +63,7 @@ TABLES = tables()
 UNEVEN = TABLES._replace(
     straggler_sequences=np.array([2.0, 4, 9]), straggler_s=np.array([[0.0, 3e-5, 1e-5], [2e-5, 4e-5, 5e-5]])
 )
+LAUNCHED = UNEVEN._replace(least_pass_s=0.0095)  # more than most small passes take, and less than the large ones
 
 
 def request(prompt, response, generated, cached):
@@ -235,7 +236,7 @@ def draftings(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN]))
+@given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN, LAUNCHED]))
 def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, commands, drafting, tables):
     limits = limits._replace(async_scheduling=ahead)
     engine, reference = Engine(tables, limits), ReferenceEngine(tables, limits)
@@ -713,6 +714,16 @@ def tree(levels, nodes, logs=None, topk=2):
     bandit = BegMab(strategies=((levels, topk, nodes + 1),), batch_thresholds=(1,))
     logs = np.full(levels, np.inf) if logs is None else logs
     return trees(entries(), bandit, [drafting_s(ROUND_S, STEP_S)], [logs])
+
+
+def test_drafts_cost_only_what_a_pass_takes_beyond_its_launch():
+    least_s = (flat_pass_s(5, 0) + flat_pass_s(5, 8)) / 2  # between a plain pass and one that verifies
+    launched = FLAT._replace(least_pass_s=least_s - FLAT.between_passes_s)
+    plain_s, _ = decode_s(None, [1 + 120] * 5, tables=launched)
+    hopeless_s, engine = decode_s(tree(3, 8), [1 + 120] * 5, MODEL, tables=launched)
+    overhead_s = flat_pass_s(5, 8) - least_s + ROUND_S + 3 * STEP_S
+    assert hopeless_s - plain_s == pytest.approx(120 * overhead_s, rel=1e-9)
+    assert engine.spent[WASTED_S] == pytest.approx(120 * overhead_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("batch", [1, 5])

@@ -13,6 +13,7 @@ from readers import READERS
 
 from simrl.errors import InputError
 from simrl.explanation import explain_result
+from simrl.hardware import model_shape
 from simrl.importers.metrics import read_metrics
 from simrl.importers.tokens import token_counter
 from simrl.importers.verl import import_verl
@@ -189,12 +190,37 @@ def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):
     assert "step -1 is no whole number from 0" in refusal(read_metrics, tmp_path / "run.jsonl", None, 16, 80.0)
 
 
+def test_a_scenario_that_is_a_quoted_number_is_refused(tmp_path):
+    (tmp_path / "scenario.yaml").write_text("'-1'\n")
+    assert "no keys" in refusal(load_scenarios, tmp_path / "scenario.yaml")
+
+
+def test_a_vocabulary_beyond_all_floats_is_refused(tmp_path):
+    config = json.loads(READERS["config"].seeds()[0]["model/config.json"]) | {"vocab_size": 10**400}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "vocab" in refusal(model_shape, tmp_path)
+
+
+def test_a_log_without_the_length_of_responses_is_refused(tmp_path):
+    rollout = "perf 0: {'perf/rollout_time': 120.0, 'rollout/num_training_samples': 16}"
+    (tmp_path / "run.log").write_text(f"{rollout}\nperf 0: {{'perf/actor_train_time': 9.0}}\n")
+    assert "without the mean length of responses" in refusal(read_metrics, tmp_path / "run.log", None, 16, 80.0)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed")
 def test_a_tokenizer_that_cannot_count_is_refused(tmp_path):
     made = json.loads(READERS["tokenizer"].seeds()[0]["tokenizer.json"])
     made["model"]["unk_token"] = "none"
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
     assert "cannot count" in refusal(token_counter(tmp_path).count, ["what is this"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the tokenizers package is not installed")
+def test_a_tokenizer_whose_ids_do_not_fit_a_trace_is_refused(tmp_path):
+    made = json.loads(READERS["tokenizer"].seeds()[0]["tokenizer.json"])
+    made["model"]["vocab"] = {word: 2**31 + i for i, word in enumerate(made["model"]["vocab"])}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    assert "token id 2147483650 is more than 32 bits hold" in refusal(token_counter(tmp_path).count, ["a b"])
 
 
 def test_half_a_character_of_a_command_line_is_refused(tmp_path):

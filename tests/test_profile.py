@@ -11,6 +11,7 @@ from simrl.errors import InputError
 from simrl.interpolation import interpolate4
 from simrl.profile import (
     ProfileMetadata,
+    RolloutTimes,
     TableProfile,
     Tables,
     equivalent_chunk,
@@ -210,9 +211,22 @@ def test_corrections_scale_passes_and_leave_the_pause():
     assert longer_pause.decode_s(64, 1000) - profile.decode_s(64, 1000) == pytest.approx(1.5e-3)
 
 
-def test_tau_is_the_sum_of_the_passes():
+def test_no_pass_is_shorter_than_its_launch_and_longer_ones_stay():
     profile = toy_profile()
+    short_s, long_s = profile.decode_s(1, 10), profile.decode_s(64, 4000)
+    launched = profile.with_corrections(least_pass_s=(short_s + long_s) / 2)
+    assert launched.decode_s(1, 10) == pytest.approx((short_s + long_s) / 2 + 5e-4)  # and the pause
+    assert launched.decode_s(64, 4000) == long_s
+    assert any("least_pass_s" in said for said in launched.corrections)
+    with pytest.raises(ValueError, match="least_pass_s"):
+        write_profile(launched, "nowhere.parquet")
+
+
+@pytest.mark.parametrize("least_pass_s", [0.0, 0.0012])
+def test_tau_is_the_sum_of_the_passes(least_pass_s):
+    profile = toy_profile().with_corrections(least_pass_s=least_pass_s)
     by_hand = sum(profile.decode_s(4, 100 + i + 1) for i in range(50))
+    assert RolloutTimes(profile, 50, prompt_tokens=100).batch_s(50, 4) == pytest.approx(by_hand)
     assert tau(profile, 50, dp=2, samples=8, prompt_tokens=100) == pytest.approx(by_hand)
 
 

@@ -255,6 +255,7 @@ def run_decoupled(
     between_passes_s: float,
     straggler_sequences: Floats,
     straggler_seconds: Floats,
+    least_pass_s: float,
     bounds: Ints,
     slowdown: float,
     until_s: float,
@@ -276,6 +277,7 @@ def run_decoupled(
         between_passes_s,
         straggler_sequences,
         straggler_seconds,
+        least_pass_s,
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3], bounds[4] == 1)
     counters[N_STOPPED] = 0

@@ -487,6 +487,7 @@ def _decode_stretch(
         + interpolate(tables.sampled_sequences, tables.sampled_s, float(n))
         + tables.between_passes_s
     )
+    least_s = slowdown * (tables.least_pass_s + tables.between_passes_s)
     kv = 0
     for i in range(n):
         kv += slots[COMPUTED, slots[RUNNING, i]] + 1
@@ -510,7 +511,7 @@ def _decode_stretch(
         else:
             slope = (row[cell + 1] - row[cell]) / (grid[cell + 1] - grid[cell])
             attention_s = row[cell] + slope * (mean_kv - grid[cell])
-        now_s += fixed_s + attention_s
+        now_s += max(fixed_s + attention_s, least_s)
         mean_kv += 1.0
         done += 1
         if now_s > until_s:
@@ -598,6 +599,7 @@ def _speculative_stretch(
     plain_s = interpolate(tables.dense_tokens, tables.dense_s, float(n)) + interpolate(
         tables.sampled_sequences, tables.sampled_s, float(n)
     )  # verification makes it longer
+    least_s = tables.least_pass_s + tables.between_passes_s
     free, roomy = counters[FREE_BLOCKS], n * (blocks_of(most + 1, size) + 1)
     done, gained = 0, 0
     stopped = False
@@ -667,6 +669,8 @@ def _speculative_stretch(
         sampled_s = _between(tables.sampled_sequences, tables.sampled_s, tokens, sampled_cell)
         pass_seconds = dense_s + sampled_s + _between(grid, row, mean_kv, kv_cell) + tables.between_passes_s + straggler
         drafts_s = dense_s + sampled_s - plain_s
+        if pass_seconds - drafts_s < least_s:  # what the host takes anyway, drafts do not add
+            pass_seconds, drafts_s = max(pass_seconds, least_s), max(pass_seconds - least_s, 0.0)
         spent[DECODE_S] += pass_seconds - drafts_s
         if proposing > 0:
             drafting_s = round_s[arm] + levels * step_s[arm]
@@ -749,6 +753,7 @@ def run(
     between_passes_s: float,
     straggler_sequences: Floats,
     straggler_seconds: Floats,
+    least_pass_s: float,
     bounds: Ints,
     slowdown: float,
     until_s: float,
@@ -773,6 +778,7 @@ def run(
         between_passes_s,
         straggler_sequences,
         straggler_seconds,
+        least_pass_s,
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3], bounds[4] == 1)
     counters[N_STOPPED] = 0
@@ -811,6 +817,7 @@ def run_speculative(
     between_passes_s: float,
     straggler_sequences: Floats,
     straggler_seconds: Floats,
+    least_pass_s: float,
     bounds: Ints,
     slowdown: float,
     until_s: float,
@@ -833,6 +840,7 @@ def run_speculative(
         between_passes_s,
         straggler_sequences,
         straggler_seconds,
+        least_pass_s,
     )
     limits = Limits(bounds[0], bounds[1], bounds[2], bounds[3], bounds[4] == 1)
     rule = d.rule

@@ -47,6 +47,11 @@ def read_metrics(
     metrics.attrs["format"] = name
     if name == "verl" or not lengths:
         return metrics
+    if "response_length/mean" not in metrics:
+        raise InputError(
+            f"{path}: a {name} log without the mean length of responses (slime: rollout/response_len/mean, TRL: "
+            "completions/mean_length); name the log that has it"
+        )
     if "prompt_length/mean" not in metrics and prompt_tokens is not None:
         for key in ("mean", "min", "max"):
             metrics[f"prompt_length/{key}"] = float(round(prompt_tokens))

@@ -48,6 +48,11 @@ class TokenCounter:
             raise InputError(
                 f"{self.tokenizer.partition(', ')[0]}: cannot count ({first_line(error)}); name the model's own"
             ) from error
+        beyond = max((i for e in encoded for i in e.ids), default=0)
+        if beyond > np.iinfo(np.int32).max:
+            raise InputError(
+                f"{self.tokenizer.partition(', ')[0]}: token id {beyond} is more than 32 bits hold; name the model's own"
+            )
         return [Counted(len(e.ids), np.array(e.ids, dtype=np.int32)) for e in encoded]
 
 

@@ -51,3 +51,13 @@ def test_many_small_tensors_take_longer_also_in_buckets():
     more = inputs["sync_tensors_30b"] - 400
     gained_s = [b - a for a, b in zip(few, many, strict=True)]
     assert gained_s == pytest.approx([more * inputs["tensor_s"], more * inputs["bucket_tensor_s"]])
+
+
+def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():
+    inputs = read_ledger("verl").middle
+    lab = Lab()
+    (_, quick_s), (_, slow_s) = (
+        verl.ROWS["verl-async-32"](lab, {**inputs, "fetch_s": fetch_s}) for fetch_s in (0.0, 20.0)
+    )
+    assert 0 < quick_s < 20.0
+    assert slow_s == 20.0

@@ -120,7 +120,8 @@ class Lab:
 
 def measures(result: Result, warmup_steps: int) -> Measures:
     """`simrl.metrics.summary`, and under `phase_s` the seconds an update of each kind of span, the longest lane's; of rollouts
-    what `rollouts` says; `continued_share` of the samples; `response_tokens_per_s` are trained ones; `generated_tokens_per_s`."""
+    what `rollouts` says; `continued_share` of the samples; `response_tokens_per_s` are trained ones, `generated_tokens_per_s`
+    all that is generated after the warm-up."""
     row = summary(result, warmup_steps)
     steps = result.steps.slice(warmup_steps)
     trained = int(steps.column("response_tokens").to_numpy().sum())
@@ -178,12 +179,12 @@ def phases(result: Result, warmup_steps: int) -> dict[str, float]:
 
 
 def generated_tokens_per_s(result: Result, warmup_steps: int) -> float:
-    """What all workers generate, trained or not; a span that is measured in part counts with this part of its tokens."""
+    """What all workers generate, trained or not; a stay that is measured in part counts with this part of its tokens."""
     start_s, end_s = measured(result, warmup_steps)
-    spans = result.spans.to_pandas()
-    spans = spans[(spans["kind"] == "rollout") & (spans["ended_s"] > spans["started_s"])]
-    shares = _seconds_within(spans, start_s, end_s) / (spans["ended_s"] - spans["started_s"])
-    return float((spans["tokens"] * shares).sum() / (end_s - start_s))
+    stays = result.segments.select(["tokens", "started_s", "ended_s"]).to_pandas()
+    stays = stays[stays["ended_s"] > stays["started_s"]]
+    shares = _seconds_within(stays, start_s, end_s) / (stays["ended_s"] - stays["started_s"])
+    return float((stays["tokens"] * shares).sum() / (end_s - start_s))
 
 
 def measured(result: Result, warmup_steps: int) -> tuple[float, float]:
@@ -192,5 +193,5 @@ def measured(result: Result, warmup_steps: int) -> tuple[float, float]:
     return float(finished_s[warmup_steps - 1]) if warmup_steps else 0.0, float(finished_s[-1])
 
 
-def _seconds_within(spans: Any, start_s: float, end_s: float) -> Any:
-    return (np.minimum(spans["ended_s"], end_s) - np.maximum(spans["started_s"], start_s)).clip(lower=0)
+def _seconds_within(times: Any, start_s: float, end_s: float) -> Any:
+    return (np.minimum(times["ended_s"], end_s) - np.maximum(times["started_s"], start_s)).clip(lower=0)

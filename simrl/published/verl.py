@@ -102,8 +102,9 @@ def colocated(gpus: int) -> Callable[[Lab, Inputs], list[float]]:
 
 
 def asynchronous(gpus: int, given: bool) -> Callable[[Lab, Inputs], list[float]]:
-    """Seconds of a step of the page (all updates of one synchronisation), of the trainer's wait, and of the updates. Where the
-    update is an input, most of the step is: the wait alone is predicted."""
+    """Seconds of a step of the page (all updates of one synchronisation), of the trainer's wait, and of the updates. It waits
+    for groups, or for the fetching of those that are there. Where the update is an input, most of the step is: the wait alone is
+    predicted."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         updates = inputs["sync_step"]
@@ -119,8 +120,10 @@ def asynchronous(gpus: int, given: bool) -> Callable[[Lab, Inputs], list[float]]
             "log_probs": inputs["async_log_probs"],
         }
         run = lab.run(scenario(inputs, gpus, system, *ASYNCHRONOUS_STEPS, updates))
-        wait_s = updates * waits(run)
-        return [GIVEN, wait_s] if given else [updates * run["step_s"], wait_s, updates * run["phase_s"]["train"]]
+        idle_s = updates * waits(run)
+        wait_s = max(idle_s, inputs["fetch_s"])
+        step_s = updates * run["step_s"] + wait_s - idle_s
+        return [GIVEN, wait_s] if given else [step_s, wait_s, updates * run["phase_s"]["train"]]
 
     return predict
 

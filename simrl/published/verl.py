@@ -103,8 +103,8 @@ def colocated(gpus: int) -> Callable[[Lab, Inputs], list[float]]:
 
 def asynchronous(gpus: int, given: bool) -> Callable[[Lab, Inputs], list[float]]:
     """Seconds of a step of the page (all updates of one synchronisation), of the trainer's wait, and of the updates. It waits
-    for groups, or for the fetching of those that are there. Where the update is an input, most of the step is: the wait alone is
-    predicted."""
+    for groups, or while those that are there are fetched. Where the update is an input, so is most of the step, and the wait
+    alone is predicted."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         updates = inputs["sync_step"]

@@ -22,6 +22,18 @@ def test_engines_have_the_share_of_memory_that_the_published_scripts_give_them()
     assert memory_share({**areal.verl(inputs), "name": "distflow"}) == 0.7  # AReaL itself, synchronously
 
 
+def test_only_the_baseline_goes_without_cuda_graphs_and_only_where_it_is_assumed_to():
+    inputs = read_ledger("areal").middle
+
+    def floor_s(system: dict, **others) -> float:
+        given = {**inputs, **others}
+        return areal.scenario(given, areal.SMALL, 128, system, inputs["cap_tokens"]).profile.least_pass_s
+
+    assert floor_s(areal.verl(inputs), enforce_eager=True) == pytest.approx(28 * inputs["eager_layer_s"])
+    assert floor_s(areal.verl(inputs), enforce_eager=False) == 0
+    assert floor_s(areal.areal(inputs, eta=8), enforce_eager=True) == 0
+
+
 def test_what_is_generated_before_the_warm_up_ends_or_after_the_last_update_does_not_count():
     result = SimpleNamespace(
         steps=pa.table({"finished_s": [10.0, 20.0]}),

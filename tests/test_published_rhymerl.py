@@ -13,7 +13,14 @@ from simrl.speculation.passes import stretches
 from simrl.speculation.run_model import RunModel, draw_runs
 
 INPUTS = read_ledger("rhymerl").middle
-SMALL = {"prompts": 32, "mean_tokens_8k": 300.0, "mean_tokens_16k": 400.0, "mfu": 1.0, "log_prob_mfu": 1.0}
+SMALL = {
+    "prompts": 32,
+    "mean_tokens_8k": 300.0,
+    "mean_tokens_16k": 400.0,
+    "mfu": 1.0,
+    "log_prob_mfu": 1.0,
+    "rollout_shares": [0.75],
+}
 
 
 def drawn(model: RunModel, tokens: int = 4000) -> tuple[AcceptRuns, np.ndarray]:
@@ -50,11 +57,40 @@ def test_indexes_take_their_bytes_for_each_token_of_an_epoch():
 
 def test_an_ablation_compares_runs_of_the_same_batches():
     lab, inputs = Lab(), {**INPUTS, **SMALL}
-    systems = (rhymerl.ONE_STEP_OFF, rhymerl.rhymerl(inputs, "math", speculation="none"))
+    systems = (rhymerl.one_step_off(inputs), rhymerl.rhymerl(inputs, "math", speculation="none"))
     with_it, without = (rhymerl.train(lab, inputs, each, "math", "8k") for each in systems[::-1])
     found = rhymerl.gain(lab, inputs, *systems[::-1], "math", "8k")
     assert found == pytest.approx(without["step_s"] / with_it["step_s"], rel=0.02)
     assert len(lab._found) == 2
+
+
+class Recording(Lab):
+    """A lab that keeps what it is asked, and whose trainer and rollout share their work over the GPUs that they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Scenario] = []
+
+    def run(self, scenario: Scenario) -> dict[str, object]:
+        self.asked.append(scenario)
+        share = scenario.system.rollout_share
+        return {"phase_s": {"rollout": 12.0 / share, "train": 3.0 / (1 - share), "log_prob": 1.0 / (1 - share)}}
+
+
+@pytest.mark.parametrize(("shares", "found"), [([0.25, 0.5, 0.75, 0.875], 0.75), ([0.8, 0.9], 0.8), ([0.1, 0.2], 0.2)])
+def test_the_split_is_the_largest_share_at_which_the_baseline_does_not_wait_for_its_trainer(shares, found):
+    assert rhymerl.split(Recording(), {**INPUTS, "rollout_shares": shares}, "math", "16k") == found
+
+
+def test_what_runs_on_verl_has_no_cuda_graphs_unless_asked_and_areal_has_them():
+    least_s = {}
+    for eager in (True, False):
+        lab, inputs = Recording(), {**INPUTS, "enforce_eager": eager}
+        for system in (rhymerl.one_step_off(inputs), rhymerl.areal(inputs, 1)):
+            rhymerl.train(lab, inputs, system, "math", "16k", rollout_share=0.5)
+            least_s[eager, system["name"]] = lab.asked[-1].profile.least_pass_s
+    assert least_s.pop((True, "one_step_off")) == pytest.approx(40 * INPUTS["eager_layer_s"])  # Qwen3-14B has 40 layers
+    assert set(least_s.values()) == {0.0}
 
 
 def test_samples_that_go_on_under_newer_weights_are_counted_once_each():

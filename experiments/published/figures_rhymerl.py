@@ -186,7 +186,7 @@ def throughputs(bench: Bench) -> Drawn:
     """Fig. 13: training throughput of the systems, 14B."""
     inputs = bench.inputs("rhymerl")
     systems = {
-        "verl": lambda task: rhymerl.ONE_STEP_OFF,
+        "verl": lambda task: rhymerl.one_step_off(inputs),
         "AReaL, η 1": lambda task: rhymerl.areal(inputs, 1),
         "AReaL, η 8": lambda task: rhymerl.areal(inputs, 8) if task == "math" else None,
         "RhymeRL": lambda task: rhymerl.rhymerl(inputs, task),
@@ -214,7 +214,9 @@ def throughputs(bench: Bench) -> Drawn:
         }
         read = [bench.values(f"rhyme-e2e-{cap}-{row}")[0] for cap in rhymerl.CAPS]
         said.append(f"{name} {many(list(ratios.values()), '{:.2f}')} (published: {many(read)})")
-    waits = [rhymerl.train(bench.lab, inputs, rhymerl.ONE_STEP_OFF, *setting)["train_idle"] for setting in settings]
+    waits = [
+        rhymerl.train(bench.lab, inputs, rhymerl.one_step_off(inputs), *setting)["train_idle"] for setting in settings
+    ]
     waited = " to ".join(dict.fromkeys((share(min(waits)), share(max(waits)))))
     return Drawn(
         figure,
@@ -233,7 +235,7 @@ def parts(bench: Bench, task: str, growth: float = 1.0) -> list[float]:
     inputs = bench.inputs("rhymerl")
     none = rhymerl.NO_DRAFTS
     added = (
-        rhymerl.ONE_STEP_OFF,
+        rhymerl.one_step_off(inputs),
         rhymerl.rhymerl(inputs, task, two_tier=False, speculation=none),
         rhymerl.rhymerl(inputs, task, speculation=none),
         rhymerl.rhymerl(inputs, task),
@@ -263,7 +265,7 @@ def breakdown(bench: Bench) -> Drawn:
     inputs = bench.inputs("rhymerl")
     waits = [
         rhymerl.train(bench.lab, inputs, system, "math", "16k")["train_idle"]
-        for system in (rhymerl.ONE_STEP_OFF, rhymerl.rhymerl(inputs, "math"))
+        for system in (rhymerl.one_step_off(inputs), rhymerl.rhymerl(inputs, "math"))
     ]
     return Drawn(
         figure,

@@ -27,7 +27,7 @@ from simrl.comparison import compile_kernels
 from simrl.palette import BLACK, BLUE, GREEN, INK, ORANGE, PAPER, VERMILLION
 from simrl.published.lab import Lab, Measures
 from simrl.published.ledger import Inputs, read_ledger
-from simrl.published.rhymerl import NO_DRAFTS, ONE_STEP_OFF, likeness, rhymerl, run
+from simrl.published.rhymerl import NO_DRAFTS, likeness, one_step_off, rhymerl, run
 from simrl.published.score import published_rows
 
 PIPE_ROWS = ("rhyme-abl-pipe-math", "rhyme-abl-pipe-code")
@@ -55,8 +55,10 @@ Row = dict[str, Any]
 
 
 def settings(**given: Any) -> Inputs:
-    """The middle of the ledger; one mini-batch, one pass of log-probs."""
+    """The middle of the ledger; one mini-batch, one pass of log-probs; an engine with CUDA graphs and all of its memory, single
+    responses handed out, so that what differs is the schedule."""
     middle = read_ledger("rhymerl").middle
+    middle |= {"enforce_eager": False, "gpu_memory_utilization": 0.9, "dispatch": "least_requests"}
     fast = {"mfu": 1.0, "log_prob_mfu": 1.0, "reference": 0, "minibatches": 1, "sequence_parallel": 1}
     return {**middle, **fast, **given}
 
@@ -93,7 +95,7 @@ def schedules(lab: Lab, part: str, responses: int, mean: float = 3800.0, kv: int
     piped = {**rhymerl(inputs, "math", speculation=NO_DRAFTS), "ranking_groups": RANKING_GROUPS}
     plain, pipe, tiers = (
         train(lab, inputs, system, responses, mean, kv)
-        for system in (ONE_STEP_OFF, {**piped, "two_tier": False}, piped)
+        for system in (one_step_off(inputs), {**piped, "two_tier": False}, piped)
     )
     training_s = sum(plain["phase_s"].get(kind, 0.0) for kind in ("log_prob", "train"))
     return {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simrl.hardware import gpu, model_shape
-from simrl.published.lab import Lab, Measures, run_of
+from simrl.published.lab import Lab, Measures, launch_s, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
 from simrl.synthesis import mean_under, synthesise
@@ -59,6 +59,7 @@ def scenario(
         steps=steps,
         warmup_steps=warmup_steps,
         engine={"gpu_memory_utilization": memory},
+        least_pass_s=launch_s(inputs, model) if baseline else 0.0,
         training={
             "mfu": mfu,
             "log_prob_mfu": mfu,

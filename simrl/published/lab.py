@@ -27,12 +27,16 @@ Measures = dict[str, Any]
 GIVEN = math.nan  # stands where an element of a row is an input of its prediction: it is not scored
 
 
-def step_times(model: str, gpu: str, tp: int, between_passes_s: float) -> dict[str, Any]:
+def step_times(model: str, gpu: str, tp: int, between_passes_s: float, least_pass_s: float = 0.0) -> dict[str, Any]:
     """A scenario's `profile`: the shipped one of the model on the GPU, else a roofline of the GPU's data sheet."""
     path = shipped_profile(model_shape(model).name, gpu, tp)
-    if path is not None:
-        return {"path": str(path), "between_passes_s": between_passes_s}
-    return {"roofline": {"between_passes_s": between_passes_s}}
+    times: dict[str, Any] = {"roofline": {}} if path is None else {"path": str(path)}
+    return {**times, "between_passes_s": between_passes_s, "least_pass_s": least_pass_s}
+
+
+def launch_s(inputs: Inputs, model: str) -> float:
+    """What the host takes to launch the kernels of a pass one by one; nothing where CUDA graphs do."""
+    return model_shape(model).layers * float(inputs["eager_layer_s"]) if inputs["enforce_eager"] else 0.0
 
 
 def passes(shape: ModelShape, gpu: Gpu, tp: int, between_passes_s: float) -> TableProfile:
@@ -56,6 +60,7 @@ def run_of(
     training: Mapping[str, Any],
     engine: Mapping[str, Any] | None = None,
     speculation: Mapping[str, Any] | None = None,
+    least_pass_s: float = 0.0,
 ) -> Scenario:
     """A scenario of a paper: its inputs, where all papers have the same ones, and what the row says besides. `lengths` are
     fields of a length model, which has as many steps as the run where they do not say otherwise."""
@@ -68,7 +73,7 @@ def run_of(
             "model": model,
             "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
             "workload": {"synthetic": lengths_of(inputs, steps, lengths)},
-            "profile": step_times(model, inputs["gpu"], tp, passes_s),
+            "profile": step_times(model, inputs["gpu"], tp, passes_s, least_pass_s),
             "engine": {"max_num_seqs": 1024, **(engine or {})},
             "training": training,
             "speculation": speculation or {},

@@ -4,19 +4,20 @@ GPUs, prompts and ranking groups are halved together: a worker, and a ranking gr
 there, but the longest of 16 groups has the longest 1/16 of the prompts, here the longest 1/8 (rows of migration keep 16 and 8).
 An epoch is two steps of the same prompts, all that a ranking needs to know; the first is passed over. Lengths that grow are
 two runs, at the mean length and at that of the last steps. Means over the three models are those of 14B, on which the paper
-takes its own ablations, and AReaL at η = 8, which generates nine batches ahead, runs on math alone: with all twelve settings a
-set of inputs would take minutes.
+takes its own ablations; the split of the GPUs is found for each task and cap. AReaL at η = 8, which generates nine batches
+ahead, runs on math alone: with all twelve settings a set of inputs would take minutes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from simrl.published.lab import Lab, Measures, run_of
+from simrl.published.lab import Lab, Measures, launch_s, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
 from simrl.speculation.passes import run_passes
@@ -41,10 +42,15 @@ ALONE = 32  # GPUs that train where only rollout is looked at
 GIGA = 1e9
 
 System = dict[str, Any]
-ONE_STEP_OFF: System = {"name": "one_step_off"}
 NO_DRAFTS = "none"
+TRAINERS_PHASES = ("transfer", "log_prob", "train", "publish")
 CONTROLLER_BYTES_PER_TOKEN = TrainingConfig().controller_bytes_per_token
 Predict = Callable[[Lab, Inputs], list[float]]
+
+
+def one_step_off(inputs: Inputs) -> System:
+    """verl with rollout and training on GPUs of their own."""
+    return {"name": "one_step_off", "dispatch": inputs["dispatch"]}
 
 
 def areal(inputs: Inputs, eta: int) -> System:
@@ -138,7 +144,9 @@ def run(
     warmup_steps: int = WARMUP_STEPS,
     **lengths: Any,
 ) -> Measures:
-    """What a run of the paper measures. A system that drafts pays `draft_s` in every pass."""
+    """What a run of the paper measures. A system that drafts pays `draft_s` in every pass; all but AReaL, which has SGLang
+    with its CUDA graphs, run on the vLLM that verl starts."""
+    on_verl = system["name"] != "areal"
     drafts = system.get("speculation", "histospec" if system["name"] == "rhymerl" else NO_DRAFTS) != NO_DRAFTS
     passes_s = inputs["between_passes_s"] + (inputs["draft_s"] if drafts else 0.0)
     scenario: Scenario = run_of(
@@ -162,19 +170,29 @@ def run(
             "reward_s": inputs[f"reward_{task}_s"],
             **(training or {}),
         },
-        engine=engine,
+        engine={"gpu_memory_utilization": inputs["gpu_memory_utilization"], **(engine or {})},
+        least_pass_s=launch_s(inputs, model) if on_verl else 0.0,
         speculation={"runs": {"history": history(inputs, task, first_epoch=first_epoch)}} if drafts else None,
     )
     return lab.run(scenario)
 
 
-def train(lab: Lab, inputs: Inputs, system: System, task: str, cap: str, growth: float = 1.0) -> Measures:
-    """A run of §7, at half its size."""
+def train(
+    lab: Lab,
+    inputs: Inputs,
+    system: System,
+    task: str,
+    cap: str,
+    growth: float = 1.0,
+    rollout_share: float | None = None,
+) -> Measures:
+    """A run of §7, at half its size; all systems have the split of `split`."""
     prompts = inputs["prompts"] // SCALE
+    share = split(lab, inputs, task, cap) if rollout_share is None else rollout_share
     return run(
         lab,
         inputs,
-        {"rollout_share": inputs["rollout_share"], **system},
+        {"rollout_share": share, **system},
         task,
         gpus=inputs["gpus"] // SCALE,
         # A batch comes through one process, however many GPUs there are.
@@ -183,6 +201,18 @@ def train(lab: Lab, inputs: Inputs, system: System, task: str, cap: str, growth:
         prompts=EPOCH_STEPS * prompts,
         **lengths(inputs, task, cap, growth),
     )
+
+
+def split(lab: Lab, inputs: Inputs, task: str, cap: str) -> float:
+    """The largest share of GPUs for rollout at which the baseline's trainer is not what it waits for, of `rollout_shares`."""
+    shares = sorted(inputs["rollout_shares"])
+
+    def trainer_waits(share: float) -> bool:
+        phase_s = train(lab, inputs, one_step_off(inputs), task, cap, rollout_share=share)["phase_s"]
+        return bool(sum(phase_s.get(phase, 0.0) for phase in TRAINERS_PHASES) <= phase_s["rollout"])
+
+    fitting = bisect_left(shares[1:], True, key=lambda share: not trainer_waits(share))
+    return float(shares[fitting])
 
 
 def gain(lab: Lab, inputs: Inputs, system: System, over: System, task: str, cap: str, growth: float = 1.0) -> float:
@@ -195,7 +225,7 @@ def end_to_end(caps: tuple[str, ...], against: str, of: Callable[[list[float]], 
     """Fig. 13: its throughput over a baseline's, of the tasks and caps the mean, or the largest."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
-        baseline = {"verl": ONE_STEP_OFF, "areal1": areal(inputs, 1), "areal8": areal(inputs, 8)}[against]
+        baseline = {"verl": one_step_off(inputs), "areal1": areal(inputs, 1), "areal8": areal(inputs, 8)}[against]
         tasks = TASKS[:1] if against == "areal8" else TASKS
         return [of([gain(lab, inputs, rhymerl(inputs, t), baseline, t, cap) for cap in caps for t in tasks])]
 
@@ -210,7 +240,7 @@ def ablation(part: str, task: str, peak: bool = False) -> Predict:
         piped = rhymerl(inputs, task, two_tier=False, speculation=NO_DRAFTS)
         in_tiers = rhymerl(inputs, task, speculation=NO_DRAFTS)
         with_it, without = {
-            "pipe": (piped, ONE_STEP_OFF),
+            "pipe": (piped, one_step_off(inputs)),
             "2tier": (in_tiers, piped),
             "spec": (rhymerl(inputs, task), in_tiers),
         }[part]
@@ -261,7 +291,7 @@ def best_step(lab: Lab, inputs: Inputs) -> list[float]:
     workers."""
     gains = []
     for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
-        all_workers = inputs["gpus"] * inputs["rollout_share"] / tp
+        all_workers = inputs["gpus"] * split(lab, inputs, "math", "8k") / tp
         workers = max(round(all_workers / 8), 1)
         gains.append(_drafting_gain(lab, inputs, model, tp, workers, round(inputs["prompts"] * workers / all_workers)))
     return [max(gains)]
@@ -296,14 +326,14 @@ def survey(lab: Lab, inputs: Inputs, task: str, cap_tokens: int, mean_tokens: fl
     return run(
         lab,
         inputs,
-        {"name": "verl_colocated", "dispatch": "even_split"},
+        {"name": "verl_colocated", "dispatch": inputs["dispatch"]},
         task,
         model=inputs["models"][2],
         tp=inputs["tps"][2],
         gpus=inputs["survey_gpus"],
         steps=1,
         warmup_steps=0,
-        prompts_per_step=inputs["prompts"],
+        prompts_per_step=inputs["survey_prompts"],
         cap_tokens=cap_tokens,
         mean_tokens=mean_tokens * (inputs["code_over_math"] if task == "code" else 1.0),
         **likeness(inputs, task),

@@ -181,7 +181,8 @@ def test_what_a_row_does_not_ask_for_moves_it_by_chance_alone_and_is_not_named()
     rows = ("weight-sync-7b", "weight-sync-30b")
     predicted = predict.predict(predict.tasks(rows, 4), jobs=1)
     small, large = board(rows, predicted)
-    assert {driver["input"] for driver in small["drivers"]} == {"tensor_s", "bucket_bytes", "engine_bytes_per_s"}
+    asked = {"tensor_s", "bucket_bytes", "bucket_tensor_s", "engine_bytes_per_s"}
+    assert {driver["input"] for driver in small["drivers"]} == asked
     assert "network_bytes_per_s" in {driver["input"] for driver in large["drivers"]}  # its ranks are on several nodes
 
 

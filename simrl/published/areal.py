@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simrl.hardware import gpu, model_shape
-from simrl.published.lab import Lab, Measures, run_of
+from simrl.published.lab import Lab, Measures, launch_s, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
 from simrl.synthesis import mean_under, synthesise
@@ -20,18 +20,30 @@ from simrl.training import Ints, TrainingCosts, deal, longest_first
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
 SCALE = 8
-STEPS, WARMUP_STEPS = 5, 2
+# Updates, and the first of them that are left out. The first batch of a run that trains what is finished first has short
+# responses, whose long siblings follow in the next three or four.
+SYNCHRONOUS_STEPS, ASYNCHRONOUS_STEPS = (5, 2), (9, 4)
+BATCHES = ASYNCHRONOUS_STEPS[0] + 8  # of the trace: what may be submitted under a bound of 8; beyond, they come again
 UNBOUNDED = 1000  # updates: more than a run has
 UPDATES = 250  # of Table 1
 KILO = 1e-3
 
 
 def scenario(
-    inputs: Inputs, model: str, gpus: int, system: dict[str, Any], cap_tokens: int, scale: int = SCALE
+    inputs: Inputs,
+    model: str,
+    gpus: int,
+    system: dict[str, Any],
+    cap_tokens: int,
+    scale: int = SCALE,
+    updates: tuple[int, int] | None = None,
 ) -> Scenario:
     """One of the paper's runs, a few updates of it."""
     mean_tokens, sigma = inputs["mean_tokens"], inputs["sigma"]
-    mfu = inputs["verl_mfu"] if system["name"] == "verl_colocated" else inputs["mfu"]
+    baseline = system["name"] == "verl_colocated"
+    mfu = inputs["verl_mfu"] if baseline else inputs["mfu"]
+    memory = inputs["verl_gpu_memory_utilization"] if baseline else inputs["gpu_memory_utilization"]
+    steps, warmup_steps = updates or (ASYNCHRONOUS_STEPS if system["name"] == "areal" else SYNCHRONOUS_STEPS)
     return run_of(
         inputs,
         system,
@@ -42,12 +54,16 @@ def scenario(
             "prompts_per_step": inputs["prompts"] // scale,
             "cap_tokens": cap_tokens,
             "mean_tokens": mean_under(cap_tokens, mean_tokens, sigma, inputs["cap_tokens"]),
+            "steps": BATCHES,
         },
-        steps=STEPS,
-        warmup_steps=WARMUP_STEPS,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        engine={"gpu_memory_utilization": memory},
+        least_pass_s=launch_s(inputs, model) if baseline else 0.0,
         training={
             "mfu": mfu,
             "log_prob_mfu": mfu,
+            "sequence_parallel": inputs["verl_sequence_parallel"] if baseline else 1,
             "tokens_per_microbatch": inputs["tokens_per_microbatch"],
             "publish_s": inputs["publish_s"],
             "reward_s": inputs["reward_s"],
@@ -113,12 +129,14 @@ def hours(model: str, nodes: int) -> Callable[[Lab, Inputs], list[float]]:
     return predict
 
 
-def interruption(model: str, scale: int) -> Callable[[Lab, Inputs], list[float]]:
-    """Fig. 6: thousand tokens a second that are generated on 4 nodes, with and without interruption."""
+def interruption(model: str, scale: int, updates: int) -> Callable[[Lab, Inputs], list[float]]:
+    """Fig. 6: thousand tokens a second that are generated on 4 nodes after the first update, with and without interruption. No
+    bound on staleness holds workers back: their trainer is the slower side, and would pace both variants alike."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
-        systems = [areal(inputs, inputs["eta"], interruptible, scale) for interruptible in (True, False)]
-        runs = [lab.run(scenario(inputs, model, 32, system, inputs["cap_tokens"], scale)) for system in systems]
+        systems = [areal(inputs, UNBOUNDED, interruptible, scale) for interruptible in (True, False)]
+        cap = inputs["cap_tokens"]
+        runs = [lab.run(scenario(inputs, model, 32, system, cap, scale, (updates, 1))) for system in systems]
         return [scale * KILO * run["generated_tokens_per_s"] for run in runs]
 
     return predict
@@ -201,7 +219,7 @@ ROWS: dict[str, Callable[[Lab, Inputs], list[float]]] = {
     "areal-fig4-7b-16k-verl": throughput_by_gpus(LARGE, (64, 128, 256, 512), False),
     "areal-hours-1p5b": hours(SMALL, 16),
     "areal-hours-7b": hours(LARGE, 24),
-    "areal-interrupt-1p5b": interruption(SMALL, SCALE),
-    "areal-interrupt-7b": interruption(LARGE, SCALE // 2),  # one training GPU could not hold the states of 7B
+    "areal-interrupt-1p5b": interruption(SMALL, SCALE, 3),
+    "areal-interrupt-7b": interruption(LARGE, SCALE // 2, 2),  # one training GPU could not hold the states of 7B
     "areal-dynbatch": dynamic_batches,
 }

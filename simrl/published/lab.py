@@ -21,6 +21,7 @@ from simrl.result import Result
 from simrl.scenario import Scenario
 from simrl.shipped import shipped_profile
 from simrl.simulate import prepare, simulate_prepared
+from simrl.synthesis import LengthModel
 
 Measures = dict[str, Any]
 GIVEN = math.nan  # stands where an element of a row is an input of its prediction: it is not scored
@@ -62,17 +63,8 @@ def run_of(
     least_pass_s: float = 0.0,
 ) -> Scenario:
     """A scenario of a paper: its inputs, where all papers have the same ones, and what the row says besides. `lengths` are
-    fields of a length model."""
+    fields of a length model, which has as many steps as the run where they do not say otherwise."""
     passes_s = float(inputs["between_passes_s"])
-    workload = {
-        "steps": steps,
-        "group": inputs["group"],
-        "sigma": inputs["sigma"],
-        "prompt_share": inputs["prompt_share"],
-        "prompt_tokens": inputs["prompt_tokens"],
-        "prompt_cap_tokens": inputs.get("prompt_cap_tokens", 2048),
-        **lengths,
-    }
     return Scenario.model_validate(
         {
             "name": "published",
@@ -80,12 +72,27 @@ def run_of(
             "warmup_steps": warmup_steps,
             "model": model,
             "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
-            "workload": {"synthetic": workload},
+            "workload": {"synthetic": lengths_of(inputs, steps, lengths)},
             "profile": step_times(model, inputs["gpu"], tp, passes_s, least_pass_s),
             "engine": {"max_num_seqs": 1024, **(engine or {})},
             "training": training,
             "speculation": speculation or {},
             "system": system,
+        }
+    )
+
+
+def lengths_of(inputs: Inputs, steps: int, lengths: Mapping[str, Any]) -> LengthModel:
+    """The lengths of a paper's runs: those inputs that all papers have, and `lengths` besides."""
+    return LengthModel.model_validate(
+        {
+            "steps": steps,
+            "group": inputs["group"],
+            "sigma": inputs["sigma"],
+            "prompt_share": inputs["prompt_share"],
+            "prompt_tokens": inputs["prompt_tokens"],
+            "prompt_cap_tokens": inputs.get("prompt_cap_tokens", 2048),
+            **lengths,
         }
     )
 
@@ -119,9 +126,8 @@ class Lab:
 def measures(result: Result, warmup_steps: int) -> Measures:
     """`simrl.metrics.summary`, and under `phase_s` the seconds an update of each kind of span, the longest lane's; of rollouts
     what `rollouts` says; `continued_share` of the samples; `response_tokens_per_s` are trained ones, `generated_tokens_per_s`
-    over the whole run."""
+    all that is generated after the warm-up."""
     row = summary(result, warmup_steps)
-    generated = int(result.samples.column("generated_tokens").to_numpy().sum())
     steps = result.steps.slice(warmup_steps)
     trained = int(steps.column("response_tokens").to_numpy().sum())
     return {
@@ -130,7 +136,7 @@ def measures(result: Result, warmup_steps: int) -> Measures:
         "phase_s": phases(result, warmup_steps),
         **rollouts(result, warmup_steps)._asdict(),
         "continued_share": continued_share(result, warmup_steps),
-        "generated_tokens_per_s": generated / float(result.metadata["end_s"]),
+        "generated_tokens_per_s": generated_tokens_per_s(result, warmup_steps),
     }
 
 
@@ -171,9 +177,26 @@ def continued_share(result: Result, warmup_steps: int) -> float:
 def phases(result: Result, warmup_steps: int) -> dict[str, float]:
     """Seconds an update by kind of span, of the lane that has most of it."""
     spans = result.spans.to_pandas()
-    start_s = float(result.steps.column("finished_s")[warmup_steps - 1].as_py()) if warmup_steps else 0.0
-    end_s = float(result.steps.column("finished_s")[-1].as_py())
-    spans["s"] = (np.minimum(spans["ended_s"], end_s) - np.maximum(spans["started_s"], start_s)).clip(lower=0)
+    spans["s"] = _seconds_within(spans, *measured(result, warmup_steps))
     by_lane = spans.groupby(["kind", "lane"], observed=True)["s"].sum()
     updates = result.steps.num_rows - warmup_steps
     return {str(kind): float(lanes.max() / updates) for kind, lanes in by_lane.groupby("kind", observed=True)}
+
+
+def generated_tokens_per_s(result: Result, warmup_steps: int) -> float:
+    """What all workers generate, trained or not; a stay that is measured in part counts with this part of its tokens."""
+    start_s, end_s = measured(result, warmup_steps)
+    stays = result.segments.select(["tokens", "started_s", "ended_s"]).to_pandas()
+    stays = stays[stays["ended_s"] > stays["started_s"]]
+    shares = _seconds_within(stays, start_s, end_s) / (stays["ended_s"] - stays["started_s"])
+    return float((stays["tokens"] * shares).sum() / (end_s - start_s))
+
+
+def measured(result: Result, warmup_steps: int) -> tuple[float, float]:
+    """From the end of the warm-up to the end of the last update."""
+    finished_s = result.steps.column("finished_s").to_numpy()
+    return float(finished_s[warmup_steps - 1]) if warmup_steps else 0.0, float(finished_s[-1])
+
+
+def _seconds_within(times: Any, start_s: float, end_s: float) -> Any:
+    return (np.minimum(times["ended_s"], end_s) - np.maximum(times["started_s"], start_s)).clip(lower=0)

@@ -1,53 +1,90 @@
 """verl's documentation (recipe fully_async_policy): the phases of colocated and of fully asynchronous steps on H20.
 
-GPUs, prompts and mini-batches are divided by `SCALE` together: each worker and each trainer rank has the same to do.
+Invariant: all runs have the lengths with which the update of the asynchronous run on 16 + 16 GPUs takes what the page says. It
+is an element of no row; the runs are simulated whole, as the longest of a batch's responses would not scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
-from simrl.published.lab import Lab, Measures, run_of
+import numpy as np
+
+from simrl.hardware import gpu, model_shape
+from simrl.published.lab import GIVEN, Lab, Measures, lengths_of, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
+from simrl.synthesis import synthesise
+from simrl.training import TrainingConfig, TrainingCosts
 
-SCALE = 2
 COLOCATED_STEPS, ASYNCHRONOUS_STEPS = (3, 1), (6, 2)  # steps of the page, and the first of them that are left out
+SOLVED_STEPS = 4  # batches whose mean update takes the seconds that are stated
+LEAST_TOKENS, MOST_TOKENS = 16.0, 8192.0  # of a mean response
 
 
 def scenario(
-    inputs: Inputs, gpus: int, system: dict[str, Any], steps: int, warmup_steps: int, **training: Any
+    inputs: Inputs, gpus: int, system: dict[str, Any], steps: int, warmup_steps: int, updates: int = 1
 ) -> Scenario:
-    """One of the page's runs."""
+    """One of the page's runs; `updates` make one of its steps."""
     return run_of(
         inputs,
         system,
         model=inputs["model"],
-        gpus=gpus // SCALE,
+        gpus=gpus,
         tp=inputs["tp"],
-        lengths={
-            "prompts_per_step": inputs["prompts"] // SCALE,
-            "cap_tokens": inputs["cap_tokens"],
-            "mean_tokens": inputs["mean_tokens"],
-        },
-        steps=steps,
-        warmup_steps=warmup_steps,
+        lengths={**lengths(inputs, mean_tokens(inputs)), "steps": steps},
+        steps=updates * steps,
+        warmup_steps=updates * warmup_steps,
         engine={
             "max_num_batched_tokens": 16384,  # as far as profiles reach; the scripts' 30,720 matter to prefill alone
             "gpu_memory_utilization": inputs["gpu_memory_utilization"],
         },
-        training={
-            "mfu": inputs["mfu"],
-            "log_prob_mfu": inputs["log_prob_mfu"],
-            "sequence_parallel": inputs["sequence_parallel"],
-            "tokens_per_microbatch": inputs["tokens_per_microbatch"],
-            "minibatch_overhead_s": inputs["minibatch_overhead_s"],
-            "log_prob_overhead_s": inputs["log_prob_overhead_s"],
-            "switch_s": inputs["switch_s"],
-            **training,
-        },
+        training=training(inputs),
     )
+
+
+def training(inputs: Inputs) -> dict[str, Any]:
+    """What the trainers of all runs share. verl's budget of tokens is a GPU's: GPUs that share a sequence add theirs up."""
+    sequence_parallel = inputs["sequence_parallel"]
+    return {
+        "mfu": inputs["mfu"],
+        "log_prob_mfu": inputs["log_prob_mfu"],
+        "recompute": inputs["recompute"],
+        "sequence_parallel": sequence_parallel,
+        "tokens_per_microbatch": inputs["tokens_per_microbatch"] * sequence_parallel,
+        "minibatch_overhead_s": inputs["minibatch_overhead_s"],
+        "log_prob_overhead_s": inputs["log_prob_overhead_s"],
+        "switch_s": inputs["switch_s"],
+    }
+
+
+def lengths(inputs: Inputs, mean_tokens: float) -> dict[str, Any]:
+    """A batch of the page's runs."""
+    return {"prompts_per_step": inputs["prompts"], "cap_tokens": inputs["cap_tokens"], "mean_tokens": mean_tokens}
+
+
+def mean_tokens(inputs: Inputs) -> float:
+    """The mean response with which the asynchronous trainer (half of 32 GPUs) takes for a batch what the page says."""
+    from scipy.optimize import brentq
+
+    trainers = round(32 * (1 - inputs["async_rollout_share"]))
+
+    def excess_s(tokens: float) -> float:
+        return update_s(inputs, trainers, tokens) - float(inputs["async_32_update_s"])
+
+    return float(brentq(excess_s, LEAST_TOKENS, MOST_TOKENS, xtol=0.5))
+
+
+def update_s(inputs: Inputs, gpus: int, mean_tokens: float) -> float:
+    """Seconds of the update on a batch, in its mini-batches."""
+    config = TrainingConfig.model_validate(training(inputs))
+    minibatches = inputs["prompts"] // inputs["minibatch_prompts"]
+    costs = TrainingCosts(model_shape(inputs["model"]), gpu(inputs["gpu"]), gpus, config, minibatches, 0, switch=False)
+    trace = synthesise(lengths_of(inputs, SOLVED_STEPS, lengths(inputs, mean_tokens)), seed=0)
+    tokens = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
+    return mean(s for batch in np.split(tokens, SOLVED_STEPS) for _, s in costs.update(batch, minibatches))
 
 
 def colocated(gpus: int) -> Callable[[Lab, Inputs], list[float]]:
@@ -64,8 +101,10 @@ def colocated(gpus: int) -> Callable[[Lab, Inputs], list[float]]:
     return predict
 
 
-def asynchronous(gpus: int, with_update: bool) -> Callable[[Lab, Inputs], list[float]]:
-    """Seconds of a step of the page (all updates of one synchronisation), of the trainer's wait, and of the updates."""
+def asynchronous(gpus: int, given: bool) -> Callable[[Lab, Inputs], list[float]]:
+    """Seconds of a step of the page (all updates of one synchronisation), of the trainer's wait, and of the updates. It waits
+    for groups, or while those that are there are fetched. Where the update is an input, so is most of the step, and the wait
+    alone is predicted."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         updates = inputs["sync_step"]
@@ -74,16 +113,17 @@ def asynchronous(gpus: int, with_update: bool) -> Callable[[Lab, Inputs], list[f
             "staleness": inputs["staleness"],
             "sync_step": updates,
             "require_batches": inputs["require_batches"],
-            "mini_batch": inputs["minibatch_prompts"] // SCALE,
+            "mini_batch": inputs["minibatch_prompts"],
             "partial_rollout": inputs["partial_rollout"],
             "per_replica": inputs["per_replica"],
             "rollout_share": inputs["async_rollout_share"],
             "log_probs": inputs["async_log_probs"],
         }
-        steps, warmup_steps = (updates * count for count in ASYNCHRONOUS_STEPS)
-        run = lab.run(scenario(inputs, gpus, system, steps, warmup_steps))
-        seconds = [updates * run["step_s"], updates * waits(run), updates * run["phase_s"]["train"]]
-        return seconds if with_update else seconds[:2]
+        run = lab.run(scenario(inputs, gpus, system, *ASYNCHRONOUS_STEPS, updates))
+        idle_s = updates * waits(run)
+        wait_s = max(idle_s, inputs["fetch_s"])
+        step_s = updates * run["step_s"] + wait_s - idle_s
+        return [GIVEN, wait_s] if given else [step_s, wait_s, updates * run["phase_s"]["train"]]
 
     return predict
 
@@ -94,7 +134,7 @@ def waits(run: Measures) -> float:
 
 
 def weight_sync(size: str) -> Callable[[Lab, Inputs], list[float]]:
-    """Seconds of a synchronisation of weights tensor by tensor, and in buckets."""
+    """Seconds of a synchronisation of weights tensor by tensor, and in buckets, into and out of which tensors are copied."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         bytes_, tensors = inputs[f"sync_bytes_{size}"], inputs[f"sync_tensors_{size}"]
@@ -102,7 +142,7 @@ def weight_sync(size: str) -> Callable[[Lab, Inputs], list[float]]:
         buckets = -(-bytes_ // inputs["bucket_bytes"])
         one_by_one_s = bytes_ / rate + tensors * inputs["tensor_s"]
         bucketed_s = max(bytes_ / rate, bytes_ / inputs["engine_bytes_per_s"]) + buckets * inputs["tensor_s"]
-        return [one_by_one_s, bucketed_s]
+        return [one_by_one_s, bucketed_s + tensors * inputs["bucket_tensor_s"]]
 
     return predict
 
@@ -110,8 +150,8 @@ def weight_sync(size: str) -> Callable[[Lab, Inputs], list[float]]:
 ROWS: dict[str, Callable[[Lab, Inputs], list[float]]] = {
     "verl-sync-32": colocated(32),
     "verl-sync-64": colocated(64),
-    "verl-async-32": asynchronous(32, with_update=False),
-    "verl-async-64": asynchronous(64, with_update=True),
+    "verl-async-32": asynchronous(32, given=True),
+    "verl-async-64": asynchronous(64, given=False),
     "weight-sync-7b": weight_sync("7b"),
     "weight-sync-30b": weight_sync("30b"),
 }

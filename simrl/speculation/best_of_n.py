@@ -64,7 +64,7 @@ def draft_ladder(
 ) -> Ladder:
     """The ladder at a batch of `requests`, at the acceptance rates 0 … 1 in `steps` steps (§4.2, Figure 10a).
 
-    `drafters` give the seconds in which so many tokens are drafted for each of b requests, `verify` those of a verification with
+    `drafters` give the seconds in which so many tokens are drafted for each of b requests, `verify` those of verifications with
     1, 2, … query tokens a request, the first of which is plain decoding. SpecActor runs drafter and target on random
     verdicts; here it is what such runs yield in the long run: `coupled_tgs`, or `renewal_rate` for drafters on GPUs of their
     own (which the speed-up does not count). Raises `InputError` for an empty ladder.

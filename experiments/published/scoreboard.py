@@ -47,6 +47,8 @@ MOVES = 0.1  # a relative half-width up to which open inputs move an element lit
 TIE = 0.02  # published values so near to each other have no order
 LEVEL = 0.01  # predicted ones so near are level
 
+# Rows that follow from what their source prints besides: phases of other runs, an accept length, a batch, a tree.
+GIVEN_THEIR_PHASES = ("verl-", "tlt-sd-", "tlt-topk8")
 # Rows whose elements are of several quantities: their order says nothing.
 SEVERAL_QUANTITIES = ("step/",)
 # Rows that are to be compared with each other, element by element: the same quantity of several systems or settings.
@@ -216,6 +218,8 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
     sums = totals(entries)
     stated = [e for e in predicted if max(scored(e, "half_width"), default=math.inf) <= MOVES]
     near = [e for e in stated if max(map(abs, scored(e, "error"))) <= 0.1]
+    given = [e for e in predicted if e["id"].startswith(GIVEN_THEIR_PHASES)]
+    errors = [abs(error) for e in given for error in scored(e, "error")]
     found = orders(entries)
     ratios = [e for e in predicted if is_ratio(e["id"])]
     sided = [e for e in ratios if all(same_side(e, i) for i, value in enumerate(e["predicted"]) if value is not None)]
@@ -232,6 +236,12 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
     reached = f"{'none' if width is None else f'{width:.0%}'}; the median error at the middle is {error:.0%}"
     reached = "nothing is predicted" if error is None else reached
     yield "| median half-width: 15 % or less | " + reached.replace("%", " %") + " |"
+    yield (
+        "| rows given what their source prints of other phases (verl's page, TLT's Table 2): within 10 % | "
+        + f"{sum(error <= 0.1 for error in errors)} of {len(errors)} elements"
+        + (f": {', '.join(name(e) + ' ' + said_error(e) for e in given)}" if given else "")
+        + "; AReaL's, given the length that its figures come to: [given.md](given.md) |"
+    )
     yield (
         f"| rows that open inputs move little (half-width up to {100 * MOVES:.0f} %): within 10 % | "
         + f"{len(near)} of {len(stated)}"

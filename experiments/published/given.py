@@ -1,0 +1,88 @@
+"""AReaL's rows once more, with the length of responses that the paper's own figures come to: given.md.
+
+    python experiments/published/given.py          (a minute of one core)
+
+Table 1 says how long an update of 8,192 responses takes and Fig. 5c how many of their tokens a second are trained, of the
+same run: their product is its mean length. With it, the other figures of these rows are predictions of schedules and step
+times alone. These are conditional ones, beside the board: an outcome is an input here.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from simrl.files import write_whole_file
+from simrl.published.lab import Lab
+from simrl.published.ledger import read_ledger
+from simrl.published.predict import PAPERS
+from simrl.published.score import published_rows
+
+HERE = Path(__file__).resolve().parent
+ETAS = ("0", "1", "2", "4", "8", "16", "∞")
+AT_ETA_8 = 4  # of Fig. 5c: the bound of Table 1's run
+ROWS = {"areal-eta": [f"η {eta}" for eta in ETAS], "areal-hours-1p5b": ["AReaL", "verl", "synchronous AReaL"]}
+UPDATES, SECONDS_AN_HOUR, KILO = 250, 3600, 1000
+
+
+class Line(NamedTuple):
+    """An element of a row."""
+
+    what: str
+    published: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.published - 1
+
+
+def implied_tokens(responses: int) -> float:
+    """The mean response of the run of 1.5B, by what is published of it."""
+    hours = published_rows()["areal-hours-1p5b"].elements[0].low
+    tokens_per_s = KILO * published_rows()["areal-eta"].elements[AT_ETA_8].low
+    return hours * SECONDS_AN_HOUR / UPDATES * tokens_per_s / responses
+
+
+def lines() -> tuple[float, dict[str, list[Line]]]:
+    """The implied length, and each row's elements at it; all other inputs are at the middle."""
+    middle = read_ledger("areal").middle
+    tokens = implied_tokens(middle["prompts"] * middle["group"])
+    lab, inputs = Lab(), {**middle, "mean_tokens": tokens}
+    found = {}
+    for row, names in ROWS.items():
+        predicted = PAPERS["areal"].ROWS[row](lab, inputs)
+        published = [bound.low for bound in published_rows()[row].elements]
+        found[row] = [Line(*each) for each in zip(names, published, predicted, strict=True)]
+    return tokens, found
+
+
+def page() -> Iterator[str]:
+    tokens, found = lines()
+    middle = read_ledger("areal").inputs["mean_tokens"]
+    yield "# AReaL, given its own lengths\n"
+    yield (
+        "Made by `python experiments/published/given.py`. Table 1 and Fig. 5c are of one run, and together they say that "
+        f"a response has {tokens:,.0f} tokens (the ledger has {middle.value:,}, {middle.low:,.0f} to {middle.high:,.0f}). "
+        "With that length, and all else at the middle of the ledger, the rows come out as below. An outcome is an input "
+        "here, so this is no part of [the board](scoreboard.md): it shows what is left to miss when the length is known.\n"
+    )
+    for row, elements in found.items():
+        yield f"| `{row}` | published | predicted | error |"
+        yield "|---|---|---|---|"
+        for line in elements:
+            yield f"| {line.what} | {line.published:.3g} | {line.predicted:.3g} | {line.error:+.0%} |".replace(
+                "%", " %"
+            )
+        within = sum(abs(line.error) <= 0.1 for line in elements)
+        yield f"\n{within} of {len(elements)} within 10 %.\n"
+
+
+def main() -> None:
+    with write_whole_file(HERE / "given.md") as temporary:
+        temporary.write_text("\n".join(page()), encoding="utf-8")
+    sys.stdout.write((HERE / "given.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

@@ -51,17 +51,17 @@ def rollout_window(result: Result) -> tuple[float, float]:
 def idle(bench: Bench) -> Drawn:
     """Fig. 2: a rollout of verl, and what overlap or more GPUs make of the step."""
     inputs = bench.inputs("specactor")
-    result = bench.result(specactor.scenario(inputs, "dapo", specactor.VERL))
+    result = bench.result(specactor.whole(inputs, "dapo", specactor.VERL))
     start_s, end_s = rollout_window(result)
     figure, panels = picture(1, 2, 3.8, width_ratios=(3, 2))
     left, right = panels[0]
     lanes(left, result, start_s, end_s)
-    wasted = run(bench, inputs, "dapo", specactor.VERL)["idle_share"]
+    wasted = bench.lab.run(specactor.whole(inputs, "dapo", specactor.VERL))["idle_share"]
     left.set(xlabel="seconds of one rollout (paler: fewer requests left)", ylabel="workers of 4 GPUs")
     left.set_title(f"verl waits {share(wasted)} of its workers' time", fontsize="medium", color=INK)
     kinds_legend(figure, ("rollout", "idle"))
     names = ("verl", "RLHFuse", "verl, 2× GPUs")
-    runs = {name: run(bench, inputs, "dapo", systems(inputs)[name]) for name in names}
+    runs = {name: bench.lab.run(specactor.whole(inputs, "dapo", systems(inputs)[name])) for name in names}
     stacked(right, names, [runs[name] for name in names])
     step_s = {name: found["step_s"] for name, found in runs.items()}
     twice, fused = bench.published("spec-2x")[0], bench.published("spec-rlhfuse")[0]
@@ -323,8 +323,8 @@ def breakdown(bench: Bench) -> Drawn:
 
 
 def ablation(bench: Bench) -> Drawn:
-    """Fig. 13: rollout times as parts are added."""
-    inputs = bench.inputs("specactor")
+    """Fig. 13: rollout times as parts are added, in a late step."""
+    inputs = specactor.late(bench.inputs("specactor"))
     parts: dict[str, System] = {
         "verl": specactor.VERL,
         "draft model": specactor.vanilla(inputs),
@@ -334,7 +334,7 @@ def ablation(bench: Bench) -> Drawn:
     }
     seconds = [run(bench, inputs, "dapo", system)["rollout_s"] for system in parts.values()]
     relative = [s / seconds[0] for s in seconds]
-    apart = 1 + specactor.ROWS["spec-abl-disagg"](bench.lab, inputs)[0]
+    apart = 1 + specactor.ROWS["spec-abl-disagg"](bench.lab, bench.inputs("specactor"))[0]
     vanilla = 2 - bench.values("spec-abl-vanilla")[0]  # a reduction, of which 1 + it is kept
     marks = [1.0, vanilla, bench.values("spec-abl-disagg")[0]]
     for row in ("spec-abl-decoupled", "spec-abl-reconf", "spec-abl-bon"):
@@ -361,8 +361,8 @@ def ablation(bench: Bench) -> Drawn:
 
 
 def in_action(bench: Bench) -> Drawn:
-    """Fig. 14: one rollout, worker by worker."""
-    inputs = bench.inputs("specactor")
+    """Fig. 14: one rollout of a late step, worker by worker."""
+    inputs = specactor.late(bench.inputs("specactor"))
     shown = {
         "draft model": specactor.vanilla(inputs),
         "decoupled": specactor.specactor(inputs, reconfigure=False, best_of_n=False),
@@ -385,7 +385,7 @@ def in_action(bench: Bench) -> Drawn:
     first, second, third = lengths_s.values()
     return Drawn(
         figure,
-        "Fig. 14: one rollout of DAPO, worker by worker (an eighth of the GPUs)",
+        "Fig. 14: one rollout of DAPO, worker by worker (a sixth of the GPUs)",
         f"Drafting in turns takes {first:.0f} s, decoupled {second:.0f} s, and with freed workers drafting for the "
         "slowest requests "
         f"{third:.0f} s. Published, of some requests: decoupling speeds them up 1.1 to 1.5 times, best-of-N the "

@@ -13,7 +13,6 @@ of typical length, by its run model. The tokens of the trace are the run's own f
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ from simrl.speculation.windows import Fixed
 from simrl.trace import Trace
 
 NGRAM: Literal["ngram"] = "ngram"
-Seconds = Callable[[int], float]
 MOST_WINDOW = 15  # as far as the planner of decoupled drafting looks: verifications of 16 tokens
 
 
@@ -89,7 +87,7 @@ def plan_tail(
     batches = sorted({1, 2, max(most // 2, 1), most})
     # As functions: to a type checker, a NamedTuple is a tuple.
     verify = [v.__call__ for v in fit_verify(profile, MOST_WINDOW + 1, batches, typical_context(trace))]
-    ladder = draft_ladder({name: _draft_s(plan) for name, plan in plans.items()}, verify, most)
+    ladder = draft_ladder({name: plan.times.draft_s for name, plan in plans.items()}, verify, most)
     windows = {}
     for i, name in enumerate(ladder.drafters):
         step = round(rates[name] * (len(ladder.acceptances) - 1))
@@ -124,10 +122,6 @@ def _speculation(name: str, window: int) -> Speculation:
     if name == NGRAM:
         return ngram(Fixed(tokens=window))
     return replace(draft_model(name, Fixed(tokens=window)), exact_match=True)
-
-
-def _draft_s(plan: DraftPlan) -> Seconds:
-    return lambda sequences: plan.times.draft_s(sequences, 1)
 
 
 def _known(plan: DraftPlan) -> ModelAcceptance | RunModel:

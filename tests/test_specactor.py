@@ -470,7 +470,7 @@ VERIFY = [lambda b, q=q: 0.010 + 0.00004 * b * q for q in range(1, 9)]
 
 @pytest.mark.parametrize("execution", ["coupled", "decoupled"])
 def test_the_ladder_is_the_speedup_over_plain_decoding(execution):
-    ladder = draft_ladder({"0.5b": lambda b: 0.002, "1.5b": lambda b: 0.003}, VERIFY, 16, execution)
+    ladder = draft_ladder({"0.5b": lambda b, n: 0.002 * n, "1.5b": lambda b, n: 0.003 * n}, VERIFY, 16, execution)
     assert ladder.speedups.shape == (2, 101) and (np.diff(ladder.speedups, axis=1) >= -1e-12).all()
     rate = {"coupled": coupled_tgs, "decoupled": renewal_rate}[execution]
     verify_s = [v(16) for v in VERIFY]
@@ -483,7 +483,8 @@ def test_the_ladder_is_the_speedup_over_plain_decoding(execution):
 
 
 def test_the_first_of_the_ladder_weighs_acceptance_against_draft_time():
-    ladder = draft_ladder({"ngram": lambda b: 0.0001, "0.5b": lambda b: 0.002, "1.5b": lambda b: 0.003}, VERIFY, 16)
+    seconds = {"ngram": 0.0001, "0.5b": 0.002, "1.5b": 0.003}
+    ladder = draft_ladder({name: lambda b, n, s=s: s * n for name, s in seconds.items()}, VERIFY, 16)
     assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.7, "1.5b": 0.75})[0] == "0.5b"
     assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.5, "1.5b": 0.8})[0] == "1.5b"
     assert ladder_order(ladder, {"ngram": 0.9, "0.5b": 0.1, "1.5b": 0.5}) == ("ngram", "1.5b", "0.5b")
@@ -491,6 +492,14 @@ def test_the_first_of_the_ladder_weighs_acceptance_against_draft_time():
         ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.7})
     with pytest.raises(InputError, match="no drafter '7b'"):
         ladder.speedup("7b", 0.5)
+
+
+def test_what_a_round_of_drafts_takes_besides_its_passes_is_paid_once_a_window():
+    round_s, level_s = 0.005, 0.001
+    ladder = draft_ladder({"0.5b": lambda b, n: round_s + level_s * n}, VERIFY, 16)
+    verify_s = [v(16) for v in VERIFY]
+    by_hand = max(coupled_tgs(0.8, w, round_s / w + level_s, verify_s[w]) for w in range(1, 8)) * verify_s[0]
+    assert ladder.speedup("0.5b", 0.8) == pytest.approx(by_hand)
 
 
 def test_an_empty_ladder_is_refused():

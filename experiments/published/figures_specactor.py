@@ -220,8 +220,7 @@ def ladder(bench: Bench) -> Drawn:
     verify: list[Callable[[int], float]] = [lambda b, q=q: small.verify_s(b, q) for q in range(1, MOST_WINDOW + 2)]
     times = {name: d.times for name, d in models.items()} | {"n-gram": ngrams.times}
     at = inputs["b_max"]
-    drafters = {name: (lambda b, t=t: t.draft_s(b, 1)) for name, t in times.items()}
-    found = draft_ladder(drafters, verify, at)
+    found = draft_ladder({name: t.draft_s for name, t in times.items()}, verify, at)
     known = {name: d.acceptance.by_position[0] for name, d in models.items()}
     figure, panels = picture(1, 1, 3.4)
     axes = panels[0, 0]

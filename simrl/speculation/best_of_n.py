@@ -56,7 +56,7 @@ class Ladder(NamedTuple):
 
 
 def draft_ladder(
-    drafters: Mapping[str, Callable[[int], float]],
+    drafters: Mapping[str, Callable[[int, int], float]],
     verify: Sequence[Callable[[int], float]],
     requests: int,
     execution: Execution = "coupled",
@@ -64,8 +64,8 @@ def draft_ladder(
 ) -> Ladder:
     """The ladder at a batch of `requests`, at the acceptance rates 0 … 1 in `steps` steps (§4.2, Figure 10a).
 
-    `drafters` give the seconds in which one token is drafted for each of b requests, `verify` those of a verification with 1,
-    2, … query tokens a request, the first of which is plain decoding. SpecActor runs drafter and target on random
+    `drafters` give the seconds in which so many tokens are drafted for each of b requests, `verify` those of verifications with
+    1, 2, … query tokens a request, the first of which is plain decoding. SpecActor runs drafter and target on random
     verdicts; here it is what such runs yield in the long run: `coupled_tgs`, or `renewal_rate` for drafters on GPUs of their
     own (which the speed-up does not count). Raises `InputError` for an empty ladder.
     """
@@ -78,13 +78,13 @@ def draft_ladder(
     verify_s = [v(requests) for v in verify]
     rates = np.empty((len(drafters), steps, len(verify) - 1))
     for i, draft in enumerate(drafters.values()):
-        draft_s = draft(requests)
+        draft_s = [draft(requests, window) / window for window in range(1, len(verify))]
         for j, p in enumerate(acceptances.tolist()):
             for window in range(1, len(verify)):
                 if execution == "coupled":
-                    rates[i, j, window - 1] = coupled_tgs(p, window, draft_s, verify_s[window])
+                    rates[i, j, window - 1] = coupled_tgs(p, window, draft_s[window - 1], verify_s[window])
                 else:
-                    rates[i, j, window - 1] = renewal_rate(p, window, draft_s, verify_s[window - 1])
+                    rates[i, j, window - 1] = renewal_rate(p, window, draft_s[window - 1], verify_s[window - 1])
     return Ladder(tuple(drafters), acceptances, rates.max(axis=2) * verify_s[0], rates.argmax(axis=2) + 1)
 
 

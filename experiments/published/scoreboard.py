@@ -116,7 +116,7 @@ MEANINGS = {
     ("tlt-topk8", "high"): "The accept length is stated here, so the time of a round is too short.",
     ("verl-sync", "low"): (
         "All runs have the lengths of the asynchronous one on 32 GPUs, and the page says that lengths differ; generation is a "
-        "roofline's, which the page's other runs have, too, as up to twice too fast."
+        "roofline's, up to twice too fast for the page's runs that are not scored as well."
     ),
     ("verl-async", "both"): "The wait is the fetching of groups as another run of the page has it.",
     ("weight-sync-30b", "low"): (

@@ -27,6 +27,7 @@ from simrl.result import Result
 from simrl.timeline import time_shares
 
 SIZES = {"1.5B": areal.SMALL, "7B": areal.LARGE}
+_, WARMUP_STEPS = areal.ASYNCHRONOUS_STEPS
 
 
 def timelines(bench: Bench) -> Drawn:
@@ -46,7 +47,8 @@ def timelines(bench: Bench) -> Drawn:
     }
     cap = inputs["cap_tokens"]
     runs = {
-        name: bench.result(areal.scenario(inputs, areal.SMALL, 128, system, cap)) for name, system in systems.items()
+        name: bench.result(areal.scenario(inputs, areal.SMALL, 128, system, cap, updates=areal.ASYNCHRONOUS_STEPS))
+        for name, system in systems.items()
     }
     longest_s = 2.5 * steps_s(runs["synchronous (Sync.AReaL)"])
     length_s = min(longest_s, *(measured_s(run) for run in runs.values()))
@@ -54,7 +56,7 @@ def timelines(bench: Bench) -> Drawn:
     idle, thin, seen = {}, {}, set()
     for axes, (name, run) in zip(panels.flat, runs.items(), strict=True):
         finished_s = run.steps.column("finished_s").to_numpy()
-        start_s = float(finished_s[areal.WARMUP_STEPS - 1])
+        start_s = float(finished_s[WARMUP_STEPS - 1])
         end_s = start_s + length_s
         part = lanes(axes, run, start_s, end_s)
         for at_s in finished_s[(finished_s > start_s) & (finished_s <= end_s)]:
@@ -90,12 +92,12 @@ def thin_share(run: Result, start_s: float, end_s: float) -> float:
 def measured_s(run: Result) -> float:
     """Seconds from the end of the warm-up to the last update."""
     finished_s = run.steps.column("finished_s").to_numpy()
-    return float(finished_s[-1] - finished_s[areal.WARMUP_STEPS - 1])
+    return float(finished_s[-1] - finished_s[WARMUP_STEPS - 1])
 
 
 def steps_s(run: Result) -> float:
     """Seconds a step after the warm-up."""
-    return measured_s(run) / (run.steps.num_rows - areal.WARMUP_STEPS)
+    return measured_s(run) / (run.steps.num_rows - WARMUP_STEPS)
 
 
 def scaling(bench: Bench) -> Drawn:

@@ -116,12 +116,13 @@ MEANINGS = {
         "Trees are too cheap: a round's host time, or the verification of a tree against as many plain tokens."
     ),
     ("tlt-topk8", "high"): "The accept length is stated here, so the time of a round is too short.",
-    ("verl-async", "both"): (
-        "Updates come out too long, so the trainer hardly waits: the mean length is read off an update on 128 GPUs as if all "
-        "of it were arithmetic, and the page's asynchronous runs update on half of the GPUs in about the same time."
+    ("verl-sync", "low"): (
+        "All runs have the lengths of the asynchronous one on 32 GPUs, and the page says that lengths differ; generation is a "
+        "roofline's, up to twice too fast for the page's runs that are not scored as well."
     ),
+    ("verl-async", "both"): "The wait is the fetching of groups as another run of the page has it.",
     ("weight-sync-30b", "low"): (
-        "Buckets spare the broadcasts; that the engine still loads 18,867 tensors one by one is not computed."
+        "Buckets spare the broadcasts; what loading costs for each of 18,867 tensors is an open input."
     ),
     ("weight-sync-7b", "high"): (
         "15 GB in 0.02 s are more than a link carries: what was timed can only be a part of the transfer."

@@ -38,7 +38,7 @@ def scenario(
         steps=updates * steps,
         warmup_steps=updates * warmup_steps,
         engine={
-            "max_num_batched_tokens": 16384,  # as far as profiles reach; the scripts' 30,720 matter to prefill alone
+            "max_num_batched_tokens": inputs["max_num_batched_tokens"],
             "gpu_memory_utilization": inputs["gpu_memory_utilization"],
         },
         training=training(inputs),

@@ -16,6 +16,7 @@ import numpy as np
 from simrl.hardware import GPUS_PER_NODE
 from simrl.simulate import Prepared
 from simrl.systems import parameters_of
+from simrl.training import TrainingConfig
 
 VERL = "verl documentation, Config Explanation (docs/examples/config.rst)"
 VERL_ONE_STEP_OFF = "verl documentation, One Step Off Policy Async Trainer (docs/advance/one_step_off.md)"
@@ -174,7 +175,8 @@ def _verl(prepared: Prepared, batch: _Batch) -> dict[str, str]:
         f"{actor}.ppo_mini_batch_size": max(batch.prompts // prepared.system.minibatches, 1),
         f"{actor}.ppo_epochs": training.ppo_epochs,
         f"{actor}.use_dynamic_bsz": training.microbatching == "dynamic",
-        f"{actor}.ppo_max_token_len_per_gpu": training.tokens_per_microbatch,
+        f"{actor}.ppo_max_token_len_per_gpu": _tokens_of_a_gpu(training),
+        f"{rollout}.enforce_eager": scenario.profile.least_pass_s > 0,
         f"{actor}.ulysses_sequence_parallel_size": training.sequence_parallel,
         "trainer.nnodes": nodes,
         "trainer.n_gpus_per_node": each,
@@ -274,7 +276,7 @@ def _areal(prepared: Prepared, batch: _Batch) -> Launch:
 
 def _slime(prepared: Prepared, batch: _Batch) -> dict[str, str]:
     nodes, each = _nodes(prepared.train_gpus) if prepared.colocated else _parts(prepared)[1]
-    updates = prepared.system.minibatches
+    updates, training = prepared.system.minibatches, prepared.scenario.training
     return {
         "--actor-num-nodes": str(nodes),
         "--actor-num-gpus-per-node": str(each),
@@ -285,8 +287,14 @@ def _slime(prepared: Prepared, batch: _Batch) -> dict[str, str]:
         "--rollout-max-response-len": str(batch.response_tokens),
         "--rollout-temperature": str(prepared.scenario.speculation.temperature),
         "--use-dynamic-batch-size": "",
-        "--max-tokens-per-gpu": str(prepared.scenario.training.tokens_per_microbatch),
+        "--max-tokens-per-gpu": str(_tokens_of_a_gpu(training)),
+        **({"--context-parallel-size": str(shared)} if (shared := training.sequence_parallel) > 1 else {}),
     }
+
+
+def _tokens_of_a_gpu(training: TrainingConfig) -> int:
+    """verl's and slime's budget is a GPU's: those that share a sequence add theirs up."""
+    return training.tokens_per_microbatch // training.sequence_parallel
 
 
 def _april(prepared: Prepared, batch: _Batch) -> Launch:

@@ -641,6 +641,27 @@ def test_settings_are_those_of_the_scenario_in_the_frameworks_words(file, system
     assert {key: found.settings[key] for key in settings} == settings
 
 
+@pytest.mark.parametrize(
+    ("system", "budget", "shared"),
+    [
+        ("verl_colocated", "ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
+        ("april", "--max-tokens-per-gpu", "--context-parallel-size"),
+    ],
+)
+def test_gpus_that_share_a_sequence_share_its_budget_of_tokens(file, system, budget, shared):
+    overrides = [f"systems=[{system}]", "training.tokens_per_microbatch=4096", "training.sequence_parallel=4"]
+    (scenario,) = load_scenarios(file, overrides)
+    settings = launch(prepare(scenario)).settings
+    said = {key.removeprefix("actor_rollout_ref.actor."): value for key, value in settings.items()}
+    assert (said[budget], said[shared]) == ("1024", "4")
+
+
+def test_passes_that_the_host_launches_are_eager_ones(file):
+    for least_s, eager in ((0.02, "True"), (0.0, "False")):
+        (scenario,) = load_scenarios(file, ["systems=[verl_colocated]", f"profile.least_pass_s={least_s}"])
+        assert launch(prepare(scenario)).settings["actor_rollout_ref.rollout.enforce_eager"] == eager
+
+
 def test_a_split_cluster_is_told_as_parts_of_every_node(file):
     """verl: where both have as many nodes, and no more GPUs of each than a node has, they share the nodes."""
     system = "systems=[{name: one_step_off, rollout_share: 0.75}]"

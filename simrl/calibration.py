@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,7 @@ from simrl.simulate import Prepared, prepare, simulate
 from simrl.trace import Trace, write_trace
 from simrl.training import TrainingConfig, TrainingCosts
 
+T = TypeVar("T")
 Floats = NDArray[np.float64]
 
 GENERATION, UPDATE, LOG_PROB, REFERENCE, STEP = (
@@ -149,7 +150,7 @@ def calibrate(
     write_trace(trace, folder / "run.parquet")
     whole = launch(folder / "run.parquet", len(usable))
     whole = whole.model_copy(update={"profile": scenario.profile, "training": scenario.training})
-    steps = _beside(usable, window, simulate(whole), whole)
+    steps = _beside(usable, window, _of_run(simulate, whole), whole)
     return Calibration(
         whole, window, corrections, tuple(_errors(steps)), steps, tuple(_assumed(usable, whole, trace, recorded))
     )
@@ -206,7 +207,7 @@ def _fit(
     write_trace(trace, folder / "window.parquet")
     scenario = launch(folder / "window.parquet", len(rows))
     scenario = scenario.model_copy(update={"warmup_steps": 0})
-    prepared = prepare(scenario)
+    prepared = _of_run(prepare, scenario)
     if prepared.system.off_policyness != 0 or not prepared.colocated:
         raise InputError(
             f"system {prepared.system.name}: a run is calibrated if it generates and trains in turns; name such a one, as "
@@ -219,6 +220,14 @@ def _fit(
         *corrections,
         *found,
     )
+
+
+def _of_run(call: Callable[[Scenario], T], scenario: Scenario) -> T:
+    """What it gives; an `InputError` says which run it is about."""
+    try:
+        return call(scenario)
+    except InputError as error:
+        raise InputError(f"{scenario.file}: {error}") from error
 
 
 def _fit_generation(rows: pd.DataFrame, scenario: Scenario) -> tuple[Scenario, tuple[Correction, ...]]:

@@ -80,8 +80,13 @@ class Varied(NamedTuple):
 
     def _drawn(self, sample: int, seed: int) -> Iterator[tuple[Setting, ...]]:
         for i in range(sample):
-            chosen = [d.drawn(random.Random(f"{seed} {i} {' '.join(d.keys)}").random()) for d in self.dimensions]
+            chosen = [d.drawn(_share(f"{seed} {i} {' '.join(d.keys)}")) for d in self.dimensions]
             yield tuple(setting for alternative in chosen for setting in alternative)
+
+
+def _share(drawn_for: str) -> float:
+    """In [0, 1), from a text, which may hold half a character: a key that is none is refused as it is set."""
+    return random.Random(drawn_for.encode("utf-8", "surrogatepass")).random()
 
 
 def vary(path: Path, texts: Sequence[str], zips: Sequence[str] = ()) -> Varied:

@@ -170,7 +170,7 @@ def diff_results(a: Result, b: Result) -> Difference:
 
 
 def _require_facts(result: Result) -> None:
-    require(result.metadata, "label", "gpus", "train_gpus", "end_s", "scenario")
+    require(result.metadata, "label", "gpus", "train_gpus", "rollout_workers", "end_s", "scenario")
 
 
 def counted_warmup(result: Result) -> int:

@@ -58,7 +58,7 @@ class Extended(Mapping[str, Makes[T]]):
         return len(set(self.own) | set(self._added()))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.own or name in self._added()
+        return isinstance(name, str) and (name in self.own or name in self._added())  # a list of a file is no key
 
     def sources(self, name: str) -> list[Path]:
         """The Python files of the package or module that adds a function: what it does may depend on them. Empty for simrl's

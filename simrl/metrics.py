@@ -88,7 +88,7 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     gpu_hours = gpus * seconds / 3600 / samples * 1000
     return {
         "system": result.metadata["label"],
-        "variant": result.metadata["variant"],
+        "variant": result.metadata.get("variant", ""),
         "gpus": gpus,
         "samples_per_s": samples / seconds,
         "tokens_per_s": (prompt + response) / seconds,

@@ -6,6 +6,7 @@ Invariant: what passes can be explained, compared and drawn without another look
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
@@ -145,7 +146,8 @@ def check_times(tables: Mapping[str, pa.Table], end_s: float, place: str) -> Non
     segments.refuse(np.diff(segments["uid"], prepend=0) < 0, "uid", "in order")
     segments.refuse(segments["ended_s"] < segments["started_s"], "ended_s", "after started_s")
     segments.refuse(_before(segments, segments["uid"]), "started_s", "after the sample's segment before has ended")
-    segments.refuse(segments["worker"] > 10**6, "worker", "the number of a worker")
+    workers = len({lane for lane in spans.texts("lane") if re.fullmatch(r"rollout-\d+", lane)})
+    segments.refuse(segments["worker"] >= workers, "worker", f"that of one of the {workers} lanes of rollout workers")
 
 
 def _before(rows: _Columns, of: NDArray[Any]) -> NDArray[np.bool_]:

@@ -83,7 +83,7 @@ def launched(
         raise InputError(
             f"{launch or run_log}: {len(found)} systems; name the one that the run used, as systems=[verl_colocated]"
         )
-    return found[0]
+    return found[0] if launch is not None else found[0].model_copy(update={"file": str(run_log)})
 
 
 def alternatives(file: Path, systems: Sequence[Any]) -> tuple[list[Scenario], list[str]]:

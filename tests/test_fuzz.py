@@ -11,15 +11,19 @@ import readers
 from fuzzing import an_input, fuzz, lay
 from readers import READERS
 
+from simrl.dimensions import vary
 from simrl.errors import InputError
 from simrl.explanation import explain_result
 from simrl.hardware import model_shape
 from simrl.importers.metrics import read_metrics
 from simrl.importers.tokens import token_counter
 from simrl.importers.verl import import_verl
+from simrl.points import resolved
 from simrl.profile import read_profile
 from simrl.result import read_result
+from simrl.run_log import calibrated
 from simrl.scenario import load_scenarios
+from simrl.speculation.methods import make_speculation
 from simrl.sweeps import kept
 from simrl.trace import read_trace
 
@@ -123,6 +127,7 @@ def run(tmp_path):
         ("samples", "uid", 0, "row 1, column 'uid' is 0"),
         ("samples", "generated_tokens", -1, "column 'generated_tokens' is -1"),
         ("segments", "uid", 10**6, "column 'uid' is 1000000; it must be that of a sample"),
+        ("segments", "worker", 3, "column 'worker' is 3; it must be that of one of the 3 lanes of rollout workers"),
     ],
 )
 def test_a_result_whose_rows_do_not_fit_each_other_is_refused_with_the_row(run, table, column, value, said):
@@ -161,6 +166,20 @@ def test_a_part_of_a_recorded_run_cannot_be_explained_and_says_why(run):
     assert "metadata has no label" in refusal(explain_result, read_result(run))
 
 
+def test_a_result_that_does_not_say_what_was_varied_is_explained(run):
+    metadata = json.loads((run / "result.json").read_text())
+    del metadata["variant"]
+    (run / "result.json").write_text(json.dumps(metadata))
+    assert explain_result(read_result(run)).variant == ""
+
+
+def test_a_result_that_does_not_say_its_workers_is_refused(run):
+    metadata = json.loads((run / "result.json").read_text())
+    del metadata["rollout_workers"]
+    (run / "result.json").write_text(json.dumps(metadata))
+    assert "metadata has no rollout_workers" in refusal(explain_result, read_result(run))
+
+
 def test_an_outcome_that_is_none_is_simulated_again(tmp_path):
     swept = readers._plan(str(tmp_path / "points"))
     for outcome in (3, [], {"row": 3}, {"row": {"samples_per_s": "fast"}}, {"row": {}, "error": 3, "x": 1}):
@@ -193,6 +212,30 @@ def test_a_step_that_no_run_can_have_is_refused_by_its_line(tmp_path):
 def test_a_scenario_that_is_a_quoted_number_is_refused(tmp_path):
     (tmp_path / "scenario.yaml").write_text("'-1'\n")
     assert "no keys" in refusal(load_scenarios, tmp_path / "scenario.yaml")
+
+
+@pytest.mark.parametrize("name", [["none"], {}, 3])
+def test_a_speculation_whose_name_is_no_text_is_unknown(name):
+    assert f"speculation is {name!r}; give none, or one of" in refusal(make_speculation, {"name": name})
+
+
+def test_half_a_character_in_a_key_that_is_drawn_is_refused(tmp_path):
+    (tmp_path / "scenario.yaml").write_bytes(readers._yaml(readers.CHEAP))
+    varied = vary(tmp_path / "scenario.yaml", ["clus\ud800ter.gpus=4,8"])
+    (drawn,) = varied.combinations(1, 0)
+    assert "'clus\\ud800ter.gpus' is no key" in refusal(resolved, varied.file, drawn)
+
+
+@pytest.mark.parametrize("setting", ["model=qwan3-0.6b", "cluster.gpu=a110", "cluster.tp=5"])
+def test_a_log_is_named_where_what_is_said_of_its_run_cannot_be(setting, tmp_path):
+    for name, content in READERS["calibration"].seeds()[1].items():
+        (tmp_path / name).write_bytes(content)
+    how = [*json.loads((tmp_path / "arguments.json").read_text())["settings"], setting]
+    message = refusal(
+        calibrated, tmp_path / "run.log", how, None, (1, 6), 4, 16, 80.0, 900, None, None, tmp_path / "out"
+    )
+    assert message.startswith(f"{tmp_path / 'run.log'}: ")
+    assert setting.partition("=")[2] in message
 
 
 def test_a_vocabulary_beyond_all_floats_is_refused(tmp_path):

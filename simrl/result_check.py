@@ -89,20 +89,90 @@ class _Metadata(_Facts):
     speculation: _Speculation | None = None
 
 
+class _Source(_Facts):
+    kind: str
+    source: str
+
+
+class _Trace(_Source):
+    name: str
+    licence: str
+    cap_tokens: int | None = None
+
+
+class _Profile(_Source):
+    model: str
+    gpu: str
+    tp: int
+    corrections: list[str]
+    notes: str | None = None
+    spread: float | None = None
+    held_out_error: float | None = None
+
+
+class _Drafts(_Speculation):
+    acceptance: str | _Source
+    draft_times: _Source
+
+
+class _Tail(_Facts):
+    drafters: dict[str, _Drafts]
+
+
+class _ReportedCluster(_Cluster):
+    tp: int
+    cost_per_gpu_hour: float | None = None
+
+
+class _ReportedEngine(_Engine):
+    kv_cache_tokens: int | None
+
+
+class _ReportedScenario(_Scenario):
+    name: str
+    steps: int
+    cluster: _ReportedCluster
+    engine: _ReportedEngine
+    faults: list[Any]
+
+
+class _Reported(_Metadata):
+    """What a report names besides as what a run rests on."""
+
+    label: str
+    paper: str
+    gpus: int = Field(gt=0, le=10**7)
+    rollout_workers: int = Field(ge=0, le=10**7)
+    train_gpus: int = Field(ge=0, le=10**7)
+    end_s: float = Field(ge=0, le=LARGEST)
+    kv_cache_tokens_per_worker: int
+    load_weights_s: float
+    load_weights_kind: str
+    simrl_version: str
+    trace: _Trace
+    trace_steps: int
+    profile: _Profile
+    scenario: _ReportedScenario
+    speculation: _Drafts | None = None
+    best_of_n: _Tail | None = None
+    faults: list[Any] = []
+
+
 def checked_tables(tables: Mapping[str, pa.Table], rows: Mapping[str, type], place: str) -> dict[str, pa.Table]:
     """The tables with the columns of their `rows` (NamedTuples), cast to their types. Raises `InputError` that names table and
     column."""
     return {name: _typed(tables[name], rows[name], f"{place}/{name}.parquet") for name in tables}
 
 
-def check_metadata(metadata: Any, place: str) -> None:
-    """Raises `InputError` for a metadata without what is looked up in it."""
+def check_metadata(metadata: Any, place: str, reported: bool = False) -> None:
+    """Raises `InputError` for a metadata without what is looked up in it, for a report if it is `reported`."""
+    model = _Reported if reported else _Metadata
     if not isinstance(metadata, dict):
         raise InputError(f"{place}: a result's metadata is an object with named fields; write the result again")
     try:
-        _Metadata.model_validate(metadata)
+        model.model_validate(metadata)
     except ValidationError as error:
-        raise InputError(f"{place}: {explain(error, _Metadata, 'a result')[1]}; write the result again") from error
+        raise InputError(f"{place}: {explain(error, model, 'a result')[1]}; write the result again") from error
 
 
 def require(metadata: Mapping[str, Any], *keys: str) -> None:

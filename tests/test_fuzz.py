@@ -15,6 +15,7 @@ from simrl.dimensions import vary
 from simrl.errors import InputError
 from simrl.explanation import explain_result
 from simrl.hardware import model_shape
+from simrl.html_report import write_report
 from simrl.importers.metrics import read_metrics
 from simrl.importers.tokens import token_counter
 from simrl.importers.verl import import_verl
@@ -178,6 +179,16 @@ def test_a_result_that_does_not_say_its_workers_is_refused(run):
     del metadata["rollout_workers"]
     (run / "result.json").write_text(json.dumps(metadata))
     assert "metadata has no rollout_workers" in refusal(explain_result, read_result(run))
+
+
+@pytest.mark.parametrize("place", ["trace_steps", "end_s", "profile.kind", "trace.licence", "scenario.faults"])
+def test_a_report_of_a_result_that_does_not_say_what_it_rests_on_is_refused_with_the_key(place, run):
+    metadata = json.loads((run / "result.json").read_text())
+    *outer, key = place.split(".")
+    del (metadata[outer[0]] if outer else metadata)[key]
+    (run / "result.json").write_text(json.dumps(metadata))
+    message = refusal(write_report, run, run.parent / "report.html")
+    assert f"result.json: key {place} is missing" in message
 
 
 def test_an_outcome_that_is_none_is_simulated_again(tmp_path):

@@ -209,7 +209,7 @@ def test_a_folder_without_results_is_told_in_a_line(tmp_path, compared):
 def test_a_result_that_does_not_say_of_what_it_is_one_is_told_in_a_line(compared, tmp_path):
     shutil.copytree(compared, tmp_path / "race")
     (tmp_path / "race" / "areal" / "result.json").write_text("{}")
-    with pytest.raises(InputError, match=r"areal/result\.json: key scenario is missing"):
+    with pytest.raises(InputError, match=r"areal/result\.json: key label is missing"):
         find(tmp_path / "race")
 
 

@@ -18,6 +18,7 @@ from simrl.errors import InputError, first_line
 from simrl.explanation import counted_warmup
 from simrl.metrics import summary
 from simrl.result import METADATA_FILE, Result, read_result
+from simrl.result_check import check_metadata
 
 WRITERS = "`simrl compare`, `run`, `replay` and `sweep` write such folders"
 SWEEP_FILE, TABLE_FOLDER, COMPARISON_FILE = "sweep.json", "table", "comparison.json"
@@ -75,8 +76,7 @@ def find(folder: Path) -> Runs | Sweep:
 def _read(folder: Path) -> Result:
     """A result whose metadata says of what it is one."""
     result = read_result(folder)
-    if "scenario" not in result.metadata:
-        raise InputError(f"{folder / METADATA_FILE}: key scenario is missing; write the result again")
+    check_metadata(result.metadata, f"{folder / METADATA_FILE}", reported=True)
     return result
 
 

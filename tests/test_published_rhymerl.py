@@ -79,7 +79,7 @@ class Recording(Lab):
 
 @pytest.mark.parametrize(("shares", "found"), [([0.25, 0.5, 0.75, 0.875], 0.75), ([0.8, 0.9], 0.8), ([0.1, 0.2], 0.2)])
 def test_the_split_is_the_largest_share_at_which_the_baseline_does_not_wait_for_its_trainer(shares, found):
-    assert rhymerl.split(Recording(), {**INPUTS, "rollout_shares": shares}, "math", "16k") == found
+    assert rhymerl.split(Recording(), {**INPUTS, "rollout_shares": shares}, "16k") == found
 
 
 def test_what_runs_on_verl_has_no_cuda_graphs_unless_asked_and_areal_has_them():

@@ -114,11 +114,11 @@ class Size:
 ALL_BUT_SLOW = tuple(name for name in RECIPES if name != SLOW)
 FULL = Size(
     scales={
-        64: ALL_BUT_SLOW, 256: ALL_BUT_SLOW, 1024: (BASE, "rollpacker", "partial_rollout", "one_step_off", "rhymerl", "tlt"),
+        64: tuple(RECIPES), 256: ALL_BUT_SLOW, 1024: (BASE, "rollpacker", "partial_rollout", "one_step_off", "rhymerl", "tlt"),
         4096: (BASE, "one_step_off"),
     },
     epochs={
-        1: ALL_BUT_SLOW, 2: ALL_BUT_SLOW, 10: (*FAMILIES, "streamrl", "verl_fully_async"),
+        1: tuple(RECIPES), 2: tuple(RECIPES), 10: (*FAMILIES, "streamrl", "verl_fully_async"),
         50: (BASE, "partial_rollout", "one_step_off", "streamrl", "rhymerl", "tlt"),
     },
     shares=SHARES,

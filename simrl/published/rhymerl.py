@@ -4,8 +4,8 @@ GPUs, prompts and ranking groups are halved together: a worker, and a ranking gr
 there, but the longest of 16 groups has the longest 1/16 of the prompts, here the longest 1/8 (rows of migration keep 16 and 8).
 An epoch is two steps of the same prompts, all that a ranking needs to know; the first is passed over. Lengths that grow are
 two runs, at the mean length and at that of the last steps. Means over the three models are those of 14B, on which the paper
-takes its own ablations; the split of the GPUs is found for each task and cap. AReaL at η = 8, which generates nine batches
-ahead, runs on math alone: with all twelve settings a set of inputs would take minutes.
+takes its own ablations; the split of the GPUs is found for each cap, and AReaL runs on math alone: with all twelve settings
+a set of inputs would take minutes.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def train(
 ) -> Measures:
     """A run of §7, at half its size; all systems have the split of `split`."""
     prompts = inputs["prompts"] // SCALE
-    share = split(lab, inputs, task, cap) if rollout_share is None else rollout_share
+    share = split(lab, inputs, cap) if rollout_share is None else rollout_share
     return run(
         lab,
         inputs,
@@ -203,12 +203,13 @@ def train(
     )
 
 
-def split(lab: Lab, inputs: Inputs, task: str, cap: str) -> float:
-    """The largest share of GPUs for rollout at which the baseline's trainer is not what it waits for, of `rollout_shares`."""
+def split(lab: Lab, inputs: Inputs, cap: str) -> float:
+    """The largest share of GPUs for rollout at which the baseline's trainer is not what it waits for, of `rollout_shares`; on
+    mathematics, and for both tasks. The smallest one where it always is."""
     shares = sorted(inputs["rollout_shares"])
 
     def trainer_waits(share: float) -> bool:
-        phase_s = train(lab, inputs, one_step_off(inputs), task, cap, rollout_share=share)["phase_s"]
+        phase_s = train(lab, inputs, one_step_off(inputs), "math", cap, rollout_share=share)["phase_s"]
         return bool(sum(phase_s.get(phase, 0.0) for phase in TRAINERS_PHASES) <= phase_s["rollout"])
 
     fitting = bisect_left(shares[1:], True, key=lambda share: not trainer_waits(share))
@@ -226,7 +227,7 @@ def end_to_end(caps: tuple[str, ...], against: str, of: Callable[[list[float]], 
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         baseline = {"verl": one_step_off(inputs), "areal1": areal(inputs, 1), "areal8": areal(inputs, 8)}[against]
-        tasks = TASKS[:1] if against == "areal8" else TASKS
+        tasks = TASKS if against == "verl" else TASKS[:1]
         return [of([gain(lab, inputs, rhymerl(inputs, t), baseline, t, cap) for cap in caps for t in tasks])]
 
     return predict
@@ -291,7 +292,7 @@ def best_step(lab: Lab, inputs: Inputs) -> list[float]:
     workers."""
     gains = []
     for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
-        all_workers = inputs["gpus"] * split(lab, inputs, "math", "8k") / tp
+        all_workers = inputs["gpus"] * split(lab, inputs, "8k") / tp
         workers = max(round(all_workers / 8), 1)
         gains.append(_drafting_gain(lab, inputs, model, tp, workers, round(inputs["prompts"] * workers / all_workers)))
     return [max(gains)]

@@ -121,17 +121,13 @@ MEANINGS = {
         "roofline's, up to twice too fast for the page's runs that are not scored as well."
     ),
     ("verl-async", "both"): "The wait is the fetching of groups as another run of the page has it.",
-    ("verl-sync", "low"): (
-        "Lengths are those with which the asynchronous run on 32 GPUs updates in the time that is printed; the page's runs "
-        "differ in length (their updates do not fall as their GPUs grow), and the colocated ones must have longer responses."
-    ),
     ("rhyme-e2e", "low"): (
-        "Training takes so much of a step here that a faster rollout soon waits for it; where it is a small part, and a worker "
-        "has few responses at a time, such gains come out ([map](rhymerl_map.md))."
+        "Training takes so much of a step here that a faster rollout soon waits for it; where it is a small part, and a "
+        "worker has few responses at a time, such gains come out ([map](rhymerl_map.md))."
     ),
     ("rhyme-abl-pipe", "low"): (
-        "One worker's long responses fill its KV cache here, so that plain ranking groups lose; with few responses a worker "
-        "they gain 1.3 to 1.4 times ([map](rhymerl_map.md))."
+        "One worker's long responses fill its KV cache here, so that plain ranking groups lose; with few responses a "
+        "worker they gain 1.3 to 1.4 times ([map](rhymerl_map.md))."
     ),
     ("rhyme-pipe-peak", "low"): "As the ablation.",
     ("rhyme-abl-2tier", "high"): (

@@ -293,8 +293,8 @@ def _slime(prepared: Prepared, batch: _Batch) -> dict[str, str]:
 
 
 def _tokens_of_a_gpu(training: TrainingConfig) -> int:
-    """verl's and slime's budget is a GPU's: those that share a sequence add theirs up."""
-    return training.tokens_per_microbatch // training.sequence_parallel
+    """verl's and slime's budget is a GPU's: those that share a sequence add theirs up, to no less than was asked for."""
+    return -(-training.tokens_per_microbatch // training.sequence_parallel)
 
 
 def _april(prepared: Prepared, batch: _Batch) -> Launch:

@@ -649,7 +649,7 @@ def test_settings_are_those_of_the_scenario_in_the_frameworks_words(file, system
     ],
 )
 def test_gpus_that_share_a_sequence_share_its_budget_of_tokens(file, system, budget, shared):
-    overrides = [f"systems=[{system}]", "training.tokens_per_microbatch=4096", "training.sequence_parallel=4"]
+    overrides = [f"systems=[{system}]", "training.tokens_per_microbatch=4094", "training.sequence_parallel=4"]
     (scenario,) = load_scenarios(file, overrides)
     settings = launch(prepare(scenario)).settings
     said = {key.removeprefix("actor_rollout_ref.actor."): value for key, value in settings.items()}

@@ -77,9 +77,18 @@ class Recording(Lab):
         return {"phase_s": {"rollout": 12.0 / share, "train": 3.0 / (1 - share), "log_prob": 1.0 / (1 - share)}}
 
 
-@pytest.mark.parametrize(("shares", "found"), [([0.25, 0.5, 0.75, 0.875], 0.75), ([0.8, 0.9], 0.8), ([0.1, 0.2], 0.2)])
-def test_the_split_is_the_largest_share_at_which_the_baseline_does_not_wait_for_its_trainer(shares, found):
-    assert rhymerl.split(Recording(), {**INPUTS, "rollout_shares": shares}, "16k") == found
+@pytest.mark.parametrize(
+    ("shares", "slack", "found"),
+    [
+        ([0.25, 0.5, 0.75, 0.875], 1.0, 0.75),
+        ([0.25, 0.5, 0.75, 0.875], 0.5, 0.5),
+        ([0.8, 0.9], 1.0, 0.8),
+        ([0.1, 0.2], 1.0, 0.2),
+    ],
+)
+def test_the_split_is_the_largest_share_at_which_training_is_so_much_shorter_than_rollout(shares, slack, found):
+    inputs = {**INPUTS, "rollout_shares": shares, "trainer_over_rollout": slack}
+    assert rhymerl.split(Recording(), inputs, "16k") == found
 
 
 def test_what_runs_on_verl_has_no_cuda_graphs_unless_asked_and_areal_has_them():

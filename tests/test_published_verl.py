@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from simrl.errors import InputError
 from simrl.published import verl
 from simrl.published.lab import Lab
 from simrl.published.ledger import read_ledger
@@ -56,8 +57,12 @@ def test_many_small_tensors_take_longer_also_in_buckets():
 def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():
     inputs = read_ledger("verl").middle
     lab = Lab()
-    (_, quick_s), (_, slow_s) = (
-        verl.ROWS["verl-async-32"](lab, {**inputs, "fetch_s": fetch_s}) for fetch_s in (0.0, 20.0)
-    )
-    assert 0 < quick_s < 20.0
-    assert slow_s == 20.0
+    quick, slow = (verl.ROWS["verl-async-64"](lab, {**inputs, "fetch_s": fetch_s}) for fetch_s in (0.0, 20.0))
+    assert 0 < quick[1] < slow[1] == 20.0
+    assert slow[0] - quick[0] == pytest.approx(slow[1] - quick[1])  # the step is longer by what it waits longer
+
+
+def test_an_update_that_no_length_explains_is_refused():
+    inputs = read_ledger("verl").middle
+    with pytest.raises(InputError, match="with no mean response"):
+        verl.mean_tokens({**inputs, "minibatch_overhead_s": 100.0})

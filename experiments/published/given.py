@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 ETAS = ("0", "1", "2", "4", "8", "16", "∞")
 AT_ETA_8 = 4  # of Fig. 5c: the bound of Table 1's run
 ROWS = {"areal-eta": [f"η {eta}" for eta in ETAS], "areal-hours-1p5b": ["AReaL", "verl", "synchronous AReaL"]}
+LENGTH_IS_OF = (("areal-eta", AT_ETA_8), ("areal-hours-1p5b", 0))  # their product is an input, so their errors are one
 UPDATES, SECONDS_AN_HOUR, KILO = 250, 3600, 1000
 
 
@@ -74,8 +75,8 @@ def page() -> Iterator[str]:
             yield f"| {line.what} | {line.published:.3g} | {line.predicted:.3g} | {line.error:+.0%} |".replace(
                 "%", " %"
             )
-        within = sum(abs(line.error) <= 0.1 for line in elements)
-        yield f"\n{within} of {len(elements)} within 10 %.\n"
+        errors = [abs(line.error) for i, line in enumerate(elements) if (row, i) not in LENGTH_IS_OF]
+        yield f"\n{sum(error <= 0.1 for error in errors)} of {len(errors)} within 10 %, the one that the length is of apart.\n"
 
 
 def main() -> None:

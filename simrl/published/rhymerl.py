@@ -162,7 +162,7 @@ def run(
             "mfu": inputs["mfu"],
             "log_prob_mfu": inputs["log_prob_mfu"],
             "sequence_parallel": inputs["sequence_parallel"],
-            "tokens_per_microbatch": inputs["tokens_per_microbatch"],
+            "tokens_per_microbatch": inputs["microbatch_tokens_per_gpu"] * inputs["sequence_parallel"],
             "extra_log_probs": inputs["reference"],
             "publish_s": inputs["publish_s"],
             "load_overhead_s": inputs["load_overhead_s"],
@@ -204,13 +204,14 @@ def train(
 
 
 def split(lab: Lab, inputs: Inputs, cap: str) -> float:
-    """The largest share of GPUs for rollout at which the baseline's trainer is not what it waits for, of `rollout_shares`; on
-    mathematics, and for both tasks. The smallest one where it always is."""
+    """The largest share of GPUs for rollout, of `rollout_shares`, at which the baseline's trainer takes no more than
+    `trainer_over_rollout` of its rollout; on mathematics, and for both tasks. The smallest one where it always takes more."""
     shares = sorted(inputs["rollout_shares"])
 
     def trainer_waits(share: float) -> bool:
         phase_s = train(lab, inputs, one_step_off(inputs), "math", cap, rollout_share=share)["phase_s"]
-        return bool(sum(phase_s.get(phase, 0.0) for phase in TRAINERS_PHASES) <= phase_s["rollout"])
+        trainer_s = sum(phase_s.get(phase, 0.0) for phase in TRAINERS_PHASES)
+        return bool(trainer_s <= inputs["trainer_over_rollout"] * phase_s["rollout"])
 
     fitting = bisect_left(shares[1:], True, key=lambda share: not trainer_waits(share))
     return float(shares[fitting])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from simrl.errors import InputError
 from simrl.hardware import gpu, model_shape
 from simrl.published.lab import GIVEN, Lab, Measures, lengths_of, run_of
 from simrl.published.ledger import Inputs
@@ -20,6 +21,7 @@ from simrl.synthesis import synthesise
 from simrl.training import TrainingConfig, TrainingCosts
 
 COLOCATED_STEPS, ASYNCHRONOUS_STEPS = (3, 1), (6, 2)  # steps of the page, and the first of them that are left out
+AHEAD_STEPS = 1  # of the trace, which staleness lets run ahead
 SOLVED_STEPS = 4  # batches whose mean update takes the seconds that are stated
 LEAST_TOKENS, MOST_TOKENS = 16.0, 8192.0  # of a mean response
 
@@ -34,7 +36,7 @@ def scenario(
         model=inputs["model"],
         gpus=gpus,
         tp=inputs["tp"],
-        lengths={**lengths(inputs, mean_tokens(inputs)), "steps": steps},
+        lengths={**lengths(inputs, mean_tokens(inputs)), "steps": steps + AHEAD_STEPS},
         steps=updates * steps,
         warmup_steps=updates * warmup_steps,
         engine={
@@ -71,9 +73,16 @@ def mean_tokens(inputs: Inputs) -> float:
 
     trainers = round(32 * (1 - inputs["async_rollout_share"]))
 
-    def excess_s(tokens: float) -> float:
-        return update_s(inputs, trainers, tokens) - float(inputs["async_32_update_s"])
+    stated_s = float(inputs["async_32_update_s"])
 
+    def excess_s(tokens: float) -> float:
+        return update_s(inputs, trainers, tokens) - stated_s
+
+    if not excess_s(LEAST_TOKENS) < 0 < excess_s(MOST_TOKENS):
+        raise InputError(
+            f"verl: with no mean response from {LEAST_TOKENS:.0f} to {MOST_TOKENS:.0f} tokens does the update take the "
+            f"{stated_s} s that are stated; its overheads or MFU cannot be"
+        )
     return float(brentq(excess_s, LEAST_TOKENS, MOST_TOKENS, xtol=0.5))
 
 

@@ -69,7 +69,12 @@ def reproduce(
             task = bar.add_task("sets of inputs", total=len(todo))
             predicted = predict(todo, jobs, lambda: bar.advance(task))
         entries = board(wanted, predicted)
-        text = json.dumps({"totals": totals(entries), "rows": entries}, indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(
+            {"samples": samples, "totals": totals(entries), "rows": entries},
+            indent=1,
+            ensure_ascii=False,
+            allow_nan=False,
+        )
         if temporary is not None:
             temporary.write_text(text + "\n", encoding="utf-8")
     if as_json:

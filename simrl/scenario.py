@@ -41,7 +41,8 @@ class ClusterConfig(_Model):
     """The GPUs. `tp` of them make one rollout worker."""
 
     gpu: str = Field(
-        description="a100, h100, h200 or rtxpro6000: its memory, rates and links, where no profile says them"
+        description="a100, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: its memory, rates and links, where no "
+        "profile says them"
     )
     gpus: int = Field(gt=0, le=1_000_000, description="all of them, those that roll out and those that train")
     tp: int = Field(gt=0, description="tensor-parallel size: GPUs of one rollout worker")

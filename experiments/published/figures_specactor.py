@@ -193,7 +193,7 @@ def methods(bench: Bench) -> Drawn:
         "n-grams for "
         f"{share(shares[2])}. Published: for many the 0.5B, for some the 1.5B or n-grams; that requests differ is an "
         "assumed "
-        "spread here, and n-grams are assumed to serve all alike.",
+        "spread here, and n-grams are assumed to serve the longest hardly.",
     )
 
 

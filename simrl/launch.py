@@ -175,7 +175,7 @@ def _verl(prepared: Prepared, batch: _Batch) -> dict[str, str]:
         f"{actor}.ppo_mini_batch_size": max(batch.prompts // prepared.system.minibatches, 1),
         f"{actor}.ppo_epochs": training.ppo_epochs,
         f"{actor}.use_dynamic_bsz": training.microbatching == "dynamic",
-        f"{actor}.ppo_max_token_len_per_gpu": _tokens_of_a_gpu(training),
+        f"{actor}.ppo_max_token_len_per_gpu": _tokens_of_a_gpu(training, batch),
         f"{rollout}.enforce_eager": scenario.profile.least_pass_s > 0,
         f"{actor}.ulysses_sequence_parallel_size": training.sequence_parallel,
         "trainer.nnodes": nodes,
@@ -287,14 +287,16 @@ def _slime(prepared: Prepared, batch: _Batch) -> dict[str, str]:
         "--rollout-max-response-len": str(batch.response_tokens),
         "--rollout-temperature": str(prepared.scenario.speculation.temperature),
         "--use-dynamic-batch-size": "",
-        "--max-tokens-per-gpu": str(_tokens_of_a_gpu(training)),
+        "--max-tokens-per-gpu": str(_tokens_of_a_gpu(training, batch)),
         **({"--context-parallel-size": str(shared)} if (shared := training.sequence_parallel) > 1 else {}),
     }
 
 
-def _tokens_of_a_gpu(training: TrainingConfig) -> int:
-    """verl's and slime's budget is a GPU's: those that share a sequence add theirs up, to no less than was asked for."""
-    return -(-training.tokens_per_microbatch // training.sequence_parallel)
+def _tokens_of_a_gpu(training: TrainingConfig, batch: _Batch) -> int:
+    """verl's and slime's budget is a GPU's: those that share a sequence add theirs up, to no less than was asked for, and than
+    the longest sequence, for which simrl widens a budget and they do not."""
+    tokens = max(training.tokens_per_microbatch, batch.prompt_tokens + batch.response_tokens)
+    return -(-tokens // training.sequence_parallel)
 
 
 def _april(prepared: Prepared, batch: _Batch) -> Launch:

@@ -653,7 +653,11 @@ def test_gpus_that_share_a_sequence_share_its_budget_of_tokens(file, system, bud
     (scenario,) = load_scenarios(file, overrides)
     settings = launch(prepare(scenario)).settings
     said = {key.removeprefix("actor_rollout_ref.actor."): value for key, value in settings.items()}
-    assert (said[budget], said[shared]) == ("1024", "4")
+    assert (said[budget], said[shared]) == ("1024", "4")  # 4,096: no less than was asked for
+    (scenario,) = load_scenarios(file, [f"systems=[{system}]", "training.tokens_per_microbatch=1"])
+    prepared = prepare(scenario)
+    longest = prepared.trace.column("prompt_tokens").max() + scenario.workload.synthetic.cap_tokens
+    assert int(launch(prepared).settings[next(key for key in settings if key.endswith(budget))]) == longest
 
 
 def test_passes_that_the_host_launches_are_eager_ones(file):

@@ -136,3 +136,20 @@ def test_a_response_made_again_under_a_later_number_stays_in_its_epoch(tmp_path:
     trace = as_trace(folder.read()[0], 2, about)
     rows = trace.table.select(["step", "epoch", "prompt_id"]).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [(0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 1)]
+
+
+def test_a_prompt_that_came_again_instead_of_a_slow_one_has_a_step_of_its_own(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    make_version(folder, 0)
+    make_version(folder, 1)
+    trained = [(0, 0), (2, 0)]  # prompt 1 of the epoch was not finished when the run was over
+    rollouts = [
+        Rollout(Sample(uid, 0, epoch, prompt, 0, 3), (Segment(0, 0, 2, 0.0, 1.0),), True, 0.5, 1.0, token_ids=(5, 1))
+        for uid, (epoch, prompt) in enumerate(trained)
+    ]
+    folder.record(0, 0, rollouts, {"step": {}})
+    about = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="characters", cap_tokens=2)
+    trace = as_trace(folder.read()[0], 2, about)
+    rows = trace.table.select(["step", "epoch", "prompt_id"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(0, 0, 0), (1, 2, 0)]

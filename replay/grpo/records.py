@@ -207,13 +207,21 @@ def segments_of(row: dict[str, Any]) -> list[Segment]:
 def as_trace(samples: pa.Table, per_step: int, metadata: TraceMetadata) -> Trace:
     """What was generated, in the order in which it was to be (`per_step` responses a step, whichever update trained on them):
     the workload that the run was, to simulate under any schedule or to draft from. By epoch first: a response lost with
-    its engine, or with the run, is made under a later number, and a step would have a prompt of two epochs."""
+    its engine, or with the run, is made under a later number. AReaL trains what is finished first, and at the end of a run
+    that may be a prompt that comes again instead of a slow one: it has a step after that of its epoch before."""
     samples = samples.sort_by([("epoch", "ascending"), ("part", "ascending"), ("uid", "ascending")])
     ids = samples["response_ids"].to_pylist()
     columns: dict[str, Any] = {
         name: samples[name].to_pylist() for name in ("epoch", "prompt_id", "sample", "prompt_tokens", "reward")
     }
-    columns["step"] = [i // per_step for i in range(len(ids))]
+    steps: list[int] = []
+    epoch_at: dict[tuple[int, int], int] = {}  # by step and prompt
+    for i, (epoch, prompt) in enumerate(zip(columns["epoch"], columns["prompt_id"], strict=True)):
+        step = i // per_step
+        while epoch_at.setdefault((step, prompt), epoch) != epoch:
+            step += 1
+        steps.append(step)
+    columns["step"] = steps
     columns["response_tokens"] = [len(response) for response in ids]
     columns["response_ids"] = ids
     columns["policy_version"] = [row[-1]["policy_version"] for row in samples["segments"].to_pylist()]

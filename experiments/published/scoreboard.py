@@ -120,7 +120,7 @@ MEANINGS = {
         "All runs have the lengths of the asynchronous one on 32 GPUs, and the page says that lengths differ; generation is a "
         "roofline's, up to twice too fast for the page's runs that are not scored as well."
     ),
-    ("verl-async", "both"): "The wait is the fetching of groups as another run of the page has it.",
+    ("verl-async", "low"): "The trainer hardly waits for groups here; what its wait is made of is an open input.",
     ("rhyme-e2e", "low"): (
         "Training takes so much of a step here that a faster rollout soon waits for it; where it is a small part, and a "
         "worker has few responses at a time, such gains come out ([map](rhymerl_map.md))."
@@ -237,7 +237,7 @@ def in_short(entries: Sequence[Entry]) -> Iterator[str]:
     )
     yield "## In short\n"
     yield (
-        f"**Orders hold more often than levels.** Of {pairs} pairs of systems or settings that were published apart, "
+        f"**Orders and levels.** Of {pairs} pairs of systems or settings that were published apart, "
         f"{found.right} are predicted in that order, {found.level} level and {len(found.reversed)} reversed; but "
         f"{sums['covered_share']:.0%} of the figures lie in their intervals, and {error}.\n".replace("%", " %")
     )

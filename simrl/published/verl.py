@@ -1,7 +1,8 @@
 """verl's documentation (recipe fully_async_policy): the phases of colocated and of fully asynchronous steps on H20.
 
 Invariant: all runs have the lengths with which the update of the asynchronous run on 16 + 16 GPUs takes what the page says. It
-is an element of no row; the runs are simulated whole, as the longest of a batch's responses would not scale.
+is an element of no row once the page's two swapped updates are corrected (NOTES). The runs are simulated whole, as the longest
+of a batch's responses would not scale.
 """
 
 from __future__ import annotations
@@ -72,7 +73,6 @@ def mean_tokens(inputs: Inputs) -> float:
     from scipy.optimize import brentq
 
     trainers = round(32 * (1 - inputs["async_rollout_share"]))
-
     stated_s = float(inputs["async_32_update_s"])
 
     def excess_s(tokens: float) -> float:

@@ -114,8 +114,7 @@ class Size:
 ALL_BUT_SLOW = tuple(name for name in RECIPES if name != SLOW)
 FULL = Size(
     scales={
-        64: tuple(RECIPES), 256: ALL_BUT_SLOW, 1024: (BASE, "rollpacker", "partial_rollout", "one_step_off", "rhymerl", "tlt"),
-        4096: (BASE, "one_step_off"),
+        64: tuple(RECIPES), 256: ALL_BUT_SLOW, 1024: ALL_BUT_SLOW, 4096: ALL_BUT_SLOW,
     },
     epochs={
         1: tuple(RECIPES), 2: tuple(RECIPES), 10: (*FAMILIES, "streamrl", "verl_fully_async"),

@@ -2,7 +2,8 @@
 
 GPUs, prompts and ranking groups are halved together: a worker, and a ranking group, has as many responses on as many workers as
 there, but the longest of 16 groups has the longest 1/16 of the prompts, here the longest 1/8 (rows of migration keep 16 and 8).
-An epoch is two steps of the same prompts, all that a ranking needs to know; the first is passed over. Lengths that grow are
+An epoch is two steps of the same prompts, all that a ranking needs to know. The first two are passed over, as pipelines that
+roll out ahead settle in them (with one and a half, ratios were up to a fifth from those of twelve steps). Lengths that grow are
 two runs, at the mean length and at that of the last steps. Means over the three models are those of 14B, on which the paper
 takes its own ablations; the split of the GPUs is found for each cap, and AReaL runs on math alone: with all twelve settings
 a set of inputs would take minutes.
@@ -29,7 +30,7 @@ SCALE = 2
 MODEL, TP = "qwen3-14b", 2
 CAPS = {"8k": 8192, "16k": 16384}
 TASKS = ("math", "code")
-EPOCH_STEPS, STEPS, WARMUP_STEPS = 2, 5, 3
+EPOCH_STEPS, STEPS, WARMUP_STEPS = 2, 6, 4
 EARLY_STOP_FACTOR = 0.06  # simrl.synthesis.RHYMERL_CODE
 SURVEY_STEPS, MIDDLE_STEP, LAST_STEP = (
     320,

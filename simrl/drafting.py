@@ -203,7 +203,7 @@ def _model_times(
 ) -> DraftTimes:
     round_s = speculation.round_s if inputs.draft_round_s is None else inputs.draft_round_s
     if speculation.model == EAGLE:
-        return eagle_drafts(target, gpu, tp, kv_tokens, branches, round_s)
+        return eagle_drafts(target, gpu, tp, kv_tokens, branches, round_s, level_s=speculation.level_s)
     shape = model_shape(speculation.model)
     split = 1 if speculation.decoupled or shape.heads % tp else tp
     if inputs.draft_profile is not None:

@@ -155,6 +155,11 @@ def _value(prepared: Prepared, parameter: str) -> Any:
     return prepared.system.parameters.get(parameter, parameters_of(prepared.system.name)[parameter])
 
 
+def _eager(prepared: Prepared) -> bool:
+    """Whether the host launches the kernels of every pass: no CUDA graphs."""
+    return prepared.scenario.profile.least_pass_s > 0
+
+
 def _verl(prepared: Prepared, batch: _Batch) -> dict[str, str]:
     """What every trainer of verl takes."""
     scenario = prepared.scenario
@@ -176,7 +181,7 @@ def _verl(prepared: Prepared, batch: _Batch) -> dict[str, str]:
         f"{actor}.ppo_epochs": training.ppo_epochs,
         f"{actor}.use_dynamic_bsz": training.microbatching == "dynamic",
         f"{actor}.ppo_max_token_len_per_gpu": _tokens_of_a_gpu(training, batch),
-        f"{rollout}.enforce_eager": scenario.profile.least_pass_s > 0,
+        f"{rollout}.enforce_eager": _eager(prepared),
         f"{actor}.ulysses_sequence_parallel_size": training.sequence_parallel,
         "trainer.nnodes": nodes,
         "trainer.n_gpus_per_node": each,
@@ -244,6 +249,7 @@ def _areal(prepared: Prepared, batch: _Batch) -> Launch:
         "cluster.n_nodes": nodes,
         "cluster.n_gpus_per_node": each,
         "rollout.backend": f"vllm:d{prepared.workers}t{scenario.cluster.tp}",
+        "vllm.enforce_eager": str(_eager(prepared)).lower(),  # the page has true as its default
         "actor.backend": f"fsdp:d{prepared.train_gpus // parallel}{context}",
         "rollout.max_head_offpolicyness": _value(prepared, "eta"),
         "train_dataset.batch_size": batch.prompts,
@@ -289,6 +295,7 @@ def _slime(prepared: Prepared, batch: _Batch) -> dict[str, str]:
         "--use-dynamic-batch-size": "",
         "--max-tokens-per-gpu": str(_tokens_of_a_gpu(training, batch)),
         **({"--context-parallel-size": str(shared)} if (shared := training.sequence_parallel) > 1 else {}),
+        **({"--sglang-disable-cuda-graph": ""} if _eager(prepared) else {}),
     }
 
 

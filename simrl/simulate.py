@@ -227,7 +227,7 @@ class Schedule:
     """A prepared scenario with its actors, on a clock: SimPy's own, or that of the wall. `make_workers` gives the rollout
     workers, `units` of them, which may look up the rest here; `make_learners` a trainer for some lanes and a rewarder, by
     default the simulated ones. `run` goes to the last policy update; `result` is what has happened so far, also where
-    something stopped the run."""
+    something stopped the run. `once`: streams of groups end with the trace, which has as many as the updates train."""
 
     def __init__(
         self,
@@ -236,6 +236,7 @@ class Schedule:
         make_workers: Callable[[Schedule], Sequence[Worker]],
         on_step: Callable[[int], None] | None = None,
         make_learners: Callable[[Schedule, Sequence[int]], tuple[Trainer, Rewarder]] | None = None,
+        once: bool = False,
     ) -> None:
         scenario, system = prepared.scenario, prepared.system
         self.prepared, self.env = prepared, env
@@ -263,7 +264,7 @@ class Schedule:
                 self._finished.succeed()
 
         self.recorder = recorder = Recorder(lanes, stepped)
-        self.workload = Workload(prepared.trace)
+        self.workload = Workload(prepared.trace, once)
         self.spot = _spot_trainer(prepared, recorder, self.units)
         self.workers = list(make_workers(self))
         make_learners = make_learners or simulated_learners

@@ -16,18 +16,25 @@ Group = list[Sample]
 
 
 class Workload:
-    """The groups of a trace in their order, over and over. `batch_groups` is the number of groups in its first step."""
+    """The groups of a trace in their order, over and over. `batch_groups` is the number of groups in its first step. `once`:
+    it `ended` when all of them are drawn; who would go on looks there."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, once: bool = False) -> None:
         self.responses: dict[int, Response] = {}
         self._trace = trace
         self._siblings: dict[int, list[Response]] = {}
         self._rest: deque[Group] = deque()
         self._next_slice = 0
         self._passes = 0
+        self._once = once
         self._epochs = 1 + int(trace.column("epoch").max())
         _, first, end = trace.step_slices[0]
         self.batch_groups = sum(1 for _ in groupby(trace.column("prompt_id")[first:end].tolist()))
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left of a trace that is gone through once."""
+        return self._once and self._passes > 0 and not self._rest
 
     def next_batch(self) -> list[Group]:
         """The groups of the next step of the trace, or what single draws have left of it."""

@@ -1,14 +1,18 @@
 """No reader answers malformed files with anything but a valid object or one line; and what fuzzing found, each by itself."""
 
+import copy
 import importlib.util
 import json
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import readers
 from fuzzing import an_input, fuzz, lay
+from helpers import scenario
 from readers import READERS
 
 from simrl.dimensions import vary
@@ -16,14 +20,17 @@ from simrl.errors import InputError
 from simrl.explanation import explain_result
 from simrl.hardware import model_shape
 from simrl.html_report import write_report
+from simrl.html_report.ledger import inputs
 from simrl.importers.metrics import read_metrics
 from simrl.importers.tokens import token_counter
 from simrl.importers.verl import import_verl
 from simrl.points import resolved
 from simrl.profile import read_profile
 from simrl.result import read_result
+from simrl.result_check import check_metadata
 from simrl.run_log import calibrated
 from simrl.scenario import load_scenarios
+from simrl.simulate import simulate
 from simrl.speculation.methods import make_speculation
 from simrl.sweeps import kept
 from simrl.trace import read_trace
@@ -189,6 +196,54 @@ def test_a_report_of_a_result_that_does_not_say_what_it_rests_on_is_refused_with
     (run / "result.json").write_text(json.dumps(metadata))
     message = refusal(write_report, run, run.parent / "report.html")
     assert f"result.json: key {place} is missing" in message
+
+
+class LookedUp(dict[str, Any]):
+    """A metadata that notes in `places` what is looked up in it."""
+
+    def __init__(self, facts: dict[str, Any], places: set[tuple[str, ...]], outer: tuple[str, ...] = ()) -> None:
+        inner = {
+            key: LookedUp(value, places, (*outer, key)) if isinstance(value, dict) else value
+            for key, value in facts.items()
+        }
+        super().__init__(inner)
+        self.places, self.outer = places, outer
+
+    def __getitem__(self, key: str) -> Any:
+        self.places.add((*self.outer, key))
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key in self:
+            self.places.add((*self.outer, key))
+        return super().get(key, default)
+
+
+def test_whatever_a_report_looks_up_is_there_and_of_its_type_or_the_result_is_refused(tmp_path):
+    """A run that rests on all that a run can rest on: drafters of its own, those of the tail, faults."""
+    config = scenario("specactor", warmup_steps=1, faults=[{"kind": "slow", "worker": 0, "factor": 2.0}])
+    simulate(config).write(tmp_path)
+    whole = json.loads((tmp_path / "result.json").read_text())
+    places: set[tuple[str, ...]] = set()
+    inputs(LookedUp(whole, places))
+    missing = set()
+    for *outer, key in sorted(places):
+        for value in (None, 3, "3", [3], {"3": 3}, ...):
+            metadata = copy.deepcopy(whole)
+            facts = reduce(dict.__getitem__, outer, metadata)
+            if value is ...:
+                del facts[key]
+            else:
+                facts[key] = value
+            try:
+                check_metadata(json.loads(json.dumps(metadata)), "result.json", reported=True)
+            except InputError as error:
+                assert ".".join(outer) in str(error)
+                missing |= {".".join([*outer, key])} if value is ... else set()
+            else:
+                inputs(metadata)
+    assert {"paper", "trace.source", "speculation.draft_times.kind", "scenario.faults"} < missing
+    assert any(place.startswith("best_of_n.drafters.ngram.") for place in missing)
 
 
 def test_an_outcome_that_is_none_is_simulated_again(tmp_path):

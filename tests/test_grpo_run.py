@@ -130,10 +130,7 @@ def test_a_run_that_is_killed_goes_on_also_without_its_engine_and_trains_every_r
     os.kill(engine_of(run), signal.SIGKILL)
     _, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
-    found, wanted = responses(folder), every_response_once(60)
-    assert found.total() == wanted.total() and set(found.values()) == {1}
-    # What is finished first is trained first: of the last batches a slow group may be left for one that comes again.
-    assert all(epoch >= 60 for epoch, _, _ in found - wanted) and all(epoch >= 58 for epoch, _, _ in wanted - found)
+    assert responses(folder) == every_response_once(60)  # also the slow ones of its end
     assert all((folder.path / "updates" / name).read_bytes() == content for name, content in before.items())
     samples, facts = folder.read()
     assert [fact["step"]["step"] for fact in facts] == [*range(done), *range(120 - done)]

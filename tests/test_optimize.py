@@ -660,10 +660,19 @@ def test_gpus_that_share_a_sequence_share_its_budget_of_tokens(file, system, bud
     assert int(launch(prepared).settings[next(key for key in settings if key.endswith(budget))]) == longest
 
 
-def test_passes_that_the_host_launches_are_eager_ones(file):
-    for least_s, eager in ((0.02, "True"), (0.0, "False")):
-        (scenario,) = load_scenarios(file, ["systems=[verl_colocated]", f"profile.least_pass_s={least_s}"])
-        assert launch(prepare(scenario)).settings["actor_rollout_ref.rollout.enforce_eager"] == eager
+@pytest.mark.parametrize(
+    ("system", "key", "eager", "graphs"),
+    [
+        ("verl_colocated", "actor_rollout_ref.rollout.enforce_eager", "True", "False"),
+        ("areal", "vllm.enforce_eager", "true", "false"),
+        ("april", "--sglang-disable-cuda-graph", "", None),
+        ("split", "--sglang-disable-cuda-graph", "", None),
+    ],
+)
+def test_passes_that_the_host_launches_are_eager_ones(file, system, key, eager, graphs):
+    for least_s, value in ((0.02, eager), (0.0, graphs)):
+        (scenario,) = load_scenarios(file, [f"systems=[{system}]", f"profile.least_pass_s={least_s}"])
+        assert launch(prepare(scenario)).settings.get(key) == value
 
 
 def test_a_split_cluster_is_told_as_parts_of_every_node(file):

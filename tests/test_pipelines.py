@@ -19,7 +19,7 @@ from simrl.metrics import summary
 from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
 from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile
-from simrl.simulate import prepare, simulate_prepared
+from simrl.simulate import Schedule, prepare, simulate_prepared, simulated_workers
 from simrl.systems import RECIPES, make_system
 from simrl.trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.training import TrainingCosts
@@ -440,6 +440,20 @@ def test_areal_without_interruption_lets_what_runs_end_before_it_loads():
     assert loads == [(30.0, 40.0)]
     segments = [(s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)]
     assert segments == [(0, 0, 5, 5.0), (1, 0, 30, 30.0), (2, 1, 5, 45.0)]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_areal_that_goes_through_its_trace_once_trains_the_slow_prompts_of_its_end_too(once):
+    """The last prompt of the second step takes so long that others come again before it is finished."""
+    whole = trace([[[(4, 10)], [(4, 10)]], [[(4, 10)], [(4, 400)]]])
+    ready = prepared(on_gpus("areal", {"eta": 4, "max_concurrent": 8}, 1, steps=2), whole)
+    schedule = Schedule(ready, simpy.Environment(), simulated_workers, once=once)
+    schedule.run()
+    drawn = {row["uid"]: row["trained_step"] for row in rows(schedule.result().samples)}
+    if once:
+        assert drawn == {0: 0, 1: 0, 2: 1, 3: 1}
+    else:
+        assert drawn[2] == drawn[4] == 1 and drawn[3] is None
 
 
 def test_areal_generates_while_it_trains_and_workers_with_enough_to_do_are_never_idle():

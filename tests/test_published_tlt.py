@@ -4,6 +4,7 @@ import pytest
 
 from simrl.published import tlt
 from simrl.published.ledger import read_ledger
+from simrl.simulate import prepare
 from simrl.speculation.bandit import Strategy
 
 LEDGER = read_ledger("tlt")
@@ -32,5 +33,22 @@ def test_the_baseline_prepares_passes_ahead_and_drafting_does_not():
     assert ahead < alike
 
 
-def test_a_deeper_tree_takes_the_host_longer():
-    assert tlt.host_s(INPUTS, 12) - tlt.host_s(INPUTS, 8) == pytest.approx(4 * INPUTS["draft_level_s"])
+def test_a_round_takes_the_host_as_many_levels_as_its_own_tree_has():
+    """And what it takes whatever its depth. A quarter of a millisecond a level, a millisecond a round."""
+    trees = {**INPUTS, "strategies": ["12_4_48", "8_4_32", "4_4_16", "2_4_8"]}
+
+    def round_s(host: dict[str, float]) -> list[float]:
+        system = tlt.tlt({**trees, **host})
+        drafts = prepare(tlt.scenario({**trees, **host}, tlt.TARGET, system, prompts=8)).drafts
+        return [times.draft_s(1, depth) for times, depth in zip(drafts.tree_times, (12, 8, 4, 2), strict=True)]
+
+    free = round_s({"draft_round_s": 0.0, "draft_level_s": 0.0})
+    slow = round_s({"draft_round_s": 0.001, "draft_level_s": 0.00025})
+    assert [b - a for a, b in zip(free, slow, strict=True)] == pytest.approx([0.004, 0.003, 0.002, 0.0015])
+
+
+def test_a_slower_host_makes_deep_trees_gain_less_than_shallow_ones():
+    def gain(depth: int, level_s: float) -> float:
+        return tlt.speedup({**INPUTS, "draft_level_s": level_s}, 1, Strategy(depth, 8, 48), 6.0)
+
+    assert gain(16, 0.0006) / gain(16, 0.0) < gain(8, 0.0006) / gain(8, 0.0) < 1

@@ -7,7 +7,7 @@ import pytest
 from simrl.errors import InputError
 from simrl.published import verl
 from simrl.published.lab import Lab
-from simrl.published.ledger import read_ledger
+from simrl.published.ledger import Asked, Inputs, read_ledger
 
 
 @pytest.mark.parametrize("mfu", [0.35, 0.75])
@@ -45,13 +45,57 @@ def test_the_budget_of_tokens_is_a_gpus_and_those_that_share_a_sequence_add_thei
     assert shared["tokens_per_microbatch"] == 4 * alone["tokens_per_microbatch"]
 
 
-def test_many_small_tensors_take_longer_also_in_buckets():
-    inputs = read_ledger("verl").middle
-    few = verl.weight_sync("30b")(Lab(), {**inputs, "sync_tensors_30b": 400})
-    many = verl.weight_sync("30b")(Lab(), inputs)
-    more = inputs["sync_tensors_30b"] - 400
-    gained_s = [b - a for a, b in zip(few, many, strict=True)]
-    assert gained_s == pytest.approx([more * inputs["tensor_s"], more * inputs["bucket_tensor_s"]])
+SYNC = {
+    "sync_bytes_30b": 10e9, "sync_tensors_30b": 100, "network_bytes_per_s": 5e9, "tensor_s": 0.01,
+    "bucket_bytes": 4e9, "bucket_tensor_s": 0.001, "engine_bytes_per_s": 50e9,
+}  # fmt: skip
+
+
+def synchronised(**changes: float) -> tuple[float, float]:
+    """Seconds tensor by tensor, and in buckets."""
+    one_by_one_s, bucketed_s = verl.weight_sync("30b")(Lab(), {**SYNC, **changes})
+    return one_by_one_s, bucketed_s
+
+
+def test_a_synchronisation_by_hand():
+    """Two seconds on the network; a hundred broadcasts of 10 ms, or three, and a hundred copies of 1 ms."""
+    assert synchronised() == pytest.approx((3.0, 2.13))
+
+
+def test_what_tensors_cost_by_themselves_does_not_depend_on_the_network():
+    nothing_to_send = synchronised(network_bytes_per_s=math.inf, engine_bytes_per_s=math.inf)
+    assert nothing_to_send == pytest.approx((1.0, 0.13))
+    assert synchronised(sync_tensors_30b=200) == pytest.approx((4.0, 2.23))
+
+
+def test_buckets_cannot_be_faster_than_the_network_or_the_copies_into_them():
+    for engine_bytes_per_s, least_s in ((math.inf, 2.0), (50e9, 2.0), (2.5e9, 4.0)):
+        free = {"tensor_s": 0.0, "bucket_tensor_s": 0.0, "engine_bytes_per_s": engine_bytes_per_s}
+        assert synchronised(**free) == pytest.approx((2.0, least_s))
+
+
+def test_buckets_pay_where_tensors_are_many_and_not_where_they_are_few():
+    for tensors, pays in ((2, False), (20_000, True)):
+        one_by_one_s, bucketed_s = synchronised(sync_tensors_30b=tensors)
+        assert (bucketed_s < one_by_one_s) == pays
+
+
+def test_the_mean_response_is_solved_once_for_all_rows_of_a_set(monkeypatch: pytest.MonkeyPatch):
+    solved = []
+
+    def mean_tokens(inputs: Inputs) -> float:
+        solved.append(inputs["mfu"])
+        return 1000 * inputs["mfu"] + 0 * inputs["async_32_update_s"]
+
+    monkeypatch.setattr(verl, "mean_tokens", mean_tokens)
+    lab, middle = Lab(), read_ledger("verl").middle
+    system = {"name": "verl_colocated"}
+    means = []
+    for mfu, gpus in ((0.5, 32), (0.5, 64), (0.6, 32)):
+        asked = Asked({**middle, "mfu": mfu}, set())
+        means.append(verl.scenario(lab, asked, gpus, system, 3, 1).workload.synthetic.mean_tokens)
+        assert "async_32_update_s" in asked.names  # what was solved before is asked for all the same
+    assert means == [500, 500, 600] and solved == [0.5, 0.6]
 
 
 def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():

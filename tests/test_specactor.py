@@ -57,7 +57,7 @@ def geometric(p, most=64):
 
 def test_a_fit_of_affine_times_is_exact():
     fit = fit_draft(lambda b: 0.002 + 0.0001 * b, [1, 7, 64])
-    assert fit == pytest.approx((0.0001, 0.002))
+    assert fit == pytest.approx((0.0001, 0.002, 0.0))
     assert fit(10) == pytest.approx(0.003)
 
 
@@ -67,7 +67,7 @@ def test_a_fit_never_has_negative_parts():
     assert min(*convex, *falling) >= 0 and falling.slope_s == 0
 
 
-def test_verification_is_dense_by_tokens_and_attention_by_sequences():
+def linear_profile(least_pass_s: float = 0.0) -> TableProfile:
     tables = Tables(
         dense_tokens=np.array([0.0, 100.0]),
         dense_s=np.array([0.0, 1.0]),
@@ -79,14 +79,34 @@ def test_verification_is_dense_by_tokens_and_attention_by_sequences():
         decode_kv_tokens=np.array([0.0, 1000.0]),
         attention_s=np.array([[[[0.0, 0.0], [0.0, 10.0]]]]),
         between_passes_s=0.5,
+        least_pass_s=least_pass_s,
     )
-    profile = TableProfile(tables, METADATA)
+    return TableProfile(tables, METADATA)
+
+
+def test_verification_is_dense_by_tokens_and_attention_by_sequences():
+    profile = linear_profile()
     assert verification_s(profile, 10, 40, 10 * 500) == pytest.approx(0.4 + 0.04 + 0.5 + 0.5)
     fits = fit_verify(profile, 4, [1, 5, 10, 25], 500)
     for tokens, fit in enumerate(fits, start=1):
-        assert fit == pytest.approx((0.011 * tokens + 0.05, 0.5))
+        assert fit == pytest.approx((0.011 * tokens + 0.05, 0.5, 0.0))
     beyond = fit_verify(profile, 20, [1, 5, 10, 25], 500)
-    assert beyond[19] == pytest.approx((0.011 * 20 + 0.05, 0.5)), "25 requests of 20 tokens are not in the profile"
+    assert beyond[19] == pytest.approx((0.011 * 20 + 0.05, 0.5, 0.0)), "25 requests of 20 tokens are not in the profile"
+
+
+def test_a_verification_takes_what_the_host_needs_to_launch_it_and_no_line_leans_on_that():
+    """Launching takes a second with the pause: as long as 4 requests of 7 tokens do; 3 and 5 are on either side."""
+    profile = linear_profile(least_pass_s=0.5)
+    fit = fit_verify(profile, 7, [1, 2, 3, 5, 10], 500)[6]
+    found_s = [fit(requests) for requests in (1, 3, 5, 10)]
+    assert found_s == pytest.approx([1.0, 1.0, 0.127 * 5 + 0.5, 0.127 * 10 + 0.5])
+    assert found_s == pytest.approx([verification_s(profile, b, 7 * b, 500 * b) for b in (1, 3, 5, 10)])
+
+
+def test_a_window_is_as_long_as_what_is_drafted_while_the_host_launches():
+    """Two milliseconds a token, ten for a launch that has a millisecond of work."""
+    plan = plan_decoupled(Affine(0.0, 0.002), {4: [Affine(0.0, 0.001, 0.010)] * 12}, 8, 10, 1.0)
+    assert plan.window == 5 and plan.tgs == pytest.approx(500)
 
 
 def test_fits_refuse_what_they_cannot_use():
@@ -337,21 +357,23 @@ def brute_force(draft, verifiers, gpus, requests, acceptance, rate):
             for w, v in enumerate(verify, start=1):
                 bound = max(
                     math.ceil(v.slope_s / (draft.slope_s / g_d)),
-                    math.ceil(v.fixed_s / draft.fixed_s),
+                    math.ceil(max(v.fixed_s, v.least_s) / draft.fixed_s),
                 )
                 if w <= bound:
                     draft_s = max(b / g_d, 1) * draft.slope_s + draft.fixed_s
-                    values[g_d, g_v, w] = rate(acceptance, w, draft_s, b * v.slope_s + v.fixed_s)
+                    values[g_d, g_v, w] = rate(acceptance, w, draft_s, max(b * v.slope_s + v.fixed_s, v.least_s))
     best = max(values.values())
     return best, [plan for plan, value in values.items() if value == pytest.approx(best, rel=1e-12)]
 
 
-times = st.builds(Affine, st.floats(1e-6, 1e-3), st.floats(1e-4, 1e-2))
+lines = st.tuples(st.floats(1e-6, 1e-3), st.floats(1e-4, 1e-2))
+drafts = lines.map(lambda line: Affine(*line))
+verifications = st.builds(lambda line, least_s: Affine(*line, least_s), lines, st.sampled_from([0.0, 2e-3, 2e-2]))
 
 
 @given(
-    times,
-    st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.lists(times, min_size=1, max_size=10), min_size=1),
+    drafts,
+    st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.lists(verifications, min_size=1, max_size=10), min_size=1),
     st.integers(9, 300),
     st.integers(1, 5000),
     probabilities,

@@ -368,3 +368,18 @@ def test_running_samples_change_over_to_a_drafter_that_comes_with_new_weights():
 def test_host_time_of_a_round_makes_drafting_slower():
     ends = [drifting(adaptive=False, round_s=seconds).metadata["end_s"] for seconds in (0.0, 2e-3, 20e-3)]
     assert ends[0] < ends[1] < ends[2]
+
+
+def test_the_host_time_of_levels_is_that_of_the_tree_in_use():
+    """One response is one tree, the one of 48 tokens: what others would take, for batches that there are not, costs nothing."""
+    alone = trace([[[(4, 300)]]])
+
+    def end_s(depth: int, **host: float) -> float:
+        trees = [[depth, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]
+        method = tlt(**{**FEW, "bandit": True}, adaptive=False, strategies=trees, **host)
+        return simulate_prepared(prepared(on_gpus("verl_colocated", method, 1), alone)).metadata["end_s"]
+
+    for depth in (4, 12):
+        levels_s, round_s = end_s(depth, round_s=0.0, level_s=1e-3), end_s(depth, round_s=depth * 1e-3, level_s=0.0)
+        assert levels_s == pytest.approx(round_s, rel=1e-9)
+        assert levels_s > end_s(depth, round_s=0.0, level_s=0.0) + 0.05

@@ -21,6 +21,16 @@ def test_a_trace_that_is_too_short_is_passed_over_again_with_new_numbers_and_lat
     assert [sample.epoch for sample in samples] == [0] * 4 + [1] * 4
 
 
+def test_a_trace_that_is_gone_through_once_ends_with_its_last_group():
+    once, endless = Workload(TWO_STEPS, once=True), Workload(TWO_STEPS)
+    told = [(once.ended, endless.ended)]
+    for workload in (once, endless):
+        for _ in range(3):
+            workload.next_groups(1)
+            told.append((once.ended, endless.ended))
+    assert told == [(False, False)] * 3 + [(True, False)] * 4
+
+
 def test_nothing_of_a_sample_tells_its_length_or_its_reward():
     [[sample, *_], *_] = Workload(TWO_STEPS).next_batch()
     assert Sample._fields == ("uid", "step", "epoch", "prompt_id", "sample", "prompt_tokens")

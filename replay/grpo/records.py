@@ -207,8 +207,8 @@ def segments_of(row: dict[str, Any]) -> list[Segment]:
 def as_trace(samples: pa.Table, per_step: int, metadata: TraceMetadata) -> Trace:
     """What was generated, in the order in which it was to be (`per_step` responses a step, whichever update trained on them):
     the workload that the run was, to simulate under any schedule or to draft from. By epoch first: a response lost with
-    its engine, or with the run, is made under a later number. AReaL trains what is finished first, and at the end of a run
-    that may be a prompt that comes again instead of a slow one: it has a step after that of its epoch before."""
+    its engine, or with the run, is made under a later number. Records from before a run ended with its prompts may have one
+    that came again instead of a slow one: it has a step after that of its epoch before."""
     samples = samples.sort_by([("epoch", "ascending"), ("part", "ascending"), ("uid", "ascending")])
     ids = samples["response_ids"].to_pylist()
     columns: dict[str, Any] = {

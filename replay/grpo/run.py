@@ -188,7 +188,8 @@ class _Part:
         reset(self._fleet, _first_weights(config, folder, self._done), None)
         self._env = WallClock()
         self._env.restart()
-        self._schedule = Schedule(prepared, self._env, self._workers, None, self._learners)
+        # Once: a prompt that came again would train instead of a slow one, whose responses the records would miss.
+        self._schedule = Schedule(prepared, self._env, self._workers, None, self._learners, once=True)
         for worker in self._schedule.workers:
             assert isinstance(worker, VllmWorker)
             worker.dispatcher = self._schedule.dispatcher

@@ -50,8 +50,8 @@ class GroupStream:
         self._news = stage.env.event()
 
     def admit(self) -> None:
-        """Submits groups while the rule has room for them."""
-        while self._room() > 0:
+        """Submits groups while the rule has room for them, and there are any."""
+        while self._room() > 0 and not self._stage.workload.ended:
             self.submit()
 
     def submit(self, to: int | None = None) -> list[tuple[Sample, simpy.Event]]:

@@ -1,4 +1,4 @@
-"""A lab: scenarios simulated for one set of inputs, each once, and what is measured of them.
+"""A lab: what is simulated or solved for one set of inputs, each once, and what is measured of it.
 
 Invariant: a measure is a pure function of one result, in the terms in which papers report.
 """
@@ -6,7 +6,7 @@ Invariant: a measure is a pure function of one result, in the terms in which pap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from simrl.metrics import summary
 from simrl.points import SharedInputs
 from simrl.profile import TableProfile, read_profile
 from simrl.profilers.roofline import roofline_profile
-from simrl.published.ledger import Inputs
+from simrl.published.ledger import Asked, Inputs
 from simrl.result import Result
 from simrl.scenario import Scenario
 from simrl.shipped import shipped_profile
@@ -107,11 +107,26 @@ class Rollouts(NamedTuple):
 
 
 class Lab:
-    """Simulates scenarios, each at most once."""
+    """Simulates scenarios and solves for what they need, each at most once."""
 
     def __init__(self) -> None:
         self._inputs = SharedInputs()
         self._found: dict[str, Measures] = {}
+        self._solved: dict[Callable[[Inputs], float], list[tuple[Inputs, float]]] = {}
+
+    def once(self, solve: Callable[[Inputs], float], inputs: Inputs) -> float:
+        """What `solve` makes of the inputs; not anew while those that it asks for are the same. They count as asked for."""
+        solved = self._solved.setdefault(solve, [])
+        for asked, found in solved:
+            if all(inputs.get(name) == value for name, value in asked.items()):
+                return found
+        asking = Asked(inputs, set())
+        try:
+            found = solve(asking)
+        finally:  # also where it cannot be
+            asked = {name: inputs.get(name) for name in asking.names}
+        solved.append((asked, found))
+        return found
 
     def run(self, scenario: Scenario) -> Measures:
         """What `simrl compare` has in a row, the seconds of each phase of an update, and those of rollouts. Raises

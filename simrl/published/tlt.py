@@ -50,7 +50,8 @@ def tlt(inputs: Inputs) -> System:
         "name": "tlt",
         "threshold": inputs["threshold"],
         "patience": inputs["patience"],
-        "round_s": host_s(inputs, max(strategy.draft_depth for strategy in strategies(inputs))),
+        "round_s": inputs["draft_round_s"],
+        "level_s": inputs["draft_level_s"],
         "strategies": [list(strategy) for strategy in strategies(inputs)],
         "training": {"every_updates": inputs["train_every"]},
     }
@@ -60,11 +61,6 @@ def tlt(inputs: Inputs) -> System:
 def strategies(inputs: Inputs) -> list[Strategy]:
     """Depth, top-k and tokens to verify of the public scripts."""
     return [Strategy(*map(int, text.split("_"))) for text in inputs["strategies"]]
-
-
-def host_s(inputs: Inputs, depth: int) -> float:
-    """What a round of drafts takes besides its kernels."""
-    return float(inputs["draft_round_s"] + depth * inputs["draft_level_s"])
 
 
 def overlapped_s(inputs: Inputs) -> float:
@@ -199,7 +195,8 @@ def speedup(inputs: Inputs, batch: int, strategy: Strategy, length: float) -> fl
     kind, shape = gpu(inputs["gpu"]), model_shape(model)
     plain = passes(shape, kind, tp, overlapped_s(inputs))
     drafting = passes(shape, kind, tp, inputs["between_passes_s"])
-    drafts = eagle_drafts(shape, kind, tp, context, strategy.topk, host_s(inputs, strategy.draft_depth))
+    host = {"round_s": inputs["draft_round_s"], "level_s": inputs["draft_level_s"]}
+    drafts = eagle_drafts(shape, kind, tp, context, strategy.topk, **host)
     round_s = drafts.draft_s(batch, strategy.draft_depth)
     round_s += drafting.verify_s(batch, strategy.tokens_to_verify - 1, context)
     return length * plain.decode_s(batch, round(context)) / round_s

@@ -28,7 +28,7 @@ LEAST_TOKENS, MOST_TOKENS = 16.0, 8192.0  # of a mean response
 
 
 def scenario(
-    inputs: Inputs, gpus: int, system: dict[str, Any], steps: int, warmup_steps: int, updates: int = 1
+    lab: Lab, inputs: Inputs, gpus: int, system: dict[str, Any], steps: int, warmup_steps: int, updates: int = 1
 ) -> Scenario:
     """One of the page's runs; `updates` make one of its steps."""
     return run_of(
@@ -37,7 +37,7 @@ def scenario(
         model=inputs["model"],
         gpus=gpus,
         tp=inputs["tp"],
-        lengths={**lengths(inputs, mean_tokens(inputs)), "steps": steps + AHEAD_STEPS},
+        lengths={**lengths(inputs, lab.once(mean_tokens, inputs)), "steps": steps + AHEAD_STEPS},
         steps=updates * steps,
         warmup_steps=updates * warmup_steps,
         engine={
@@ -102,7 +102,7 @@ def colocated(gpus: int) -> Callable[[Lab, Inputs], list[float]]:
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         minibatches = inputs["prompts"] // inputs["minibatch_prompts"]
         system = {"name": "verl_colocated", "minibatches": minibatches, "log_probs": inputs["colocated_log_probs"]}
-        run = lab.run(scenario(inputs, gpus, system, *COLOCATED_STEPS))
+        run = lab.run(scenario(lab, inputs, gpus, system, *COLOCATED_STEPS))
         phase_s = run["phase_s"]
         generation_s = run["step_s"] - phase_s["log_prob"] - phase_s["train"] - phase_s.get("transfer", 0.0)
         return [run["step_s"] + inputs["step_overhead_s"], generation_s, phase_s["log_prob"], phase_s["train"]]
@@ -111,9 +111,12 @@ def colocated(gpus: int) -> Callable[[Lab, Inputs], list[float]]:
 
 
 def asynchronous(gpus: int, given: bool) -> Callable[[Lab, Inputs], list[float]]:
-    """Seconds of a step of the page (all updates of one synchronisation), of the trainer's wait, and of the updates. It waits
-    for groups, or while those that are there are fetched. Where the update is an input, so is most of the step, and the wait
-    alone is predicted."""
+    """Seconds of a step of the page (all updates of one synchronisation), of the trainer's wait, and of the updates. Where the
+    update is an input, so is most of the step, and the wait alone is predicted.
+
+    Groups are fetched one by one while others are still awaited, so a step waits for the longer of the two. Only the waiting
+    is executed (`verl_fully_async` takes groups for nothing): the fetching is an input, and what is predicted is which of the
+    two decides. The trainer is the slower side of these runs, groups lie ready, and the wait is that input."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         updates = inputs["sync_step"]
@@ -128,7 +131,7 @@ def asynchronous(gpus: int, given: bool) -> Callable[[Lab, Inputs], list[float]]
             "rollout_share": inputs["async_rollout_share"],
             "log_probs": inputs["async_log_probs"],
         }
-        run = lab.run(scenario(inputs, gpus, system, *ASYNCHRONOUS_STEPS, updates))
+        run = lab.run(scenario(lab, inputs, gpus, system, *ASYNCHRONOUS_STEPS, updates))
         idle_s = updates * waits(run)
         wait_s = max(idle_s, inputs["fetch_s"])
         step_s = updates * run["step_s"] + wait_s - idle_s

@@ -130,10 +130,12 @@ def eagle_drafts(
     layer_s: float = LAYER_S,
     compute_efficiency: float = 0.7,
     memory_efficiency: float = 0.8,
+    level_s: float = 0.0,
 ) -> DraftTimes:
     """A drafter of EAGLE's type: one layer like the target's, before it a projection that joins the target's hidden state with
     the token's embedding (2 hidden → hidden), after it the target's output head, which is read at each level but held once.
-    What the other arguments mean, `model_drafts` says. TLT §4.1; shapes as in its public code.
+    `level_s` is host time of each level: picking its branches, preparing its pass. What the other arguments mean,
+    `model_drafts` says. TLT §4.1; shapes as in its public code.
 
     How much a `round_s` of 0 leaves out: 8.67 tokens a pass at 3.64 times the speed (TLT Table 1), if that is Qwen2.5-32B on
     H100, leave about 7 ms a round at tp 4 and 11 ms at tp 2 beside these kernels: host time, sampling, building and masking
@@ -153,6 +155,7 @@ def eagle_drafts(
         layer_s,
         compute_efficiency,
         memory_efficiency,
+        level_s,
     )
 
 
@@ -212,6 +215,7 @@ def _roofline(
     layer_s: float,
     compute_efficiency: float,
     memory_efficiency: float,
+    level_s: float = 0.0,
 ) -> DraftTimes:
     for name, efficiency in (("compute", compute_efficiency), ("memory", memory_efficiency)):
         if not 0 < efficiency <= 1:
@@ -228,7 +232,7 @@ def _roofline(
     sequences = _batches(MOST_SEQUENCES)
     tokens = branches * sequences
     matrices_s = np.maximum(2.0 * weights * tokens / flops_per_s, WEIGHT_BYTES * weights / bytes_per_s)
-    step_s = shape.layers * layer_s + matrices_s + tokens * kv_tokens * kv_bytes / bytes_per_s
+    step_s = level_s + shape.layers * layer_s + matrices_s + tokens * kv_tokens * kv_bytes / bytes_per_s
     return DraftTimes(
         sequences,
         np.full(sequences.size, round_s),
@@ -238,7 +242,8 @@ def _roofline(
         "assumed",
         f"{shape.name} on {tp} {gpu.name}: {layer_s * 1e6:g} µs a layer (derived from measured kernels) and a roofline of "
         f"{gpu.source} at {compute_efficiency:.0%} of its flops, {memory_efficiency:.0%} of its bandwidth; "
-        f"{kv_tokens:g} tokens a sequence, {branches} branches, {round_s * 1e3:g} ms a round",
+        f"{kv_tokens:g} tokens a sequence, {branches} branches, {round_s * 1e3:g} ms a round"
+        + (f" and {level_s * 1e3:g} a level" if level_s else ""),
     )
 
 

@@ -64,9 +64,10 @@ class ModelFree:
 @dataclass(frozen=True)
 class Speculation:
     """What a worker drafts with. `model` names a model drafter: `eagle`, or a model that `simrl.hardware` knows; `round_s` is
-    what a round of its drafts takes beside its passes. `make_drafter` makes the drafter of a method whose drafter is "own": a
-    function of a module, so that other processes find it, too. `gate` says when it drafts at all. With `strategies` drafts are
-    trees, chosen by BEG-MAB. `exact_match`: the method needs it."""
+    what a round of its drafts takes beside its passes, `level_s` what each pass of `eagle` takes beside its kernels.
+    `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so that other processes find
+    it, too. `gate` says when it drafts at all. With `strategies` drafts are trees, chosen by BEG-MAB. `exact_match`: the method
+    needs it."""
 
     name: str
     drafter: DrafterKind
@@ -83,6 +84,7 @@ class Speculation:
     graphs: GraphMemory | None = None
     decoupled: Decoupled | None = None
     round_s: float = 0.0
+    level_s: float = 0.0
     own_text: bool = False
     exact_match: bool = False
     make_drafter: Callable[[], Drafter] | None = None
@@ -278,6 +280,7 @@ def tlt(
     bucketed_graphs: bool = True,
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1,
     round_s: Annotated[float, Field(ge=0, le=1)] = 2e-3,
+    level_s: Annotated[float, Field(ge=0, le=1)] = 0.0,
     drafter_from_update: Annotated[int, Field(ge=0, le=1_000_000)] = 0,
     model_free_if_slower: bool = True,
     training: SpotTraining | None = None,
@@ -289,15 +292,15 @@ def tlt(
     after a prefill of all that runs. BEG-MAB chooses depth, top-k and tokens to verify by batch (`bandit`; otherwise
     always the strategy of 8 levels and 48 tokens), among the trees of Table 2's sizes or those given (`strategies`, of
     four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes
-    `round_s` (assumed) beside the drafter's kernels: host time, and the building of trees. Workers that have no samples
-    train the drafter until the rollout ends (`adaptive`), in every 10th step (`training` has this and all else of it:
-    every_updates, iteration_s, recovery_iterations, idle_workers, join …); what was saved comes with the next weights.
-    Otherwise it falls behind the policy. Before policy version `drafter_from_update` there is no learned drafter (0:
-    one that was trained before, as the paper has it): a worker drafts from the group's other responses there (method
-    siblings), and where these are predicted to be faster (`model_free_if_slower`): tokens a second of one response of
-    typical length, by the profile, the times of drafting, the learned drafter's acceptance as far as it has drifted,
-    and what the scenario says of siblings (speculation.runs). The graphs of all strategies, captured in buckets or not,
-    come out of the KV cache.
+    `round_s` (assumed) beside the drafter's kernels, and `level_s` a level of the tree in use: host time, and the
+    building of trees. Workers that have no samples train the drafter until the rollout ends (`adaptive`), in every 10th
+    step (`training` has this and all else of it: every_updates, iteration_s, recovery_iterations, idle_workers, join …);
+    what was saved comes with the next weights. Otherwise it falls behind the policy. Before policy version
+    `drafter_from_update` there is no learned drafter (0: one that was trained before, as the paper has it): a worker
+    drafts from the group's other responses there (method siblings), and where these are predicted to be faster
+    (`model_free_if_slower`): tokens a second of one response of typical length, by the profile, the times of drafting,
+    the learned drafter's acceptance as far as it has drifted, and what the scenario says of siblings
+    (speculation.runs). The graphs of all strategies, captured in buckets or not, come out of the KV cache.
     Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it;
     what its training data take of the inference phase.
     """
@@ -315,6 +318,7 @@ def tlt(
         training=training.model_copy(update={"adaptive": adaptive and training.adaptive}),
         model_free=ModelFree(drafter_from_update, model_free_if_slower),
         round_s=round_s,
+        level_s=level_s,
         graphs=GraphMemory(capture="bucketed" if bucketed_graphs else "vanilla"),
     )
 

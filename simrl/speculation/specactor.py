@@ -30,13 +30,14 @@ DECOUPLED, COUPLED = 0, 1
 
 
 class Affine(NamedTuple):
-    """Seconds of a pass over b requests: b · slope_s + fixed_s."""
+    """Seconds of a pass over b requests: b · slope_s + fixed_s, and no less than `least_s`."""
 
     slope_s: float
     fixed_s: float
+    least_s: float = 0.0
 
     def __call__(self, requests: float) -> float:
-        return requests * self.slope_s + self.fixed_s
+        return max(requests * self.slope_s + self.fixed_s, self.least_s)
 
 
 def fit_affine(requests: Sequence[float], seconds: Sequence[float], what: str = "pass") -> Affine:
@@ -65,15 +66,20 @@ def fit_verify(profile: TableProfile, most_query_tokens: int, requests: Sequence
     """V_q(b) = b·V'_q + β_q for q = 1 … `most_query_tokens` query tokens a request, at index q - 1 (§4.1).
 
     From the profile: the dense part and the output head at b·q tokens, attention at b sequences, `kv_tokens` long each. q = 1
-    is plain decoding. Batches of more tokens than the profile covers are left out of a fit.
+    is plain decoding. Batches of more tokens than the profile covers are left out of a fit. What no pass is shorter than
+    (`least_pass_s`) makes a kink that no line has: it is left out of the fit, too, and holds for what the fit gives.
     Raises `InputError` where that leaves fewer than two batch sizes.
     """
-    dense, sequences = profile.tables.dense_tokens[-1], profile.tables.decode_sequences[-1]
+    t = profile.tables
+    dense, sequences = t.dense_tokens[-1], t.decode_sequences[-1]
+    least_s = t.least_pass_s + t.between_passes_s if t.least_pass_s else 0.0
+    free = TableProfile(t._replace(least_pass_s=0.0), profile.metadata)
     fits = []
     for q in range(1, most_query_tokens + 1):
         fitting = [b for b in requests if b * q <= dense and b <= sequences]
-        seconds = [verification_s(profile, b, b * q, b * kv_tokens) for b in fitting]
-        fits.append(fit_affine(fitting, seconds, f"verification of {q} tokens a request"))
+        seconds = [verification_s(free, b, b * q, b * kv_tokens) for b in fitting]
+        fit = fit_affine(fitting, seconds, f"verification of {q} tokens a request")
+        fits.append(fit._replace(least_s=least_s))
     return fits
 
 
@@ -179,7 +185,7 @@ def plan_decoupled(
     `verifiers` gives V by the GPUs that a verifier can have (the set 𝔾), as `fit_verify` makes it; `requests` (B) are rolled
     out on `gpus` (G) in all. For every verifier and 1 … g_v drafter GPUs, which then share b = ceil((g_d + g_v)·B / G)
     requests, windows are tried up to max(ceil(V'_w / D'), ceil(β_w / α)): beyond, drafting is slower than verifying at any
-    batch.
+    batch. (β_w is what V_w is at the least, where that is more.)
 
     The paper is silent on three things. The drafters, one GPU each, draft for b / g_d requests each (no fewer than one). The
     bound has V_w in it, so each window is held against its own, and none exceeds the entries of the verifier. A verifier
@@ -225,7 +231,7 @@ def plan_decoupled(
 def _windows(draft: Affine, verify: Sequence[Affine]) -> Iterable[int]:
     """The windows that Algorithm 1 tries."""
     for window, v in enumerate(verify, start=1):
-        slopes, fixed = _ratio(v.slope_s, draft.slope_s), _ratio(v.fixed_s, draft.fixed_s)
+        slopes, fixed = _ratio(v.slope_s, draft.slope_s), _ratio(max(v.fixed_s, v.least_s), draft.fixed_s)
         if window <= max(slopes, fixed):
             yield window
 

@@ -27,7 +27,7 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     if first["type"] == "missing":
         return key, f"key {key} is missing"
     plain = not isinstance(first["input"], dict | BaseModel)
-    found = f" is {_shortened(first['input'])}{_near(first)}" if plain else ""
+    found = f" is {shortened(first['input'])}{_near(first)}" if plain else ""
     if first["type"] == "union_tag_not_found":
         return key, f"{key} has no kind; give it one"
     if first["type"] == "model_type":
@@ -46,7 +46,7 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
         return f"unknown parameter {place!r}{meant(place, names)}; it has {', '.join(names) or 'none'}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {place}"
-    return f"{place} is {_shortened(first['input'])}{_near(first)}: {_share(first) or first['msg']}"
+    return f"{place} is {shortened(first['input'])}{_near(first)}: {_share(first) or first['msg']}"
 
 
 def _share(finding: ErrorDetails) -> str:
@@ -101,6 +101,7 @@ def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
     return get_args(model.model_fields["kind"].annotation)
 
 
-def _shortened(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """As Python writes it, cut to what a line has room for."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"

@@ -208,7 +208,8 @@ class ScenarioFile:
     """A file after the `key=value` overrides: the systems that it names, its variations, and the scenarios that they make.
 
     An override of a key that the file varies wins over the variation, which `overruled` says. Raises `InputError` naming
-    file, key and value, as all of its methods do. Where there is no file, `data` is what it would hold, and `path` what messages call it.
+    file, key and value, as all of its methods do. Where there is no file, `data` is what it would hold, and
+    `path` what messages call it.
     """
 
     def __init__(

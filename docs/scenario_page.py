@@ -31,7 +31,8 @@ A scenario is a YAML file: all that a simulation depends on. The same scenario g
 
 Two keys belong to the file and not to one simulation. `systems` is a list of [systems](systems.md), each a name or a name
 with parameters: `[verl_colocated, {name: areal, eta: 8}]`. `vary` is a list of changes, such as
-`[{cluster.gpus: 64}, {cluster.gpus: 256}]`; each makes a group of runs, of all systems. Every combination is simulated.
+`[{cluster.gpus: 64}, {cluster.gpus: 256}]`; each makes a group of runs, of all systems. Every combination is simulated. A
+key that is given on the command line is no longer varied, which `compare` and `sweep` say.
 
 """
 

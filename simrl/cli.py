@@ -114,7 +114,7 @@ def compare(
 ) -> None:
     """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all."""
     from simrl.comparison import compare_scenarios
-    from simrl.scenario import Choices, load_scenarios
+    from simrl.scenario import Choices, ScenarioFile, override
     from simrl.systems import parameters_of
     from simrl.table import print_comparison
 
@@ -122,10 +122,14 @@ def compare(
     if measured is not None:
         cli_agreement.compare_with_measured(scenario, measured, overrides or [], choices, output, as_json)
         return
-    scenarios = load_scenarios(scenario, overrides or [], choices=choices, parameters_of=parameters_of)
+    settings = [override(text) for text in overrides or []]
+    file = ScenarioFile(scenario, settings)
+    scenarios = file.scenarios(choices, parameters_of)
     folder = output or Path("results") / scenarios[0].name
     replaced = (folder / "comparison.json").exists()
     rows = compare_scenarios(scenarios, folder, jobs)
+    for line in file.overruled(setting.key for setting in settings):
+        print(f"simrl: {line}", file=sys.stderr)
     if as_json:
         _print_json(rows)
     else:

@@ -35,8 +35,8 @@ def reproduce(
         bool,
         typer.Option(
             "--json",
-            help="print JSON on stdout; its keys are stable: totals, rows, with id, published, predicted, low, high, error, "
-            "covered, ledger, why_not, refused",
+            help="print JSON on stdout; its keys are stable: simrl_version, samples, totals, rows, with id, published, "
+            "predicted, low, high, error, covered, ledger, asked, why_not, refused",
         ),
     ] = False,
 ) -> None:
@@ -48,12 +48,14 @@ def reproduce(
     from rich.console import Console
     from rich.progress import TimeRemainingColumn
 
+    from simrl import __version__
     from simrl.comparison import compile_kernels, progress_bar
     from simrl.files import write_whole_file
-    from simrl.published.board import board, in_words, print_board, totals
+    from simrl.published.board import board, in_words, print_board, require_published, totals
     from simrl.published.predict import predict, tasks
     from simrl.published.score import published_rows
 
+    require_published()
     known = published_rows()
     wanted = list(dict.fromkeys(rows or known))
     for row in wanted:
@@ -70,7 +72,7 @@ def reproduce(
             predicted = predict(todo, jobs, lambda: bar.advance(task))
         entries = board(wanted, predicted)
         text = json.dumps(
-            {"samples": samples, "totals": totals(entries), "rows": entries},
+            {"simrl_version": __version__, "samples": samples, "totals": totals(entries), "rows": entries},
             indent=1,
             ensure_ascii=False,
             allow_nan=False,
@@ -85,3 +87,5 @@ def reproduce(
         console.width = 200
     print_board(entries, console)
     console.print(f"\n{in_words(entries)}")
+    if output is not None:
+        console.print(f"Written to {output}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,8 @@ def sweep(
     with _progress("points simulated", len(planned.points), len(outcomes)) as on_point:
         swept = run(planned, outcomes, folder, executor, asked, on_point)
     failed = [row for row in swept.rows if row["error"] is not None]
+    for line in varied.file.overruled(text.partition("=")[0] for text in values or []):
+        print(f"simrl: {line}", file=sys.stderr)
     if as_json:
         errors = {str(row["point"]): row["error"] for row in failed}
         numbers = {"points": len(swept.rows), "simulated": swept.simulated, "failed": len(failed), "errors": errors}

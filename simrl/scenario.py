@@ -207,8 +207,9 @@ class Choices(NamedTuple):
 class ScenarioFile:
     """A file after the `key=value` overrides: the systems that it names, its variations, and the scenarios that they make.
 
-    An override of a key that the file varies wins over the variation. Raises `InputError` naming file, key and value, as all
-    of its methods do. Where there is no file, `data` is what it would hold, and `path` what messages call it.
+    An override of a key that the file varies wins over the variation, which `overruled` says. Raises `InputError` naming
+    file, key and value, as all of its methods do. Where there is no file, `data` is what it would hold, and
+    `path` what messages call it.
     """
 
     def __init__(
@@ -239,6 +240,14 @@ class ScenarioFile:
             systems = _with_parameter(systems, setting, parameters_of)
         return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
+    def overruled(self, keys: Iterable[str]) -> list[str]:
+        """A line for each of these keys that the file varies, for whoever gives them other values."""
+        return [
+            f"{self.path}: vary has {key}={', '.join(map(str, self._varied[key]))}; what the command line says takes its place"
+            for key in keys
+            if key in self._varied
+        ]
+
     def _systems(self) -> list[Any]:
         found = _entries(self._config, "systems", "[verl_colocated, {name: areal, eta: 8}]", self.path)
         if not found:
@@ -254,6 +263,7 @@ class ScenarioFile:
         """What each entry of `vary` sets, without the keys that are overridden, each once; an empty one without `vary`."""
         entries = _entries(self._config, "vary", "[{cluster.gpus: 64}, {cluster.gpus: 256}]", self.path) or [{}]
         fixed = {setting.key for setting in self._settings}
+        self._varied: dict[str, list[Any]] = {}
         distinct: list[list[Setting]] = []
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict):
@@ -261,6 +271,15 @@ class ScenarioFile:
                     f"{self.path}: entry {i + 1} of vary is {entry!r}; give key: value, such as {{cluster.gpus: 64}}"
                 )
             varied = [_varied(key, value, self.path) for key, value in entry.items()]
+            for one in varied:
+                values = self._varied.setdefault(one.key, [])
+                values += [one.value] if one.value not in values else []
+                for given_one in self._settings:
+                    if _gives(given_one, one.key) or _gives(one, given_one.key):
+                        raise InputError(
+                            f"{self.path}, {given_one.giver}: vary has {one.key}, too, and only one of them can be; give "
+                            f"{one.key}=…, or leave the file's out with vary=null"
+                        )
             varied = [setting for setting in varied if setting.key not in fixed]
             if varied not in distinct:
                 distinct.append(varied)
@@ -392,6 +411,16 @@ def _varied(key: Any, value: Any, path: Path) -> Setting:
             f"{path}: vary has {key}; it takes fields such as cluster.gpus, and systems are a list already"
         )
     return Setting(str(key), value, f"vary {key}={value}")
+
+
+def _gives(setting: Setting, key: str) -> bool:
+    """Whether a setting of a section has a value for a key in it."""
+    inner: Any = setting.value
+    for part in key.removeprefix(f"{setting.key}.").split("."):
+        if not isinstance(inner, dict) or part not in inner:
+            return False
+        inner = inner[part]
+    return key.startswith(f"{setting.key}.")
 
 
 def _set(config: DictConfig, setting: Setting, origin: str) -> None:

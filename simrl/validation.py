@@ -16,23 +16,26 @@ LEAST_PERCENTAGE = 2  # a larger number in place of a share is one; 1.5 is just 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:
     """The first finding: its key (dotted, within `model`, which the message calls `name`) and the message.
 
-    The message has the key, the value found and what would be right; for an unknown key, the known ones.
+    The message has the key, the value found and what would be right; for an unknown key, the known ones, or what its model's
+    `ELSEWHERE` says of it.
     """
     first = error.errors()[0]
     keys, owner = _keys(first["loc"], model)
     key = ".".join(keys)
     if first["type"] in ("extra_forbidden", "invalid_key"):
         known = owner.model_fields
+        if elsewhere := getattr(owner, "ELSEWHERE", {}).get(keys[-1]):
+            return key, f"unknown key {key}; {elsewhere}"
         return key, f"unknown key {key}{meant(keys[-1], known)}; {'.'.join(keys[:-1]) or name} has {', '.join(known)}"
     if first["type"] == "missing":
         return key, f"key {key} is missing"
     plain = not isinstance(first["input"], dict | BaseModel)
-    found = f" is {_shortened(first['input'])}{_near(first)}" if plain else ""
+    found = f" is {shortened(first['input'])}{_near(first)}" if plain else ""
     if first["type"] == "union_tag_not_found":
         return key, f"{key} has no kind; give it one"
     if first["type"] == "model_type":
         return key, f"{key or name}{found}; it has the keys {', '.join(owner.model_fields)}"
-    message = (_share(first) or first["msg"]).removeprefix("Value error, ")
+    message = _right(first).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     return key, f"{key}{found}: {message}" if key else message
 
@@ -46,16 +49,21 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
         return f"unknown parameter {place!r}{meant(place, names)}; it has {', '.join(names) or 'none'}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {place}"
-    return f"{place} is {_shortened(first['input'])}{_near(first)}: {_share(first) or first['msg']}"
+    return f"{place} is {shortened(first['input'])}{_near(first)}: {_right(first)}"
 
 
-def _share(finding: ErrorDetails) -> str:
-    """What is right in place of a percentage, where a share belongs."""
+def _right(finding: ErrorDetails) -> str:
+    """What is right in place of a value: seconds are called so, and for a percentage, where a share belongs, the share."""
     value, bounds = finding["input"], finding.get("ctx", {})
-    seconds = ".".join(map(str, finding["loc"])).endswith("_s")
-    if 1 not in (bounds.get("lt"), bounds.get("le")) or seconds or not isinstance(value, int | float):
-        return ""
-    return f"a share between 0 and 1; did you mean {value / 100:.6g}?" if LEAST_PERCENTAGE <= value <= 100 else ""
+    if re.search(r"(?<!_per)_s$", str(finding["loc"][-1] if finding["loc"] else "")):
+        return finding["msg"] + " (seconds)" * any(bound in bounds for bound in ("gt", "ge", "lt", "le"))
+    if (
+        1 in (bounds.get("lt"), bounds.get("le"))
+        and isinstance(value, int | float)
+        and LEAST_PERCENTAGE <= value <= 100
+    ):
+        return f"a share between 0 and 1; did you mean {value / 100:.6g}?"
+    return finding["msg"]
 
 
 def _near(finding: ErrorDetails) -> str:
@@ -101,6 +109,7 @@ def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
     return get_args(model.model_fields["kind"].annotation)
 
 
-def _shortened(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """As Python writes it, cut to what a line has room for."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"

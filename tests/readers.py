@@ -25,6 +25,8 @@ from simrl.errors import InputError
 from simrl.explanation import diff_results, explain_result
 from simrl.explanation_table import print_difference, print_explanation
 from simrl.hardware import gpu, model_shape
+from simrl.html_report import report_html
+from simrl.html_report.sources import find
 from simrl.importers import slime
 from simrl.importers.areal import import_areal
 from simrl.importers.metrics import read_metrics
@@ -383,6 +385,24 @@ def _read_result(folder: Path) -> None:
     print_difference(diff_results(_a_result("areal", eta=1), result), console)
 
 
+def _seeds_of_reports() -> list[Files]:
+    """A comparison and a sweep, besides single runs."""
+    import tempfile
+
+    from simrl.comparison import compare_scenarios
+    from simrl.executors import Here
+    from simrl.sweeps import run
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "scenario.yaml").write_bytes(_yaml(CHEAP))
+        compare_scenarios(load_scenarios(folder / "scenario.yaml"), folder / "compared" / "run", jobs=1)
+        (folder / "swept" / "run").mkdir(parents=True)
+        planned = plan(vary(folder / "scenario.yaml", ["seed=1,2"]), None, 0)
+        run(planned, {}, folder / "swept" / "run", Here(), {"scenario": "scenario.yaml", "values": ["seed=1,2"]})
+        return [_files(folder / "compared"), _files(folder / "swept"), *_seeds_of_results()]
+
+
 def _compare_measured(folder: Path) -> None:
     from rich.console import Console
 
@@ -708,6 +728,7 @@ READERS: dict[str, Reader] = {
     "sweep": Reader(_seeds_of_sweeps, _read_sweep, names_the_file=False),
     "sweep_outcomes": Reader(_seeds_of_outcomes, _read_outcomes),
     "result": Reader(_seeds_of_results, _read_result),
+    "report": Reader(_seeds_of_reports, lambda folder: report_html(find(folder / "run"))),
     "measured": Reader(_seeds_of_results, _compare_measured),
     "verl": Reader(_seeds_of_verl, _read_verl),
     "verl_table": Reader(_seeds_of_tables, _read_verl),

@@ -77,6 +77,16 @@ def with_metadata(path, **changes):
 # Help and usage.
 
 
+def test_an_override_of_what_the_file_varies_is_told_and_keeps_json_whole(simrl):
+    with (simrl.folder / "scenario.yaml").open("a") as file:
+        file.write("vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\n")
+    said = "simrl: scenario.yaml: vary has cluster.gpus=4, 8; what the command line says takes its place\n"
+    _, out, err = simrl("compare", "scenario.yaml", "cluster.gpus=2", "seed=4", "--jobs", "1", "--json")
+    assert (len(json.loads(out)), err) == (2, said)
+    assert simrl("sweep", "scenario.yaml", "cluster.gpus=2,4", "--jobs", "1").err == said
+    assert simrl("sweep", "scenario.yaml", "seed=4", "--jobs", "1").err == ""
+
+
 def test_the_commands_are_all_tested():
     assert {" ".join(path) for path in COMMANDS} >= {
         "",

@@ -12,6 +12,7 @@ import pytest
 from command_line import contents
 from test_comparison import PATIENCE_S, processes
 
+from simrl import __version__
 from simrl.published import predict
 
 QUICK = ("tlt-drafter-latency", "weight-sync-7b")
@@ -61,6 +62,47 @@ def test_a_row_that_is_asked_for_twice_is_predicted_and_counted_once(simrl):
 
 def test_an_unknown_row_names_the_one_that_may_be_meant(simrl):
     assert "areal-etta: no published row (did you mean areal-eta?)" in simrl.refuses("reproduce", "areal-etta")
+
+
+def test_a_mistake_of_who_adds_a_paper_is_one_line(simrl, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [inputs["tensors_s"]])
+    said = simrl.refuses("reproduce", "weight-sync-7b", "--samples", "0", "--jobs", "1")
+    assert (
+        "asks for the input 'tensors_s', which simrl/published/ledgers/verl.yaml does not have (did you mean tensor_s?)"
+        in said
+    )
+    monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [1.0])
+    said = simrl.refuses("reproduce", "weight-sync-7b", "--samples", "0", "--jobs", "1")
+    assert "weight-sync-7b: its row function returns a list of 1, and" in said
+
+
+def test_one_row_alone_lists_what_it_asks_for_first_and_marks_the_rest(simrl):
+    lines = simrl("reproduce", "weight-sync-7b", "--samples", "2", "--jobs", "1").out.splitlines()
+    named = [line.split()[0] for line in lines[3:] if line[:1].isalpha()]
+    asked = ["sync_bytes_7b", "sync_tensors_7b", "link_bytes_per_s", "tensor_s", "bucket_bytes", "bucket_tensor_s"]
+    assert named[1:8] == [*asked[:6], "engine_bytes_per_s"]
+    marked = {line.split()[0] for line in lines if "not asked for here" in line}
+    assert {"sync_bytes_30b", "mfu", "gpus"} <= marked and not marked & {*asked}
+
+
+def test_without_sets_of_inputs_there_are_no_intervals_and_nothing_is_covered(simrl):
+    arguments = ("reproduce", *QUICK, "--samples", "0", "--jobs", "1")
+    out = simrl(*arguments).out
+    assert "interval" not in out.splitlines()[0] and "covered" not in out
+    assert (
+        "2 of 2 rows are predicted, with every input at its middle alone, so that there is no interval; median" in out
+    )
+    found = json.loads(simrl(*arguments, "--json").out)
+    assert found["totals"]["covered_share"] is None
+    assert {value for entry in found["rows"] for key in ("low", "high", "covered") for value in entry[key]} == {None}
+
+
+def test_a_board_says_where_it_is_and_what_it_is_of(simrl):
+    arguments = ("reproduce", QUICK[1], "--samples", "1", "--jobs", "1", "-o", "board.json")
+    assert simrl(*arguments).out.endswith("\nWritten to board.json\n")
+    assert "Written" not in simrl(*arguments, "--json").out
+    found = json.loads((simrl.folder / "board.json").read_text())
+    assert (found["samples"], found["simrl_version"]) == (1, __version__)
 
 
 def test_an_output_that_cannot_be_written_is_told_before_anything_runs(simrl, monkeypatch: pytest.MonkeyPatch):

@@ -79,7 +79,15 @@ def test_a_percentage_in_place_of_a_share_is_told_as_a_share(simrl):
     refused = simrl.refuses("compare", "scenario.yaml", "training.mfu=35")
     assert "training.mfu is 35: a share between 0 and 1; did you mean 0.35?" in refused
     refused = simrl.refuses("compare", "scenario.yaml", "profile.sequence_overhead_s=35")
-    assert "input should be less than or equal to 1" in refused, "seconds are no share"
+    assert "sequence_overhead_s is 35: input should be less than or equal to 1 (seconds)" in refused, (
+        "they are no share"
+    )
+
+
+def test_a_setting_of_the_engine_that_is_said_in_another_section_is_told_with_its_place(simrl):
+    refused = simrl.refuses("compare", "scenario.yaml", "engine.enforce_eager=true")
+    assert "unknown key engine.enforce_eager; without CUDA graphs a pass takes at least profile.least_pass_s" in refused
+    assert "it is cluster.tp" in simrl.refuses("compare", "scenario.yaml", "engine.tensor_parallel_size=2")
 
 
 def test_a_message_is_one_line_whatever_is_in_it():

@@ -246,6 +246,43 @@ def test_whatever_a_report_looks_up_is_there_and_of_its_type_or_the_result_is_re
     assert any(place.startswith("best_of_n.drafters.ngram.") for place in missing)
 
 
+@pytest.fixture
+def swept(tmp_path):
+    """The folder of a sweep."""
+    lay(READERS["report"].seeds()[1], tmp_path)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("point", None, "its table has points without a number"),
+        ("samples_per_s", "fast", "samples_per_s='fast', which cannot be"),
+        ("samples_per_s", 0.0, "samples_per_s=0.0, which cannot be"),
+        ("samples_per_s", None, "samples_per_s=None, which cannot be"),
+        ("seed", float("nan"), "seed=nan, which cannot be"),
+        ("variant", None, "variant=None, which cannot be"),
+    ],
+)
+def test_a_report_of_a_sweep_whose_table_cannot_be_is_refused_with_the_column(swept, column, value, said):
+    for file in swept.glob("table/*/*.parquet"):
+        table = pq.read_table(file, partitioning=None)
+        place = table.column_names.index(column)
+        pq.write_table(table.set_column(place, column, pa.array([value] * table.num_rows)), file)
+    message = refusal(write_report, swept, swept.parent / "report.html")
+    assert str(swept) in message and said in message
+
+
+def test_a_report_of_a_sweep_reads_nothing_that_is_too_deep_and_names_no_half_characters(swept):
+    for point in swept.glob("points/*/*.json"):
+        point.write_text("[" * 100_000)
+    (swept / "sweep.json").write_text('{"scenario": "a\\ud800.yaml"}')
+    write_report(swept, swept.parent / "report.html")
+    assert "a\\ud800" in (swept.parent / "report.html").read_text()
+    (swept / "sweep.json").write_text("[" * 100_000)
+    assert "a sweep without a table that can be read" in refusal(write_report, swept, swept.parent / "report.html")
+
+
 def test_an_outcome_that_is_none_is_simulated_again(tmp_path):
     swept = readers._plan(str(tmp_path / "points"))
     for outcome in (3, [], {"row": 3}, {"row": {"samples_per_s": "fast"}}, {"row": {}, "error": 3, "x": 1}):

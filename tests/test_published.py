@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,17 +17,27 @@ import pytest
 from pydantic import ValidationError
 
 from simrl.errors import InputError
+from simrl.published import board as board_module
+from simrl.published import ledger as ledger_module
 from simrl.published import predict, score, tlt
 from simrl.published.areal import one_forward_one_backward
 from simrl.published.board import board, in_words, totals
-from simrl.published.lab import GIVEN
-from simrl.published.ledger import Asked, Input, Ledger, read_ledger
+from simrl.published.lab import GIVEN, run_of
+from simrl.published.ledger import Asked, Input, Ledger, PaperError, read_ledger
 from simrl.published.predict import Prediction
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 
 PACKAGE = Path(score.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _read_anew() -> Iterator[None]:
+    """What a test reads elsewhere is no other test's."""
+    yield
+    read_ledger.cache_clear()
+    score.published_rows.cache_clear()
 
 
 def test_ratios_ranges_sides_and_lists_are_read_as_written():
@@ -58,7 +69,7 @@ def test_a_gain_is_scored_as_a_ratio():
 
 def test_a_published_range_is_hit_where_it_overlaps_the_interval():
     row = score.published_rows()["spec-rollout-verl"]  # 2.0-2.4
-    (inside,) = score.score(row, [[2.2]])
+    (inside,) = score.score(row, [[2.2], [2.2]])
     (touching,) = score.score(row, [[1.8], [2.05]])
     (outside,) = score.score(row, [[1.8], [1.9]])
     assert (inside.error, inside.covered) == (0, True)
@@ -76,8 +87,27 @@ def test_a_prediction_of_nothing_at_all_has_no_relative_width():
     assert in_words([entry]).endswith("median error 100%.")
 
 
+def test_the_middle_alone_has_no_interval_and_covers_nothing():
+    prediction = Prediction([[2.2]], read_ledger("specactor").sample(0), [], frozenset())
+    (entry,) = board(["spec-rollout-verl"], {"spec-rollout-verl": prediction})  # 2.0-2.4
+    assert [entry[key] for key in ("low", "high", "covered", "half_width")] == [[None]] * 4
+    assert totals([entry])["covered_share"] is None
+    assert in_words([entry]).startswith(
+        "1 of 1 rows are predicted, with every input at its middle alone, so that there is no"
+    )
+
+
+def test_a_row_with_the_middle_alone_counts_as_not_covered_beside_others():
+    ledger = read_ledger("specactor")
+    alone, drawn = (Prediction([[2.2]] * n, ledger.sample(n - 1), [], frozenset()) for n in (1, 2))
+    rows = {"spec-rollout-verl": alone, "spec-2x": drawn}
+    assert totals(board([*rows], rows))["covered_share"] == 0
+
+
 def test_a_prediction_of_too_few_elements_is_refused():
-    with pytest.raises(ValueError, match="has 3 elements"):
+    with pytest.raises(
+        InputError, match=r"tlt-graph-memory: its row function returns a list of 2, and .*csv has 3 elements .*GIVEN"
+    ):
         score.score(score.published_rows()["tlt-graph-memory"], [[7.8, 30.0]])
 
 
@@ -88,6 +118,67 @@ def test_only_what_is_assumed_has_a_range():
         Input(value=3.0, low=0.5, high=2.0, kind="assumed", source="why")
     with pytest.raises(ValidationError, match="no prediction asks for"):
         Input(value=1.0, low=0.5, high=2.0, kind="assumed", source="why", used=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{value: 1.0, kind: assumed, source: why}", "inputs.x: assumed, and no range; give low and high, or choices"),
+        ("{value: 1.0, kind: stated, held: true, source: why}", "inputs.x: held, which is for what is assumed"),
+        ("{value: 1.0, kind: known, source: why}", "inputs.x.kind is 'known': input should be 'stated'"),
+        ("{value: 1.0, kind: stated}", "key inputs.x.source is missing"),
+        ("{value: 1.0, kind: assumed, source: why, hihg: 2}", "unknown key inputs.x.hihg (did you mean high?)"),
+        ("{value: 1.0, low: 2, high: 0, kind: assumed, source: why}", "inputs.x: low 2 is not below high 0"),
+        (
+            "{value: 1, low: 0.5, high: 2, kind: assumed, source: why}",
+            "inputs.x: 1 is a whole number, and so is what is",
+        ),
+        (
+            "{value: 1.0, low: 0, high: 2, log: true, kind: assumed, source: why}",
+            "inputs.x: log draws by ratios, which low 0",
+        ),
+        (
+            "{value: 1, kind: stated, source: why}\n  x: {value: 2, kind: stated, source: why}",
+            "line 4: found duplicate key x",
+        ),
+        ("{value: 1, kind: stated, source: §1: why}", "line 3: "),
+    ],
+)
+def test_a_mistake_in_a_ledger_is_told_with_its_place(line: str, said: str, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(ledger_module, "files", lambda package: tmp_path)
+    (tmp_path / "ledgers").mkdir()
+    (tmp_path / "ledgers" / "mine.yaml").write_text(f"paper: mine\ninputs:\n  x: {line}\n", encoding="utf-8")
+    read_ledger.cache_clear()
+    with pytest.raises(PaperError, match=rf"^simrl/published/ledgers/mine.yaml: {re.escape(said)}"):
+        read_ledger("mine")
+
+
+def test_a_paper_without_a_ledger_is_told():
+    with pytest.raises(PaperError, match=r"ledgers/mine.yaml: is not there; every paper in PAPERS has a ledger"):
+        read_ledger("mine")
+
+
+def test_what_is_assumed_without_a_range_says_so():
+    assert not Input(value=1024, kind="assumed", held=True, source="it hardly matters").open
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("x,a paper,verl,-,ratio,1.2,x,8K, 128 GPUs", "has not 8 fields; put one with a comma in it in quotes"),
+        ("x,a paper,verl,-,ratio,1.2", "has not 8 fields"),
+        ("x,a paper,verl,-,ratio,1.2x,x,8K", "value is '1.2x'; write a number, a range"),
+        ("x,a paper,verl,-,ratio,,x,8K", "value is ''"),
+        ("first,a paper,verl,-,ratio,1.2,x,8K", "id first is there twice"),
+    ],
+)
+def test_a_published_row_that_cannot_be_read_is_told_with_its_line(line: str, said: str, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(score, "files", lambda package: tmp_path)
+    head = "id,source,system,baseline,quantity,value,unit,setting\nfirst,a paper,verl,-,ratio,1.5,x,8K\n"
+    (tmp_path / "published.csv").write_text(f"{head}{line}\n", encoding="utf-8")
+    score.published_rows.cache_clear()
+    with pytest.raises(InputError, match=rf"^simrl/published/published.csv: line 3: {re.escape(said)}"):
+        score.published_rows()
 
 
 def test_more_sets_of_inputs_leave_the_first_as_they_were():
@@ -169,6 +260,54 @@ def test_what_comes_to_no_number_is_neither_given_nor_a_prediction(monkeypatch: 
     (found,) = predict.predict(todo, jobs=1).values()
     assert [values[2] for values in found.elements] == [10.6]
     assert found.refused == [f"the simulation gives no number for it: nan, nan, {value}"]
+
+
+def no_scenario(lab, inputs):
+    names = ("between_passes_s", "group", "sigma", "prompt_share", "prompt_tokens")
+    lengths = {"prompts_per_step": 4, "cap_tokens": 60, "mean_tokens": 20}
+    run_of(
+        {**dict.fromkeys(names, 0.1), "group": 2, "prompt_tokens": 20, "gpu": "h100"},
+        {"name": "split"},
+        **{"model": "qwen3-0.6b", "gpus": 4, "tp": 1, "steps": 2, "warmup_steps": 1},
+        lengths=lengths,
+        training={"mfuu": 0.3},
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            lambda lab, inputs: [inputs["numbr"]],
+            "row weight-sync-7b asks for the input 'numbr', which simrl/published/ledgers/verl.yaml does not have (did you "
+            "mean number?); add it there",
+        ),
+        (lambda lab, inputs: 1.5, "row weight-sync-7b: returns 1.5; return a list of numbers"),
+        (lambda lab, inputs: [None, 2], "row weight-sync-7b: returns [None, 2]; return a list of numbers"),
+        (no_scenario, "row weight-sync-7b: its Scenario: unknown key training.mfuu (did you mean mfu?)"),
+    ],
+)
+def test_a_mistake_in_a_row_ends_all_with_its_place_and_costs_no_set_alone(row, said: str, monkeypatch):
+    monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", row)
+    with pytest.raises(PaperError, match=rf"^simrl/published/verl.py: {re.escape(said)}"):
+        predict.predict([predict.Task("verl", ("weight-sync-7b",), 0, {"number": 1})], jobs=1)
+
+
+def test_rows_that_nobody_published_are_told_whichever_were_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7", lambda lab, inputs: [1.0])
+    with pytest.raises(
+        InputError, match=r"verl.py: ROWS has 'weight-sync-7', which published.csv does not have .did you mean"
+    ):
+        board_module.require_published()
+    monkeypatch.setitem(predict.PAPERS, "verl", SimpleNamespace())
+    with pytest.raises(InputError, match=r"verl.py: no ROWS; give the function of each row"):
+        board_module.require_published()
+
+
+def test_a_row_that_no_paper_has_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b")
+    (entry,) = board(["weight-sync-7b"], {})
+    assert entry["why_not"] == "no paper in PAPERS (simrl/published/predict.py) has it in its ROWS"
 
 
 def test_a_bug_in_a_prediction_is_not_taken_for_inputs_that_cannot_be(monkeypatch: pytest.MonkeyPatch):

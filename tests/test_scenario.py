@@ -68,6 +68,16 @@ def test_an_override_wins_over_the_file_and_over_a_variation(file):
     assert [(s.system.name, s.cluster.gpus, s.seed, s.variant) for s in scenarios] == [("split", 16, 1, "")]
 
 
+@pytest.mark.parametrize(
+    ("vary", "override", "key"),
+    [("{cluster.gpus: 4}", "cluster={gpus: 2}", "cluster.gpus"), ("{cluster: {gpus: 4}}", "cluster.gpus=2", "cluster")],
+)
+def test_an_override_of_a_part_of_what_is_varied_or_the_other_way_round_is_refused(file, vary, override, key):
+    written(file, ("systems: ", f"vary: [{vary}]\nsystems: "))
+    assert f"vary has {key}, too, and only one of them can be; give {key}=…" in refusal(file, override)
+    assert load_scenarios(file, ["cluster={cost_per_gpu_hour: 2}"])[0].cluster.gpus == 4
+
+
 def test_an_override_reaches_into_dictionaries_and_lists(file):
     scenarios = load_scenarios(
         file, ["systems.1.eta=5", "cluster={gpu: h200}", "training.mfu=0.5", "engine.block_size=32"]

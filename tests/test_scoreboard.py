@@ -43,13 +43,14 @@ def test_a_page_has_the_goals_the_rows_and_what_is_missing(scoreboard: ModuleTyp
     board = [
         entry("areal-hours-1p5b", [14.0, 30.0, 40.0], [10.0, 25.0, 30.0], [16.0, 35.0, 45.0]),
         entry("spec-2x", [1.05], [1.0], [1.1]),
-        entry("spec-decode-latency", [12.5]),
+        entry("spec-decode-latency", [12.5], [12.5]),
         entry("rhyme-store"),
     ]
     path = tmp_path / "board.json"
-    path.write_text(json.dumps({"totals": {}, "rows": board}), encoding="utf-8")
+    path.write_text(json.dumps({"simrl_version": "1.2.3", "samples": 2, "totals": {}, "rows": board}), encoding="utf-8")
     scoreboard.main(path, None, False, tmp_path)
     page = (tmp_path / "scoreboard.md").read_text(encoding="utf-8")
+    assert "the 2 sets of inputs that were drawn, by simrl 1.2.3; a row is covered" in page
     assert "(2 of 70), 67 % of the 3 that are predicted" in page
     assert "1 of 2: `spec-2x` -12 %, `spec-decode-latency` +0 %" in page
     assert "3 of 3 pairs right, 0 predicted level, 0 reversed" in page
@@ -77,7 +78,7 @@ def test_phases_of_one_step_have_no_order(scoreboard: ModuleType):
 def test_an_element_that_is_given_counts_as_nothing(scoreboard: ModuleType):
     graphs = entry("tlt-graph-memory", [math.nan, math.nan, 12.0], [math.nan, math.nan, 10.0])
     assert scoreboard.orders([graphs]) == (0, 0, ())
-    page = scoreboard.scoreboard([graphs], {})
+    page = scoreboard.scoreboard(scoreboard.Board([graphs], 1), {})
     assert "100 % of all 1 elements" in page and "given<br>given<br>12" in page
 
 
@@ -85,6 +86,17 @@ def test_a_ratio_is_on_the_side_of_1_that_was_published(scoreboard: ModuleType):
     assert scoreboard.same_side(entry("spec-2x", [1.05]), 0)
     assert not scoreboard.same_side(entry("spec-2x", [0.95]), 0)
     assert not scoreboard.same_side(entry("spec-rlhfuse", [-0.01]), 0)  # a gain
+
+
+def test_a_row_without_an_interval_is_not_covered_and_no_miss(scoreboard: ModuleType):
+    page = scoreboard.scoreboard(scoreboard.Board([entry("spec-2x", [1.25])], 4), {})
+    assert "(0 of 1)" in page and "- `spec-2x`" not in page
+
+
+def test_a_board_without_intervals_is_refused(scoreboard: ModuleType, tmp_path: Path):
+    (tmp_path / "board.json").write_text(json.dumps({"samples": 0, "rows": [entry("spec-2x", [1.25])]}))
+    with pytest.raises(scoreboard.InputError, match=r"board.json: samples is 0.*draw some with --samples 16"):
+        scoreboard.read_board(tmp_path / "board.json")
 
 
 def test_what_is_no_board_is_refused(scoreboard: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -25,8 +25,7 @@ from drawing import Bench, Draw, save
 
 from simrl.errors import InputError
 from simrl.files import write_whole_file
-from simrl.published.board import board, totals
-from simrl.published.predict import paper_of
+from simrl.published.board import board, hits_of, totals
 from simrl.published.score import Bound, published_rows
 
 HERE = Path(__file__).resolve().parent
@@ -145,6 +144,15 @@ MEANINGS = {
 }
 
 
+class Board(NamedTuple):
+    """What `simrl reproduce` wrote: the rows, how many sets of inputs were drawn beside the middle, and by which simrl (None in
+    boards of before that was written)."""
+
+    entries: Sequence[Entry]
+    samples: int
+    simrl_version: str | None = None
+
+
 class Orders(NamedTuple):
     """Pairs of published values that differ, by what the prediction says of them."""
 
@@ -160,11 +168,12 @@ def main(
     folder: Annotated[Path, typer.Option(help="where the page is, and its pictures in figures/")] = HERE,
 ) -> None:
     try:
-        entries = read_board(results) if results else []
+        found = read_board(results) if results else None
+        entries = found.entries if found else []
         wanted = list(FIGURES) if figures else figure or []
         draw(wanted, entries, folder / "figures")
-        if entries:
-            page = scoreboard(entries, read_captions(folder / "figures"))
+        if found:
+            page = scoreboard(found, read_captions(folder / "figures"))
             with write_whole_file(folder / "scoreboard.md") as temporary:
                 temporary.write_text(page, encoding="utf-8")
         elif not wanted:
@@ -174,14 +183,18 @@ def main(
         raise typer.Exit(2) from error
 
 
-def read_board(path: Path) -> list[Entry]:
-    """The rows of a board, and those that it lacks as not predicted. Raises `InputError` for a file that is none."""
+def read_board(path: Path) -> Board:
+    """A board, with the rows that it lacks as not predicted. Raises `InputError` for a file that is none, and for one without
+    intervals."""
     try:
-        found = {entry["id"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+        data = json.loads(path.read_text(encoding="utf-8"))
+        found, samples = {entry["id"]: entry for entry in data["rows"]}, int(data["samples"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: no board ({error}); write one with simrl reproduce -o {path}") from error
+    if not samples:
+        raise InputError(f"{path}: samples is 0, so no row has an interval; draw some with --samples 16")
     missing = [row for row in published_rows() if row not in found]
-    return [*found.values(), *board(missing, {})]
+    return Board([*found.values(), *board(missing, {})], samples, data.get("simrl_version"))
 
 
 def draw(names: Sequence[str], entries: Sequence[Entry], folder: Path) -> None:
@@ -203,8 +216,9 @@ def read_captions(folder: Path) -> dict[str, dict[str, str]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def scoreboard(entries: Sequence[Entry], captions: Mapping[str, Mapping[str, str]]) -> str:
+def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
     """The page."""
+    entries, version = found.entries, f", by simrl {found.simrl_version}" if found.simrl_version else ""
     return "\n".join(
         [
             "# Published results, predicted\n",
@@ -215,9 +229,8 @@ def scoreboard(entries: Sequence[Entry], captions: Mapping[str, Mapping[str, str
             "result, "
             "predicted from what its paper states and from ranges of what it leaves open; nothing is fitted to an "
             "outcome. "
-            "*Predicted* is at the middle of the ranges, *interval* over all sets of inputs that were drawn; a row "
-            "is covered "
-            "if every element of it lies in its interval.\n",
+            f"*Predicted* is at the middle of the ranges, *interval* over it and the {found.samples} sets of inputs that were "
+            f"drawn{version}; a row is covered if every element of it lies in its interval.\n",
             *in_short(entries),
             *goals(entries),
             *tables(entries),
@@ -239,7 +252,7 @@ def in_short(entries: Sequence[Entry]) -> Iterator[str]:
     yield (
         f"**Orders and levels.** Of {pairs} pairs of systems or settings that were published apart, "
         f"{found.right} are predicted in that order, {found.level} level and {len(found.reversed)} reversed; but "
-        f"{sums['covered_share']:.0%} of the figures lie in their intervals, and {error}.\n".replace("%", " %")
+        f"{sums['covered_share'] or 0:.0%} of the figures lie in their intervals, and {error}.\n".replace("%", " %")
     )
     yield (
         "**A miss is a statement about inputs as often as about schedules.** Papers leave open their batch, their lengths "
@@ -251,7 +264,7 @@ def in_short(entries: Sequence[Entry]) -> Iterator[str]:
 def goals(entries: Sequence[Entry]) -> Iterator[str]:
     """What the project aims at, and what the board says."""
     predicted = [e for e in entries if e["predicted"] is not None]
-    covered = [e for e in predicted if all(scored(e, "covered"))]
+    covered = [e for e in predicted if all(hits_of(e))]
     sums = totals(entries)
     stated = [e for e in predicted if max(scored(e, "half_width"), default=math.inf) <= MOVES]
     near = [e for e in stated if max(map(abs, scored(e, "error"))) <= 0.1]
@@ -267,7 +280,7 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
         f"| rows covered: 90 % or more | {percent(len(covered), len(entries))} of all ({len(covered)} of "
         f"{len(entries)}), "
         f"{percent(len(covered), len(predicted))} of the {len(predicted)} that are predicted; "
-        + f"{sums['covered_share']:.0%} of all {sums['elements']} elements |".replace("%", " %")
+        + f"{sums['covered_share'] or 0:.0%} of all {sums['elements']} elements |".replace("%", " %")
     )
     width, error = sums["median_half_width"], sums["median_error"]
     reached = f"{'none' if width is None else f'{width:.0%}'}; the median error at the middle is {error:.0%}"
@@ -381,7 +394,7 @@ def tables(entries: Sequence[Entry]) -> Iterator[str]:
         yield "| row | what, of which setting | published | predicted | interval | error | covered | moved most by |"
         yield "|---|---|---|---|---|---|---|---|"
         for e in predicted:
-            published, hits = published_rows()[e["id"]].elements, scored(e, "covered")
+            published, hits = published_rows()[e["id"]].elements, hits_of(e)
             cells = (
                 name(e),
                 what(e),
@@ -430,8 +443,7 @@ def not_predicted(entries: Sequence[Entry]) -> Iterator[str]:
         return
     yield "## Not predicted\n"
     for e in left:
-        fallback = "no function predicts it" if paper_of(e["id"]) is None else "it was left out of this run"
-        yield f"- {name(e)}, {what(e)}: {(e.get('why_not') or fallback).rstrip('.')}."
+        yield f"- {name(e)}, {what(e)}: {(e.get('why_not') or 'it was left out of this run').rstrip('.')}."
     yield ""
 
 
@@ -439,7 +451,7 @@ def misses(entries: Sequence[Entry]) -> Iterator[str]:
     """By paper, what lies outside of its interval, and what that means."""
     yield "## What misses mean\n"
     for paper, mine in by_paper(entries).items():
-        missed = [e for e in mine if e["predicted"] is not None and not all(scored(e, "covered"))]
+        missed = [e for e in mine if False in (e["covered"] or ())]
         if not missed:
             continue
         yield f"### {paper}\n"

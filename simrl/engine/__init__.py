@@ -21,7 +21,8 @@ the same rule, written slowly.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -104,6 +105,10 @@ class EngineConfig(BaseModel):
     are usual for rollout."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's settings that a scenario says in another section
+        "enforce_eager": "without CUDA graphs a pass takes at least profile.least_pass_s, 0.2 to 0.6 ms a layer: give that",
+        "tensor_parallel_size": "it is cluster.tp",
+    }
 
     max_num_seqs: int = Field(default=256, gt=0, description="most sequences of a pass, at one worker")
     max_num_batched_tokens: int = Field(

@@ -164,7 +164,7 @@ def _words(source: str) -> str:
     """A JSON object in a line of words; all else as it stands."""
     try:
         parsed = json.loads(source)
-    except ValueError:
+    except (ValueError, RecursionError):
         return source
     return ", ".join(_flat(parsed)) if isinstance(parsed, dict) else source
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, printable
 from simrl.explanation import counted_warmup
 from simrl.metrics import summary
 from simrl.result import METADATA_FILE, Result, read_result
@@ -94,7 +94,7 @@ def _result_folders(folder: Path) -> dict[str, Path]:
     try:
         rows = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))
         order = [row["folder"] for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return found
     return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
 
@@ -142,7 +142,7 @@ def _sweep(folder: Path) -> Sweep:
     try:
         asked = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
         rows = ds.dataset(table, format="parquet", partitioning="hive").to_table().to_pylist()
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         raise InputError(
             f"{folder}: a sweep without a table that can be read ({first_line(error)}); run its command again, it goes on"
         ) from error
@@ -150,11 +150,13 @@ def _sweep(folder: Path) -> Sweep:
         raise InputError(f"{folder}: a sweep without points; run it with some")
     names = list(rows[0])
     lacking = [name for name in ("point", "hash", "system.name", "variant", "error") if name not in names]
-    if lacking or not isinstance(asked, dict):
+    unnumbered = not lacking and not all(isinstance(row["point"], int) for row in rows)
+    if lacking or unnumbered or not isinstance(asked, dict):
         what = f"its table has no column {lacking[0]}" if lacking else f"{SWEEP_FILE} is no object"
+        what = "its table has points without a number" if unnumbered else what
         raise InputError(f"{folder}: no sweep that `simrl sweep` wrote: {what}; run its command again, it goes on")
     rows.sort(key=lambda row: row["point"])
     before = names[names.index("hash") + 1 : names.index("variant")]
     keys = ["system.name", *before]
-    title = Path(str(asked.get("scenario", folder.name))).stem
+    title = printable(Path(str(asked.get("scenario", folder.name))).stem)
     return Sweep(title, rows, keys, asked, folder)

@@ -6,15 +6,18 @@ Invariant: every number is one of the sweep's table; the page's own code filters
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
+from simrl.errors import InputError
 from simrl.html_report.answer import of_sweep, plain, setting_name
 from simrl.html_report.pictures import rounded
 from simrl.html_report.sources import Sweep
+from simrl.validation import shortened
 
 Row = Mapping[str, Any]
 
@@ -33,13 +36,21 @@ METRICS = (
     ("gpu_hours_per_1k_samples", "GPU-h/1k", "g3", "hours of all GPUs for 1,000 trained samples"),
     ("cost_per_1k_samples", "cost/1k", "g3", "the same at cluster.cost_per_gpu_hour"),
 )
+ALWAYS = ("samples_per_s", "gpu_hours_per_1k_samples", "off_policyness_mean")  # of a point that was simulated
 PROVENANCE = {"trace_kind": "rollouts (trace)", "profile_kind": "step times (profile)", "speculation": "speculation"}
 MOST_ERRORS = 200
 
 
 def sweep_context(sweep: Sweep) -> tuple[dict[str, Any], dict[str, Any]]:
-    """For the template, and for the page's own code. A point without a result has an error."""
+    """For the template, and for the page's own code. A point without a result has an error. Raises `InputError` for
+    rows of which there can be no page."""
     rows = sweep.rows
+    for row in rows:
+        if (column := _wrong(row, sweep.keys)) is not None:
+            raise InputError(
+                f"{sweep.folder}: the table's point {row['point']} has {column}={shortened(row.get(column))}, which cannot "
+                "be; run the sweep's command again, it goes on"
+            )
     good = [row for row in rows if row["error"] is None]
     metrics = [m for m in METRICS if any(row.get(m[0]) is not None for row in good)]
     keys = [key for key in sweep.keys if len({str(row[key]) for row in rows}) > 1] or ["system.name"]
@@ -73,6 +84,18 @@ def sweep_context(sweep: Sweep) -> tuple[dict[str, Any], dict[str, Any]]:
     return context, data
 
 
+def _wrong(row: Row, keys: Sequence[str]) -> str | None:
+    """The column that has not what it must have."""
+    wrong = [key for key in ("hash", "variant") if not isinstance(row[key], str)]
+    wrong += [key for key in keys if not isinstance(row[key], str | int | float | None)]
+    wrong += [key for key in keys if isinstance(row[key], float) and not math.isfinite(row[key])]
+    wrong += [key for key, *_ in METRICS if not isinstance(row.get(key), int | float | None)]
+    if row["error"] is None:
+        wrong += [key for key in ALWAYS if row.get(key) is None]
+        wrong += [] if wrong or 0 < row["samples_per_s"] < math.inf else ["samples_per_s"]
+    return wrong[0] if wrong else None
+
+
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
@@ -93,6 +116,6 @@ def _scenario(sweep: Sweep, good: Sequence[Row]) -> str:
     place = sweep.folder / "points" / best["hash"][:2] / f"{best['hash']}.json"
     try:
         document = json.loads(place.read_text(encoding="utf-8"))["inputs"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

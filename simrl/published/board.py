@@ -15,8 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from simrl.published.ledger import read_ledger
-from simrl.published.predict import Prediction, drivers, left_out, paper_of
+from simrl.errors import InputError, meant
+from simrl.published.ledger import PLACE, read_ledger
+from simrl.published.predict import PAPERS, Prediction, drivers, left_out, paper_of
 from simrl.published.score import Bound, Element, Published, published_rows, score
 
 MOST_SHOWN = 4  # elements in a cell
@@ -24,11 +25,26 @@ GIVEN_CELL = "–"
 SCORED = ("predicted", "low", "high", "error", "covered", "half_width")
 
 
+def require_published() -> None:
+    """Raises `InputError` for a row that a paper predicts and nobody published."""
+    known = published_rows()
+    for name, paper in PAPERS.items():
+        rows = getattr(paper, "ROWS", None)
+        if not isinstance(rows, Mapping) or not rows:
+            raise InputError(f"{PLACE}/{name}.py: no ROWS; give the function of each row, by the row's id")
+        for row in rows:
+            if row not in known:
+                near = meant(row, known)
+                raise InputError(
+                    f"{PLACE}/{name}.py: ROWS has {row!r}, which published.csv does not have{near}; add its line there"
+                )
+
+
 def board(rows: Sequence[str], predicted: Mapping[str, Prediction]) -> list[dict[str, Any]]:
     """One entry a row, for `json.dumps`: id, published, predicted, low, high, error, covered, half_width (lists, an element
-    each; None where nothing predicts the row, or an element is given), why_not (why nothing does, where that is known),
-    refused (of the sets of inputs under which it cannot be simulated, why), setting, quantity, source, ledger (inputs and
-    their kinds), drivers."""
+    each; None where nothing predicts the row, or an element is given; of what an interval is needed for, where there is none),
+    why_not (why nothing does, where that is known), refused (of the sets of inputs under which it cannot be simulated, why),
+    setting, quantity, source, ledger (inputs and their kinds), asked (the inputs that the row asks for), drivers."""
     return [_entry(published_rows()[row], predicted.get(row)) for row in rows]
 
 
@@ -46,8 +62,10 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
     }
     paper = paper_of(row.id)
     if predicted is None or not predicted.elements or paper is None:
-        keys = ("predicted", "low", "high", "error", "covered", "half_width", "ledger", "drivers")
+        keys = ("predicted", "low", "high", "error", "covered", "half_width", "ledger", "asked", "drivers")
         why_not = predicted.refused[0] if predicted and predicted.refused else left_out().get(row.id)
+        if paper is None and why_not is None:
+            why_not = f"no paper in PAPERS ({PLACE}/predict.py) has it in its ROWS"
         return {**said, **dict.fromkeys(keys), "why_not": why_not}
     elements = score(row, predicted.elements)
     scored = [[value for value in values if not math.isnan(value)] for values in predicted.elements]
@@ -55,6 +73,7 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
         **said,
         **{key: [_unless_given(e, key) for e in elements] for key in SCORED},
         "ledger": {name: entry.model_dump(exclude_defaults=True) for name, entry in read_ledger(paper).inputs.items()},
+        "asked": sorted(predicted.asked),
         "drivers": [
             {"input": name, "rank_correlation": r}
             for name, r in drivers(paper, predicted.inputs, [fmean(values) for values in scored], predicted.asked)
@@ -74,26 +93,43 @@ def _bound(bound: Bound) -> float | list[float | None]:
 
 
 def totals(entries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Over all elements but given ones: their number, the share that is covered, the median of |error| and of the half-widths
-    of those that are predicted (None without any); and the number of rows that are."""
-    covered = [c for e in entries for c in (e["covered"] or [False] * len(e["published"])) if c is not None]
+    """Over all elements but given ones: their number, the share that is covered (None if only the middle was predicted), the
+    median of |error| and of the half-widths of those that are predicted (None without any); and the number of rows that are."""
+    hits = [hit for e in entries for hit in hits_of(e)]
+    middle_only = any(e["predicted"] for e in entries) and not any(map(has_interval, entries))
     errors = [abs(x) for e in entries for x in e["error"] or () if x is not None]
     widths = [x for e in entries for x in e["half_width"] or () if x is not None]
     return {
         "rows": len(entries),
         "rows_predicted": sum(e["predicted"] is not None for e in entries),
-        "elements": len(covered),
-        "covered_share": sum(covered) / len(covered) if covered else 0.0,
+        "elements": len(hits),
+        "covered_share": None if middle_only else sum(hits) / len(hits) if hits else 0.0,
         "median_error": median(errors) if errors else None,
         "median_half_width": median(widths) if widths else None,
     }
 
 
+def hits_of(entry: Mapping[str, Any]) -> list[bool]:
+    """Of each element but given ones, whether it is covered: what nothing predicts, or only at the middle, is not."""
+    if entry["predicted"] is None:
+        return [False] * len(entry["published"])
+    pairs = zip(entry["predicted"], entry["covered"], strict=True)
+    return [hit is True for predicted, hit in pairs if predicted is not None]
+
+
+def has_interval(entry: Mapping[str, Any]) -> bool:
+    """Whether a row has one: if any set of inputs was predicted beside the middle."""
+    return any(low is not None for low in entry["low"] or ())
+
+
 def in_words(entries: Sequence[Mapping[str, Any]]) -> str:
     """The totals as a sentence."""
     sums = totals(entries)
-    said = f"{sums['rows_predicted']} of {sums['rows']} rows are predicted; "
-    said += f"{sums['covered_share']:.0%} of {sums['elements']} published figures lie in their intervals"
+    said = f"{sums['rows_predicted']} of {sums['rows']} rows are predicted"
+    if sums["covered_share"] is None:
+        said += ", with every input at its middle alone, so that there is no interval"
+    else:
+        said += f"; {sums['covered_share']:.0%} of {sums['elements']} published figures lie in their intervals"
     if sums["median_error"] is None:
         return f"{said}."
     said += f"; median error {sums['median_error']:.0%}"
@@ -102,48 +138,54 @@ def in_words(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """A line a row; of one row alone, its elements and its ledger besides."""
-    table = Table(
-        "row", "published", "predicted", "interval", "error", "covered", "moved most by", box=None, pad_edge=False
-    )
+    """A line a row, without what needs an interval where no row has one; of one row alone, its ledger besides."""
+    intervals = any(map(has_interval, entries))
+    of_intervals = ("interval", "error", "covered", "moved most by") if intervals else ("error",)
+    table = Table("row", "published", "predicted", *of_intervals, box=None, pad_edge=False)
     for e in entries:
         published = _cell(e["published"], lambda x: _range(x))
         if e["predicted"] is None:
-            table.add_row(e["id"], published, "not predicted", "", "", "no", "")
+            table.add_row(e["id"], published, "not predicted", *(["", "", "no", ""] if intervals else []))
             continue
-        shown = zip(e["low"], e["high"], strict=True)
-        intervals = [GIVEN_CELL if low is None else f"{_number(low)}–{_number(high)}" for low, high in shown]
-        covered = [one for one in e["covered"] if one is not None]
-        driver = e["drivers"][0] if e["drivers"] else None
-        table.add_row(
-            e["id"],
-            published,
-            _cell(e["predicted"], lambda x: "given" if x is None else _number(x)),
-            _cell(intervals, str),
-            _cell(e["error"], lambda x: GIVEN_CELL if x is None else f"{x:+.0%}"),
-            "yes" if all(covered) else f"{sum(covered)} of {len(covered)}" if any(covered) else "no",
-            f"{driver['input']} ({driver['rank_correlation']:+.2f})" if driver else "",
-        )
+        predicted = _cell(e["predicted"], lambda x: "given" if x is None else _number(x))
+        error = _cell(e["error"], lambda x: GIVEN_CELL if x is None else f"{x:+.0%}")
+        table.add_row(e["id"], published, predicted, *(_of_interval(e, error) if intervals else [error]))
     console.print(table)
     for line in _notes(entries):
         console.print(line)
     if len(entries) == 1 and entries[0]["ledger"]:
         console.print()
-        inputs = Table("input", "value", "range", "kind", "where, or why", box=None, pad_edge=False)
-        for name, entry in entries[0]["ledger"].items():
-            span = (
-                f"{entry['low']:g}–{entry['high']:g}"
-                if "low" in entry
-                else ", ".join(map(str, entry.get("choices", ())))
-            )
-            inputs.add_row(
-                name,
-                f"{entry['value']} {entry.get('unit', '')}".strip(),
-                span,
-                entry["kind"] + ("" if entry.get("used", True) else ", not used"),
-                entry["source"],
-            )
-        console.print(inputs)
+        _print_ledger(entries[0]["ledger"], entries[0]["asked"], console)
+
+
+def _of_interval(entry: Mapping[str, Any], error: str) -> list[str]:
+    """The cells: interval, error, covered, moved most by."""
+    if not has_interval(entry):
+        return ["none: the middle alone", error, "no", ""]
+    ends = zip(entry["low"], entry["high"], strict=True)
+    shown = [GIVEN_CELL if low is None else f"{_number(low)}–{_number(high)}" for low, high in ends]
+    hits = hits_of(entry)
+    covered = "yes" if all(hits) else f"{sum(hits)} of {len(hits)}" if any(hits) else "no"
+    driver = entry["drivers"][0] if entry["drivers"] else None
+    moved = f"{driver['input']} ({driver['rank_correlation']:+.2f})" if driver else ""
+    return [_cell(shown, str), error, covered, moved]
+
+
+def _print_ledger(ledger: Mapping[str, Any], asked: Sequence[str], console: Console) -> None:
+    """The inputs that the row asks for, then the paper's others."""
+    table = Table("input", "value", "range", "kind", "where, or why", box=None, pad_edge=False)
+    for name in sorted(ledger, key=lambda name: name not in asked):
+        entry = ledger[name]
+        choices = ", ".join(map(str, entry.get("choices", ())))
+        table.add_row(
+            name,
+            f"{entry['value']} {entry.get('unit', '')}".strip(),
+            f"{entry['low']:g}–{entry['high']:g}" if "low" in entry else choices,
+            entry["kind"] + ("" if name in asked else ", not asked for here"),
+            entry["source"],
+            style="" if name in asked else "dim",
+        )
+    console.print(table)
 
 
 def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:

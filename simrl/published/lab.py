@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from simrl.hardware import Gpu, ModelShape, model_shape
 from simrl.metrics import summary
 from simrl.points import SharedInputs
 from simrl.profile import TableProfile, read_profile
 from simrl.profilers.roofline import roofline_profile
-from simrl.published.ledger import Asked, Inputs
+from simrl.published.ledger import Asked, Inputs, PaperError
 from simrl.result import Result
 from simrl.scenario import Scenario
 from simrl.shipped import shipped_profile
 from simrl.simulate import prepare, simulate_prepared
 from simrl.synthesis import LengthModel
+from simrl.validation import explain
 
+M = TypeVar("M", bound=BaseModel)
 Measures = dict[str, Any]
 GIVEN = math.nan  # stands where an element of a row is an input of its prediction: it is not scored
 
@@ -65,7 +68,8 @@ def run_of(
     """A scenario of a paper: its inputs, where all papers have the same ones, and what the row says besides. `lengths` are
     fields of a length model, which has as many steps as the run where they do not say otherwise."""
     passes_s = float(inputs["between_passes_s"])
-    return Scenario.model_validate(
+    return _made(
+        Scenario,
         {
             "name": "published",
             "steps": steps,
@@ -78,13 +82,14 @@ def run_of(
             "training": training,
             "speculation": speculation or {},
             "system": system,
-        }
+        },
     )
 
 
 def lengths_of(inputs: Inputs, steps: int, lengths: Mapping[str, Any]) -> LengthModel:
     """The lengths of a paper's runs: those inputs that all papers have, and `lengths` besides."""
-    return LengthModel.model_validate(
+    return _made(
+        LengthModel,
         {
             "steps": steps,
             "group": inputs["group"],
@@ -93,8 +98,16 @@ def lengths_of(inputs: Inputs, steps: int, lengths: Mapping[str, Any]) -> Length
             "prompt_tokens": inputs["prompt_tokens"],
             "prompt_cap_tokens": inputs.get("prompt_cap_tokens", 2048),
             **lengths,
-        }
+        },
     )
+
+
+def _made(model: type[M], data: Mapping[str, Any]) -> M:
+    """A model of what a row says. Raises `PaperError` for what cannot be."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise PaperError(f"its {model.__name__}: {explain(error, model, model.__name__)[1]}") from error
 
 
 class Rollouts(NamedTuple):

@@ -6,16 +6,31 @@ range, with a reason, set once for all rows of the paper. A prediction runs the 
 
 from __future__ import annotations
 
+import io
 import math
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from simrl.errors import InputError, first_line
+from simrl.validation import explain
+
+PLACE = "simrl/published"  # for messages: where whoever adds a paper finds its files
 Value = bool | int | float | str
 Inputs = dict[str, Any]  # one value an input
+
+
+class PaperError(InputError):
+    """What whoever adds a paper has to put right: the same under every set of inputs, so that it ends all of them."""
+
+
+class MissingInputError(KeyError):
+    """A ledger lacks the input that a row asks for."""
 
 
 class Asked(dict[str, Any]):
@@ -29,6 +44,9 @@ class Asked(dict[str, Any]):
         self.names.add(name)
         return super().__getitem__(name)
 
+    def __missing__(self, name: str) -> Any:
+        raise MissingInputError(name)
+
     def get(self, name: str, default: Any = None) -> Any:
         self.names.add(name)
         return super().get(name, default)
@@ -40,19 +58,21 @@ class Asked(dict[str, Any]):
 class Input(BaseModel):
     """One input. `low` and `high` bound it where it is assumed, `choices` are the alternatives of one that is no number;
     `value` is the middle. `source` says where it stands in the paper, or why it is assumed so. `log`: drawn by its ratio.
-    `used`: false where it is written down for the reader and no prediction asks for it."""
+    `used`: false where it is written down for the reader and no prediction asks for it. `held`: assumed, and yet no range, for
+    what `source` says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: Value | list[Value]
     kind: Literal["stated", "digitised", "assumed"]
-    source: str
+    source: str = Field(min_length=1)
     unit: str = ""
     low: float | None = None
     high: float | None = None
     log: bool = False
     choices: tuple[Value, ...] = ()
     used: bool = True
+    held: bool = False
 
     @model_validator(mode="after")
     def _a_range_is_assumed(self) -> Input:
@@ -62,12 +82,31 @@ class Input(BaseModel):
             raise ValueError(f"{self.kind}, and yet a range: only what is assumed has one")
         if self.open and not self.used:
             raise ValueError("a range that no prediction asks for")
-        number = isinstance(self.value, int | float)
-        if self.low is not None and not (number and self.low <= self.value <= self.high):  # type: ignore[operator]
-            raise ValueError(f"the middle {self.value} is not between {self.low} and {self.high}")
+        if self.held != (self.kind == "assumed" and self.used and not self.open):
+            if self.held:
+                raise ValueError("held, which is for what is assumed and used, without a range")
+            raise ValueError(
+                "assumed, and no range; give low and high, or choices (or held: true, and say in source why)"
+            )
+        if self.low is not None:
+            self._require_range(self.low, self.high)
         if self.choices and self.value not in self.choices:
             raise ValueError(f"the middle {self.value} is none of the choices")
         return self
+
+    def _require_range(self, low: float, high: Any) -> None:
+        if self.choices:
+            raise ValueError("low and high, and choices; give the one or the other")
+        if low >= high:
+            raise ValueError(f"low {low:g} is not below high {high:g}; write the smaller number first")
+        if not (isinstance(self.value, int | float) and low <= self.value <= high):
+            raise ValueError(f"the middle {self.value} is not between {low:g} and {high:g}")
+        if type(self.value) is int and not (low.is_integer() and float(high).is_integer()):
+            raise ValueError(
+                f"{self.value} is a whole number, and so is what is drawn: write {self.value}.0, or whole ends"
+            )
+        if self.log and low <= 0:
+            raise ValueError(f"log draws by ratios, which low {low:g} has none of; give one above 0, or leave log out")
 
     @property
     def open(self) -> bool:
@@ -120,6 +159,19 @@ class Ledger(BaseModel):
 
 @cache
 def read_ledger(name: str) -> Ledger:
-    """The ledger of a paper, `ledgers/<name>.yaml`."""
-    text = (files("simrl.published") / "ledgers" / f"{name}.yaml").read_text(encoding="utf-8")
-    return Ledger.model_validate(yaml.safe_load(text))
+    """The ledger of a paper, `ledgers/<name>.yaml`. Raises `PaperError`."""
+    place = f"{PLACE}/ledgers/{name}.yaml"
+    try:
+        text = (files("simrl.published") / "ledgers" / f"{name}.yaml").read_text(encoding="utf-8")
+        return Ledger.model_validate(OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False))
+    except FileNotFoundError as error:
+        raise PaperError(f"{place}: is not there; every paper in PAPERS has a ledger") from error
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise PaperError(f"{place}: {line}{error.problem}; correct the YAML") from error
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise PaperError(
+            f"{place}: cannot be read ({first_line(error)}); write it as YAML, with paper and inputs"
+        ) from error
+    except ValidationError as error:
+        raise PaperError(f"{place}: {explain(error, Ledger, 'a ledger')[1]}") from error

@@ -1,7 +1,7 @@
 """Predictions of published rows: each paper's rows, run for the middle and for a sample of its inputs' ranges.
 
 Invariant: nothing here has seen an outcome: this module and those of the papers do not import `score`. A set of inputs under
-which a row cannot be simulated costs that row this set, and no other.
+which a row cannot be simulated costs that row this set, and no other; what its author has to put right ends all in one line.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from multiprocessing import get_context
 from types import ModuleType
 from typing import NamedTuple
 
-from simrl.errors import InputError, StoppedError
+import numpy as np
+
+from simrl.errors import InputError, StoppedError, meant
 from simrl.interrupts import ctrl_c_ignored
 from simrl.processes import main_left_alone
 from simrl.published import areal, rhymerl, rollpacker, specactor, tlt, verl
 from simrl.published.lab import GIVEN, Lab
-from simrl.published.ledger import Asked, Inputs, read_ledger
+from simrl.published.ledger import PLACE, Asked, Inputs, MissingInputError, PaperError, read_ledger
+from simrl.validation import shortened
 
 # Those that take longest first: what is done last should end soon.
 PAPERS: dict[str, ModuleType] = {
@@ -80,16 +83,32 @@ def tasks(rows: Sequence[str], samples: int) -> list[Task]:
 
 def run(task: Task) -> dict[str, Found]:
     """The elements of a task's rows."""
-    lab = Lab()
-    return {row: _elements(PAPERS[task.paper].ROWS[row], lab, task.inputs) for row in task.rows}
+    lab, found = Lab(), {}
+    for row in task.rows:
+        try:
+            found[row] = _elements(PAPERS[task.paper].ROWS[row], lab, task.inputs)
+        except MissingInputError as error:
+            (name,) = error.args
+            raise PaperError(
+                f"{PLACE}/{task.paper}.py: row {row} asks for the input {name!r}, which {PLACE}/ledgers/{task.paper}.yaml "
+                f"does not have{meant(name, task.inputs)}; add it there"
+            ) from error
+        except PaperError as error:
+            raise PaperError(f"{PLACE}/{task.paper}.py: row {row}: {error}") from error
+    return found
 
 
 def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs) -> Found:
     asked = Asked(inputs, set())
     try:
-        found = [float(value) for value in row(lab, asked)]
+        returned = row(lab, asked)
+        if not isinstance(returned, list) or not all(isinstance(value, int | float | np.number) for value in returned):
+            raise PaperError(f"returns {shortened(returned)}; return a list of numbers, one for each published element")
+        found = [float(value) for value in returned]
         if any(not math.isfinite(value) and value is not GIVEN for value in found):
             raise InputError(f"the simulation gives no number for it: {', '.join(map(str, found))}")
+    except PaperError:
+        raise
     except InputError as error:
         return Found(error, frozenset(asked.names))
     return Found(found, frozenset(asked.names))

@@ -1,7 +1,7 @@
 """The score of predictions: the only code that reads what was published.
 
 Invariant: ratios and gains are compared as ratios (a gain of 2.6 % as 1.026), a published range is hit where it overlaps the
-predicted interval, a list is scored element by element.
+predicted interval, a list is scored element by element. A single set of inputs gives no interval, and covers nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
+from simrl.errors import InputError
+
+PLACE = "simrl/published/published.csv"
 _NUMBER = r"[<>]?\d+(?:\.\d+)?"
 _GAINS = ("gain", "reduction", "increase")
 
@@ -53,12 +56,13 @@ class Published(NamedTuple):
 
 class Element(NamedTuple):
     """One predicted element beside the published one. `error` is relative, to the nearest end of a published range or side. An
-    element that is an input of its prediction (`given`) has neither an error nor an interval: nothing of it is a hit."""
+    element that is an input of its prediction (`given`) has neither an error nor an interval: nothing of it is a hit. Where
+    only the middle of the inputs was predicted there is no interval (`low`, `high`, `covered` and `half_width` are None)."""
 
     published: Bound
     predicted: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def given(self) -> bool:
@@ -70,20 +74,42 @@ class Element(NamedTuple):
         return self.predicted / nearest - 1
 
     @property
-    def covered(self) -> bool:
+    def covered(self) -> bool | None:
+        if self.low is None or self.high is None:
+            return None
         return self.low <= self.published.high and self.published.low <= self.high
 
     @property
     def half_width(self) -> float | None:
         """Of the interval, relative to the prediction; None where that is 0."""
-        return (self.high - self.low) / 2 / abs(self.predicted) if self.predicted else None
+        if self.low is None or self.high is None or not self.predicted:
+            return None
+        return (self.high - self.low) / 2 / abs(self.predicted)
 
 
 @cache
 def published_rows() -> dict[str, Published]:
-    """All rows by their ids."""
+    """All rows by their ids. Raises `InputError` that names the line of one that cannot be read."""
     text = (files("simrl.published") / "published.csv").read_text(encoding="utf-8")
-    return {row["id"]: _row(row) for row in csv.DictReader(text.splitlines())}
+    reader = csv.DictReader(text.splitlines())
+    found: dict[str, Published] = {}
+    for row in reader:
+        place = f"{PLACE}: line {reader.line_num}"
+        if None in row or None in row.values():
+            raise InputError(
+                f"{place}: has not {len(Published._fields[:8])} fields; put one with a comma in it in quotes"
+            )
+        if row["id"] in found:
+            raise InputError(
+                f"{place}: id {row['id']} is there twice; give this row another, or its values by / in one row"
+            )
+        try:
+            found[row["id"]] = _row(row)
+        except ValueError as error:
+            raise InputError(
+                f"{place}: value is {row['value']!r}; write a number, a range (2.0-2.4), a side (<13), or several by /"
+            ) from error
+    return found
 
 
 def _row(row: dict[str, str]) -> Published:
@@ -99,7 +125,7 @@ def elements_of(text: str) -> list[Bound]:
         ends = re.fullmatch(rf"({_NUMBER})-({_NUMBER})", part)
         if ends:
             found.append(Bound(float(ends[1]), float(ends[2])))
-        elif part[0] in "<>":
+        elif part.startswith(("<", ">")):
             limit = float(part[1:])
             found.append(Bound(-math.inf, limit) if part[0] == "<" else Bound(limit, math.inf))
         else:
@@ -110,9 +136,14 @@ def elements_of(text: str) -> list[Bound]:
 def score(row: Published, predicted: Sequence[Sequence[float]]) -> list[Element]:
     """The elements of a row; `predicted` has a list of them for each set of inputs, the middle first."""
     samples = [[row.comparable(value) for value in values] for values in predicted]
-    if any(len(values) != len(row.elements) for values in samples):
-        raise ValueError(f"{row.id} has {len(row.elements)} elements, predicted were {[len(v) for v in samples]}")
-    columns = zip(*samples, strict=True)
-    return [
-        Element(bound, column[0], min(column), max(column)) for bound, column in zip(row.elements, columns, strict=True)
-    ]
+    for values in samples:
+        if len(values) != len(row.elements):
+            raise InputError(
+                f"{row.id}: its row function returns a list of {len(values)}, and {PLACE} has "
+                f"{len(row.elements)} elements ({row.value}); return one for each, GIVEN for one that is an input"
+            )
+    found = []
+    for bound, column in zip(row.elements, zip(*samples, strict=True), strict=True):
+        low, high = (min(column), max(column)) if len(column) > 1 else (None, None)
+        found.append(Element(bound, column[0], low, high))
+    return found

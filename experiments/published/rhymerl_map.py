@@ -78,8 +78,8 @@ def train(lab: Lab, inputs: Inputs, system: Row, responses: int, mean: float, kv
         "math",
         gpus=gpus,
         tp=TP,
-        steps=2 * epoch + 1,
-        warmup_steps=epoch + 1,
+        steps=3 * epoch,
+        warmup_steps=2 * epoch,  # without ranks, and the first with them, in which pipelines settle
         engine={"kv_cache_tokens": kv} if kv else None,
         cap_tokens=CAP,
         mean_tokens=mean,

@@ -52,6 +52,7 @@ FAMILIES = (
     BASE, "rollpacker", "partial_rollout", "april", "one_step_off", "rhymerl", "areal", "tlt",
 )  # fmt: skip
 STEPS_PER_EPOCH = 3
+EPOCHS = 3  # where they are not what is varied: in two, pipelines that roll out ahead settle, the third is measured
 MEASURED_EPOCHS = 3  # the last of many: what is put off or in flight makes single ones uneven
 AHEAD_STEPS = 4  # of the trace, beyond the updates
 PROMPTS_PER_GPU = 0.5  # in groups of 16: 8 responses a GPU and step
@@ -130,7 +131,7 @@ FULL = Size(
     recorded=ALL_BUT_SLOW,
     recorded_steps=20,
     verl_steps=24,
-    combination_steps=6,
+    combination_steps=9,
 )  # fmt: skip
 TINY = Size(
     scales={8: (BASE, "areal", "dapo", "rhymerl"), 16: (BASE, "areal")},
@@ -249,7 +250,7 @@ def tuned(size: Size, table: Table) -> dict[str, dict[str, Any]]:
     """Each system with the rollout share, of those that are tried, with which it trains most, where it has one."""
     split = [name for name in size.systems if "rollout_share" in parameters_of(name)]
     asked = {
-        (share, name): size.scenario(size.base_gpus, 2, {"name": name, "rollout_share": share})
+        (share, name): size.scenario(size.base_gpus, EPOCHS, {"name": name, "rollout_share": share})
         for name in split
         for share in size.shares
     }
@@ -263,7 +264,9 @@ def tuned(size: Size, table: Table) -> dict[str, dict[str, Any]]:
 
 def scales(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) -> dict[str, list[str]]:
     asked = {
-        (gpus, name): size.scenario(gpus, 2, entries[name]) for gpus, names in size.scales.items() for name in names
+        (gpus, name): size.scenario(gpus, EPOCHS, entries[name])
+        for gpus, names in size.scales.items()
+        for name in names
     }
     rows = table.of("scale", asked)
     heads = ["system", "rollout share", *(f"{gpus:,} GPUs" for gpus in size.scales)]
@@ -296,7 +299,9 @@ def strong(size: Size, table: Table, entries: Mapping[str, Any], weak: Mapping[A
     gpus = 4 * size.base_gpus
     prompts = size.prompts(size.base_gpus)
     names = size.families
-    rows = table.of("strong", {(gpus, n): size.scenario(gpus, 2, entries[n], prompts_per_step=prompts) for n in names})
+    rows = table.of(
+        "strong", {(gpus, n): size.scenario(gpus, EPOCHS, entries[n], prompts_per_step=prompts) for n in names}
+    )
     heads = ["system", f"{size.base_gpus} GPUs: s an update", f"{gpus} GPUs, the same batch", "faster",
              f"× {BASE}"]  # fmt: skip
     lines = [_line(heads), _line(["---"] * len(heads))]
@@ -347,7 +352,7 @@ def varied(size: Size, table: Table, entries: Mapping[str, Any]) -> dict[str, li
         "half as many drafts accepted": {"speculation__acceptance_factor": 0.5},
     }
     asked = {
-        (words, name): size.scenario(size.base_gpus, 2, entries[name], **changes)
+        (words, name): size.scenario(size.base_gpus, EPOCHS, entries[name], **changes)
         for words, changes in variants.items()
         for name in size.families
     }
@@ -363,8 +368,8 @@ def varied(size: Size, table: Table, entries: Mapping[str, Any]) -> dict[str, li
 def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Path, jobs: int) -> dict[str, list[str]]:
     """Every pipeline with every drafter, then dispatch and split of the best: `simrl.optimize`, for each limit of staleness."""
     steps = size.combination_steps
-    changes = {"steps": steps, "warmup_steps": steps // 2}
-    base = size.scenario(size.base_gpus, 2, BASE, **changes)
+    changes = {"steps": steps, "warmup_steps": steps * 2 // 3}
+    base = size.scenario(size.base_gpus, EPOCHS, BASE, **changes)
     data = base.model_dump(mode="json", exclude={"system", "variant", "faults"})
     pipelines = [entry for name in size.pipelines for entry in _bounded(entries[name], size.limits)]
     tables: list[str] = []

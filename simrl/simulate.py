@@ -210,9 +210,15 @@ def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -
 def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None = None) -> Result:
     """The same for a scenario that is prepared already."""
     with _garbage_kept():
-        schedule = Schedule(prepared, simpy.Environment(), simulated_workers, on_step)
-        schedule.run()
-        return schedule.result()
+        return _result_of(prepared, on_step)
+
+
+def _result_of(prepared: Prepared, on_step: Callable[[int], None] | None) -> Result:
+    # A function of its own: the schedule, whose actors know each other, must be out of reach when garbage is looked for again,
+    # or it grows old and what the run made is kept for long.
+    schedule = Schedule(prepared, simpy.Environment(), simulated_workers, on_step)
+    schedule.run()
+    return schedule.result()
 
 
 class Worker(RolloutWorker, FaultyWorker, LentWorker, Protocol):

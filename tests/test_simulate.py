@@ -1,5 +1,6 @@
 """simulate(): what cannot be is refused before anything runs, and the same scenario gives the same bytes."""
 
+import gc
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from simrl.scenario import Scenario
 from simrl.simulate import prepare, simulate
 from simrl.systems import RECIPES, make_system
 from simrl.trace import write_trace
+from simrl.worker import SimulatedWorker
 
 H100 = {"gpu": "h100", "gpus": 4, "tp": 1}
 
@@ -233,3 +235,11 @@ def test_two_systems_see_the_same_lengths():
     both = lengths[0].keys() & lengths[1].keys()
     assert len(both) > 20
     assert {key: lengths[0][key] for key in both} == {key: lengths[1][key] for key in both}
+
+
+def test_nothing_of_a_run_stays_in_memory_when_it_is_over():
+    """Its actors know each other: they go when garbage is looked for the next time, which has to be at once."""
+    result = simulate(scenario("split"))
+    assert result.steps.num_rows
+    left = [thing for thing in gc.get_objects() if isinstance(thing, SimulatedWorker)]
+    assert left == []

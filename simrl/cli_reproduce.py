@@ -61,7 +61,7 @@ def reproduce(
     for row in wanted:
         if row not in known:
             raise InputError(f"{row}: no published row{meant(row, known)}; there are {', '.join(known)}")
-    todo = tasks(wanted, samples)
+    todo = tasks({row: len(known[row].elements) for row in wanted}, samples)
     with (
         nullcontext() if output is None else write_whole_file(output) as temporary
     ):  # tells before the runs if it cannot

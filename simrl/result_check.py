@@ -155,7 +155,7 @@ class _Reported(_Metadata):
     scenario: _ReportedScenario
     speculation: _Drafts | None = None
     best_of_n: _Tail | None = None
-    faults: list[Any]
+    faults: list[Any] = []  # a part of a recorded run that was killed does not have them
 
 
 def checked_tables(tables: Mapping[str, pa.Table], rows: Mapping[str, type], place: str) -> dict[str, pa.Table]:

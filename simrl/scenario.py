@@ -7,7 +7,6 @@ current folder.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -349,22 +347,7 @@ def _value(method: str | Mapping[str, Any]) -> Any:
 
 
 def _read(path: Path) -> DictConfig:
-    try:
-        config = OmegaConf.load(io.StringIO(read_yaml(path)))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
-        raise InputError(f"{path}: {place}: {error.problem or first_line(error)}; correct the YAML") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    except RecursionError as error:
-        raise InputError(f"{path}: nested too deeply; a scenario has a handful of levels") from error
-    except AssertionError as error:  # OmegaConf's answer to a quoted number
-        raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}") from error
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-        what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{path}: cannot be read ({what}); name a scenario file (YAML)") from error
-    return _known_keys(config, path)
+    return _known_keys(read_yaml(path, str(path), "a scenario", _KEYS), path)
 
 
 def _from_data(data: Mapping[str, Any], path: Path) -> Any:

@@ -6,10 +6,16 @@ ends in a crash and not in an error, and an alias of aliases of aliases is small
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+from collections.abc import Iterable
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from simrl.errors import InputError, first_line
 
 MOST_BYTES = 1_000_000
 MOST_LEVELS = 50
@@ -52,9 +58,24 @@ def _at(event: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-def read_yaml(path: Path) -> str:
-    """The text of a file that passes. Raises `OSError`, `ValueError` (not UTF-8 too) and `yaml.YAMLError`."""
-    with path.open("rb") as file:
-        text = file.read(4 * MOST_BYTES + 1).decode("utf-8")
-    refuse_unbounded(text)
-    return text
+def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> Any:
+    """What a file holds, as OmegaConf has it, which refuses a key that is there twice. Raises `InputError` that names `place`,
+    where in it, and what is right: `kind` ("a scenario") with its `keys`."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(4 * MOST_BYTES + 1).decode("utf-8")
+        refuse_unbounded(text)
+        return OmegaConf.load(io.StringIO(text))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
+        raise InputError(f"{place}: {where}: {error.problem or first_line(error)}; correct the YAML") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except RecursionError as error:
+        raise InputError(f"{place}: nested too deeply; {kind} has a handful of levels") from error
+    except AssertionError as error:  # OmegaConf's answer to a quoted number
+        raise InputError(f"{place}: no keys; {kind} has {', '.join(keys)}") from error
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{place}: cannot be read ({what}); name the YAML of {kind}") from error

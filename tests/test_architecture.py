@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[1]
 # function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
 # each other. A new module gets its place here.
 LAYERS = (
-    "errors yaml_text",
+    "errors",
+    "yaml_text",
     # know nothing of reinforcement learning
     "events interpolation interrupts page palette picture processes shipped validation",
     "extensions files hardware overrides parquet",

@@ -73,7 +73,7 @@ def test_a_mistake_of_who_adds_a_paper_is_one_line(simrl, monkeypatch: pytest.Mo
     )
     monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [1.0])
     said = simrl.refuses("reproduce", "weight-sync-7b", "--samples", "0", "--jobs", "1")
-    assert "weight-sync-7b: its row function returns a list of 1, and" in said
+    assert "verl.py: row weight-sync-7b: returns a list of 1, and 2 elements of it are published" in said
 
 
 def test_one_row_alone_lists_what_it_asks_for_first_and_marks_the_rest(simrl):

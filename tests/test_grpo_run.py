@@ -166,7 +166,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a run with another configuration is here; name another --output"):
         run(config, folder, tmp_path / "warm-ups")
     (folder.path / "config.yaml").write_bytes(b"name: \xff\n")
-    with pytest.raises(InputError, match=r"config\.yaml: not a run's configuration"):
+    with pytest.raises(InputError, match=r"config\.yaml: byte 6 is not UTF-8"):
         run(config, folder, tmp_path / "warm-ups")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import simpy
 from helpers import scenario
 from sweep_double import EVIL, a_sweep, sweep_rows
 
@@ -28,7 +29,7 @@ from simrl.html_report.pictures import ages, speed_figure, worker_idle_shares
 from simrl.html_report.sources import Runs, Sweep, runs_of
 from simrl.metrics import summary, window
 from simrl.result import read_result
-from simrl.simulate import simulate
+from simrl.simulate import Schedule, prepare, simulate, simulated_workers
 from simrl.table import columns_of
 from simrl.timeline import spans
 
@@ -211,6 +212,18 @@ def test_a_result_that_does_not_say_of_what_it_is_one_is_told_in_a_line(compared
     (tmp_path / "race" / "areal" / "result.json").write_text("{}")
     with pytest.raises(InputError, match=r"areal/result\.json: key label is missing"):
         find(tmp_path / "race")
+
+
+def test_a_recorded_run_that_was_killed_is_reported_as_far_as_it_was_written(tmp_path):
+    """While it runs, a part is written without what is known at its end alone."""
+    schedule = Schedule(prepare(scenario("areal", warmup_steps=1)), simpy.Environment(), simulated_workers)
+    schedule.run()
+    written = schedule.recorder.result(schedule.env.now, {})
+    part = tmp_path / "run" / "parts" / "000"
+    part.mkdir(parents=True)
+    replace(written, metadata={**schedule.prepared.inputs(), **written.metadata}).write(part)
+    assert "faults" not in read_result(part).metadata
+    assert "AReaL" in Texts(report_html(find(tmp_path / "run"))).text
 
 
 def test_no_seed_is_named_as_what_moves_speed(tmp_path):

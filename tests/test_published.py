@@ -127,6 +127,13 @@ def test_only_what_is_assumed_has_a_range():
         ("{value: 1.0, kind: stated, held: true, source: why}", "inputs.x: held, which is for what is assumed"),
         ("{value: 1.0, kind: known, source: why}", "inputs.x.kind is 'known': input should be 'stated'"),
         ("{value: 1.0, kind: stated}", "key inputs.x.source is missing"),
+        ("{value: 1.0, kind: stated, source: ' '}", "inputs.x.source is ' ': string should have at least 1 character"),
+        ("{value: 3, choices: [3], kind: assumed, source: why}", "inputs.x: 3 alone is no choice; give others"),
+        ("{value: [3, 4], kind: assumed, source: why}", "inputs.x: a list, which has neither a range nor choices"),
+        (
+            "{value: [3, 4], low: 3, high: 4, kind: assumed, source: why}",
+            "inputs.x: a list, which has neither a range nor choices; write held: true instead",
+        ),
         ("{value: 1.0, kind: assumed, source: why, hihg: 2}", "unknown key inputs.x.hihg (did you mean high?)"),
         ("{value: 1.0, low: 2, high: 0, kind: assumed, source: why}", "inputs.x: low 2 is not below high 0"),
         (
@@ -139,9 +146,10 @@ def test_only_what_is_assumed_has_a_range():
         ),
         (
             "{value: 1, kind: stated, source: why}\n  x: {value: 2, kind: stated, source: why}",
-            "line 4: found duplicate key x",
+            "line 4, column 3: found duplicate key x",
         ),
-        ("{value: 1, kind: stated, source: §1: why}", "line 3: "),
+        ("{value: 1, kind: stated, source: §1: why}", "line 3, column "),
+        (f"{'[' * 60}{']' * 60}", "line 3, column 54: nested more than 50 levels deep"),
     ],
 )
 def test_a_mistake_in_a_ledger_is_told_with_its_place(line: str, said: str, monkeypatch, tmp_path: Path):
@@ -149,6 +157,24 @@ def test_a_mistake_in_a_ledger_is_told_with_its_place(line: str, said: str, monk
     (tmp_path / "ledgers").mkdir()
     (tmp_path / "ledgers" / "mine.yaml").write_text(f"paper: mine\ninputs:\n  x: {line}\n", encoding="utf-8")
     read_ledger.cache_clear()
+    with pytest.raises(PaperError, match=rf"^simrl/published/ledgers/mine.yaml: {re.escape(said)}"):
+        read_ledger("mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'"3"', "no keys; a ledger has paper, inputs"),
+        (b"3", "cannot be read"),
+        (b"", "key paper is missing"),
+        (b"- paper", "a ledger is ['paper']; it has the keys paper, inputs"),
+        (b"paper: \xff", "byte 7 is not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_a_ledger_that_is_none_is_told(text: bytes, said: str, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(ledger_module, "files", lambda package: tmp_path)
+    (tmp_path / "ledgers").mkdir()
+    (tmp_path / "ledgers" / "mine.yaml").write_bytes(text)
     with pytest.raises(PaperError, match=rf"^simrl/published/ledgers/mine.yaml: {re.escape(said)}"):
         read_ledger("mine")
 
@@ -167,8 +193,13 @@ def test_what_is_assumed_without_a_range_says_so():
     [
         ("x,a paper,verl,-,ratio,1.2,x,8K, 128 GPUs", "has not 8 fields; put one with a comma in it in quotes"),
         ("x,a paper,verl,-,ratio,1.2", "has not 8 fields"),
-        ("x,a paper,verl,-,ratio,1.2x,x,8K", "value is '1.2x'; write a number, a range"),
+        ("x,a paper,verl,-,ratio,1.2x,x,8K", "value is '1.2x'; write a number above 0, a range"),
         ("x,a paper,verl,-,ratio,,x,8K", "value is ''"),
+        (",a paper,verl,-,ratio,1.2,x,8K", "no id; give the row one"),
+        *(
+            (f"x,a paper,verl,-,ratio,{value},x,8K", f"value is '{value}'; write a number above 0, a range (2.0-2.4)")
+            for value in ("0", "<0", "0-2", "-1", "nan", "1e400", "9" * 400, "1_0", "2.4-2.0", "<2-3", "1.2/0")
+        ),
         ("first,a paper,verl,-,ratio,1.2,x,8K", "id first is there twice"),
     ],
 )
@@ -179,6 +210,39 @@ def test_a_published_row_that_cannot_be_read_is_told_with_its_line(line: str, sa
     score.published_rows.cache_clear()
     with pytest.raises(InputError, match=rf"^simrl/published/published.csv: line 3: {re.escape(said)}"):
         score.published_rows()
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["idd,source,system,baseline,quantity,value,unit,setting", "id,source,system,baseline,quantity,value,unit", ""],
+)
+def test_published_rows_under_other_columns_are_told(head: str, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(score, "files", lambda package: tmp_path)
+    (tmp_path / "published.csv").write_text(f"{head}\nfirst,a paper,verl,-,ratio,1.5,x,8K\n", encoding="utf-8")
+    score.published_rows.cache_clear()
+    with pytest.raises(
+        InputError, match=r"published.csv: line 1: the columns are .*; write id,source,.*,unit,setting$"
+    ):
+        score.published_rows()
+
+
+def test_published_rows_as_a_spreadsheet_writes_them_are_read_or_told(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(score, "files", lambda package: tmp_path)
+    text = "id,source,system,baseline,quantity,value,unit,setting\nfirst,\xe9tude,verl,-,ratio,1.5,x,8K\n"
+    (tmp_path / "published.csv").write_text(text, encoding="utf-8-sig")  # with a byte order mark
+    score.published_rows.cache_clear()
+    assert list(score.published_rows()) == ["first"]
+    (tmp_path / "published.csv").write_text(text, encoding="latin-1")
+    score.published_rows.cache_clear()
+    with pytest.raises(InputError, match=r"published.csv: byte 60 is not UTF-8"):
+        score.published_rows()
+
+
+def test_nothing_at_all_is_below_a_published_limit():
+    row = score.published_rows()["spec-decode-latency"]  # <13
+    assert row.elements == ((-math.inf, 13),)
+    (element,) = score.score(row, [[0.0], [0.0]])
+    assert (element.error, element.covered) == (0, True)
 
 
 def test_more_sets_of_inputs_leave_the_first_as_they_were():
@@ -225,7 +289,8 @@ def of_a_paper(monkeypatch: pytest.MonkeyPatch, row: str, rule) -> list[predict.
     """The tasks of a row that a function of the number of the set predicts."""
     paper = SimpleNamespace(ROWS={row: lambda lab, inputs: rule(inputs["number"])})
     monkeypatch.setattr(predict, "PAPERS", {"areal": paper})
-    return [predict.Task("areal", (row,), number, {"number": number}) for number in range(4)]
+    count = len(score.published_rows()[row].elements)
+    return [predict.Task("areal", {row: count}, number, {"number": number}) for number in range(4)]
 
 
 def test_a_set_of_inputs_that_cannot_be_costs_a_row_this_set_alone(monkeypatch: pytest.MonkeyPatch):
@@ -263,14 +328,19 @@ def test_what_comes_to_no_number_is_neither_given_nor_a_prediction(monkeypatch: 
 
 
 def no_scenario(lab, inputs):
+    small_run({"mfuu": 0.3})
+
+
+def small_run(training):
     names = ("between_passes_s", "group", "sigma", "prompt_share", "prompt_tokens")
     lengths = {"prompts_per_step": 4, "cap_tokens": 60, "mean_tokens": 20}
+    sizes = {"group": 2, "prompt_tokens": 20, "prompt_cap_tokens": 40, "max_num_seqs": 64}
     run_of(
-        {**dict.fromkeys(names, 0.1), "group": 2, "prompt_tokens": 20, "gpu": "h100"},
+        {**dict.fromkeys(names, 0.1), **sizes, "gpu": "h100"},
         {"name": "split"},
         **{"model": "qwen3-0.6b", "gpus": 4, "tp": 1, "steps": 2, "warmup_steps": 1},
         lengths=lengths,
-        training={"mfuu": 0.3},
+        training=training,
     )
 
 
@@ -284,13 +354,35 @@ def no_scenario(lab, inputs):
         ),
         (lambda lab, inputs: 1.5, "row weight-sync-7b: returns 1.5; return a list of numbers"),
         (lambda lab, inputs: [None, 2], "row weight-sync-7b: returns [None, 2]; return a list of numbers"),
+        (
+            lambda lab, inputs: [1.0],
+            "row weight-sync-7b: returns a list of 1, and 2 elements of it are published; return one for each, GIVEN for",
+        ),
         (no_scenario, "row weight-sync-7b: its Scenario: unknown key training.mfuu (did you mean mfu?)"),
     ],
 )
 def test_a_mistake_in_a_row_ends_all_with_its_place_and_costs_no_set_alone(row, said: str, monkeypatch):
     monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", row)
     with pytest.raises(PaperError, match=rf"^simrl/published/verl.py: {re.escape(said)}"):
-        predict.predict([predict.Task("verl", ("weight-sync-7b",), 0, {"number": 1})], jobs=1)
+        predict.predict([predict.Task("verl", {"weight-sync-7b": 2}, 0, {"number": 1})], jobs=1)
+
+
+def test_a_mistake_in_a_row_ends_all_processes_with_its_place():
+    lacking = {name: value for name, value in read_ledger("verl").middle.items() if name != "tensor_s"}
+    todo = [predict.Task("verl", {"weight-sync-7b": 2}, number, lacking) for number in range(2)]
+    with pytest.raises(PaperError, match=r"^simrl/published/verl.py: row weight-sync-7b asks for the input 'tensor_s'"):
+        predict.predict(todo, jobs=2)
+
+
+def test_a_value_that_cannot_be_may_be_drawn_and_costs_this_set_alone(monkeypatch: pytest.MonkeyPatch):
+    def rule(number: int) -> list[float]:
+        small_run({"mfu": 0.8 + 0.1 * number})
+        return [10.0 + number]
+
+    (found,) = predict.predict(of_a_paper(monkeypatch, "areal-dynbatch", rule), jobs=1).values()
+    assert found.elements == [[10.0], [11.0], [12.0]]
+    (refused,) = found.refused
+    assert refused.startswith("its Scenario: training.mfu is 1.1")
 
 
 def test_rows_that_nobody_published_are_told_whichever_were_asked_for(monkeypatch: pytest.MonkeyPatch):
@@ -302,6 +394,34 @@ def test_rows_that_nobody_published_are_told_whichever_were_asked_for(monkeypatc
     monkeypatch.setitem(predict.PAPERS, "verl", SimpleNamespace())
     with pytest.raises(InputError, match=r"verl.py: no ROWS; give the function of each row"):
         board_module.require_published()
+
+
+@pytest.mark.parametrize(
+    ("paper", "said"),
+    [
+        (
+            {"ROWS": {"spec-2x": print}},
+            "ROWS has 'spec-2x', and so has ROWS of simrl/published/specactor.py; leave it in",
+        ),
+        (
+            {"ROWS": {"weight-sync-7b": print}, "LEFT_OUT": {"weight-sync-7b": "why"}},
+            "LEFT_OUT has 'weight-sync-7b', and so has ROWS of simrl/published/verl.py",
+        ),
+        ({"ROWS": {"weight-sync-7b": 3.0}}, "ROWS has 3.0 for 'weight-sync-7b'; give a function of a lab"),
+        (
+            {"ROWS": {"weight-sync-7b": print}, "LEFT_OUT": {"weight-sync-30": "why"}},
+            "LEFT_OUT has 'weight-sync-30', which published.csv does not have (did you mean weight-sync-30b?)",
+        ),
+    ],
+)
+def test_rows_that_stand_twice_or_are_no_function_are_told(paper, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(predict.PAPERS, "verl", SimpleNamespace(**paper))
+    with pytest.raises(InputError, match=rf"^simrl/published/verl.py: {re.escape(said)}"):
+        board_module.require_published()
+
+
+def test_the_rows_of_all_papers_are_published_once():
+    board_module.require_published()
 
 
 def test_a_row_that_no_paper_has_says_so(monkeypatch: pytest.MonkeyPatch):
@@ -318,7 +438,7 @@ def test_a_bug_in_a_prediction_is_not_taken_for_inputs_that_cannot_be(monkeypatc
 
 def test_what_a_row_does_not_ask_for_moves_it_by_chance_alone_and_is_not_named():
     rows = ("weight-sync-7b", "weight-sync-30b")
-    predicted = predict.predict(predict.tasks(rows, 4), jobs=1)
+    predicted = predict.predict(predict.tasks(dict.fromkeys(rows, 2), 4), jobs=1)
     small, large = board(rows, predicted)
     asked = {"tensor_s", "bucket_bytes", "bucket_tensor_s", "engine_bytes_per_s"}
     assert {driver["input"] for driver in small["drivers"]} == asked
@@ -363,11 +483,6 @@ def test_a_pipeline_of_equal_micro_batches_has_the_known_bubble():
     assert one_forward_one_backward([1.0, 3.0], [2.0, 6.0], 2) == 13 + 6
 
 
-def test_a_row_is_predicted_by_one_paper():
-    rows = [row for paper in predict.PAPERS.values() for row in paper.ROWS]
-    assert len(rows) == len(set(rows))
-
-
 def test_other_outcomes_change_scores_and_no_prediction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     rows, copy = ("weight-sync-7b", "tlt-topk8", "spec-decode-latency"), tmp_path / "published"
     with (PACKAGE / "published.csv").open(encoding="utf-8") as file:
@@ -383,7 +498,8 @@ def test_other_outcomes_change_scores_and_no_prediction(monkeypatch: pytest.Monk
     def predicted() -> tuple[dict[str, list[list[float]]], list[float]]:
         for cached in (score.published_rows, read_ledger, tlt.first_choice):
             cached.cache_clear()
-        found = predict.predict(predict.tasks(rows, 1), jobs=1)
+        counts = {row: len(score.published_rows()[row].elements) for row in rows}
+        found = predict.predict(predict.tasks(counts, 1), jobs=1)
         errors = [error for entry in board(rows, found) for error in entry["error"]]
         return {row: one.elements for row, one in found.items()}, errors
 

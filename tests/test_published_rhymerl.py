@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from simrl.errors import InputError
 from simrl.published import rhymerl
 from simrl.published.lab import Lab, continued_share
 from simrl.published.ledger import read_ledger
@@ -46,6 +47,11 @@ def test_acceptance_rises_with_the_tokens_that_are_reusable():
     lab = Lab()
     (first,), (last,) = (rhymerl.ROWS[f"rhyme-accept-{end}"](lab, INPUTS) for end in ("low", "high"))
     assert 0 < first < last < 1
+
+
+def test_drafts_that_cannot_be_are_refused():
+    with pytest.raises(InputError, match=r"its RunModel: .*wrong_drafts is 1.5"):
+        rhymerl.acceptance("last")(Lab(), {**INPUTS, "wrong_drafts": 1.5})
 
 
 def test_indexes_take_their_bytes_for_each_token_of_an_epoch():

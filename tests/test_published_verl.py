@@ -88,14 +88,31 @@ def test_the_mean_response_is_solved_once_for_all_rows_of_a_set(monkeypatch: pyt
         return 1000 * inputs["mfu"] + 0 * inputs["async_32_update_s"]
 
     monkeypatch.setattr(verl, "mean_tokens", mean_tokens)
+    middle, system, means = read_ledger("verl").middle, {"name": "verl_colocated"}, []
+    for mfu in (0.5, 0.6):
+        lab = Lab()
+        for gpus in (32, 64):
+            asked = Asked({**middle, "mfu": mfu}, set())
+            means.append(verl.scenario(lab, asked, gpus, system, 3, 1).workload.synthetic.mean_tokens)
+            assert "async_32_update_s" in asked.names  # what was solved before is asked for all the same
+    assert means == [500, 500, 600, 600] and solved == [0.5, 0.6]
+
+
+def test_a_length_that_cannot_be_is_sought_once_and_refuses_every_row_that_needs_it(monkeypatch: pytest.MonkeyPatch):
+    solved = []
+
+    def mean_tokens(inputs: Inputs) -> float:
+        solved.append(inputs["mfu"])
+        raise InputError("no length explains it")
+
+    monkeypatch.setattr(verl, "mean_tokens", mean_tokens)
     lab, middle = Lab(), read_ledger("verl").middle
-    system = {"name": "verl_colocated"}
-    means = []
-    for mfu, gpus in ((0.5, 32), (0.5, 64), (0.6, 32)):
-        asked = Asked({**middle, "mfu": mfu}, set())
-        means.append(verl.scenario(lab, asked, gpus, system, 3, 1).workload.synthetic.mean_tokens)
-        assert "async_32_update_s" in asked.names  # what was solved before is asked for all the same
-    assert means == [500, 500, 600] and solved == [0.5, 0.6]
+    for gpus in (32, 64):
+        asked = Asked(middle, set())
+        with pytest.raises(InputError, match="no length explains it"):
+            verl.scenario(lab, asked, gpus, {"name": "verl_colocated"}, 3, 1)
+        assert "mfu" in asked.names
+    assert len(solved) == 1
 
 
 def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():
@@ -104,6 +121,20 @@ def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():
     quick, slow = (verl.ROWS["verl-async-64"](lab, {**inputs, "fetch_s": fetch_s}) for fetch_s in (0.0, 20.0))
     assert 0 < quick[1] < slow[1] == 20.0
     assert slow[0] - quick[0] == pytest.approx(slow[1] - quick[1])  # the step is longer by what it waits longer
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mfu": 1.5}, "its TrainingConfig: mfu is 1.5"),
+        ({"mfu": "x"}, "its TrainingConfig: mfu is 'x'"),
+        ({"minibatch_prompts": 0}, "minibatch_prompts is 0; a mini-batch has 1 to all 512 prompts of a batch"),
+        ({"minibatch_prompts": 513}, "minibatch_prompts is 513"),
+    ],
+)
+def test_inputs_of_the_update_that_cannot_be_are_refused(change: dict[str, object], said: str):
+    with pytest.raises(InputError, match=said):
+        verl.mean_tokens({**read_ledger("verl").middle, **change})
 
 
 def test_an_update_that_no_length_explains_is_refused():

@@ -12,19 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from replay.grpo.policy import PolicyConfig
 from replay.grpo.tasks import Countdown
 from replay.grpo.update import UpdateConfig
 from replay.grpo.warm_up import WarmUpConfig
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError
 from simrl.hardware import GPUS
 from simrl.overrides import parse_override
 from simrl.validation import explain
+from simrl.yaml_text import read_yaml
 
 WARM_UPS = "warm-ups"  # the folder beside those of the runs that has the policies they begin with
 
@@ -144,11 +143,7 @@ class RunConfig(_Model):
 def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raises `InputError` that names the file, the
     place and the remedy."""
-    try:
-        written: Any = OmegaConf.to_container(OmegaConf.load(file))  # it refuses a key that is there twice
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-        what = getattr(error, "problem", None) or first_line(error)
-        raise InputError(f"{file}: not a run's configuration ({what})") from error
+    written: Any = OmegaConf.to_container(read_yaml(file, str(file), "a run", RunConfig.model_fields))
     for key, value in map(parse_override, overrides):
         written = _changed(written, key.split("."), value)
     try:

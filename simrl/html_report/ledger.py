@@ -136,9 +136,8 @@ def _speculation(metadata: Facts) -> Iterator[Input]:
 def _faults(metadata: Facts) -> Iterator[Input]:
     asked = metadata["scenario"]["faults"]
     if asked:
-        yield Input(
-            "faults", f"{len(metadata['faults'])} happened", "given", "; ".join(map(_words, map(json.dumps, asked)))
-        )
+        happened = metadata.get("faults", [])
+        yield Input("faults", f"{len(happened)} happened", "given", "; ".join(map(_words, map(json.dumps, asked))))
 
 
 def _replay(metadata: Facts) -> Iterator[Input]:

@@ -19,6 +19,7 @@ from simrl.errors import InputError, meant
 from simrl.published.ledger import PLACE, read_ledger
 from simrl.published.predict import PAPERS, Prediction, drivers, left_out, paper_of
 from simrl.published.score import Bound, Element, Published, published_rows, score
+from simrl.validation import shortened
 
 MOST_SHOWN = 4  # elements in a cell
 GIVEN_CELL = "–"
@@ -26,17 +27,26 @@ SCORED = ("predicted", "low", "high", "error", "covered", "half_width")
 
 
 def require_published() -> None:
-    """Raises `InputError` for a row that a paper predicts and nobody published."""
-    known = published_rows()
+    """Raises `InputError` for a row that a paper predicts or leaves out and nobody published, for one that stands twice, and
+    for one that is no function."""
+    known, places = published_rows(), dict[str, str]()
     for name, paper in PAPERS.items():
-        rows = getattr(paper, "ROWS", None)
+        place, rows = f"{PLACE}/{name}.py", getattr(paper, "ROWS", None)
         if not isinstance(rows, Mapping) or not rows:
-            raise InputError(f"{PLACE}/{name}.py: no ROWS; give the function of each row, by the row's id")
-        for row in rows:
+            raise InputError(f"{place}: no ROWS; give the function of each row, by the row's id")
+        stands = [*((row, "ROWS") for row in rows), *((row, "LEFT_OUT") for row in getattr(paper, "LEFT_OUT", {}))]
+        for row, where in stands:
             if row not in known:
                 near = meant(row, known)
                 raise InputError(
-                    f"{PLACE}/{name}.py: ROWS has {row!r}, which published.csv does not have{near}; add its line there"
+                    f"{place}: {where} has {row!r}, which published.csv does not have{near}; add its line there"
+                )
+            if row in places:
+                raise InputError(f"{place}: {where} has {row!r}, and so has {places[row]}; leave it in one of them")
+            places[row] = f"{where} of {place}"
+            if where == "ROWS" and not callable(rows[row]):
+                raise InputError(
+                    f"{place}: ROWS has {shortened(rows[row])} for {row!r}; give a function of a lab and a set of inputs"
                 )
 
 

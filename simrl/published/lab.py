@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from simrl.errors import InputError
 from simrl.hardware import Gpu, ModelShape, model_shape
 from simrl.metrics import summary
 from simrl.points import SharedInputs
@@ -68,7 +69,7 @@ def run_of(
     """A scenario of a paper: its inputs, where all papers have the same ones, and what the row says besides. `lengths` are
     fields of a length model, which has as many steps as the run where they do not say otherwise."""
     passes_s = float(inputs["between_passes_s"])
-    return _made(
+    return made(
         Scenario,
         {
             "name": "published",
@@ -78,7 +79,7 @@ def run_of(
             "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
             "workload": {"synthetic": lengths_of(inputs, steps, lengths)},
             "profile": step_times(model, inputs["gpu"], tp, passes_s, least_pass_s),
-            "engine": {"max_num_seqs": 1024, **(engine or {})},
+            "engine": {"max_num_seqs": inputs["max_num_seqs"], **(engine or {})},
             "training": training,
             "speculation": speculation or {},
             "system": system,
@@ -88,7 +89,7 @@ def run_of(
 
 def lengths_of(inputs: Inputs, steps: int, lengths: Mapping[str, Any]) -> LengthModel:
     """The lengths of a paper's runs: those inputs that all papers have, and `lengths` besides."""
-    return _made(
+    return made(
         LengthModel,
         {
             "steps": steps,
@@ -96,18 +97,21 @@ def lengths_of(inputs: Inputs, steps: int, lengths: Mapping[str, Any]) -> Length
             "sigma": inputs["sigma"],
             "prompt_share": inputs["prompt_share"],
             "prompt_tokens": inputs["prompt_tokens"],
-            "prompt_cap_tokens": inputs.get("prompt_cap_tokens", 2048),
+            "prompt_cap_tokens": inputs["prompt_cap_tokens"],
             **lengths,
         },
     )
 
 
-def _made(model: type[M], data: Mapping[str, Any]) -> M:
-    """A model of what a row says. Raises `PaperError` for what cannot be."""
+def made(model: type[M], data: Mapping[str, Any]) -> M:
+    """A model of what a row says. Raises `PaperError` for a key that is unknown or missing, as it is under all inputs; for a
+    value that cannot be, which may be drawn, `InputError`."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise PaperError(f"its {model.__name__}: {explain(error, model, model.__name__)[1]}") from error
+        of_keys = error.errors()[0]["type"] in ("extra_forbidden", "missing")
+        kind = PaperError if of_keys else InputError
+        raise kind(f"its {model.__name__}: {explain(error, model, model.__name__)[1]}") from error
 
 
 class Rollouts(NamedTuple):
@@ -120,25 +124,29 @@ class Rollouts(NamedTuple):
 
 
 class Lab:
-    """Simulates scenarios and solves for what they need, each at most once."""
+    """Simulates scenarios and solves for what they need, each at most once. What is solved is of one set of inputs."""
 
     def __init__(self) -> None:
         self._inputs = SharedInputs()
         self._found: dict[str, Measures] = {}
-        self._solved: dict[Callable[[Inputs], float], list[tuple[Inputs, float]]] = {}
+        self._solved: dict[Callable[[Inputs], float], tuple[float | InputError, set[str]]] = {}
 
     def once(self, solve: Callable[[Inputs], float], inputs: Inputs) -> float:
-        """What `solve` makes of the inputs; not anew while those that it asks for are the same. They count as asked for."""
-        solved = self._solved.setdefault(solve, [])
-        for asked, found in solved:
-            if all(inputs.get(name) == value for name, value in asked.items()):
-                return found
-        asking = Asked(inputs, set())
-        try:
-            found = solve(asking)
-        finally:  # also where it cannot be
-            asked = {name: inputs.get(name) for name in asking.names}
-        solved.append((asked, found))
+        """What `solve` makes of the inputs, or the `InputError` that it raises. What it looks up of them counts as asked for by
+        each row that needs it, not by the first alone."""
+        if solve not in self._solved:
+            noted = Asked(inputs, set())
+            found: float | InputError
+            try:
+                found = solve(noted)
+            except InputError as error:
+                found = error
+            self._solved[solve] = found, noted.names
+        found, names = self._solved[solve]
+        if isinstance(inputs, Asked):
+            inputs.names |= names
+        if isinstance(found, InputError):
+            raise found
         return found
 
     def run(self, scenario: Scenario) -> Measures:

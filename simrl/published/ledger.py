@@ -6,19 +6,17 @@ range, with a reason, set once for all rows of the paper. A prediction runs the 
 
 from __future__ import annotations
 
-import io
 import math
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError
 from simrl.validation import explain
+from simrl.yaml_text import read_yaml
 
 PLACE = "simrl/published"  # for messages: where whoever adds a paper finds its files
 Value = bool | int | float | str
@@ -26,7 +24,7 @@ Inputs = dict[str, Any]  # one value an input
 
 
 class PaperError(InputError):
-    """What whoever adds a paper has to put right: the same under every set of inputs, so that it ends all of them."""
+    """What whoever adds a paper has to put right, whichever inputs are drawn: it ends all sets of them."""
 
 
 class MissingInputError(KeyError):
@@ -65,7 +63,7 @@ class Input(BaseModel):
 
     value: Value | list[Value]
     kind: Literal["stated", "digitised", "assumed"]
-    source: str = Field(min_length=1)
+    source: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     unit: str = ""
     low: float | None = None
     high: float | None = None
@@ -82,14 +80,20 @@ class Input(BaseModel):
             raise ValueError(f"{self.kind}, and yet a range: only what is assumed has one")
         if self.open and not self.used:
             raise ValueError("a range that no prediction asks for")
+        if isinstance(self.value, list) and (self.open or (self.kind == "assumed" and self.used and not self.held)):
+            raise ValueError(
+                "a list, which has neither a range nor choices; write held: true instead, and say why in source"
+            )
         if self.held != (self.kind == "assumed" and self.used and not self.open):
             if self.held:
                 raise ValueError("held, which is for what is assumed and used, without a range")
             raise ValueError(
-                "assumed, and no range; give low and high, or choices (or held: true, and say in source why)"
+                "assumed, and no range; give low and high, or choices (or held: true, and say why in source)"
             )
         if self.low is not None:
             self._require_range(self.low, self.high)
+        if len(self.choices) == 1:
+            raise ValueError(f"{self.choices[0]} alone is no choice; give others, or held: true without choices")
         if self.choices and self.value not in self.choices:
             raise ValueError(f"the middle {self.value} is none of the choices")
         return self
@@ -160,18 +164,13 @@ class Ledger(BaseModel):
 @cache
 def read_ledger(name: str) -> Ledger:
     """The ledger of a paper, `ledgers/<name>.yaml`. Raises `PaperError`."""
-    place = f"{PLACE}/ledgers/{name}.yaml"
+    place, file = f"{PLACE}/ledgers/{name}.yaml", files("simrl.published") / "ledgers" / f"{name}.yaml"
+    if not file.is_file():
+        raise PaperError(f"{place}: is not there; every paper in PAPERS has a ledger")
     try:
-        text = (files("simrl.published") / "ledgers" / f"{name}.yaml").read_text(encoding="utf-8")
-        return Ledger.model_validate(OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False))
-    except FileNotFoundError as error:
-        raise PaperError(f"{place}: is not there; every paper in PAPERS has a ledger") from error
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise PaperError(f"{place}: {line}{error.problem}; correct the YAML") from error
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise PaperError(
-            f"{place}: cannot be read ({first_line(error)}); write it as YAML, with paper and inputs"
-        ) from error
+        written = OmegaConf.to_container(read_yaml(file, place, "a ledger", Ledger.model_fields), resolve=False)
+        return Ledger.model_validate(written)
     except ValidationError as error:
         raise PaperError(f"{place}: {explain(error, Ledger, 'a ledger')[1]}") from error
+    except InputError as error:
+        raise PaperError(str(error)) from error

@@ -46,7 +46,7 @@ class Task(NamedTuple):
     """Rows of one paper, under one set of its inputs."""
 
     paper: str
-    rows: tuple[str, ...]
+    rows: Mapping[str, int]  # how many elements each has; not which
     number: int  # of the set; 0 is the middle
     inputs: Inputs
 
@@ -71,11 +71,12 @@ def left_out() -> dict[str, str]:
     return {row: why for paper in PAPERS.values() for row, why in getattr(paper, "LEFT_OUT", {}).items()}
 
 
-def tasks(rows: Sequence[str], samples: int) -> list[Task]:
-    """What is to be run for these rows: the middle and `samples` points of each paper's ranges."""
+def tasks(rows: Mapping[str, int], samples: int) -> list[Task]:
+    """What is to be run for these rows (each with the number of its elements): the middle and `samples` points of each paper's
+    ranges."""
     found = []
     for name, paper in PAPERS.items():
-        wanted = tuple(row for row in rows if row in paper.ROWS)
+        wanted = {row: count for row, count in rows.items() if row in paper.ROWS}
         if wanted:
             found += [Task(name, wanted, i, inputs) for i, inputs in enumerate(read_ledger(name).sample(samples))]
     return found
@@ -84,9 +85,9 @@ def tasks(rows: Sequence[str], samples: int) -> list[Task]:
 def run(task: Task) -> dict[str, Found]:
     """The elements of a task's rows."""
     lab, found = Lab(), {}
-    for row in task.rows:
+    for row, count in task.rows.items():
         try:
-            found[row] = _elements(PAPERS[task.paper].ROWS[row], lab, task.inputs)
+            found[row] = _elements(PAPERS[task.paper].ROWS[row], lab, task.inputs, count)
         except MissingInputError as error:
             (name,) = error.args
             raise PaperError(
@@ -98,12 +99,17 @@ def run(task: Task) -> dict[str, Found]:
     return found
 
 
-def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs) -> Found:
+def _elements(row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs, count: int) -> Found:
     asked = Asked(inputs, set())
     try:
         returned = row(lab, asked)
         if not isinstance(returned, list) or not all(isinstance(value, int | float | np.number) for value in returned):
             raise PaperError(f"returns {shortened(returned)}; return a list of numbers, one for each published element")
+        if len(returned) != count:
+            raise PaperError(
+                f"returns a list of {len(returned)}, and {count} elements of it are published; return one for each, GIVEN for "
+                "one that is an input"
+            )
         found = [float(value) for value in returned]
         if any(not math.isfinite(value) and value is not GIVEN for value in found):
             raise InputError(f"the simulation gives no number for it: {', '.join(map(str, found))}")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from simrl.published.lab import Lab, Measures, launch_s, run_of
+from simrl.published.lab import Lab, Measures, launch_s, made, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
 from simrl.speculation.passes import run_passes
@@ -317,7 +317,7 @@ def acceptance(at: str) -> Predict:
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
         reuse = inputs["early_reuse"] if at == "first" else 1.0
-        model = RunModel.model_validate(history(inputs, "math", reuse))
+        model = made(RunModel, history(inputs, "math", reuse))
         tokens = np.full(256, round(inputs["mean_tokens_8k"]))
         return [run_passes(draw_runs(model, tokens, np.arange(256)), tokens, Aimd().rule).acceptance_rate]
 

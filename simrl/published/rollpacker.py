@@ -27,7 +27,6 @@ def scenario(inputs: Inputs, system: dict[str, Any]) -> Scenario:
         },
         steps=STEPS,
         warmup_steps=WARMUP_STEPS,
-        engine={"max_num_seqs": inputs["max_num_seqs"]},
         training={
             "mfu": inputs["mfu"],
             "log_prob_mfu": inputs["log_prob_mfu"],

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from simrl.errors import InputError
 
 PLACE = "simrl/published/published.csv"
-_NUMBER = r"[<>]?\d+(?:\.\d+)?"
+_NUMBER = r"\d+(?:\.\d+)?"
 _GAINS = ("gain", "reduction", "increase")
 
 
@@ -54,6 +54,9 @@ class Published(NamedTuple):
         return 1 + predicted if self.gain else predicted
 
 
+COLUMNS = Published._fields[:8]
+
+
 class Element(NamedTuple):
     """One predicted element beside the published one. `error` is relative, to the nearest end of a published range or side. An
     element that is an input of its prediction (`given`) has neither an error nor an interval: nothing of it is a hit. Where
@@ -71,7 +74,7 @@ class Element(NamedTuple):
     @property
     def error(self) -> float:
         nearest = min(max(self.predicted, self.published.low), self.published.high)
-        return self.predicted / nearest - 1
+        return 0.0 if self.predicted == nearest else self.predicted / nearest - 1
 
     @property
     def covered(self) -> bool | None:
@@ -90,15 +93,22 @@ class Element(NamedTuple):
 @cache
 def published_rows() -> dict[str, Published]:
     """All rows by their ids. Raises `InputError` that names the line of one that cannot be read."""
-    text = (files("simrl.published") / "published.csv").read_text(encoding="utf-8")
+    try:
+        text = (files("simrl.published") / "published.csv").read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{PLACE}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     reader = csv.DictReader(text.splitlines())
+    if tuple(reader.fieldnames or ()) != COLUMNS:
+        raise InputError(
+            f"{PLACE}: line 1: the columns are {','.join(reader.fieldnames or ())}; write {','.join(COLUMNS)}"
+        )
     found: dict[str, Published] = {}
     for row in reader:
         place = f"{PLACE}: line {reader.line_num}"
         if None in row or None in row.values():
-            raise InputError(
-                f"{place}: has not {len(Published._fields[:8])} fields; put one with a comma in it in quotes"
-            )
+            raise InputError(f"{place}: has not {len(COLUMNS)} fields; put one with a comma in it in quotes")
+        if not row["id"].strip():
+            raise InputError(f"{place}: no id; give the row one")
         if row["id"] in found:
             raise InputError(
                 f"{place}: id {row['id']} is there twice; give this row another, or its values by / in one row"
@@ -107,7 +117,8 @@ def published_rows() -> dict[str, Published]:
             found[row["id"]] = _row(row)
         except ValueError as error:
             raise InputError(
-                f"{place}: value is {row['value']!r}; write a number, a range (2.0-2.4), a side (<13), or several by /"
+                f"{place}: value is {row['value']!r}; write a number above 0, a range (2.0-2.4), a side (<13), or several "
+                "by /"
             ) from error
     return found
 
@@ -115,22 +126,23 @@ def published_rows() -> dict[str, Published]:
 def _row(row: dict[str, str]) -> Published:
     gain = row["unit"] == "fraction" and any(word in row["quantity"] for word in _GAINS)
     elements = tuple(Bound(low + gain, high + gain) for low, high in elements_of(row["value"]))
-    return Published(**{key: row[key] for key in Published._fields[:8]}, elements=elements, gain=gain)
+    return Published(**row, elements=elements, gain=gain)
 
 
 def elements_of(text: str) -> list[Bound]:
-    """`1.9`, `2.0-2.4`, `<13`, `a/b/c`, `a vs b` as bounds."""
-    found = []
-    for part in re.split(r"\s*/\s*|\s+vs\s+", text.strip()):
-        ends = re.fullmatch(rf"({_NUMBER})-({_NUMBER})", part)
-        if ends:
-            found.append(Bound(float(ends[1]), float(ends[2])))
-        elif part.startswith(("<", ">")):
-            limit = float(part[1:])
-            found.append(Bound(-math.inf, limit) if part[0] == "<" else Bound(limit, math.inf))
-        else:
-            found.append(Bound(float(part), float(part)))
-    return found
+    """`1.9`, `2.0-2.4`, `<13`, `a/b/c`, `a vs b` as bounds. Raises ValueError for what is none of these, for what is 0 (errors
+    are relative) or too large, and for a range whose smaller end is not the first."""
+    return [_bound(part) for part in re.split(r"\s*/\s*|\s+vs\s+", text.strip())]
+
+
+def _bound(text: str) -> Bound:
+    written = re.fullmatch(rf"([<>]?)({_NUMBER})(?:-({_NUMBER}))?", text)
+    if written is None or (written[1] and written[3]):
+        raise ValueError(text)
+    first, last = float(written[2]), float(written[3] or written[2])
+    if not 0 < first <= last < math.inf:
+        raise ValueError(text)
+    return Bound(-math.inf if written[1] == "<" else first, math.inf if written[1] == ">" else last)
 
 
 def score(row: Published, predicted: Sequence[Sequence[float]]) -> list[Element]:

@@ -72,7 +72,6 @@ def scenario(
         "reward_prompt_share": share_of_equal(1 - inputs["informative_share"], right, group),
     }
     engine: dict[str, Any] = {
-        "max_num_seqs": inputs["max_num_seqs"],
         "max_num_batched_tokens": inputs["max_num_batched_tokens"],
         "gpu_memory_utilization": inputs["gpu_memory_utilization"],
     }

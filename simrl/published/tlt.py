@@ -87,10 +87,7 @@ def scenario(inputs: Inputs, model: str, system: System, prompts: int) -> Scenar
         },
         steps=STEPS,
         warmup_steps=WARMUP_STEPS,
-        engine={
-            "max_num_seqs": inputs["max_num_seqs"],
-            "gpu_memory_utilization": inputs["gpu_memory_utilization"][place],
-        },
+        engine={"gpu_memory_utilization": inputs["gpu_memory_utilization"][place]},
         training={
             "mfu": inputs["mfu"],
             "log_prob_mfu": inputs["log_prob_mfu"],

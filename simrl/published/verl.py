@@ -15,7 +15,7 @@ import numpy as np
 
 from simrl.errors import InputError
 from simrl.hardware import gpu, model_shape
-from simrl.published.lab import GIVEN, Lab, Measures, lengths_of, run_of
+from simrl.published.lab import GIVEN, Lab, Measures, lengths_of, made, run_of
 from simrl.published.ledger import Inputs
 from simrl.scenario import Scenario
 from simrl.synthesis import synthesise
@@ -68,6 +68,14 @@ def lengths(inputs: Inputs, mean_tokens: float) -> dict[str, Any]:
     return {"prompts_per_step": inputs["prompts"], "cap_tokens": inputs["cap_tokens"], "mean_tokens": mean_tokens}
 
 
+def minibatches_of(inputs: Inputs) -> int:
+    """Of a batch."""
+    prompts, each = inputs["prompts"], inputs["minibatch_prompts"]
+    if not 0 < each <= prompts:
+        raise InputError(f"verl: minibatch_prompts is {each}; a mini-batch has 1 to all {prompts} prompts of a batch")
+    return int(prompts // each)
+
+
 def mean_tokens(inputs: Inputs) -> float:
     """The mean response with which the asynchronous trainer (half of 32 GPUs) takes for a batch what the page says."""
     from scipy.optimize import brentq
@@ -88,8 +96,7 @@ def mean_tokens(inputs: Inputs) -> float:
 
 def update_s(inputs: Inputs, gpus: int, mean_tokens: float) -> float:
     """Seconds of the update on a batch, in its mini-batches."""
-    config = TrainingConfig.model_validate(training(inputs))
-    minibatches = inputs["prompts"] // inputs["minibatch_prompts"]
+    config, minibatches = made(TrainingConfig, training(inputs)), minibatches_of(inputs)
     costs = TrainingCosts(model_shape(inputs["model"]), gpu(inputs["gpu"]), gpus, config, minibatches, 0, switch=False)
     trace = synthesise(lengths_of(inputs, SOLVED_STEPS, lengths(inputs, mean_tokens)), seed=0)
     tokens = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
@@ -100,8 +107,11 @@ def colocated(gpus: int) -> Callable[[Lab, Inputs], list[float]]:
     """Seconds of a step, of generation (waking and sleeping of the engines is in it), old log-probs and update."""
 
     def predict(lab: Lab, inputs: Inputs) -> list[float]:
-        minibatches = inputs["prompts"] // inputs["minibatch_prompts"]
-        system = {"name": "verl_colocated", "minibatches": minibatches, "log_probs": inputs["colocated_log_probs"]}
+        system = {
+            "name": "verl_colocated",
+            "minibatches": minibatches_of(inputs),
+            "log_probs": inputs["colocated_log_probs"],
+        }
         run = lab.run(scenario(lab, inputs, gpus, system, *COLOCATED_STEPS))
         phase_s = run["phase_s"]
         generation_s = run["step_s"] - phase_s["log_prob"] - phase_s["train"] - phase_s.get("transfer", 0.0)

@@ -243,7 +243,7 @@ def _roofline(
         f"{shape.name} on {tp} {gpu.name}: {layer_s * 1e6:g} µs a layer (derived from measured kernels) and a roofline of "
         f"{gpu.source} at {compute_efficiency:.0%} of its flops, {memory_efficiency:.0%} of its bandwidth; "
         f"{kv_tokens:g} tokens a sequence, {branches} branches, {round_s * 1e3:g} ms a round"
-        + (f" and {level_s * 1e3:g} a level" if level_s else ""),
+        + (f" and {level_s * 1e3:g} ms a level" if level_s else ""),
     )
 
 

@@ -25,14 +25,15 @@ A scenario is a YAML file: all that a simulation depends on. The same scenario g
 - Paths in a file are relative to the file; those on a command line, to the current folder.
 - `${model}` stands for the value of another key, `${cluster.gpu}` for one in a section.
 - Any key can be given on the command line, as `cluster.gpus=64 seed=3`. A section given so (`'training={mfu: 0.3}'`) is
-  merged into the file's, a list replaces it.
+  merged into the file's, a list replaces it. Where `vary` says the same under another key (`cluster` and `cluster.gpus`), it is
+  refused, for one of them would be lost; `vary=null` leaves out what the file varies.
 - Units are in the names: `_s` seconds, `_tokens` tokens, `_bytes` bytes. A default of *none* means that the key may be left
   out or `null`; *required* that there is none.
 
 Two keys belong to the file and not to one simulation. `systems` is a list of [systems](systems.md), each a name or a name
 with parameters: `[verl_colocated, {name: areal, eta: 8}]`. `vary` is a list of changes, such as
 `[{cluster.gpus: 64}, {cluster.gpus: 256}]`; each makes a group of runs, of all systems. Every combination is simulated. A
-key that is given on the command line is no longer varied, which `compare` and `sweep` say.
+key that is given on the command line is no longer varied; `compare`, `sweep` and `optimize` print which keys.
 
 """
 

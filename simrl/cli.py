@@ -69,7 +69,7 @@ app.command(
 
 app.command(epilog=cli_reproduce.EXAMPLES)(cli_reproduce.reproduce)
 
-ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")]
+ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML)")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="changes to the scenario, such as cluster.gpus=128 seed=3"),
@@ -97,7 +97,7 @@ OutputFolder = Annotated[
     "   |   simrl compare scenario.yaml --measured results/replay"
 )
 def compare(
-    scenario: ScenarioFile,
+    scenario: ScenarioPath,
     overrides: Overrides = None,
     pipeline: Pipelines = None,
     dispatch: Dispatches = None,
@@ -127,9 +127,9 @@ def compare(
     scenarios = file.scenarios(choices, parameters_of)
     folder = output or Path("results") / scenarios[0].name
     replaced = (folder / "comparison.json").exists()
-    rows = compare_scenarios(scenarios, folder, jobs)
     for line in file.overruled(setting.key for setting in settings):
         print(f"simrl: {line}", file=sys.stderr)
+    rows = compare_scenarios(scenarios, folder, jobs)
     if as_json:
         _print_json(rows)
     else:
@@ -143,7 +143,7 @@ def compare(
     "simrl run experiments/quickstart.yaml --pipeline one_step_off --dispatch seer --speculation siblings"
 )
 def run(
-    scenario: ScenarioFile,
+    scenario: ScenarioPath,
     overrides: Overrides = None,
     system: Annotated[str | None, typer.Option(help="the system to run; the scenario's only one if not given")] = None,
     pipeline: Annotated[str | None, typer.Option(help="the same")] = None,

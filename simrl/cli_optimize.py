@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,6 +88,8 @@ def optimize(
         budget=budget,
     )
     folder = output or Path("results") / f"{space.first.name}-optimize"
+    for line in space.varied.file.overruled(text.partition("=")[0] for text in values or []):
+        print(f"simrl: {line}", file=sys.stderr)
     compile_kernels()
     staying = Processes(jobs, stay=True) if jobs > 1 else None
     executor: Executor = staying or Here()

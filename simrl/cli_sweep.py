@@ -85,12 +85,12 @@ def sweep(
     outcomes = kept(planned, folder)
     if ray is None and len(outcomes) < len(planned.points):
         compile_kernels()
+    for line in varied.file.overruled(text.partition("=")[0] for text in values or []):
+        print(f"simrl: {line}", file=sys.stderr)
     asked = {"scenario": scenario.name, "values": values or [], "zip": zips or [], "sample": sample, "seed": seed}
     with _progress("points simulated", len(planned.points), len(outcomes)) as on_point:
         swept = run(planned, outcomes, folder, executor, asked, on_point)
     failed = [row for row in swept.rows if row["error"] is not None]
-    for line in varied.file.overruled(text.partition("=")[0] for text in values or []):
-        print(f"simrl: {line}", file=sys.stderr)
     if as_json:
         errors = {str(row["point"]): row["error"] for row in failed}
         numbers = {"points": len(swept.rows), "simulated": swept.simulated, "failed": len(failed), "errors": errors}

@@ -197,11 +197,13 @@ def _flat(dimension: Listed) -> list[object]:
 
 def _of_the_file(file: ScenarioFile, swept: dict[str, Dimension]) -> list[Listed]:
     """The file's `vary`, without what the command line varies."""
-    distinct: list[Alternative] = []
-    for varied in file.variations:
-        alternative = tuple(setting for setting in varied if setting.key not in swept)
-        if alternative not in distinct:
-            distinct.append(alternative)
+    settings = (
+        setting
+        for dimension in swept.values()
+        for alternative in (dimension.alternatives if isinstance(dimension, Listed) else [dimension.drawn(0.0)])
+        for setting in alternative
+    )
+    distinct = [tuple(varied) for varied in file.variations_beside(settings)]
     keys = dict.fromkeys(setting.key for alternative in distinct for setting in alternative)
     return [Listed(tuple(keys), distinct)] if keys else []
 

@@ -249,7 +249,7 @@ def _areal(prepared: Prepared, batch: _Batch) -> Launch:
         "cluster.n_nodes": nodes,
         "cluster.n_gpus_per_node": each,
         "rollout.backend": f"vllm:d{prepared.workers}t{scenario.cluster.tp}",
-        "vllm.enforce_eager": str(_eager(prepared)).lower(),  # the page has true as its default
+        "vllm.enforce_eager": str(_eager(prepared)).lower(),  # AReaL's own default is true
         "actor.backend": f"fsdp:d{prepared.train_gpus // parallel}{context}",
         "rollout.max_head_offpolicyness": _value(prepared, "eta"),
         "train_dataset.batch_size": batch.prompts,

@@ -27,7 +27,7 @@ from simrl.overrides import parse_override
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.synthesis import LengthModel
 from simrl.training import MOST_SECONDS, TrainingConfig
-from simrl.validation import explain
+from simrl.validation import explain, shortened
 from simrl.yaml_text import read_yaml
 
 
@@ -205,9 +205,9 @@ class Choices(NamedTuple):
 class ScenarioFile:
     """A file after the `key=value` overrides: the systems that it names, its variations, and the scenarios that they make.
 
-    An override of a key that the file varies wins over the variation, which `overruled` says. Raises `InputError` naming
-    file, key and value, as all of its methods do. Where there is no file, `data` is what it would hold, and
-    `path` what messages call it.
+    An override of a key that the file varies wins over the variation, which `overruled` says; of one that would give a part of
+    what is varied, or the other way round, a part would be lost, and it is refused. Raises `InputError` naming file, key and
+    value, as all of its methods do. Where there is no file, `data` is what it would hold, and `path` what messages call it.
     """
 
     def __init__(
@@ -220,7 +220,8 @@ class ScenarioFile:
         for setting in self._settings:
             _set(self._config, setting, str(path))
         self.systems = self._systems()
-        self.variations = self._variations()
+        self._varied = self._entries_of_vary()
+        self.variations = self.variations_beside(())
 
     def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
         """The one with these values and this system (a name, or a dictionary that has one)."""
@@ -240,11 +241,26 @@ class ScenarioFile:
 
     def overruled(self, keys: Iterable[str]) -> list[str]:
         """A line for each of these keys that the file varies, for whoever gives them other values."""
-        return [
-            f"{self.path}: vary has {key}={', '.join(map(str, self._varied[key]))}; what the command line says takes its place"
-            for key in keys
-            if key in self._varied
-        ]
+        lines = []
+        for key in dict.fromkeys(keys):
+            several = [setting.value for entry in self._varied for setting in entry if setting.key == key]
+            distinct = [value for i, value in enumerate(several) if value not in several[:i]]
+            if distinct:
+                lines.append(
+                    f"{self.path}: vary has {key} {shortened(distinct)}; what the command line says replaces it"
+                )
+        return lines
+
+    def variations_beside(self, settings: Iterable[Setting]) -> list[list[Setting]]:
+        """What each entry of `vary` sets, without the keys that are overridden or among these settings, each once; an empty
+        one without `vary`."""
+        settings = [*self._settings, *settings]
+        for varied in (setting for entry in self._varied for setting in entry):
+            for setting in settings:
+                _require_whole(setting, varied, self.path)
+        keys = {setting.key for setting in settings}
+        left = [[setting for setting in entry if setting.key not in keys] for entry in self._varied]
+        return [entry for i, entry in enumerate(left) if entry not in left[:i]]
 
     def _systems(self) -> list[Any]:
         found = _entries(self._config, "systems", "[verl_colocated, {name: areal, eta: 8}]", self.path)
@@ -257,31 +273,14 @@ class ScenarioFile:
                 )
         return found
 
-    def _variations(self) -> list[list[Setting]]:
-        """What each entry of `vary` sets, without the keys that are overridden, each once; an empty one without `vary`."""
+    def _entries_of_vary(self) -> list[list[Setting]]:
         entries = _entries(self._config, "vary", "[{cluster.gpus: 64}, {cluster.gpus: 256}]", self.path) or [{}]
-        fixed = {setting.key for setting in self._settings}
-        self._varied: dict[str, list[Any]] = {}
-        distinct: list[list[Setting]] = []
         for i, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise InputError(
                     f"{self.path}: entry {i + 1} of vary is {entry!r}; give key: value, such as {{cluster.gpus: 64}}"
                 )
-            varied = [_varied(key, value, self.path) for key, value in entry.items()]
-            for one in varied:
-                values = self._varied.setdefault(one.key, [])
-                values += [one.value] if one.value not in values else []
-                for given_one in self._settings:
-                    if _gives(given_one, one.key) or _gives(one, given_one.key):
-                        raise InputError(
-                            f"{self.path}, {given_one.giver}: vary has {one.key}, too, and only one of them can be; give "
-                            f"{one.key}=…, or leave the file's out with vary=null"
-                        )
-            varied = [setting for setting in varied if setting.key not in fixed]
-            if varied not in distinct:
-                distinct.append(varied)
-        return distinct
+        return [[_varied(key, value, self.path) for key, value in entry.items()] for entry in entries]
 
 
 def load_scenarios(
@@ -396,14 +395,46 @@ def _varied(key: Any, value: Any, path: Path) -> Setting:
     return Setting(str(key), value, f"vary {key}={value}")
 
 
-def _gives(setting: Setting, key: str) -> bool:
-    """Whether a setting of a section has a value for a key in it."""
+def gives(setting: Setting, key: str) -> bool:
+    """Whether a setting decides a key below its own: a dictionary what it has, for it is merged; all else, which takes the
+    place of what was there, everything."""
+    if not key.startswith(f"{setting.key}."):
+        return False
     inner: Any = setting.value
     for part in key.removeprefix(f"{setting.key}.").split("."):
-        if not isinstance(inner, dict) or part not in inner:
+        if not isinstance(inner, dict):
+            return True
+        if part not in inner:
             return False
         inner = inner[part]
-    return key.startswith(f"{setting.key}.")
+    return True
+
+
+def _require_whole(setting: Setting, varied: Setting, path: Path) -> None:
+    """Raises `InputError` where a setting and a variation both hold, each in part."""
+    if gives(setting, varied.key) or gives(varied, setting.key):
+        raise InputError(
+            f"{path}, {setting.giver}: vary has {varied.key}, too, and only one of them can be; give {varied.key}=…, or leave "
+            "the file's out with vary=null"
+        )
+    left_out = _left_out(setting.value, varied.value, varied.key) if setting.key == varied.key else None
+    if left_out is not None:
+        raise InputError(
+            f"{path}, {setting.giver}: vary has {left_out}, which this leaves out; give it, too, or leave the file's out with "
+            "vary=null"
+        )
+
+
+def _left_out(new: Any, old: Any, key: str) -> str | None:
+    """The first key of a dictionary, or of one in it, that the dictionary in its place has not."""
+    if not isinstance(new, dict) or not isinstance(old, dict):
+        return None
+    for part, inner in old.items():
+        place = f"{key}.{part}"
+        left_out = _left_out(new[part], inner, place) if part in new else place
+        if left_out is not None:
+            return left_out
+    return None
 
 
 def _set(config: DictConfig, setting: Setting, origin: str) -> None:

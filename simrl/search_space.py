@@ -26,7 +26,7 @@ from simrl.errors import InputError
 from simrl.hardware import model_shape
 from simrl.points import Digests, Point, SharedInputs, make_point, resolved, value_of
 from simrl.profile import METADATA_KEY, ProfileMetadata
-from simrl.scenario import PARAMETER, Scenario, ScenarioFile, Setting
+from simrl.scenario import PARAMETER, Scenario, ScenarioFile, Setting, gives
 from simrl.simulate import Inputs
 from simrl.speculation.methods import METHODS
 from simrl.sweeps import require_names, require_parameters
@@ -167,6 +167,9 @@ def make_space(
     first = _first(asked)
     trace = inputs.trace(first)
     named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
+    listed = [d for d in (*dimensions.values(), *asked.dimensions) if isinstance(d, Listed)]
+    if any(gives(setting, TP) for d in listed for alternative in d.alternatives for setting in alternative):
+        named.add(TP)
     more: dict[str, Sequence[Any]] = {}
     notes: list[str] = []
     values = {key: list(default) for key, default in DEFAULTS.items()}

@@ -233,7 +233,8 @@ class Schedule:
     """A prepared scenario with its actors, on a clock: SimPy's own, or that of the wall. `make_workers` gives the rollout
     workers, `units` of them, which may look up the rest here; `make_learners` a trainer for some lanes and a rewarder, by
     default the simulated ones. `run` goes to the last policy update; `result` is what has happened so far, also where
-    something stopped the run. `once`: streams of groups end with the trace, which has as many as the updates train."""
+    something stopped the run. `once`: AReaL and verl's fully asynchronous recipe submit nothing after the trace's last
+    group; `StoppedError` is raised where it has fewer than the updates train. All other pipelines go over it again."""
 
     def __init__(
         self,

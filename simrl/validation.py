@@ -56,7 +56,7 @@ def _right(finding: ErrorDetails) -> str:
     """What is right in place of a value: seconds are called so, and for a percentage, where a share belongs, the share."""
     value, bounds = finding["input"], finding.get("ctx", {})
     if re.search(r"(?<!_per)_s$", str(finding["loc"][-1] if finding["loc"] else "")):
-        return finding["msg"] + " (seconds)" * any(bound in bounds for bound in ("gt", "ge", "lt", "le"))
+        return f"{finding['msg']} (seconds)" if {"gt", "ge", "lt", "le"} & set(bounds) else finding["msg"]
     if (
         1 in (bounds.get("lt"), bounds.get("le"))
         and isinstance(value, int | float)

@@ -17,7 +17,8 @@ Group = list[Sample]
 
 class Workload:
     """The groups of a trace in their order, over and over. `batch_groups` is the number of groups in its first step. `once`:
-    it `ended` when all of them are drawn; who would go on looks there."""
+    it has `ended` when all of them are drawn. Whoever draws on gets them again: AReaL's pipeline and verl's fully asynchronous
+    one do not, all others do."""
 
     def __init__(self, trace: Trace, once: bool = False) -> None:
         self.responses: dict[int, Response] = {}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -80,11 +81,27 @@ def with_metadata(path, **changes):
 def test_an_override_of_what_the_file_varies_is_told_and_keeps_json_whole(simrl):
     with (simrl.folder / "scenario.yaml").open("a") as file:
         file.write("vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\n")
-    said = "simrl: scenario.yaml: vary has cluster.gpus=4, 8; what the command line says takes its place\n"
-    _, out, err = simrl("compare", "scenario.yaml", "cluster.gpus=2", "seed=4", "--jobs", "1", "--json")
+    said = "simrl: scenario.yaml: vary has cluster.gpus [4, 8]; what the command line says replaces it\n"
+    twice = ("cluster.gpus=4", "cluster.gpus=2")
+    _, out, err = simrl("compare", "scenario.yaml", *twice, "seed=4", "--jobs", "1", "--json")
     assert (len(json.loads(out)), err) == (2, said)
     assert simrl("sweep", "scenario.yaml", "cluster.gpus=2,4", "--jobs", "1").err == said
     assert simrl("sweep", "scenario.yaml", "seed=4", "--jobs", "1").err == ""
+
+
+def test_what_replaces_a_variation_is_told_before_anything_is_simulated(simrl, monkeypatch):
+    with (simrl.folder / "scenario.yaml").open("a") as file:
+        file.write(f"vary: [{{faults: [{', '.join(['{kind: slow, worker: 0, factor: 2}'] * 9)}]}}]\n")
+    stop = Mock(side_effect=StoppedError("nothing was simulated"))
+    for command, simulates in (
+        ("compare", "simrl.comparison.compare_scenarios"),
+        ("sweep", "simrl.sweeps.run"),
+        ("optimize", "simrl.optimization.optimization"),
+    ):
+        monkeypatch.setattr(simulates, stop)
+        said, stopped = simrl(command, "scenario.yaml", "faults=[]", "--jobs", "1").err.splitlines()
+        assert said.startswith("simrl: scenario.yaml: vary has faults [[{'kind': 'slow'") and len(said) < 200
+        assert stopped == "simrl: nothing was simulated"
 
 
 def test_the_commands_are_all_tested():

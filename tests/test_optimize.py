@@ -101,6 +101,13 @@ def test_what_the_user_names_takes_the_place_of_the_default(file):
     assert [text.split("=")[0] for text in asked[3:]] == ["system.rollout_share"]
 
 
+@pytest.mark.parametrize("varied, texts", [("cluster: {gpus: 8, tp: 2}", ()), ("seed: 4", ("cluster={tp: 2}",))])
+def test_a_tp_in_a_section_that_is_given_is_not_searched(file, varied, texts):
+    file.write_text(f"{SCENARIO}vary: [{{{varied}}}]\n")
+    space = space_of(file, "systems=verl_colocated", *texts)
+    assert {space.point(chosen).scenario.cluster.tp for chosen in space.combinations(100)} == {2}
+
+
 def test_what_an_entry_of_the_command_line_says_stands_against_a_default(file):
     space = space_of(file, "systems={name: areal, eta: 3}", "system.rollout_share=0.5", "cluster.tp=1")
     points = {space.point(chosen).hash: space.point(chosen) for chosen in space.combinations(100)}

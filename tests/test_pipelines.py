@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simrl.dispatch import Dispatcher
 from simrl.engine.state import Limits
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
 from simrl.events import on_fire
 from simrl.hardware import model_shape
 from simrl.metrics import summary
@@ -454,6 +454,25 @@ def test_areal_that_goes_through_its_trace_once_trains_the_slow_prompts_of_its_e
         assert drawn == {0: 0, 1: 0, 2: 1, 3: 1}
     else:
         assert drawn[2] == drawn[4] == 1 and drawn[3] is None
+
+
+@pytest.mark.parametrize(
+    ("system", "parameters", "steps", "said"),
+    [
+        ("areal", {"eta": 4}, 5, "ended after 4 of 5 updates: the next has 0 of 1 groups"),
+        (
+            "areal",
+            {"eta": 1, "max_concurrent": 2, "on_stale": "drop"},
+            4,
+            r"3 of 4 updates: the next has 0 of 1 groups \(dropped: 1\)",
+        ),
+        ("verl_fully_async", {}, 5, "ended after 4 of 5 updates: the next has 0 of 1 groups"),
+    ],
+)
+def test_a_run_whose_trace_ends_before_its_updates_do_stops_with_a_line(system, parameters, steps, said):
+    ready = prepared(on_gpus(system, parameters, 1, steps=steps), STRAGGLER, profile=one_second())
+    with pytest.raises(StoppedError, match=said):
+        Schedule(ready, simpy.Environment(), simulated_workers, once=True).run()
 
 
 def test_areal_generates_while_it_trains_and_workers_with_enough_to_do_are_never_idle():

@@ -70,12 +70,32 @@ def test_an_override_wins_over_the_file_and_over_a_variation(file):
 
 @pytest.mark.parametrize(
     ("vary", "override", "key"),
-    [("{cluster.gpus: 4}", "cluster={gpus: 2}", "cluster.gpus"), ("{cluster: {gpus: 4}}", "cluster.gpus=2", "cluster")],
+    [
+        ("{cluster.gpus: 4}", "cluster={gpus: 2}", "cluster.gpus"),
+        ("{cluster: {gpus: 4}}", "cluster.gpus=2", "cluster"),
+        ("{faults: [{kind: slow, worker: 0, factor: 2}]}", "faults.0.factor=4", "faults"),
+        ("{faults.0.factor: 2}", "faults=[{kind: slow, worker: 0, factor: 4}]", "faults.0.factor"),
+        ("{profile.roofline: null}", "profile.roofline.compute_efficiency=0.5", "profile.roofline"),
+    ],
 )
 def test_an_override_of_a_part_of_what_is_varied_or_the_other_way_round_is_refused(file, vary, override, key):
     written(file, ("systems: ", f"vary: [{vary}]\nsystems: "))
     assert f"vary has {key}, too, and only one of them can be; give {key}=…" in refusal(file, override)
-    assert load_scenarios(file, ["cluster={cost_per_gpu_hour: 2}"])[0].cluster.gpus == 4
+
+
+def test_a_section_is_merged_with_what_is_varied_beside_it(file):
+    written(file, ("systems: ", "vary: [{cluster.gpus: 8}, {faults: []}]\nsystems: "))
+    clusters = [s.cluster for s in load_scenarios(file, ["cluster={cost_per_gpu_hour: 2}"])]
+    assert [(c.gpus, c.cost_per_gpu_hour) for c in clusters] == [(8, 2)] * 2 + [(4, 2)] * 2
+
+
+def test_an_override_that_leaves_out_a_part_of_a_section_that_is_varied_is_refused(file):
+    written(file, ("systems: ", "vary: [{cluster: {gpus: 8, tp: 2}}]\nsystems: "))
+    message = refusal(file, "cluster={gpus: 2}")
+    assert (
+        "'cluster={gpus: 2}': vary has cluster.tp, which this leaves out; give it, too, or leave the file's" in message
+    )
+    assert load_scenarios(file, ["cluster={gpus: 2, tp: 1, cost_per_gpu_hour: 2}"])[0].cluster.gpus == 2
 
 
 def test_an_override_reaches_into_dictionaries_and_lists(file):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -69,6 +70,23 @@ def test_a_key_on_the_command_line_wins_over_the_files_variation(file):
     file.write_text(f"{SCENARIO}vary: [{{cluster.gpus: 2, seed: 1}}, {{cluster.gpus: 4, seed: 1}}]\n")
     found = values(planned(file, "cluster.gpus=8,16", "systems=split"), "cluster.gpus", "seed")
     assert found == [(8, 1), (16, 1)]
+
+
+@pytest.mark.parametrize(
+    ("varied", "text", "what"),
+    [
+        ("cluster.gpus: 8", "cluster={gpus: 24},{gpus: 32}", "{gpus: 24}': vary has cluster.gpus, too, and only one"),
+        ("cluster.gpus: 8", "cluster={tp: 1},{gpus: 32}", "{gpus: 32}': vary has cluster.gpus, too, and only one"),
+        ("cluster: {gpus: 8}", "cluster.gpus=24,32", "cluster.gpus=24': vary has cluster, too, and only one"),
+        ("training: {mfu: 0.5}", "training.mfu=0.2..0.4", "'training.mfu=0.2..0.4': vary has training, too"),
+        ("cluster: {gpus: 8}", "cluster={gpus: 4},{tp: 2}", "{tp: 2}': vary has cluster.gpus, which this leaves out"),
+    ],
+)
+def test_values_and_a_variation_that_would_each_hold_in_part_are_refused(file, varied, text, what):
+    file.write_text(f"{SCENARIO}vary: [{{{varied}}}]\n")
+    with pytest.raises(InputError, match=re.escape(what)):
+        vary(file, [text])
+    assert vary(file, [text, "vary=null"]).dimensions
 
 
 def test_one_value_is_set_everywhere_and_is_no_column(file):

@@ -106,7 +106,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's settings that a scenario says in another section
-        "enforce_eager": "without CUDA graphs a pass takes at least profile.least_pass_s, 0.2 to 0.6 ms a layer: give that",
+        "enforce_eager": "true is profile.least_pass_s, 0.2 to 0.6 ms a layer; false is what there is: leave it out",
         "tensor_parallel_size": "it is cluster.tp",
     }
 

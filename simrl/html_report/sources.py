@@ -150,7 +150,9 @@ def _sweep(folder: Path) -> Sweep:
         raise InputError(f"{folder}: a sweep without points; run it with some")
     names = list(rows[0])
     lacking = [name for name in ("point", "hash", "system.name", "variant", "error") if name not in names]
-    unnumbered = not lacking and not all(isinstance(row["point"], int) for row in rows)
+    unnumbered = not lacking and not all(
+        isinstance(row["point"], int) and not isinstance(row["point"], bool) for row in rows
+    )
     if lacking or unnumbered or not isinstance(asked, dict):
         what = f"its table has no column {lacking[0]}" if lacking else f"{SWEEP_FILE} is no object"
         what = "its table has points without a number" if unnumbered else what

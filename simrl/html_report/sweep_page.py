@@ -89,11 +89,18 @@ def _wrong(row: Row, keys: Sequence[str]) -> str | None:
     wrong = [key for key in ("hash", "variant") if not isinstance(row[key], str)]
     wrong += [key for key in keys if not isinstance(row[key], str | int | float | None)]
     wrong += [key for key in keys if isinstance(row[key], float) and not math.isfinite(row[key])]
-    wrong += [key for key, *_ in METRICS if not isinstance(row.get(key), int | float | None)]
+    wrong += [key for key, *_ in METRICS if not _is_metric(row.get(key))]
     if row["error"] is None:
         wrong += [key for key in ALWAYS if row.get(key) is None]
-        wrong += [] if wrong or 0 < row["samples_per_s"] < math.inf else ["samples_per_s"]
+        wrong += [] if wrong or row["samples_per_s"] > 0 else ["samples_per_s"]
     return wrong[0] if wrong else None
+
+
+def _is_metric(value: Any) -> bool:
+    """All of them are shares, rates, times and ages; None where there is none."""
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _number(value: Any) -> float:

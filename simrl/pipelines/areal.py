@@ -70,7 +70,7 @@ class _Run:
         self.stream.admit()
         for _ in range(stage.steps):
             while (batch := self.next_batch()) is None:
-                yield self.stream.news()
+                yield self.stream.news_for(self.batch)
             yield trainer.train(self.stream.take(batch))
             loads = [worker.load_weights(trainer.version, running=mode) for worker in stage.workers]
             self.stream.admit()

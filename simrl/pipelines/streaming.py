@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
+from simrl.errors import StoppedError
 from simrl.events import gather, on_fire
 from simrl.pipelines import Stage
 from simrl.rollout import Rollout
@@ -79,6 +80,16 @@ class GroupStream:
 
     def news(self) -> simpy.Event:
         """Fires when the next group is finished."""
+        return self._news
+
+    def news_for(self, batch: int) -> simpy.Event:
+        """The same, for an update of so many groups. Raises `StoppedError` where none comes: the workload has ended."""
+        stage = self._stage
+        if stage.workload.ended and not self.running:
+            raise StoppedError(
+                f"the trace ended after {stage.trainer.version} of {stage.steps} updates: the next has {len(self.buffer)} of "
+                f"{batch} groups (dropped: {self.dropped}); give the trace more groups, or ask for fewer steps"
+            )
         return self._news
 
     def _remove(self, groups: list[Finished]) -> None:

@@ -85,7 +85,7 @@ class _Run:
         stream.admit()
         for step in range(1, stage.steps + 1):
             while len(stream.buffer) < self.update_groups:
-                yield stream.news()
+                yield stream.news_for(self.update_groups)
             sync = step % self.rule.sync_step == 0
             yield stage.trainer.train(stream.take(stream.buffer[: self.update_groups]), publish=sync)
             if sync:

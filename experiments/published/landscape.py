@@ -52,7 +52,8 @@ FAMILIES = (
     BASE, "rollpacker", "partial_rollout", "april", "one_step_off", "rhymerl", "areal", "tlt",
 )  # fmt: skip
 STEPS_PER_EPOCH = 3
-EPOCHS = 3  # where they are not what is varied: in two, pipelines that roll out ahead settle, the third is measured
+EPOCHS = 5  # where they are not what is varied: in two, pipelines that roll out ahead settle, the others are measured
+MANY_GPUS, THEIR_EPOCHS = 1024, 3  # for the time: one is measured
 MEASURED_EPOCHS = 3  # the last of many: what is put off or in flight makes single ones uneven
 AHEAD_STEPS = 4  # of the trace, beyond the updates
 PROMPTS_PER_GPU = 0.5  # in groups of 16: 8 responses a GPU and step
@@ -131,7 +132,7 @@ FULL = Size(
     recorded=ALL_BUT_SLOW,
     recorded_steps=20,
     verl_steps=24,
-    combination_steps=9,
+    combination_steps=15,
 )  # fmt: skip
 TINY = Size(
     scales={8: (BASE, "areal", "dapo", "rhymerl"), 16: (BASE, "areal")},
@@ -264,7 +265,7 @@ def tuned(size: Size, table: Table) -> dict[str, dict[str, Any]]:
 
 def scales(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) -> dict[str, list[str]]:
     asked = {
-        (gpus, name): size.scenario(gpus, EPOCHS, entries[name])
+        (gpus, name): size.scenario(gpus, THEIR_EPOCHS if gpus >= MANY_GPUS else EPOCHS, entries[name])
         for gpus, names in size.scales.items()
         for name in names
     }
@@ -368,7 +369,7 @@ def varied(size: Size, table: Table, entries: Mapping[str, Any]) -> dict[str, li
 def combination(size: Size, table: Table, entries: Mapping[str, Any], folder: Path, jobs: int) -> dict[str, list[str]]:
     """Every pipeline with every drafter, then dispatch and split of the best: `simrl.optimize`, for each limit of staleness."""
     steps = size.combination_steps
-    changes = {"steps": steps, "warmup_steps": steps * 2 // 3}
+    changes = {"steps": steps, "warmup_steps": steps * 2 // EPOCHS}
     base = size.scenario(size.base_gpus, EPOCHS, BASE, **changes)
     data = base.model_dump(mode="json", exclude={"system", "variant", "faults"})
     pipelines = [entry for name in size.pipelines for entry in _bounded(entries[name], size.limits)]

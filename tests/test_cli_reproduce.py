@@ -76,7 +76,8 @@ def test_a_mistake_of_who_adds_a_paper_is_one_line(simrl, monkeypatch: pytest.Mo
     assert "verl.py: row weight-sync-7b: returns a list of 1, and 2 elements of it are published" in said
 
 
-def test_one_row_alone_lists_what_it_asks_for_first_and_marks_the_rest(simrl):
+def test_one_row_alone_lists_what_it_asks_for_first_and_marks_the_rest(simrl, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
     lines = simrl("reproduce", "weight-sync-7b", "--samples", "2", "--jobs", "1").out.splitlines()
     named = [line.split()[0] for line in lines[3:] if line[:1].isalpha()]
     asked = ["sync_bytes_7b", "sync_tensors_7b", "link_bytes_per_s", "tensor_s", "bucket_bytes", "bucket_tensor_s"]
@@ -85,7 +86,8 @@ def test_one_row_alone_lists_what_it_asks_for_first_and_marks_the_rest(simrl):
     assert {"sync_bytes_30b", "mfu", "gpus"} <= marked and not marked & {*asked}
 
 
-def test_without_sets_of_inputs_there_are_no_intervals_and_nothing_is_covered(simrl):
+def test_without_sets_of_inputs_there_are_no_intervals_and_nothing_is_covered(simrl, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
     arguments = ("reproduce", *QUICK, "--samples", "0", "--jobs", "1")
     out = simrl(*arguments).out
     assert "interval" not in out.splitlines()[0] and "covered" not in out

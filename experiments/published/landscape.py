@@ -280,7 +280,7 @@ def scales(size: Size, table: Table, entries: Mapping[str, Any], picture: Path) 
     gpus = sorted(size.scales)[min(1, len(size.scales) - 1)]
     here = {name: row for (g, name), row in rows.items() if g == gpus}
     details = ["system", "idle share of all GPUs", "rollout bubble", "trainer idle", "off-policyness mean / most",
-               "tokens from drafts", "$ a million tokens", "s an update"]  # fmt: skip
+               "tokens from drafts", "$ a million tokens with prompts", "s an update"]  # fmt: skip
     more = [f"At {gpus:,} GPUs:", "", _line(details), _line(["---"] * len(details))]
     for name, row in here.items():
         if "error" in row:

@@ -80,7 +80,8 @@ MEANINGS = {
         "unit is in doubt; what compares are its slopes and AReaL over verl."
     ),
     ("areal-eta", "high"): (
-        "All bounds come out too fast by about one factor: that is length, host time or MFU, not the schedule."
+        "All bounds come out too fast, the synchronous one most: host time or MFU, since the length alone does not "
+        "explain it ([given it](given.md))."
     ),
     ("areal-hours", "low"): (
         "Their updates take longer than the phases that are stated add up to; the synchronous systems' most "

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from simrl.hardware import gpu, model_shape
 from simrl.profile import ProfileMetadata, TableProfile, write_profile
 from simrl.profilers.roofline import roofline_profile
 from simrl.result import METADATA_FILE, TABLES
-from simrl.scenario import Scenario
+from simrl.scenario import Scenario, load_scenarios
 from simrl.simulate import prepare, simulate
 from simrl.systems import RECIPES, make_system
 from simrl.trace import write_trace
 from simrl.worker import SimulatedWorker
 
+QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 H100 = {"gpu": "h100", "gpus": 4, "tp": 1}
 
 
@@ -238,13 +240,15 @@ def test_two_systems_see_the_same_lengths():
 
 
 def test_nothing_of_a_run_stays_in_memory_when_it_is_over():
-    """Its actors know each other: they go when garbage is looked for the next time, which has to be at once."""
+    """Its actors know each other: they go when garbage is looked for the next time, among what is young."""
+    config = load_scenarios(QUICKSTART)[0]  # a run that makes enough for garbage to be looked for at once
 
     def workers() -> list[SimulatedWorker]:
         return [thing for thing in gc.get_objects() if isinstance(thing, SimulatedWorker)]
 
     before = workers()  # of other tests
-    result = simulate(scenario("split"))
-    assert result.steps.num_rows
     known = set(map(id, before))
+    result = simulate(config)
+    gc.collect(0)
+    assert result.steps.num_rows
     assert [worker for worker in workers() if id(worker) not in known] == []

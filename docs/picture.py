@@ -1,4 +1,4 @@
-"""Draws docs/picture.png: the quick start's 64 GPUs under three systems, over the same seconds.
+"""Draw docs/picture.png: the 64 GPUs of experiments/math_14b.yaml under three systems, over one stretch of time.
 
 python docs/picture.py
 """
@@ -10,17 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 
-from simrl.metrics import summary
-from simrl.palette import FAINT, INK, PAPER
-from simrl.plots import BUBBLE, KIND_COLORS, save_png
-from simrl.result import Result
-from simrl.scenario import load_scenarios
-from simrl.simulate import simulate
-from simrl.timeline import rolls_out, spans
+from simrl.result.metrics import summary
+from simrl.result.result import Result
+from simrl.result.timeline import rolls_out, spans
+from simrl.scenario.load import load_scenarios
+from simrl.show.style import BUBBLE, FAINT, INK, KIND_COLORS, PAPER, save
+from simrl.simulate.run import simulate
 
 HERE = Path(__file__).parent
 SYSTEMS = "systems=[verl_colocated,one_step_off,{name: areal, eta: 1}]"
-FROM_S, SHOWN_S = 60.0, 20.0
+FROM_S, SHOWN_S = 900.0, 330.0
 NAMES = {
     "rollout": "generates",
     "load_weights": "loads weights",
@@ -33,17 +32,16 @@ NAMES = {
 
 
 def draw(results: list[Result]) -> Figure:
-    """A panel a system: a row a GPU, the rollout GPUs above, those that only train below."""
+    """Draw a panel per system with a row per GPU: rollout GPUs above, GPUs that only train below."""
     figure = Figure(figsize=(11, 7.2), dpi=100, facecolor=PAPER)
     panels = figure.subplots(len(results), sharex=True, gridspec_kw={"hspace": 0.32})
     figure.subplots_adjust(left=0.02, right=0.985, top=0.94, bottom=0.12)
     for axes, result in zip(panels, results, strict=True):
         shown = spans(result).within(FROM_S, FROM_S + SHOWN_S)
-        workers = sum(map(rolls_out, shown.lanes))
-        gpus = result.metadata["scenario"]["cluster"]["gpus"]
-        trainers = len(shown.lanes) - workers
-        height = np.array([1.0] * workers + [(gpus - workers) / max(trainers, 1)] * trainers)
+        height = np.array([lane.gpus for lane in shown.lanes])
         tops = np.cumsum(height) - height
+        gpus = int(height.sum())
+        rollout_gpus = sum(lane.gpus for lane in shown.lanes if rolls_out(lane))
         for code, kind in enumerate(shown.kinds):
             if kind not in NAMES:
                 continue
@@ -59,9 +57,13 @@ def draw(results: list[Result]) -> Figure:
         for update_s in updates:
             axes.axvline(update_s, color=INK, linewidth=1.4)
         row = summary(result, result.metadata["scenario"]["warmup_steps"])
-        split = f"{workers} GPUs roll out, {gpus - workers} train" if trainers else f"{gpus} GPUs do both"
+        split = (
+            f"{rollout_gpus} GPUs roll out, {gpus - rollout_gpus} train"
+            if rollout_gpus < gpus
+            else f"{gpus} GPUs do both"
+        )
         axes.set_title(
-            f"{row['system']}: {row['samples_per_s']:.1f} samples/s, an update every {row['step_s']:.1f} s; {split}",
+            f"{row['system']}: {row['samples_per_s']:.2f} samples/s, an update every {row['step_s']:.0f} s; {split}",
             loc="left",
             color=INK,
             fontsize=11,
@@ -82,5 +84,5 @@ def draw(results: list[Result]) -> Figure:
 
 
 if __name__ == "__main__":
-    scenarios = load_scenarios(HERE.parent / "experiments" / "quickstart.yaml", ["cluster.gpus=64", SYSTEMS])
-    save_png(draw([simulate(scenario) for scenario in scenarios]), HERE / "picture.png")
+    scenarios = load_scenarios(HERE.parent / "experiments" / "math_14b.yaml", ["cluster.gpus=64", SYSTEMS])
+    save(draw([simulate(scenario) for scenario in scenarios]), HERE / "picture.png")

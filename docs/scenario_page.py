@@ -10,23 +10,24 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from simrl.cli_systems import takes
-from simrl.scenario import FILLED_IN, Scenario
+from simrl.commands.systems import takes
+from simrl.scenario.load import FILLED_IN
+from simrl.scenario.model import Scenario
 
 PAGE = Path(__file__).parent / "scenario.md"
 HEAD = """\
 # Scenario
 
-<!-- Written by docs/scenario_page.py from the models in simrl/scenario.py and what they contain. Change it there. -->
+<!-- Written by docs/scenario_page.py from the models in simrl/scenario/ and what they contain. Change it there. -->
 
-A scenario is a YAML file: all that a simulation depends on. The same scenario gives the same bytes. One to copy is
+A scenario is a YAML file: all that a simulation depends on. One scenario gives one sequence of bytes. An example to copy is
 `experiments/quickstart.yaml`. An unknown key, or a value that cannot be, is refused in a line that names it.
 
 - Paths in a file are relative to the file; those on a command line, to the current folder.
 - `${model}` stands for the value of another key, `${cluster.gpu}` for one in a section.
 - Any key can be given on the command line, as `cluster.gpus=64 seed=3`. A section given so (`'training={mfu: 0.3}'`) is
-  merged into the file's, a list replaces it. Where `vary` says the same under another key (`cluster` and `cluster.gpus`), it is
-  refused, for one of them would be lost; `vary=null` leaves out what the file varies.
+  merged into the file's, a list replaces it. An override that overlaps a key of `vary` (`cluster` and `cluster.gpus`) is
+  refused, since one of them would be lost; `vary=null` leaves out what the file varies.
 - Units are in the names: `_s` seconds, `_tokens` tokens, `_bytes` bytes. A default of *none* means that the key may be left
   out or `null`; *required* that there is none.
 
@@ -67,7 +68,7 @@ def _section(model: type[BaseModel], path: str, sections: list[str], skip: tuple
         meaning = (
             "which of them it is"
             if kind
-            else field.description or (" ".join((parts[0].__doc__ or "").split()) if parts else "")
+            else " ".join((field.description or (parts[0].__doc__ if parts else "") or "").split())
         )
         assert meaning, f"{model.__name__}.{key} has no description; say in its Field what it means"
         rows.append(f"| `{key}` | {_cell(below)} | {_cell(_default(field))} | {_cell(meaning)} |")
@@ -113,7 +114,7 @@ def _cell(text: str) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """What GitHub makes of a heading."""
+    """Return the anchor that GitHub gives a heading."""
     return "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 

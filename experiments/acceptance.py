@@ -19,12 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from simrl.acceptance_report import DRAFTERS, measure
+from experiments.shared import AsJson
+from simrl.analysis.acceptance import DRAFTERS, measure
 from simrl.errors import InputError
 from simrl.speculation.similarity import similarity
-from simrl.trace import Trace, TraceMetadata
+from simrl.trace.trace import Trace, TraceMetadata
 
-# What the README of the data says was measured on it, with Qwen's tokens.
+# Values in the README of the data, counted with Qwen's tokens.
 STATED = {
     ("verl_run", "one epoch back"): "0.20–0.27",
     ("verl_run", "one epoch back, best match"): "0.22–0.30",
@@ -52,7 +53,7 @@ Row = tuple[int, int, str]  # epoch, prompt, text
 
 
 def verl_run(data: Path) -> list[Row]:
-    """The validation generations of a verl run: 16 checkpoints, 20 slots each."""
+    """Return the validation generations of a verl run: 16 checkpoints, 20 slots each."""
     table = json.loads((data / "verl_run" / "do7bl4gg" / "val_generations.table.json").read_text())
     column = {name: i for i, name in enumerate(table["columns"])}
     prompts: dict[str, int] = {}
@@ -65,14 +66,14 @@ def verl_run(data: Path) -> list[Row]:
 
 
 def rl_samples(data: Path) -> list[Row]:
-    """Three samples a prompt of a model after 500 RL steps; six data sets of 100 prompts."""
+    """Return three samples a prompt of a model after 500 RL steps; six data sets of 100 prompts."""
     found = json.loads((data / "rl_samples" / "algorithmic_qwen_3b_500_to_algebra.json").read_text())
     results = [r for category in found["categories"] for dataset in category["datasets"] for r in dataset["results"]]
     return [(0, p, c["full_model_response"]) for p, r in enumerate(results) for c in r["completions"]]
 
 
 def qwen(tiktoken: Path) -> Tokenizer:
-    """Qwen's tokenizer from its ranks: a token's merge is the last one that builds it from tokens of lower rank."""
+    """Build Qwen's tokenizer from its ranks: a token's merge is the last one that builds it from tokens of lower rank."""
     ranks: dict[bytes, int] = {}
     for line in tiktoken.read_text().splitlines():
         token, rank = line.split()
@@ -107,21 +108,21 @@ def qwen(tiktoken: Path) -> Tokenizer:
 
 
 def _byte_letters() -> tuple[list[int], list[str]]:
-    """The letter by which byte-level BPE writes each byte (GPT-2's table)."""
+    """Return the letter by which byte-level BPE writes each byte (GPT-2's table)."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printed]
     return printed + others, [chr(b) for b in printed] + [chr(256 + i) for i in range(len(others))]
 
 
 def trained(texts: list[str]) -> ByteLevelBPETokenizer:
-    """A byte-level BPE of 16,000 tokens, from these texts."""
+    """Train a byte-level BPE of 16,000 tokens on these texts."""
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(texts, vocab_size=16_000, show_progress=False)
     return tokenizer
 
 
 def trace_of(name: str, rows: list[Row], ids: list[list[int]], tokenizer: str) -> Trace:
-    """The rows that have a token; samples are numbered as they come."""
+    """Return a trace of the rows that have a token; samples are numbered in order."""
     counts: dict[tuple[int, int], int] = {}
     kept = []
     for (epoch, prompt, _), tokens in zip(rows, ids, strict=True):
@@ -136,7 +137,7 @@ def trace_of(name: str, rows: list[Row], ids: list[list[int]], tokenizer: str) -
 
 
 def encodings(texts: list[str], tiktoken: Path | None) -> Iterator[tuple[str, list[list[int]]]]:
-    """The texts as tokens, by each tokenizer."""
+    """Yield the texts as tokens, by each tokenizer."""
     if tiktoken is not None:
         yield "Qwen BPE", [e.ids for e in qwen(tiktoken).encode_batch(texts, add_special_tokens=False)]
     yield "BPE trained on the texts", [e.ids for e in trained(texts).encode_batch(texts)]
@@ -147,7 +148,7 @@ def encodings(texts: list[str], tiktoken: Path | None) -> Iterator[tuple[str, li
 def main(
     data: Annotated[Path, typer.Argument(help="the folder with verl_run and rl_samples")],
     tiktoken: Annotated[Path | None, typer.Option(help="qwen.tiktoken")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
     accepted: list[dict[str, Any]] = []
     drafted: list[dict[str, Any]] = []

@@ -1,11 +1,11 @@
-"""What the memory given to HistoSpec's history buys: see history_memory.md for what it says.
+"""HistoSpec under a memory budget for its history; results in history_memory.md.
 
     python experiments/history_memory.py [--data ../shared/data] [--picture experiments/history_memory.png]
 
 A run over prompts in a new order each epoch, 2 prompts × 16 responses a step. The real store and drafter (windows by AIMD)
 draft for the recorded tokens of one step after another; while one runs, the prompts of the next are prefetched, and a step's
-responses are learnt when it ends. The first epoch fills the store, the last of three is measured. A pass takes what the
-roofline says of Qwen3-14B on two H100 (verification included) plus the time that drafting really took here.
+responses are learnt when it ends. The first epoch fills the store, the last of three is measured. A pass takes the
+roofline's time for Qwen3-14B on two H100 (verification included) plus the measured time of drafting on this machine.
 """
 
 import os
@@ -16,18 +16,18 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from bench.history_index import GROUP, TEXTS, copied_responses, verl_responses, zipf_tokens
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from simrl.hardware import gpu, model_shape
-from simrl.palette import BLACK, BLUE, GREEN, ORANGE
-from simrl.profilers.roofline import roofline_profile
-from simrl.speculation.history import HistoryDrafter
+from experiments.bench.history_index import GROUP, TEXTS, copied_responses, verl_responses, zipf_tokens
+from replay.history_drafter import HistoryDrafter
+from replay.history_store import HistoryStore
+from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.show.style import BLACK, BLUE, GREEN, ORANGE
 from simrl.speculation.history_index import build_index
-from simrl.speculation.history_store import HistoryStore
 from simrl.speculation.windows import Aimd, next_window
 
 PROMPTS, PROMPTS_A_STEP, TOKENS, EPOCHS = 48, 2, 1500, 3
@@ -38,30 +38,30 @@ PICTURE = Path(__file__).with_suffix(".png")
 
 
 class Outcome(NamedTuple):
-    """Of one epoch with a store."""
+    """Measurements of one epoch with a store."""
 
     name: str
-    memory_share: float  # of what all indexes take
+    memory_share: float  # of the memory of all indexes
     found: float  # share of responses that had an index
     accept_length: float  # tokens a pass, over all responses
     tokens_per_s: float
-    drafting_share: float  # of the time
+    drafting_share: float  # share of the time spent drafting
 
 
 def recorded(seed: int = 0) -> list[list[list[np.ndarray]]]:
-    """Epoch -> prompt -> responses."""
     rng = np.random.default_rng(seed)
     texts = [zipf_tokens(rng, (TEXTS, TOKENS)) for _ in range(PROMPTS)]
     return [[copied_responses(rng, t, GROUP, TOKENS) for t in texts] for _ in range(EPOCHS)]
 
 
 def steps(epoch: int) -> np.ndarray:
-    """The prompts of each step of an epoch, shape (steps, PROMPTS_A_STEP)."""
+    """Return the prompts of each step of an epoch, shape (steps, PROMPTS_A_STEP)."""
     return np.random.default_rng(100 + epoch).permutation(PROMPTS).reshape(-1, PROMPTS_A_STEP)
 
 
 def run_step(drafter: HistoryDrafter, responses: list[np.ndarray], prompts: list[int]) -> tuple[int, float, float]:
-    """(passes of a response, summed over responses; simulated seconds with drafting; seconds of drafting) of a step."""
+    """Run a step; return (passes of a response, summed over responses; simulated seconds with drafting; seconds of
+    drafting)."""
     started = time.perf_counter()
     for request, prompt in enumerate(prompts):
         drafter.start_request(request, prompt)
@@ -100,7 +100,7 @@ def run_step(drafter: HistoryDrafter, responses: list[np.ndarray], prompts: list
 def run_epoch(
     store: HistoryStore, epochs: list[Any], epoch: int, learns: bool = True
 ) -> tuple[float, float, float, float]:
-    """(share found, tokens a pass, tokens a second, share of drafting) of an epoch."""
+    """Run an epoch; return (share found, tokens a pass, tokens a second, share of drafting)."""
     drafter = HistoryDrafter(store)
     order = steps(epoch)
     store.prefetch(order[0].tolist())
@@ -122,7 +122,7 @@ def run_epoch(
 
 
 def outcome(name: str, share: float, full_bytes: int, epochs: list[Any], **parameters: Any) -> Outcome:
-    """All epochs with a store of this share of the memory, the last measured."""
+    """Run all epochs with a store of this share of the memory; measure the last."""
     with HistoryStore(memory_bytes=int(share * full_bytes), **parameters) as store:
         for prompt in steps(0).ravel().tolist():
             store.learn(prompt, 0, epochs[0][prompt])
@@ -133,7 +133,7 @@ def outcome(name: str, share: float, full_bytes: int, epochs: list[Any], **param
 
 
 def mapped_outcome(epochs: list[Any]) -> Outcome:
-    """A store on disk, nothing of it in the page cache."""
+    """Measure a store on disk, with an empty page cache."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "history"
         with HistoryStore() as store:
@@ -148,7 +148,7 @@ def mapped_outcome(epochs: list[Any]) -> Outcome:
 
 
 def sizes(responses: list[list[np.ndarray]]) -> tuple[float, float]:
-    """Bytes a token of the indexes, and of the compressed tokens, of prompts with these responses."""
+    """Return the bytes a token of the indexes, and of the compressed tokens, of prompts with these responses."""
     tokens = sum(len(ids) for prompt in responses for ids in prompt)
     whole, small = 0, 0
     with HistoryStore(compress=True) as both:
@@ -204,14 +204,12 @@ def main(
     outcomes = [plain, outcome("all in memory", 1.01, full_bytes, epochs), mapped_outcome(epochs)]
     for share in SHARES:
         outcomes += [
-            outcome("capped, oldest first out", share, full_bytes, epochs, evict="oldest"),
-            outcome("capped, newest first out", share, full_bytes, epochs, evict="newest"),
-            outcome(
-                "tokens compressed, newest index first out", share, full_bytes, epochs, compress=True, evict="newest"
-            ),
-            outcome(
-                "tokens compressed, oldest index first out", share, full_bytes, epochs, compress=True, evict="oldest"
-            ),
+            outcome(f"{kept}, {evict}{index} first out", share, full_bytes, epochs, compress=bool(index), evict=evict)
+            for kept, index, order in (
+                ("capped", "", ("oldest", "newest")),
+                ("tokens compressed", " index", ("newest", "oldest")),
+            )
+            for evict in order
         ]
     console = Console(width=130)
     table = Table("store", "memory", "found", "tokens a pass", "throughput", "drafting")

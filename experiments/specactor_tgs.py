@@ -1,4 +1,4 @@
-"""How far SpecActor's TGS is from what decoupled drafting yields, and when it plans differently: specactor_tgs.md.
+"""SpecActor's TGS against the rate of decoupled drafting, and where its plans differ: specactor_tgs.md.
 
     python experiments/specactor_tgs.py
 
@@ -21,10 +21,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from simrl.files import write_whole_file
-from simrl.hardware import gpu, model_shape
-from simrl.palette import BLACK, BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILLION
-from simrl.profile import TableProfile, read_profile
-from simrl.speculation.draft_times import LAYER_S, model_drafts
+from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.profile import TableProfile, read_profile
+from simrl.show.style import BLACK, BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from simrl.speculation.draft_times import LAYER_S, Overheads, model_drafts
 from simrl.speculation.specactor import (
     Affine,
     Objective,
@@ -66,9 +66,9 @@ Tables = dict[tuple[str, str], list[Row]]  # by drafter and phase
 def executed(
     p: float, window: int, requests: int, draft_s: Seconds, verify_s: Seconds, tokens: int = TOKENS, seed: int = 0
 ) -> float:
-    """Tokens/s of a request in a batch that two loops execute and nobody leaves, the first twenty windows left out.
+    """Return the tokens/s of a request in a batch of constant size executed by two loops, without the first twenty windows.
 
-    `verify_s` is of so many requests with a window each; about `tokens` tokens are generated in sum.
+    `verify_s` gives the seconds for a number of requests with a window each; about `tokens` tokens are generated in total.
     """
     batch = [Request(key=1_000_003 * i + seed, response=10**9, window=window) for i in range(requests)]
     worker = DecoupledWorker(batch, np.cumsum(np.full(window, -math.log(p))), draft_s, lambda n, *_: verify_s(n))
@@ -102,21 +102,26 @@ class Pair(NamedTuple):
         return executed(p, window, batch(choice, running), draft_s, verify_s, tokens, seed)
 
     def coupled(self, p: float, running: int) -> float:
-        """The best coupled drafting of the same requests on the same GPUs, the drafter on one GPU of its worker."""
-        rates = []
-        for g in VERIFIERS:
-            b = math.ceil(g * running / GPUS)
-            for w in range(1, MOST_WINDOW + 1):
-                rates.append(coupled_tgs(p, w, self.draft_s(1, b), self.verify_s(g, w + 1, b)))
-        return max(rates)
+        """Return the best rate of coupled drafting for these requests on these GPUs, the drafter on one GPU of its worker."""
+        return max(
+            coupled_tgs(p, w, self.draft_s(1, b), self.verify_s(g, w + 1, b))
+            for g, b in ((g, math.ceil(g * running / GPUS)) for g in VERIFIERS)
+            for w in range(1, MOST_WINDOW + 1)
+        )
+
+    def planned(self, running: int, p: float, objective: Objective = "tgs") -> tuple[Any, Choice]:
+        plan = plan_decoupled(self.draft, self.fits, GPUS, running, p, objective)
+        return plan, (plan.draft_gpus, plan.verify_gpus, plan.window)
 
     def decoding(self, running: int) -> float:
         return max(1 / self.verify_s(g, 1, math.ceil(g * running / GPUS)) for g in VERIFIERS)
 
 
 def make_pair(drafter: str, profiles: dict[int, TableProfile], slower: float = 1.0) -> Pair:
-    """`slower` multiplies the time of the drafter's layers beside their bytes."""
-    times = model_drafts(model_shape(drafter), gpu("h100"), kv_tokens=KV_TOKENS, layer_s=slower * LAYER_S)
+    """Return a pair of target and drafter; `slower` multiplies the time of the drafter's layers, apart from their bytes."""
+    times = model_drafts(
+        model_shape(drafter), gpu("h100"), kv_tokens=KV_TOKENS, overheads=Overheads(layer_s=slower * LAYER_S)
+    )
 
     def one_drafter_s(requests: float) -> float:
         return times.draft_s(requests, 1)
@@ -130,7 +135,7 @@ def batch(choice: Choice, running: int) -> int:
 
 
 def row(pair: Pair, running: int, p: float) -> Row:
-    """What both objectives choose and what it yields, beside the best there is (sought in shorter runs)."""
+    """Return the plans of both objectives and their rates, beside the best plan (searched in shorter runs)."""
     found: dict[Choice, float] = {}
     for g_v in VERIFIERS:
         for choice in product(range(1, g_v + 1), [g_v], range(1, MOST_WINDOW + 1)):
@@ -149,15 +154,14 @@ def row(pair: Pair, running: int, p: float) -> Row:
     for choice in sorted(found, key=lambda choice: -found[choice])[:3]:
         yields(choice)
     for objective in OBJECTIVES:
-        plan = plan_decoupled(pair.draft, pair.fits, GPUS, running, p, objective)
-        choice = (plan.draft_gpus, plan.verify_gpus, plan.window)
+        plan, choice = pair.planned(running, p, objective)
         line[objective] = {"choice": choice, "tgs": plan.tgs, "renewal": plan.renewal, "executed": yields(choice)}
     best = max(measured, key=lambda choice: measured[choice])
     return line | {"best": {"choice": best, "executed": measured[best]}}
 
 
 def draw_formulas(path: Path) -> dict[str, float]:
-    """TGS and a batch beside the renewal rate; returns what the page says of them."""
+    """Draw TGS and a batch beside the renewal rate; return the figures for the page."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     by_p, by_balance, by_batch = figure.subplots(1, 3)
@@ -201,14 +205,14 @@ def draw_formulas(path: Path) -> dict[str, float]:
 
 
 def draw_windows(pair: Pair, path: Path) -> None:
-    """TGS, the renewal rate and what is executed against the window, on the GPUs that the planner chooses by TGS."""
+    """Draw TGS, the renewal rate and the executed rate against the window, on the GPUs that the planner chooses by TGS."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = [("start", 0.7), ("start", 0.9), ("late", 0.7), ("late", 0.9)]
     for axes, (phase, p) in zip(figure.subplots(1, 4), panels, strict=True):
         running = PHASES[phase]
-        plan = plan_decoupled(pair.draft, pair.fits, GPUS, running, p)
-        g_d, g_v, b = plan.draft_gpus, plan.verify_gpus, plan.requests
+        plan, (g_d, g_v, _) = pair.planned(running, p)
+        b = plan.requests
         windows = range(1, MOST_WINDOW + 1)
         seconds = [(pair.draft_s(g_d, b), pair.verify_s(g_v, w, b)) for w in windows]
         for rate, name, colour in ((decoupled_tgs, "TGS", ORANGE), (renewal_rate, "renewal", BLUE)):
@@ -241,7 +245,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def fit_errors(pair: Pair) -> tuple[float, float]:
-    """The largest relative errors of the affine draft and verification times, within 16,384 tokens a pass."""
+    """Return the largest relative errors of the affine draft and verification times, within 16,384 tokens a pass."""
     draft = max(abs(pair.draft(b) / pair.one_drafter_s(b) - 1) for b in BATCHES)
     verify = max(
         abs(fits[w - 1](b) / pair.verify_s(g, w, b) - 1)
@@ -254,22 +258,13 @@ def fit_errors(pair: Pair) -> tuple[float, float]:
 
 
 def slower_drafters(profiles: dict[int, TableProfile]) -> list[Row]:
-    """The first drafter at the start, p = 0.8, its layers taking longer."""
+    """Return the rows of the first drafter at the start, p = 0.8, with slower layers."""
     rows = []
     for slower in SLOWER:
-        pair = make_pair(DRAFTERS[0], profiles, slower)
-        running = PHASES["start"]
-        plan = plan_decoupled(pair.draft, pair.fits, GPUS, running, 0.8, "renewal")
-        choice = (plan.draft_gpus, plan.verify_gpus, plan.window)
-        rows.append(
-            {
-                "layer_s": slower * LAYER_S,
-                "token_s": pair.one_drafter_s(1),
-                "choice": choice,
-                "executed": pair.executed(0.8, choice, running),
-                "coupled": pair.coupled(0.8, running),
-            }
-        )
+        pair, running = make_pair(DRAFTERS[0], profiles, slower), PHASES["start"]
+        _, choice = pair.planned(running, 0.8, "renewal")
+        rates = {"executed": pair.executed(0.8, choice, running), "coupled": pair.coupled(0.8, running)}
+        rows.append({"layer_s": slower * LAYER_S, "token_s": pair.one_drafter_s(1), "choice": choice, **rates})
     return rows
 
 
@@ -277,11 +272,11 @@ def page(said: dict[str, float], tables: Tables, pairs: list[Pair], slower: list
     draft_error, verify_error = np.max([fit_errors(pair) for pair in pairs], axis=0)
     yield filled(f"""# SpecActor's TGS, and what decoupled drafting yields
 
-Made by `python experiments/specactor_tgs.py`; the numbers are computed, also those in the sentences. SpecActor (arXiv
-2511.16193, §4.1) plans decoupled drafting by TGS = τ_w / IL. It averages tokens over one interval IL = max(w·D, V_w), whatever
-happens, and halves what a miss yields for the time it costs. Two loops that draft and verify at once yield the renewal
-rate: the tokens of an attempt over its time, which is IL after a window that was accepted whole and w·D + V_w after a miss.
-*Executed* is by the two loops of tests/reference_decoupled.py, event by event, in a batch that nobody leaves.
+Made by `python experiments/specactor_tgs.py`; all numbers are computed. SpecActor (arXiv
+2511.16193, §4.1) plans decoupled drafting by TGS = τ_w / IL. It averages tokens over an interval IL = max(w·D, V_w) in
+all cases, and halves the tokens of a miss for its time. Two concurrent loops of drafting and verification have the renewal
+rate: the tokens of an attempt over its time, which is IL after a fully accepted window and w·D + V_w after a miss.
+*Executed* rates are of the two loops of tests/reference_decoupled.py, event by event, in a batch of constant size.
 
 ## The formulas
 
@@ -296,7 +291,7 @@ Middle: where one of the two takes longer, TGS falls below, by up to {said["belo
 little more than IL,
 and half its tokens are too few. So TGS is a bound on neither side, and it favours plans that balance.
 
-Right: in a batch whose passes take the same time for any number of requests, 64 requests of p = 0.7 and w = 4 lose
+Right: in a batch whose passes take equal time for any number of requests, 64 requests of p = 0.7 and w = 4 lose
 {said["wait 0.5"]:.0%} where verification takes half of w·D, {said["wait 1"]:.0%} where it takes as long,
 and {said["wait 2"]:.0%} where it takes twice as long. After a miss, the next window is drafted in w·D; if V >
 w·D, the verifier is then at work on the windows of those
@@ -313,7 +308,7 @@ tokens of context a request. Two drafters: {DRAFTERS[0]}, which is SpecActor's (
 and, as in SpecActor's GRPO-32B-20K, {PHASES["start"]:,} requests at the start; {PHASES["late"]} late in the rollout.
 Everything uses all GPUs, so tokens/s of a request compare. The planner sees affine times, as the paper's; they are off by up to
 {verify_error:.0%} (verification) and {draft_error:.0%} (drafting). What is executed takes the
-profile's. Acceptance is the same for all requests and positions.
+profile's. Acceptance is equal for all requests and positions.
 
 In the tables, a plan is drafter + verifier GPUs and the window. *Best* is the best executed of all such plans with windows to
 {MOST_WINDOW}; *coupled* the best that takes turns, the drafter on a GPU of its worker, by its formula, which
@@ -343,7 +338,7 @@ The picture: {DRAFTERS[0]}, on the GPUs chosen by TGS; a circle is a line's best
 
 
 def filled(text: str) -> str:
-    """Its paragraphs, each broken anew at 120 characters."""
+    """Return a text with each paragraph wrapped at 120 characters."""
     parts = (textwrap.fill(" ".join(part.split()), 120, break_long_words=False) for part in text.split("\n\n"))
     return "\n\n".join(parts).strip() + "\n"
 
@@ -362,7 +357,7 @@ def reading(rows: list[Row]) -> str:
             "changes when executed."
         )
     else:
-        first = "The two choose the same everywhere."
+        first = "The two agree everywhere."
     gaps = [r["tgs"]["tgs"] / r["tgs"]["executed"] - 1 for r in rows]
     pays = [r["p"] for r in rows if r["best"]["executed"] > r["decoding"]]
     beats = [r["p"] for r in rows if r["best"]["executed"] > r["coupled"]]
@@ -407,7 +402,7 @@ faster one, executed, in {better} of them. Against the best plan there is, TGS l
 and {max(lost["tgs"]):.0%} at most, the renewal rate {np.mean(lost["renewal"]):.0%} and {max(lost["renewal"]):.0%}. What
 is left is the affine fit and the batch: neither formula knows that passes hold fewer than b requests, nor that the
 missed wait. simrl plans by
-TGS, as published, unless told otherwise, and executes the loops.
+TGS, as published, by default, and executes the loops.
 """)
 
 

@@ -7,7 +7,6 @@ Takes a quarter of an hour on two cores. Sentences are made from the figures of 
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,13 +17,15 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from experiments.shared import errors_in_a_line, line, verl_trace
 from simrl.errors import InputError
-from simrl.importers.verl import read_verl_metrics, trace_from_verl_metrics
-from simrl.metrics import summary
-from simrl.plots import plot_comparison
-from simrl.scenario import Scenario, load_scenarios
-from simrl.simulate import compile_engine, compile_training, prepare, simulate
-from simrl.trace import write_trace
+from simrl.result.metrics import summary
+from simrl.scenario.load import load_scenarios
+from simrl.scenario.model import Scenario
+from simrl.show.figures.compare import comparison_figure
+from simrl.show.style import save
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import compile_engine, compile_training, simulate
 
 HERE = Path(__file__).resolve().parent
 PICTURES = HERE / "systems"
@@ -45,55 +46,46 @@ Row = Mapping[str, Any]
 INTRODUCTION = """\
 # Every system on three workloads
 
-Made by `python experiments/systems.py ../shared/data`; the numbers are simulated, the sentences are made from them. Each system
-has its recipe's defaults (`simrl systems show NAME`), so none is tuned to the workload or to the cluster; no speculative
-decoding anywhere. Averages leave the first half of the updates out (of the real run, the first third). *On-policy* means
-that no token was older than the weights that trained on it. × compares trained tokens a second and GPU with verl_colocated's:
-in so few updates, systems that put long responses off train on shorter ones. † marks off-policyness that had not settled.
-*dropped* is the share of generated tokens that were thrown away, *moved* of samples that were at more than one worker. The
-pictures show samples a second.
+Made by `python experiments/systems.py ../shared/data`; all numbers are simulated. Each system has its recipe's defaults
+(`simrl systems show NAME`), so none is tuned to the workload or to the cluster; no system drafts. Averages omit the first
+half of the updates (for the real run, the first third). *On-policy* means that no token was older than the weights that
+trained on it. × compares trained tokens a second and GPU with verl_colocated's: over few updates, systems that defer long
+responses train on shorter ones. † marks off-policyness that was still changing. *dropped* is the share of generated tokens
+that were discarded, *moved* the share of samples that ran on more than one worker. The pictures show samples a second.
 
 How to read it: where a system's trainer never waits (train idle 0 %) and its rollout GPUs do, its default split (75 %
-roll out) is what holds it up, not its rule; `adapt_split_every` or another `rollout_share` would tell. "Fastest" is no
-advice: tokens many updates old are a price in learning that is not simulated. A step of verl_fully_async is a quarter
-of the others'. Where no response exceeds partial_rollout's budget of 8,192 tokens (the real run), it is verl_colocated.
-How much is in flight differs, too: AReaL runs one batch at once by default (`max_concurrent`), Laminar at least a group
-on every worker (`sub_batch`, assumed): on large clusters that alone is many batches, and most of its lead and of its
-staleness.
+roll out) limits it, not its rule; try `adapt_split_every` or another `rollout_share`. "Fastest" is no recommendation:
+stale tokens have a cost in learning that is not simulated. A step of verl_fully_async is a quarter of the others'. Where
+no response exceeds partial_rollout's budget of 8,192 tokens (the real run), it equals verl_colocated. The number of
+requests in flight differs, too: AReaL runs one batch at once by default (`max_concurrent`), Laminar at least a group on
+every worker (`sub_batch`, assumed): on large clusters these are many batches, and explain most of its lead and staleness.
 
-What goes in: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured
+Inputs: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured
 kernels (profiles/README.md) with 1 ms of host time between passes; lengths with the stability of rank that the RhymeRL
-paper reports, which leaves responses of a prompt so alike that hardly one is an outlier: HistoPipe migrates less here
+paper reports, at which responses of a prompt are so similar that there are few outliers: HistoPipe migrates less here
 than the 1.5-3.5 % of the paper. For the real run, its logged lengths (experiments/verl_run.md), a 3B model, and step
-times from data sheets, which are too fast for that run's agent loop: only the relations between systems mean something
-there; a step of it has 512 responses, fewer than 1,024 GPUs have use for, and one epoch, so no length history. Training
-times rest on assumed efficiencies (MFU 0.35). All are inputs of the scenarios `systems_*.yaml` beside this page.
+times from data sheets, which are too fast for that run's agent loop: only the relations between systems are
+meaningful there; its steps have 512 responses, too few for 1,024 GPUs, and it has one epoch, so no length history.
+Training times assume an MFU of 0.35. All are inputs of the scenarios `systems_*.yaml` beside this page.
 """
 
 
 def main(
     data: Annotated[Path | None, typer.Argument(help="the folder with verl_run/")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="simulations at the same time")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, help="simultaneous simulations")] = os.cpu_count() or 1,
     redraw: Annotated[bool, typer.Option("--redraw", help="write the page from rows.json, without simulating")] = False,
 ) -> None:
-    try:
+    with errors_in_a_line("systems"):
         names = list(WORKLOADS)
         if data is None:
             names.remove("systems_verl")
         else:
-            log = data / "verl_run" / "do7bl4gg" / "output.log"
-            TRACE.parent.mkdir(exist_ok=True)
-            write_trace(
-                trace_from_verl_metrics(read_verl_metrics(log), 16, 0, name="verl_run", licence="Apache-2.0"), TRACE
-            )
+            verl_trace(data, TRACE)
         scenarios = {
             (name, gpus): load_scenarios(HERE / f"{name}.yaml", [f"cluster.gpus={gpus}"])
             for name in names
             for gpus in GPUS
         }
-    except InputError as error:
-        print(f"systems: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
     work = [scenario for group in scenarios.values() for scenario in group]
     done = json.loads(ROWS.read_text()) if redraw else simulate_all(work, jobs)
     rows = iter(done)
@@ -103,7 +95,7 @@ def main(
 
 
 def simulate_all(work: Sequence[Scenario], jobs: int) -> list[dict[str, Any]]:
-    """A row for each scenario, kept in rows.json as well."""
+    """Return a row for each scenario, also kept in rows.json."""
     compile_engine()
     compile_training()
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
@@ -115,7 +107,7 @@ def simulate_all(work: Sequence[Scenario], jobs: int) -> list[dict[str, Any]]:
 
 
 def simulate_one(scenario: Scenario) -> dict[str, Any]:
-    """A row of a table, or why the system cannot be on this workload and cluster."""
+    """Return a row of a table, or the reason why the system cannot run on this workload and cluster."""
     try:
         prepare(scenario)
     except InputError as error:
@@ -124,24 +116,22 @@ def simulate_one(scenario: Scenario) -> dict[str, Any]:
 
 
 def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]:
-    """The lines of the page; the pictures on the way."""
+    """Yield the lines of the page, and draw its pictures."""
     yield INTRODUCTION
     yield "## The fastest, in one table\n"
-    heads = "workload | GPUs | fastest | × | off-policyness mean / max | fastest with off-policyness ≤ 1 | ×"
-    yield f"| {heads} | fastest on-policy | × |"
+    heads = ("workload", "GPUs", "fastest", "×", "off-policyness mean / max", "fastest with off-policyness ≤ 1", "×")
+    yield line((*heads, "fastest on-policy", "×"))
     yield "|---" * 9 + "|"
     for (name, gpus), all_rows in tables.items():
         rows = [row for row in all_rows if "refused" not in row]
         first, best, strict = rows[0], fastest(rows), fastest([r for r in rows if on_policy(r)])
         bounded = fastest([r for r in rows if r["off_policyness_max"] <= 1])
-        yield (
-            f"| {WORKLOADS[name]} | {gpus:,} | {best['system']} | {times(best, first)} | {ages(best)} "
-            f"| {bounded['system']} | {times(bounded, first)} | {strict['system']} | {times(strict, first)} |"
-        )
+        named = (f"{row['system']} | {times(row, first)}" for row in (bounded, strict))
+        yield line((WORKLOADS[name], f"{gpus:,}", best["system"], times(best, first), ages(best), *named))
     for (name, gpus), all_rows in tables.items():
         rows = [row for row in all_rows if "refused" not in row]
         picture = PICTURES / f"{name.removeprefix('systems_')}_{gpus}.png"
-        plot_comparison([with_speedups(row, rows[0]) for row in rows], picture)
+        save(comparison_figure([with_speedups(row, rows[0]) for row in rows]), picture)
         yield f"\n## {WORKLOADS[name]}, {gpus:,} GPUs\n"
         yield from table(rows)
         for row in all_rows:
@@ -153,20 +143,19 @@ def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| " + " | ".join(HEADINGS) + " |"
+    yield line(HEADINGS)
     yield "|---" * len(HEADINGS) + "|"
     for row in rows:
         rate = f"{row['tokens_per_s']:,.0f}"
-        yield (
-            f"| {row['system']} | {f'**{rate}**' if row is fastest(rows) else rate} | {times(row, rows[0])} | {row['gpus']:,} "
-            f"| {row['step_s']:.1f} | {row['rollout_bubble']:.0%} | {row['train_idle']:.0%} | {ages(row)} "
-            f"| {row['dropped_share']:.1%} | {row['migrated_share']:.1%} |"
-        )
+        speed = (f"**{rate}**" if row is fastest(rows) else rate, times(row, rows[0]), f"{row['gpus']:,}")
+        shares = (f"{row['step_s']:.1f}", f"{row['rollout_bubble']:.0%}", f"{row['train_idle']:.0%}", ages(row))
+        yield line((row["system"], *speed, *shares, f"{row['dropped_share']:.1%}", f"{row['migrated_share']:.1%}"))
 
 
 def reading(rows: Sequence[Row]) -> str:
-    """Two sentences on a table: who is fastest and at what price, and where the others lose their time."""
-    first, best, strict, last = rows[0], fastest(rows), fastest([r for r in rows if on_policy(r)]), rows_slowest(rows)
+    """Return two sentences on a table: the fastest system and its price, and where the others lose their time."""
+    first, best, strict = rows[0], fastest(rows), fastest([r for r in rows if on_policy(r)])
+    last = min(rows, key=per_gpu)
     if best is strict:
         lead = f"{best['system']} trains most, {times(best, first)} {first['system']}, and stays on-policy."
     else:
@@ -175,19 +164,19 @@ def reading(rows: Sequence[Row]) -> str:
             f"{best['system']} trains most, {times(best, first)} {first['system']}, {aged}; of those on-policy, "
             f"{strict['system']} does, with {times(strict, first)}."
         )
-    waits = f"{first['system']}'s GPUs wait {first['rollout_bubble']:.0%} of their rollout time, {best['system']}'s "
-    waits += f"{best['rollout_bubble']:.0%}" + (
-        f" (its trainer {best['train_idle']:.0%})" if best["train_idle"] else ""
+    trainer = f" (its trainer {best['train_idle']:.0%})" if best["train_idle"] else ""
+    waits = (
+        f"{first['system']}'s GPUs wait {first['rollout_bubble']:.0%} of their rollout time, {best['system']}'s "
+        f"{best['rollout_bubble']:.0%}{trainer}"
     )
     return f"{lead} {waits}; {last['system']} is last with {times(last, first)}, {loss(last)}."
 
 
 def loss(row: Row) -> str:
-    """Where most of a row's time goes."""
     causes = {
         f"rollout GPUs waiting {row['rollout_bubble']:.0%} of their time": row["rollout_bubble"],
-        f"its trainer's GPUs waiting {row['train_idle']:.0%} of theirs": row["train_idle"]
-        * 0.25,  # a quarter of all GPUs
+        # a quarter of all GPUs
+        f"its trainer's GPUs waiting {row['train_idle']:.0%} of theirs": row["train_idle"] * 0.25,
         f"{row['dropped_share']:.0%} of its tokens dropped": row["dropped_share"],
     }
     return max(causes, key=lambda cause: causes[cause])
@@ -197,12 +186,8 @@ def fastest(rows: Sequence[Row]) -> Row:
     return max(rows, key=per_gpu)
 
 
-def rows_slowest(rows: Sequence[Row]) -> Row:
-    return min(rows, key=per_gpu)
-
-
 def per_gpu(row: Row) -> float:
-    """Trained tokens a second and GPU: a system that takes more GPUs has to make more of them."""
+    """Return trained tokens a second and GPU, which charges a system for additional GPUs."""
     return float(row["tokens_per_s"] / row["gpus"])
 
 

@@ -1,16 +1,15 @@
-"""Holds the engine against two real vLLM runs: 300 requests with recorded arrivals, on two models and tensor-parallel sizes.
+"""Comparison of the engine with real vLLM runs: 300 recorded requests, two GPUs, models and tensor-parallel sizes.
 
     python experiments/validate_engine.py ../shared/data [--json]
 
-The data folder has `vllm_runs/` (what was measured) and `kernel_profiles/` (the kernel times of that GPU, measured apart). A
+The data folder has `vllm_runs/` (the measured runs) and `kernel_profiles/` (the kernel times of that GPU, measured apart). A
 step time is composed of kernel times, and for TP2 of ring all-reduces at the link's configured figures (those of
 `serving_config.json`; they were not measured on that machine). No number is calibrated on the runs: vLLM schedules a pass
 while the one before runs, so that the GPU does not wait for the host, and the pause between passes is zero.
-`validate_engine.md` says what each cause is worth.
+`validate_engine.md` has the effect of each cause.
 """
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,15 +22,17 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from simrl.engine import EngineConfig
-from simrl.engine.state import Limits
+from experiments.kernel_tables import compose_kernel_tables, read_link
+from experiments.shared import AsJson, errors_in_a_line
+from simrl.engine.engine import EngineConfig
+from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.hardware import ModelShape, gpu, model_shape
-from simrl.profilers.collectives import read_link
-from simrl.profilers.kernel_tables import compose_kernel_tables
-from simrl.result import Lane, Recorder
-from simrl.trace import Response, Sample
-from simrl.worker import SimulatedWorker, WorkerCosts
+from simrl.profile.hardware import ModelShape, gpu, model_shape
+from simrl.result.result import Lane
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.worker import WorkerCosts
+from simrl.trace.trace import Response, Sample
 
 QUANTITIES = ("tpot_s", "latency_s", "ttft_s")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -57,7 +58,7 @@ class Run:
 
 
 def run_folders(data: Path) -> list[Path]:
-    """The recorded runs, `vllm_runs/<GPU>/<model>`."""
+    """Return the recorded runs, `vllm_runs/<GPU>/<model>`."""
     folders = sorted(path.parent for path in (data / "vllm_runs").glob("*/*/requests.jsonl"))
     if not folders:
         raise InputError(f"{data}: no vllm_runs/<GPU>/<model>/requests.jsonl; name the folder that holds vllm_runs/")
@@ -92,7 +93,8 @@ def read_run(folder: Path) -> Run:
 
 
 def kv_blocks(run: Run, shape: ModelShape) -> int:
-    """Blocks of 16 tokens of the KV cache: what meta.json says of it, or what is left of 0.9 of the memory (vLLM's default)."""
+    """Return the blocks of 16 tokens of the KV cache: from meta.json, or from the rest of 0.9 of the memory (vLLM's
+    default)."""
     recorded = json.loads((run.folder / "meta.json").read_text()).get("kv_cache", {}).get("num_gpu_blocks")
     if recorded:
         return int(recorded)
@@ -102,16 +104,17 @@ def kv_blocks(run: Run, shape: ModelShape) -> int:
 
 
 def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, int]]:
-    """First- and last-token times as the simulated worker has them, with the recorded arrivals, and the engine's totals."""
+    """Return first- and last-token times of the simulated worker with the recorded arrivals, and the engine's totals."""
     folder = data / "kernel_profiles" / run.gpu / run.name / f"tp{run.tp}"
     shape = model_shape(run.name)
     # A collective is one kernel of NCCL: its latency is paid once, not at each step of a ring as LLMServingSim counts.
     link = replace(read_link(run.folder / "serving_config.json"), latency_each_step=False)
     profile = compose_kernel_tables(folder, shape, run.tp, link, between_passes_s=0.0)
-    profile.require_covers(
-        run.max_num_batched_tokens, run.max_num_seqs, int((run.prompt_tokens + run.response_tokens).max())
-    )
-    limits = Limits(run.max_num_seqs, run.max_num_batched_tokens, 16, kv_blocks(run, shape), async_scheduling=True)
+    # A KV cache that holds few requests never comes near max_num_seqs: a run is held to the profiled sequences, and refused
+    # below where it would have used more.
+    sequences = min(run.max_num_seqs, int(profile.tables.decode_sequences[-1]))
+    profile.require_covers(run.max_num_batched_tokens, sequences, int((run.prompt_tokens + run.response_tokens).max()))
+    limits = Limits(sequences, run.max_num_batched_tokens, 16, kv_blocks(run, shape), async_scheduling=True)
     env = simpy.Environment()
     responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}
     record = Recorder([Lane("rollout-000", run.tp)])
@@ -126,11 +129,20 @@ def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.
     for i in range(run.arrival_s.size):
         env.process(request(i))
     env.run()
+    if most_at_once(first_s, last_s) >= sequences < run.max_num_seqs:
+        profile.require_covers(run.max_num_batched_tokens, run.max_num_seqs, 1)
     return first_s, last_s, worker.engine.totals
 
 
+def most_at_once(first_s: NDArray[np.float64], last_s: NDArray[np.float64]) -> int:
+    """Return the most requests that were between their first and their last token at one time."""
+    changes = np.concatenate([np.ones(first_s.size), -np.ones(last_s.size)])
+    return int(changes[np.argsort(np.concatenate([first_s, last_s]), kind="stable")].cumsum().max())
+
+
 def errors(run: Run, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) -> dict[str, Any]:
-    """Relative errors of the means over requests and of the quantiles of each quantity, and which are within the bars."""
+    """Return relative errors of the means over requests and of the quantiles of each quantity, and which are within the
+    bars."""
 
     def quantities(first: NDArray[np.float64], last: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         return {
@@ -149,16 +161,8 @@ def errors(run: Run, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) 
             pair = [float(np.quantile(each[name], q)) for each in (measured, simulated)]
             error = pair[1] / pair[0] - 1
             within = abs(error) <= QUANTILE_BAR if q in BARRED else None
-            row["quantiles"].append(
-                {
-                    "quantity": name,
-                    "quantile": q,
-                    "measured": pair[0],
-                    "simulated": pair[1],
-                    "err": error,
-                    "within_bar": within,
-                }
-            )
+            found = {"quantity": name, "quantile": q, "measured": pair[0], "simulated": pair[1]}
+            row["quantiles"].append({**found, "err": error, "within_bar": within})
     means = [abs(row[f"{name.removesuffix('_s')}_mean_err"]) <= MEAN_BAR for name in QUANTITIES]
     row["means_within_bar"] = dict(zip(QUANTITIES, means, strict=True))
     row["within_bars"] = all(means) and all(x["within_bar"] is not False for x in row["quantiles"])
@@ -167,17 +171,14 @@ def errors(run: Run, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) 
 
 def main(
     data: Annotated[Path, typer.Argument(help="the folder with vllm_runs/ and kernel_profiles/")],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    try:
-        rows = []
+    rows = []
+    with errors_in_a_line("validate_engine"):
         for folder in run_folders(data):
             run = read_run(folder)
             first_s, last_s, totals = simulate_run(data, run)
             rows.append(errors(run, first_s, last_s) | {"preemptions": totals["preemptions"]})
-    except InputError as error:
-        print(f"validate_engine: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
     if as_json:
         print(json.dumps(rows, indent=1))
         return

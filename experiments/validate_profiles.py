@@ -1,11 +1,11 @@
-"""Holds derived profiles against measured serving on H100: the time per output token (TPOT) of closed loops of requests.
+"""Comparison of derived profiles with measured serving on H100: the time per output token (TPOT) of closed loops of requests.
 
     python experiments/validate_profiles.py ../shared/data [--json]
 
 `serving_measurements/` in the data folder has points by model, backend, tensor-parallel size, concurrency, prompt and output
 length. Each is predicted through the profile of its model, backend and size: with the project's own engine, as many clients
 each sending its next request when the last one ended (vLLM and TensorRT-LLM mix prefill into decode passes), or by SGLang's
-rule (prefill first, whole waves of requests; see `wave_tpot_s`). Profiles are kernels alone. What the host does between two
+rule (prefill first, whole waves of requests; see `wave_tpot_s`). Profiles are kernels alone. The host time between two
 passes is two constants a backend, one a pass and one a sequence: set on half of that backend's points (a hash of their
 names) and judged on the other half. The files in `profiles/` serve where they fit; the others are derived, which needs
 aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed as not covered.
@@ -14,7 +14,6 @@ aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed as 
 import json
 import logging
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +29,17 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import least_squares
 
-from simrl.engine.state import Limits
+from experiments.shared import AsJson, errors_in_a_line
+from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.hardware import MODELS, gpu
-from simrl.profile import TableProfile, pass_s, read_profile
-from simrl.profilers import aiconfigurator
-from simrl.result import Lane, Recorder
-from simrl.trace import Response, Sample
-from simrl.worker import SimulatedWorker, WorkerCosts
+from simrl.profile.hardware import MODELS, gpu
+from simrl.profile.profile import TableProfile, pass_s, read_profile
+from simrl.profile.profilers import aiconfigurator
+from simrl.result.result import Lane
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.worker import WorkerCosts
+from simrl.trace.trace import Response, Sample
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 PASS_TOKENS = 8192  # the default of all three backends for a server on H100
@@ -69,8 +71,8 @@ def _dense(path: str, name: str, fp8: bool = False, fp8_cache: bool = False) -> 
     )
 
 
-# By model, backend and the precision of the weights, as the file says it. It does not say that of the KV cache: that of
-# TensorRT-LLM's FP8 checkpoints is FP8 (their hf_quant_config.json), vLLM keeps bfloat16 unless told.
+# By model, backend and the precision of the weights, as in the file. It lacks the precision of the KV cache: FP8 for
+# TensorRT-LLM's FP8 checkpoints (their hf_quant_config.json), bfloat16 by default for vLLM.
 SERVED = {
     ("Qwen/Qwen3-32B", "vllm", "bf16"): _dense("Qwen/Qwen3-32B", "qwen3-32b"),
     ("Qwen/Qwen3-32B", "vllm", "fp8"): _dense("Qwen/Qwen3-32B", "qwen3-32b", fp8=True),
@@ -86,7 +88,7 @@ MIXTURES = ("Qwen/Qwen3-235B-A22B-FP8", "MiniMaxAI/MiniMax-M2.5")
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: `concurrency` requests at a time, each of so many prompt and output tokens."""
+    """One measurement: `concurrency` requests at a time, with their prompt and output tokens."""
 
     name: str
     model: str
@@ -111,7 +113,7 @@ class Point:
 
 @dataclass
 class Row:
-    """A point and what it is predicted to take: by kernels alone, and with the host times of its backend."""
+    """A point and its predictions: by kernels alone, and with the host times of its backend."""
 
     point: Point
     profile: TableProfile
@@ -120,7 +122,7 @@ class Row:
 
 
 def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
-    """The measurements that can be predicted, and how many cannot, by the reason."""
+    """Return the measurements that can be predicted, and the number of others by reason."""
     path = data / "serving_measurements" / "h100_sxm_agg.csv"
     try:
         rows = pd.read_csv(path)
@@ -156,7 +158,7 @@ def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
 
 
 def profile_for(point: Point) -> TableProfile:
-    """From the shipped files where there is one, else derived. Raises `InputError` where the database has none."""
+    """Return the shipped profile of a point, else a derived one. Raise `InputError` where the database has none."""
     served = point.served
     shipped = PROFILES / f"{served.shape}_h100_tp{point.tp}.parquet"
     if point.backend == "vllm" and shipped.is_file():
@@ -185,13 +187,13 @@ def profile_for(point: Point) -> TableProfile:
 
 
 def kv_blocks(point: Point) -> int:
-    """Blocks of 16 tokens that the memory of the GPUs holds."""
+    """Return the blocks of 16 tokens that the memory of the GPUs holds."""
     memory = point.tp * (MEMORY_SHARE * gpu("h100").memory_bytes - WORKING_BYTES) - point.served.weight_bytes
     return int(memory / point.served.kv_bytes_per_token) // 16
 
 
 def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
-    """Mean over the requests of a closed loop in the project's engine.
+    """Return the mean TPOT over the requests of a closed loop in simrl's engine.
 
     Each client's first request is cut to another length, so that the clients are spread over a request's life, as the
     measured times to first token say they were; it does not count.
@@ -219,8 +221,9 @@ def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
 
 
 def wave_tpot_s(point: Point, profile: TableProfile) -> float:
-    """SGLang prefills all that waits before it decodes, so requests of one length go in waves: those that are prefilled
-    first wait for the others' prefill, then all decode together. Half of the prefill passes is what a request waits for."""
+    """Return the TPOT by SGLang's rule. It prefills all waiting requests before it decodes, so requests of one length run in
+    waves: the first ones wait for the prefill of the others, then all decode together. A request waits for half of the prefill
+    passes."""
     prompts = min(point.concurrency, max(1, PASS_TOKENS // point.prompt_tokens))  # of one pass
     tokens, attended = prompts * point.prompt_tokens, prompts * point.prompt_tokens**2 / 2
     prefill_s = pass_s(profile.tables, float(tokens), float(prompts), float(tokens), attended, 0.0, 0.0)
@@ -234,8 +237,8 @@ def predict(point: Point, profile: TableProfile) -> float:
 
 
 def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, float]:
-    """Seconds a pass and a sequence in it, not negative, that leave the least relative errors of these points (few points
-    far off count for little)."""
+    """Return seconds a pass and a sequence in it, not negative, with the least relative errors of these points (robust to
+    outliers)."""
     measured = np.array([p.tpot_s for p in points])
     work = np.array([[1.0, p.concurrency] for p in points])
 
@@ -249,7 +252,7 @@ def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, floa
 
 
 def errors(rows: list[Row], predicted: str) -> dict[str, float]:
-    """Of the relative errors of some points: the median, the median of their sizes, and what nine of ten are within."""
+    """Return the median relative error, the median of the sizes, and the size that nine of ten are within."""
     relative = np.array([getattr(row, predicted) / row.point.tpot_s - 1 for row in rows])
     sizes = np.abs(relative)
     return {
@@ -260,7 +263,7 @@ def errors(rows: list[Row], predicted: str) -> dict[str, float]:
 
 
 def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row], dict[str, tuple[float, float]]]:
-    """The points with their predictions, and by backend the seconds of host time, set on the half that calibrates."""
+    """Return the points with their predictions, and by backend the seconds of host time, fitted on the calibration half."""
     profiles: dict[tuple[object, ...], TableProfile | str] = {}
     rows: list[Row] = []
     for point in points:
@@ -271,11 +274,10 @@ def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row
             except InputError as error:
                 profiles[key] = str(error)
         profile = profiles[key]
-        why = profile if isinstance(profile, str) else ""
         if kv_blocks(point) * 16 < point.prompt_tokens + point.output_tokens:
-            why = f"{point.model} at tp {point.tp}: no room for the KV cache"
-        if isinstance(profile, str) or why:
-            left_out[why] = left_out.get(why, 0) + 1
+            profile = f"{point.model} at tp {point.tp}: no room for the KV cache"
+        if isinstance(profile, str):
+            left_out[profile] = left_out.get(profile, 0) + 1
         else:
             rows.append(Row(point, profile, predict(point, profile)))
     constants = {}
@@ -284,28 +286,19 @@ def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row
         used = [row for row in own if row.point.calibrates]
         each_pass_s, each_sequence_s = host_times([row.point for row in used], [row.kernels_s for row in used])
         constants[backend] = each_pass_s, each_sequence_s
-        with_host = {
-            id(row.profile): row.profile.with_corrections(
-                between_passes_s=each_pass_s, sequence_overhead_s=each_sequence_s
-            )
-            for row in own
-        }
+        host = {"between_passes_s": each_pass_s, "sequence_overhead_s": each_sequence_s}
         for row in own:
             if not row.point.calibrates:
-                row.with_host_s = predict(row.point, with_host[id(row.profile)])
+                row.with_host_s = predict(row.point, row.profile.with_corrections(**host))
     return rows, constants
 
 
 def main(
-    data: Annotated[Path, typer.Argument(help="the folder with serving_measurements/")],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")] = False,
+    data: Annotated[Path, typer.Argument(help="the folder with serving_measurements/")], as_json: AsJson = False
 ) -> None:
     logging.disable(logging.WARNING)  # aiconfigurator says what it takes from other versions of a backend
-    try:
+    with errors_in_a_line("validate_profiles"):
         points, left_out = read_points(data)
-    except InputError as error:
-        print(f"validate_profiles: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
     rows, constants = predict_all(points, left_out)
 
     def line(name: str, some: list[Row]) -> dict[str, object]:

@@ -4,8 +4,8 @@
 
 The model is made here, random; lengths are long-tailed draws; one scenario is simulated and replayed. Nothing is fitted to a
 replay: a profile is measured before, by `simrl measure`, with as many engines running as the replay has, for minutes, because
-such a machine, whose host others share, is now slower, now faster, by a half within seconds. Each case is replayed three times,
-and the largest difference between two of these stands beside its errors: no prediction can be told to be better than that.
+the speed of such a machine, whose host others share, varies by a half within seconds. Each case is replayed three times, and
+the largest difference between two of these stands beside its errors: no prediction can be shown to be better.
 
 Errors are those of the rollout: the clock stands while no worker rolls out, so that training, which is held for the
 predicted time, does not flatter them. Takes about half an hour on two cores that do nothing else.
@@ -16,8 +16,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,16 +30,20 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from experiments.shared import markdown, measure_engine
 from replay.random_model import make_model, nudge
-from replay.replayer import Fleet, ReplayConfig, engine_settings, process_fleet, replay
+from replay.replayer import Fleet, Measured, ReplayConfig, engine_settings, process_fleet, replay
 from replay.speculative import forced as with_an_oracle
-from simrl.agreement import Agreement, Spread, agree, repeat_spread
-from simrl.agreement_plot import plot_agreement
-from simrl.decisions import Difference
-from simrl.result import Result
-from simrl.scenario import Scenario, load_scenarios
-from simrl.simulate import Prepared, prepare, simulate_prepared, with_measured_loads
-from simrl.trace import Trace, TraceMetadata, write_trace
+from simrl.analysis.agreement import Agreement, Spread, agree, repeat_spread
+from simrl.analysis.decisions import Discrepancy
+from simrl.result.result import Result
+from simrl.scenario.load import load_scenarios
+from simrl.scenario.model import Scenario
+from simrl.show.figures.agree import agreement_figure
+from simrl.show.style import save
+from simrl.simulate.prepare import Prepared, prepare, with_measured_loads
+from simrl.simulate.run import simulate_prepared
+from simrl.trace.trace import Trace, TraceMetadata, write_trace
 
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)
@@ -59,23 +61,23 @@ PAGE_TOP = """# Predicted against measured, on two CPU cores
 
 `python experiments/validate_replay.py --page experiments/replay.md` wrote this page. Profiles were measured on the machine
 (`simrl measure`), the schedules simulated with them, and then run by real vLLM engines with a random model of 4 layers
-(float32, one thread an engine). Nothing was fitted to a replay. Training and rewards are held for the predicted time; errors
-are scored on the rollout clock, which stands while no worker rolls out. An error is the mean of the sizes of those of three
-replays, *worst* that of the worst one, *repeats* the largest difference between two replays of the same schedule. Other
-machines share this one's host: it is now slower, now faster, by a half within seconds. So a profile is measured for minutes,
-and where repeats are further apart than a bar, that is the bar: no prediction can be told to be better. What then passes is
-counted apart. A *near-tie* is a decision that was taken otherwise because two events, no further apart than two passes of the
-engine, changed places; other decisions that differ are real, and named.
+(float32, one thread an engine). Nothing was fitted to a replay. Training and rewards take the predicted time; errors are
+scored on the rollout clock, which stops while no worker rolls out. An error is the mean absolute error of three replays,
+*worst* the error of the worst one, *repeats* the largest difference between two replays of a schedule. Other machines share
+this one's host: its speed varies by half within seconds. So a profile is measured for minutes, and where repeats differ by
+more than a bar, their difference is the bar, as no prediction can be shown to be better; checks that pass only then
+are counted separately. A *near-tie* is a decision that differs because two events, at most two engine passes apart, changed
+places; other differing decisions are real, and listed.
 
-**No GPU was at hand: there are no GPU figures here.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic acceptance)
-was not run; everything on this page is from a CPU.
+**There are no GPU figures here: no GPU was available.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic
+acceptance) was not run; everything on this page is from a CPU.
 """
 
 Lengths = Callable[[np.random.Generator], list[list[list[int]]]]  # by step, prompt, sample
 
 
 class Case(NamedTuple):
-    """A system on so many workers, over a trace made by `lengths`; prompts come again every step where `epochs`."""
+    """A system on a number of workers, over a trace made by `lengths`; with `epochs`, every step repeats the prompts."""
 
     name: str
     system: dict[str, Any]
@@ -89,23 +91,16 @@ class Case(NamedTuple):
         return "speculation" in self.system
 
     @property
-    def draws_anew(self) -> bool:
-        """Whether repeats differ by what is drawn: live drafts."""
-        return self.drafts and not self.forced
-
-    @property
     def engines(self) -> tuple[int, bool, bool]:
-        """Cases that agree in this run on the same engines, with the same profile."""
+        """Return the key of the cases that share engines and a profile."""
         return self.workers, self.drafts, self.forced
 
     @property
     def plain(self) -> Case:
-        """The same without drafts."""
         system = {name: value for name, value in self.system.items() if name != "speculation"}
         return self._replace(system=system, name=f"{self.name}, recorded")
 
     def config(self, config: ReplayConfig) -> ReplayConfig:
-        """What its replays are given."""
         return replace(config, temperature=0.0, forced_acceptance=self.drafts) if self.forced else config
 
     def prepare(self, scenario: Scenario) -> Prepared:
@@ -114,7 +109,7 @@ class Case(NamedTuple):
 
 
 def long_tailed(steps: int, prompts: int, group: int) -> Lengths:
-    """Lognormal lengths. Responses of a prompt are alike, as far as a prompt goes."""
+    """Return lognormal lengths; responses of a prompt are correlated."""
 
     def draw(rng: np.random.Generator) -> list[list[list[int]]]:
         of_prompt = rng.normal(0.0, 0.6, (1, prompts, 1))
@@ -126,7 +121,8 @@ def long_tailed(steps: int, prompts: int, group: int) -> Lengths:
 
 
 def with_an_outlier(steps: int, prompts: int, group: int) -> Lengths:
-    """The same, but one response of a short prompt is as long as is allowed in the second epoch: HistoPipe moves it."""
+    """Return long-tailed lengths in which one response of a short prompt reaches the cap in the second epoch: HistoPipe moves
+    it."""
 
     def draw(rng: np.random.Generator) -> list[list[list[int]]]:
         lengths = long_tailed(steps, prompts, group)(rng)
@@ -155,7 +151,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case with a seed: its prediction against each of the repeats, and these against one another."""
+    """A case with a seed: its prediction against each of the repeats, and the repeats against one another."""
 
     case: Case
     seed: int
@@ -165,18 +161,17 @@ class Outcome:
     other_between_repeats: int  # decisions, of two repeats, beside near-ties
 
     def errors(self, error: str) -> list[float]:
-        """One a repeat, with its sign."""
         return [value for agreement in self.agreements if (value := getattr(agreement.errors, error)) is not None]
 
     def mean(self, error: str) -> float | None:
-        """Of the sizes of an error over the repeats; of acceptance, whose repeats are draws, the size of the mean."""
+        """Return the mean absolute error over the repeats; for acceptance, whose repeats are draws, the absolute mean."""
         values = self.errors(error)
         if not values:
             return None
         return abs(float(np.mean(values))) if error == "acceptance_err" else float(np.mean(np.abs(values)))
 
     def noise(self, error: str) -> float | None:
-        """The largest size of this error between two repeats."""
+        """Return the largest absolute difference of this error between two repeats."""
         return None if self.spread is None else getattr(self.spread.largest, error)
 
     def acceptance(self, run: str) -> float | None:
@@ -184,7 +179,6 @@ class Outcome:
         return None if None in values else float(np.mean(values))
 
     def row(self) -> dict[str, Any]:
-        """For `--json`."""
         return {
             "case": self.case.name,
             "seed": self.seed,
@@ -210,7 +204,7 @@ class Outcome:
         }
 
     def within(self, widened: bool = True) -> dict[str, bool]:
-        """The bars that hold; where the repeats' own spread is larger than a bar, the spread is the bar, if it may be."""
+        """Return which bars hold; with `widened`, the spread of the repeats replaces a smaller bar."""
         checks = {
             "makespan": ("makespan_err", BARS[self.case.workers]),
             "sample": ("sample_mape", SAMPLE_BAR),
@@ -230,13 +224,13 @@ def trace_of(case: Case, seed: int) -> Trace:
     rng = np.random.default_rng([seed, *case.name.encode()])
     lengths = case.lengths(rng)
     prompt_tokens = rng.integers(*PROMPT_TOKENS, size=sum(len(step) for step in lengths)).tolist()
-    prompt_tokens[0] = PROMPT_TOKENS[1]  # engines are shared: all have the same longest sample
-    rows = []
-    for step, prompts in enumerate(lengths):
-        for i, responses in enumerate(prompts):
-            prompt = i if case.epochs else step * len(prompts) + i
-            for sample, tokens in enumerate(responses):
-                rows.append((step, step if case.epochs else 0, prompt, sample, prompt_tokens[prompt], tokens))
+    prompt_tokens[0] = PROMPT_TOKENS[1]  # engines are shared: all have one longest sample
+    rows = [
+        (step, step if case.epochs else 0, prompt, sample, prompt_tokens[prompt], tokens)
+        for step, prompts in enumerate(lengths)
+        for prompt, responses in enumerate(prompts, 0 if case.epochs else step * len(prompts))
+        for sample, tokens in enumerate(responses)
+    ]
     names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens")
     metadata = TraceMetadata(
         name=f"{case.name}, seed {seed}",
@@ -249,7 +243,7 @@ def trace_of(case: Case, seed: int) -> Trace:
 
 
 class Bench:
-    """The folder that everything is in: the model in its versions, profiles, traces, scenarios."""
+    """The folder of the model's versions, the profiles, traces and scenarios."""
 
     def __init__(self, folder: Path, say: Console) -> None:
         self.folder = folder
@@ -262,34 +256,25 @@ class Bench:
         self.config = ReplayConfig(self.weights[0], tuple(self.weights), dtype="float32")
 
     def profile(self, case: Case, engines_draft: bool = False) -> Path:
-        """Measured now, as a user would, unless it has been; `engines_draft` where they can though the case does not."""
+        """Return the profile of the case, measured here if it is missing; `engines_draft` if only the engines can draft."""
         drafts = case.drafts or engines_draft
-        path = (
-            self.folder
-            / f"profile-{case.workers}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
+        name = f"profile-{case.workers}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
+        return measure_engine(
+            self.weights[0],
+            self.folder / name,
+            ENGINE,
+            neighbours=case.workers - 1,
+            max_model_len=PROMPT_TOKENS[1] + CAP_TOKENS + 2 * DRAFT_TOKENS + 1,
+            draft_tokens=DRAFT_TOKENS if drafts else 0,
+            temperature=0 if case.forced else 1,
+            repeats=PROFILE_REPEATS,
+            budget=PROFILE_S,
         )
-        if not path.exists():
-            options = {
-                "--model": self.weights[0], "--device": "cpu", "--gpu": "cpu", "--neighbours": case.workers - 1,
-                "--max-num-seqs": ENGINE["max_num_seqs"], "--max-num-batched-tokens": ENGINE["max_num_batched_tokens"],
-                "--block-size": ENGINE["block_size"], "--kv-cache-tokens": ENGINE["kv_cache_tokens"],
-                "--max-model-len": PROMPT_TOKENS[1] + CAP_TOKENS + 2 * DRAFT_TOKENS + 1,
-                "--draft-tokens": DRAFT_TOKENS if drafts else 0, "--temperature": 0 if case.forced else 1,
-                "--repeats": PROFILE_REPEATS, "--budget": PROFILE_S, "--output": path,
-            }  # fmt: skip
-            words = [str(word) for pair in options.items() for word in pair]
-            subprocess.run([sys.executable, "-m", "simrl.cli", "measure", *words], check=True, stdout=sys.stderr)
-        return path
 
     def prepared(
-        self,
-        case: Case,
-        seed: int,
-        trace: Trace,
-        engines_draft: bool = False,
-        profile: dict[str, Any] | None = None,
+        self, case: Case, seed: int, trace: Trace, engines_draft: bool = False, profile: dict[str, Any] | None = None
     ) -> Prepared:
-        """A case as simulated and replayed; `engines_draft` where the engines can draft though the case does not."""
+        """Return a case as simulated and replayed; `engines_draft` if only the engines can draft."""
         path = self.folder / f"{_file_name(case)}-{seed}"
         write_trace(trace, path.with_suffix(".parquet"))
         system = {"speculation": "none", **case.system, "rollout_share": case.workers / GPUS}
@@ -310,31 +295,29 @@ class Bench:
         return case.prepare(with_measured_loads(found, found.profile.path) if found.profile.path else found)
 
     def fleet(self, case: Case, trace: Trace) -> Fleet:
-        """Engines for a case, and all like it. They are idle while the profile is measured."""
+        """Start the engines of a case, and of all like it. They are idle while the profile is measured."""
         self.say.print(f"starting {case.workers} engine(s) …")
         prepared = self.prepared(case, 0, trace, profile={"roofline": {}, "path": None})
         config = case.config(self.config)
         return process_fleet(case.workers, engine_settings(prepared, config), config, self.folder)
 
     def keep(self, case: Case, seed: int, predicted: Result, measured: Sequence[Result]) -> None:
-        """Both, to be looked at again (`simrl compare`)."""
         for name, result in (("predicted", predicted), *((f"measured-{i}", m) for i, m in enumerate(measured))):
             folder = self.folder / f"{_file_name(case)}-{seed}" / name
             folder.mkdir(parents=True, exist_ok=True)
             result.write(folder)
 
     def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
-        """The trace of a case that drafts: with tokens, generated once without drafting, at the same temperature. What the
-        drafter would make of them is the prediction."""
+        """Return the trace of a case that drafts, with tokens, generated once without drafting at the case's temperature: the
+        prediction counts drafts on them."""
         recording = self.prepared(case.plain, seed, trace_of(case, seed), True)
-        measured = replay(recording, fleet, case.plain.config(self.config))
-        if measured.stopped is not None or measured.trace is None:
-            raise measured.stopped or RuntimeError("nothing was recorded")
-        return measured.trace
+        trace = _replayed(recording, fleet, case.plain.config(self.config)).trace
+        assert trace is not None
+        return trace
 
 
 def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int, pictures: Path) -> list[Outcome]:
-    """All cases that share engines one after the other, seeds inside, so that an engine starts once."""
+    """Run the cases that share engines one after the other, seeds inside, so that an engine starts once."""
     outcomes = []
     for engines in dict.fromkeys(case.engines for case in cases):
         same = [case for case in cases if case.engines == engines]
@@ -343,36 +326,28 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
                 trace = bench.recorded(case, seed, fleet) if case.drafts else trace_of(case, seed)
                 prepared = bench.prepared(case, seed, trace)
                 predicted = simulate_prepared(prepared)
-                measured = [_measured(prepared, fleet, case.config(bench.config)) for _ in range(repeats)]
+                measured = [_replayed(prepared, fleet, case.config(bench.config)).result for _ in range(repeats)]
                 bench.keep(case, seed, predicted, measured)
-                outcomes.append(_outcome(case, seed, predicted, measured))
-                bench.say.print(_line(outcomes[-1]))
+                agreements = tuple(agree(predicted, result) for result in measured)
+                spread = repeat_spread(measured) if len(measured) > 1 else None
+                others = (len(agree(*pair).real_differences) for pair in combinations(measured, 2))
+                outcome = Outcome(case, seed, agreements, spread, _migrations(predicted), max(others, default=0))
+                outcomes.append(outcome)
+                shown = (f"{name} {cell}" for name, cell in zip(COLUMNS, cells(outcome), strict=True) if cell)
+                bench.say.print("  ".join(shown))
                 if seed == seeds[0]:
-                    plot_agreement(predicted, measured[0], outcomes[-1].agreements[0], pictures / _picture(case))
+                    save(agreement_figure(predicted, measured[0], agreements[0]), pictures / _picture(case))
     return outcomes
 
 
-def _outcome(case: Case, seed: int, predicted: Result, measured: Sequence[Result]) -> Outcome:
-    """What is known of a case after its repeats."""
-    return Outcome(
-        case,
-        seed,
-        tuple(agree(predicted, result) for result in measured),
-        repeat_spread(measured) if len(measured) > 1 else None,
-        _migrations(predicted),
-        max((len(agree(*pair).real_differences) for pair in combinations(measured, 2)), default=0),
-    )
-
-
-def _measured(prepared: Prepared, fleet: Fleet, config: ReplayConfig) -> Result:
+def _replayed(prepared: Prepared, fleet: Fleet, config: ReplayConfig) -> Measured:
     measured = replay(prepared, fleet, config)
     if measured.stopped is not None:
         raise measured.stopped
-    return measured.result
+    return measured
 
 
 def _migrations(result: Result) -> int:
-    """Samples with tokens of more than one worker."""
     segments = result.segments.to_pandas()
     return int((segments.groupby("uid")["worker"].nunique() > 1).sum())
 
@@ -384,7 +359,7 @@ COLUMNS = (
 
 
 def cells(outcome: Outcome) -> list[str]:
-    """A row of the table, in the order of `COLUMNS`; "repeats" is the largest difference of two repeats."""
+    """Return a row of the table, in the order of `COLUMNS`; "repeats" is the largest difference of two repeats."""
 
     def percent(value: float | None, sign: str = "") -> str:
         return "" if value is None else f"{value * 100:{sign}.1f} %"
@@ -410,20 +385,14 @@ def cells(outcome: Outcome) -> list[str]:
     ]
 
 
-def _line(outcome: Outcome) -> str:
-    return "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells(outcome), strict=True) if cell)
-
-
 def page_of(outcomes: Sequence[Outcome]) -> str:
-    """The page: the table, what it means, the pictures of the first seed."""
+    """Return the page: the table, its summary, and the pictures of the first seed."""
     held, as_is = ([ok for outcome in outcomes for ok in outcome.within(widened).values()] for widened in (True, False))
     lines = [
         PAGE_TOP,
         f"Host: {platform.machine()}, {os.cpu_count()} cores; {datetime.now(UTC):%Y-%m-%d}.",
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "---|" * len(COLUMNS),
-        *("| " + " | ".join(cells(outcome)) + " |" for outcome in outcomes),
+        *markdown(COLUMNS, list(map(cells, outcomes))),
         "",
         f"Of {len(held)} checks (makespan within 5 % on one worker and 10 % on two, completions within 8 %, acceptance "
         f"within 0.03, no decision otherwise but near-ties), {sum(as_is)} hold as they are, and {sum(held)} where the repeats' "
@@ -433,31 +402,25 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
         "",
     ]
     for outcome in outcomes:
-        missed = [name for name, ok in outcome.within().items() if not ok]
-        if missed:
+        if missed := [name for name, ok in outcome.within().items() if not ok]:
             lines.append(
                 f"- Beyond the repeats' spread, too: {outcome.case.name}, seed {outcome.seed}: {', '.join(missed)}."
             )
     lines += ["", "## Decisions that were taken otherwise", ""]
     for outcome in outcomes:
-        # A difference has others in its wake, so of each repeat the first ones tell most.
-        told = [d.text for agreement in outcome.agreements for d in _real_first(agreement)[:2]]
-        lines += [f"- {outcome.case.name}, seed {outcome.seed}: {text}" for text in dict.fromkeys(told)]
+        # A difference has others in its wake, so the first ones of each repeat say most.
+        first = [d.text for agreement in outcome.agreements for d in _real_first(agreement)[:2]]
+        lines += [f"- {outcome.case.name}, seed {outcome.seed}: {text}" for text in dict.fromkeys(first)]
     lines += ["", "## Pictures, predicted above measured", ""]
-    lines += [
-        f"![{outcome.case.name}]({_picture(outcome.case)})\n"
-        for outcome in outcomes
-        if outcome.seed == outcomes[0].seed
-    ]
-    return "\n".join(lines) + "\n"
+    shown = [outcome.case for outcome in outcomes if outcome.seed == outcomes[0].seed]
+    return "\n".join([*lines, *(f"![{case.name}]({_picture(case)})\n" for case in shown)]) + "\n"
 
 
-def _real_first(agreement: Agreement) -> list[Difference]:
+def _real_first(agreement: Agreement) -> list[Discrepancy]:
     return sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)
 
 
 def _in_short(outcomes: Sequence[Outcome]) -> list[str]:
-    """The largest errors."""
     lines = []
     for workers, name in ((1, "one worker"), (2, "two workers")):
         own = [outcome for outcome in outcomes if outcome.case.workers == workers]
@@ -494,7 +457,6 @@ def main(
     only: Annotated[str, typer.Option(help="a part of the names of the cases to run")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of the table")] = False,
 ) -> None:
-    """Measure, predict, replay, and compare."""
     say = Console(stderr=True, highlight=False)
     cases = [case for case in CASES if only in case.name]
     if not cases:

@@ -1,10 +1,10 @@
-"""Holds the model of a training step against measured ones: Qwen3-0.6B and 4B, RL and SFT, full and LoRA, on three GPUs.
+"""Compare the model of a training step with measured ones: Qwen3-0.6B and 4B, RL and SFT, full and LoRA, on three GPUs.
 
     python experiments/validate_training.py ../shared/data [--json]
 
 `train_step_benchmarks/` in the data folder has prime-rl's own benchmarks: each step has two micro-batches a GPU, each one
 sequence. The work follows from the model's shape (`simrl.training`): matrix products and attention, a second forward pass
-where activations are recomputed, no gradients of the weights with LoRA, and what moves through memory beside. How fast it
+where activations are recomputed, no gradients of the weights with LoRA, and the traffic through memory. How fast it
 goes is six constants: attention's share of the data sheet on each GPU, and how often activations (full and LoRA) and the
 logits of an RL step pass through memory. A hash of their names parts the measurements in two halves: each half is judged with
 the constants that were set on the other. The share of matrix products is no constant: `MATRIX_MFU` is what measured kernels
@@ -12,7 +12,6 @@ reach.
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,11 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import least_squares
 
+from experiments.shared import AsJson, errors_in_a_line
 from simrl.errors import InputError
-from simrl.hardware import GPUS, MODELS
-from simrl.training import TrainingConfig, TrainingCosts
+from simrl.profile.hardware import GPUS, MODELS
+from simrl.runtime.training_costs import TrainingCosts
+from simrl.scenario.training import TrainingConfig
 
 MATRIX_MFU = 0.8  # large matrix products of these shapes on Hopper reach 0.80 to 0.88 in aiconfigurator's database
 GPU_NAMES = {"NVIDIA RTX A6000": "a6000", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200"}
@@ -69,7 +70,7 @@ class Step:
 
 
 def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
-    """The measured steps of dense models, and how many others there are, by the reason they are left out."""
+    """Return the measured steps of dense models, and the number of others by the reason they are left out."""
     files = sorted((data / "train_step_benchmarks").glob("*.json"))
     if not files:
         raise InputError(f"{data}: no train_step_benchmarks/*.json; name the folder that holds them")
@@ -109,7 +110,7 @@ def predicted_s(step: Step, config: TrainingConfig) -> float:
 
 
 def config_of(step: Step, constants: Mapping[str, float]) -> TrainingConfig:
-    """Offloaded activations are counted as if they were computed again: hiding their way to the host is what it is for."""
+    """Return the config of a step; offloaded activations count as recomputed, as offloading hides their way to the host."""
     return TrainingConfig(
         mfu=MATRIX_MFU,
         attention_mfu=constants[f"attention_mfu {step.gpu}"],
@@ -122,7 +123,7 @@ def config_of(step: Step, constants: Mapping[str, float]) -> TrainingConfig:
 
 
 def calibrate(steps: list[Step]) -> dict[str, float]:
-    """The constants with the least relative errors of these steps (few that are far off count for little)."""
+    """Return the constants with the least relative errors of these steps (robust to outliers)."""
 
     def relative(values: NDArray[np.float64]) -> list[float]:
         constants = dict(zip(CONSTANTS, map(float, values), strict=True))
@@ -142,14 +143,10 @@ def summary(errors: list[float]) -> dict[str, float]:
 
 
 def main(
-    data: Annotated[Path, typer.Argument(help="the folder with train_step_benchmarks/")],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")] = False,
+    data: Annotated[Path, typer.Argument(help="the folder with train_step_benchmarks/")], as_json: AsJson = False
 ) -> None:
-    try:
+    with errors_in_a_line("validate_training"):
         steps, left_out = read_steps(data)
-    except InputError as error:
-        print(f"validate_training: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
     constants = [calibrate([step for step in steps if step.half != half]) for half in (0, 1)]  # to judge each half with
     rows: list[dict[str, Any]] = []
     for step in steps:

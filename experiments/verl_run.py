@@ -1,4 +1,4 @@
-"""The real verl run in, its own times beside the simulated ones out. See verl_run.md for what it says.
+"""The recorded verl run: its own times beside simulated ones. Results are in verl_run.md.
 
     python experiments/verl_run.py ../shared/data [--json]
 
@@ -9,7 +9,6 @@ after calibration are of the later steps, which nothing is fitted to (lengths gr
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +21,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from simrl.errors import InputError
-from simrl.importers.verl import read_verl_metrics, trace_from_verl_metrics
-from simrl.palette import BLACK, BLUE, ORANGE
-from simrl.result import Result
-from simrl.scenario import ProfileConfig, Scenario, load_scenarios
-from simrl.simulate import prepare, simulate
-from simrl.trace import Trace, write_trace
-from simrl.training import TrainingCosts
+from experiments.shared import AsJson, errors_in_a_line, verl_trace
+from simrl.result.result import Result
+from simrl.runtime.training_costs import TrainingCosts
+from simrl.scenario.load import load_scenarios
+from simrl.scenario.model import Scenario
+from simrl.show.style import BLACK, BLUE, ORANGE
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
+from simrl.trace.importers.logs import read_verl_metrics
+from simrl.trace.trace import Trace
 
 HERE = Path(__file__).parent
 TRACE = HERE.parent / "results" / "verl_run.parquet"
@@ -39,14 +40,14 @@ GPUS = ("a100", "h100")
 
 
 def logged_steps(log: Path) -> pd.DataFrame:
-    """The steps of the log that have everything that is compared, in order."""
+    """Return the steps of the log that have all compared values, in order."""
     metrics = read_verl_metrics(log)
     needed = ["response_length/mean", "timing_s/gen", "timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"]
     return metrics.dropna(subset=needed).reset_index(drop=True)
 
 
 def training_s(trace: Trace, log_probs: int, costs: TrainingCosts) -> NDArray[np.float64]:
-    """Simulated (log-prob, update) seconds of each step, shape (steps, 2)."""
+    """Return simulated (log-prob, update) seconds of each step, shape (steps, 2)."""
     lengths = trace.column("prompt_tokens").astype(np.int64) + trace.column("response_tokens")
     rows = []
     for _, first, end in trace.step_slices:
@@ -57,56 +58,31 @@ def training_s(trace: Trace, log_probs: int, costs: TrainingCosts) -> NDArray[np
 
 
 def generation_s(result: Result) -> NDArray[np.float64]:
-    """Seconds of each step's rollout: from its first request's start to its last one's end."""
+    """Return seconds of each step's rollout: from its first request's start to its last one's end."""
     spans = result.spans.to_pandas()
     rollout = spans[spans["kind"] == "rollout"].groupby("policy_version")
     return (rollout["ended_s"].max() - rollout["started_s"].min()).to_numpy()
-
-
-def mape(simulated: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
-    return float(np.mean(np.abs(simulated / measured - 1)))
 
 
 def main(
     data: Annotated[Path, typer.Argument(help="the folder with verl_run/")],
     picture: Annotated[Path, typer.Option(help="where to draw measured beside simulated times")] = HERE
     / "verl_run_times.png",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    try:
-        log = data / "verl_run" / "do7bl4gg" / "output.log"
-        steps = logged_steps(log)
-        trace = trace_from_verl_metrics(read_verl_metrics(log), 16, 0, name="verl_run", licence="Apache-2.0")
-        write_trace(trace, TRACE)
-        rows, lines = compare_times(trace, steps)
-    except InputError as error:
-        print(f"verl_run: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+    with errors_in_a_line("verl_run"):
+        steps = logged_steps(data / "verl_run" / "do7bl4gg" / "output.log")
+        rows, lines = compare_times(verl_trace(data, TRACE), steps)
     draw(steps, lines, picture)
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table(
-        "GPU",
-        "data sheet alone:\ngeneration",
-        "forward\ncorrection",
-        "mfu",
-        "log-prob\nmfu",
-        "generation",
-        "training",
-        "step",
-    )
+    parts = ("generation", "training", "step")
+    table = Table("GPU", "data sheet alone:\ngeneration", "forward\ncorrection", "mfu", "log-prob\nmfu", *parts)
     for row in rows:
-        table.add_row(
-            str(row["gpu"]),
-            f"{row['uncorrected_generation_mean_err']:+.1%}",
-            f"{row['forward_correction']:.2f}",
-            f"{row['mfu']:.3f}",
-            f"{row['log_prob_mfu']:.3f}",
-            f"{row['generation_mean_err']:+.1%} ({row['generation_mape']:.1%})",
-            f"{row['training_mean_err']:+.1%} ({row['training_mape']:.1%})",
-            f"{row['step_mean_err']:+.1%} ({row['step_mape']:.1%})",
-        )
+        fitted = (f"{row['forward_correction']:.2f}", f"{row['mfu']:.3f}", f"{row['log_prob_mfu']:.3f}")
+        errors = (f"{row[f'{part}_mean_err']:+.1%} ({row[f'{part}_mape']:.1%})" for part in parts)
+        table.add_row(row["gpu"], f"{row['uncorrected_generation_mean_err']:+.1%}", *fitted, *errors)
     Console().print(table)
     print(
         f"The corrections are those of steps 1-{CALIBRATION_STEPS}; the last three columns are of the steps after them:"
@@ -115,11 +91,12 @@ def main(
 
 
 def compare_times(trace: Trace, steps: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, NDArray[np.float64]]]:
-    """A row of errors for each GPU that could have been it, and the simulated generation seconds by GPU."""
+    """Return a row of errors for each candidate GPU, and the simulated generation seconds by GPU."""
     measured_gen_s = steps["timing_s/gen"].to_numpy()
     measured_s = np.stack(
         [steps["timing_s/old_log_prob"] + steps["timing_s/ref"], steps["timing_s/update_actor"]], axis=1
     )
+    measured_train_s = measured_s.sum(axis=1)
     rows, lines = [], {}
     for gpu in GPUS:
         scenario = load_scenarios(SCENARIO, [f"cluster.gpu={gpu}"])[0]
@@ -131,45 +108,44 @@ def compare_times(trace: Trace, steps: pd.DataFrame) -> tuple[list[dict[str, Any
         log_prob_mfu, mfu = at_peak_s[first].sum(axis=0) / measured_s[first].sum(axis=0)
         config = scenario.training.model_copy(update={"mfu": float(mfu), "log_prob_mfu": float(log_prob_mfu)})
         train_s = training_s(trace, log_probs, _costs(prepared, config)).sum(axis=1)
-        raw_s = generation_s(simulate(scenario.model_copy(update={"profile": _corrected(scenario, 1.0)})))
+        raw_s = generation_s(_corrected(scenario, 1.0))
         correction = calibrate_forward(scenario, measured_gen_s)
-        gen_s = generation_s(simulate(scenario.model_copy(update={"profile": _corrected(scenario, correction)})))
-        held_out = slice(CALIBRATION_STEPS, None)
-        step_s, measured_step_s = gen_s + train_s, measured_gen_s + measured_s.sum(axis=1)
-        lines[gpu] = raw_s
-        lines[f"{gpu} corrected"] = gen_s
-        rows.append(
-            {
-                "gpu": gpu,
-                "mfu": float(mfu),
-                "log_prob_mfu": float(log_prob_mfu),
-                "uncorrected_generation_mean_err": float(raw_s.mean() / measured_gen_s.mean() - 1),
-                "forward_correction": correction,
-                "generation_mean_err": float(gen_s[held_out].mean() / measured_gen_s[held_out].mean() - 1),
-                "generation_mape": mape(gen_s[held_out], measured_gen_s[held_out]),
-                "training_mean_err": float(train_s[held_out].mean() / measured_s.sum(axis=1)[held_out].mean() - 1),
-                "training_mape": mape(train_s[held_out], measured_s.sum(axis=1)[held_out]),
-                "step_mean_err": float(step_s[held_out].mean() / measured_step_s[held_out].mean() - 1),
-                "step_mape": mape(step_s[held_out], measured_step_s[held_out]),
-            }
-        )
-        lines[f"{gpu} training"] = train_s
-    lines["measured training"] = measured_s.sum(axis=1)
-    return rows, lines
+        gen_s = generation_s(_corrected(scenario, correction))
+        row = {
+            "gpu": gpu,
+            "mfu": float(mfu),
+            "log_prob_mfu": float(log_prob_mfu),
+            "uncorrected_generation_mean_err": float(raw_s.mean() / measured_gen_s.mean() - 1),
+            "forward_correction": correction,
+        }
+        compared = {
+            "generation": (gen_s, measured_gen_s),
+            "training": (train_s, measured_train_s),
+            "step": (gen_s + train_s, measured_gen_s + measured_train_s),
+        }
+        for name, pair in compared.items():
+            simulated, measured = (seconds[CALIBRATION_STEPS:] for seconds in pair)
+            row[f"{name}_mean_err"] = float(simulated.mean() / measured.mean() - 1)
+            row[f"{name}_mape"] = float(np.mean(np.abs(simulated / measured - 1)))
+        rows.append(row)
+        lines |= {gpu: raw_s, f"{gpu} corrected": gen_s, f"{gpu} training": train_s}
+    return rows, lines | {"measured training": measured_train_s}
 
 
 def calibrate_forward(scenario: Scenario, measured_gen_s: NDArray[np.float64]) -> float:
-    """The factor on every forward pass at which the first steps' generation takes as long as it did."""
+    """Return the factor on every forward pass at which the first steps' generation takes its measured time."""
     first = scenario.model_copy(update={"steps": CALIBRATION_STEPS, "warmup_steps": 0})
     correction = 1.0
     for _ in range(4):  # all but the pause between passes grows with it, so this settles at once
-        simulated_s = generation_s(simulate(first.model_copy(update={"profile": _corrected(scenario, correction)})))
+        simulated_s = generation_s(_corrected(first, correction))
         correction *= float(measured_gen_s[:CALIBRATION_STEPS].sum() / simulated_s.sum())
     return correction
 
 
-def _corrected(scenario: Scenario, correction: float) -> ProfileConfig:
-    return scenario.profile.model_copy(update={"forward_correction": correction})
+def _corrected(scenario: Scenario, correction: float) -> Result:
+    """Simulate the scenario with a corrected forward pass."""
+    profile = scenario.profile.model_copy(update={"forward_correction": correction})
+    return simulate(scenario.model_copy(update={"profile": profile}))
 
 
 def _costs(prepared: Any, config: Any) -> TrainingCosts:

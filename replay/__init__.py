@@ -1,1 +1,1 @@
-"""The schedules of simrl on real vLLM workers. Imports simrl; simrl never imports it."""
+"""simrl's schedules on real vLLM workers. Imports simrl; simrl never imports it."""

@@ -1,8 +1,7 @@
-"""Scenes on a real engine: which passes ran, and the seconds of each. The loop that is timed is the one of a replay.
+"""Scenes on a real engine: the passes that ran and the seconds of each, timed in the loop of a replay.
 
-Invariant: a pass is a whole turn of `Host`: the step, and what the loop does around it (taking tokens, reports over the pipe).
-The work of requests that begin is no part of it and is timed apart, and so is that of requests that end. A request is never
-preempted here: scenes fit the KV cache.
+Invariant: a pass is a whole turn of `Host`: the step and the loop around it (taking tokens, reports over the pipe). The work
+for requests that begin or end is not part of it and is timed apart. No request is preempted: scenes fit the KV cache.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from replay.vllm_adapter import EngineSettings, VllmEngine
 from simrl.errors import StoppedError
 from simrl.speculation.windows import Fixed
 
-LEAD_TURNS = 2  # that are not timed: the batch is new
+LEAD_TURNS = 2  # first turns of a batch, not timed
 
 
 class Shape(NamedTuple):
-    """What a pass does: so many sequences of a mean length decode, each verifying so many drafted tokens; and a chunk of
-    prompts is computed, `chunk_tokens` in all, of one prompt with `context_tokens` before it, or of several short ones."""
+    """The work of a pass: `sequences` sequences of mean length `kv_tokens` decode and verify `draft_tokens` drafted tokens
+    each; `chunk_tokens` prompt tokens are computed, of one prompt after `context_tokens` of its own, or of several short
+    prompts."""
 
     sequences: int = 0
     draft_tokens: int = 0
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Seconds of a pass, the mean of `passes` in a row."""
+    """Seconds of a pass: the mean of `passes` consecutive ones."""
 
     shape: Shape
     seconds: float
@@ -50,7 +50,7 @@ class Timed(NamedTuple):
 
 
 class Stairs(NamedTuple):
-    """Sequences of so many tokens decode for a while, then fewer of them, down the stairs: `sequences` falls."""
+    """A batch of sequences of `kv_tokens` tokens decodes at each batch size in `sequences`, which falls."""
 
     sequences: tuple[int, ...]
     kv_tokens: int
@@ -59,7 +59,7 @@ class Stairs(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """While some sequences decode, prompts of so many tokens come at once, `times` times one after another."""
+    """`prompts` prompts of `tokens` tokens arrive at once while `sequences` sequences decode; repeated `times` times."""
 
     prompts: int
     tokens: int
@@ -69,22 +69,22 @@ class Prompts(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """An idle engine takes the weights of a folder."""
+    """Weight loads of an idle engine from a folder."""
 
     folder: str
     times: int
 
 
 class Facts(NamedTuple):
-    """What it runs on, and how many tokens its KV cache holds."""
+    """Request for the engine's versions, its processor and the tokens that its KV cache holds."""
 
 
 Scene = Stairs | Prompts | Loads | Facts
 
 
 class Seen(NamedTuple):
-    """What a scene gave. `begin_s` and `end_s` are the host's work for a request that begins or ends, `between_s` what a turn
-    takes besides its step, at one sequence."""
+    """Measurements of a scene. `begin_s` and `end_s` are the host's work per request that begins or ends, `between_s` the time
+    of a turn outside its step, at one sequence."""
 
     passes: tuple[Timed, ...] = ()
     begin_s: tuple[float, ...] = ()
@@ -95,8 +95,8 @@ class Seen(NamedTuple):
 
 
 class _Tap:
-    """The channel of the host that is measured: commands are put in here, reports go over the pipe as always. It knows when
-    commands were last asked for: the beginning of the step."""
+    """Channel of the measured host: commands are queued here, reports go over the pipe as usual. `asked_s` is when commands
+    were last polled: the start of the step."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -108,7 +108,7 @@ class _Tap:
         self._commands.extend(commands)
 
     def poll(self, timeout_s: float | None) -> bool:
-        self._connection.poll(0.0)  # as a host does
+        self._connection.poll(0.0)  # costs what it costs in a replay
         self.asked_s = time.monotonic()
         return bool(self._commands)
 
@@ -123,7 +123,7 @@ class _Tap:
 
 
 class Bench:
-    """Carries out scenes, one after another."""
+    """A measured engine that runs scenes, one after another."""
 
     def __init__(self, engine: VllmEngine, connection: Connection) -> None:
         self._engine = engine
@@ -160,20 +160,22 @@ class Bench:
         most, turns = scene.sequences[0], LEAD_TURNS + scene.turns
         at_once = most * scene.kv_tokens <= self._budget
         to_the_end = len(scene.sequences) == 1 and not scene.draft_tokens and at_once
-        tokens = turns + 2  # the first one, the timed ones, the last one
+        tokens = turns + 2  # the first token, the timed ones, the last one
         if not to_the_end:
             tokens = (turns * len(scene.sequences) + 2) * (scene.draft_tokens + 1) + prefill_passes(
                 most, scene.kv_tokens, self._budget
             )
-        stays = self._begin(most, scene.kv_tokens, tokens)
-        self._until_all_decode(stays)
+        numbers = self._begin(most, scene.kv_tokens, tokens)
+        self._until_all_decode(numbers)
         timed, between, ends = [], [], []
         for sequences in scene.sequences:
-            self._tap.put([Abort(stay) for stay in stays[sequences:]])
-            stays = stays[:sequences]
+            self._tap.put([Abort(number) for number in numbers[sequences:]])
+            numbers = numbers[:sequences]
             seconds, lengths = [], []
             for _ in range(turns):
-                lengths.append(scene.kv_tokens + sum(self._host.stays[stay].have for stay in stays) / sequences)
+                lengths.append(
+                    scene.kv_tokens + sum(self._host.requests[number].have for number in numbers) / sequences
+                )
                 seconds.append(self._turn())
                 between.append(seconds[-1] - self._step_s)
             shape = Shape(sequences, scene.draft_tokens, _mean(lengths[LEAD_TURNS:]))
@@ -186,26 +188,26 @@ class Bench:
     def _prompts(self, scene: Prompts) -> Seen:
         self._draft(0)
         room = self._budget - scene.sequences
-        turns_each = -(-scene.prompts * scene.tokens // room) + 1  # the prefill, and a decode step at which they end
+        turns_each = -(-scene.prompts * scene.tokens // room) + 1  # the prefill, and the decode step that ends them
         decoding_tokens = scene.times * turns_each + prefill_passes(scene.sequences, scene.kv_tokens, self._budget) + 2
         decoding = self._begin(scene.sequences, scene.kv_tokens, decoding_tokens)
         self._until_all_decode(decoding)
-        seconds: dict[tuple[int, int], list[float]] = {}  # of a chunk and its context
+        seconds: dict[tuple[int, int], list[float]] = {}  # by chunk and its context
         begins, lengths = [], []
         for _ in range(scene.times):
             started_s = time.monotonic()
-            stays = self._begin(scene.prompts, scene.tokens, 2)
-            begun_s = time.monotonic() - started_s  # what making the commands took
+            numbers = self._begin(scene.prompts, scene.tokens, 2)
+            begun_s = time.monotonic() - started_s  # time to make the commands
             left, context = scene.prompts * scene.tokens, 0
             while left > 0:
-                have = [self._host.stays[stay].have for stay in decoding]
+                have = [self._host.requests[number].have for number in decoding]
                 lengths.append(scene.kv_tokens + _mean(have) if have else 0.0)
                 chunk = min(left, room)
                 seconds.setdefault((chunk, context), []).append(self._turn())
                 if not context:
                     begins.append((self._tap.asked_s - started_s - begun_s) / scene.prompts)
                 left, context = left - chunk, context + chunk
-            while any(stay in self._host.stays for stay in stays):
+            while any(number in self._host.requests for number in numbers):
                 self._host.turn()
         self._end()
         passes = [
@@ -228,40 +230,39 @@ class Bench:
         self._drafts = tokens
 
     def _begin(self, requests: int, prompt_tokens: int, tokens: int) -> list[int]:
-        stays = list(range(self._numbers + 1, self._numbers + requests + 1))
+        numbers = list(range(self._numbers + 1, self._numbers + requests + 1))
         self._numbers += requests
         most = self._engine.vocabulary - 1
-        prompts = [tuple(self._random.randint(0, most) for _ in range(prompt_tokens)) for _ in stays]
-        self._tap.put([Begin(stay, 0, prompt, (), tokens) for stay, prompt in zip(stays, prompts, strict=True)])
-        return stays
+        prompts = [tuple(self._random.randint(0, most) for _ in range(prompt_tokens)) for _ in numbers]
+        self._tap.put([Begin(number, 0, prompt, (), tokens) for number, prompt in zip(numbers, prompts, strict=True)])
+        return numbers
 
     def _turn(self) -> float:
-        """Seconds of a turn from the moment on at which its commands are carried out."""
+        """Run a turn; return its seconds, counted from when its commands are carried out."""
         self._host.turn()
         return time.monotonic() - self._tap.asked_s
 
-    def _until_all_decode(self, stays: Sequence[int]) -> None:
-        if stays:
+    def _until_all_decode(self, numbers: Sequence[int]) -> None:
+        if numbers:
             self._host.turn()
-        while any(self._host.stays[stay].have == 0 for stay in stays):
+        while any(self._host.requests[number].have == 0 for number in numbers):
             self._host.turn()
 
     def _end(self) -> None:
-        """Nothing runs."""
-        if self._host.stays:
-            self._tap.put([Abort(stay) for stay in self._host.stays])
+        if self._host.requests:
+            self._tap.put([Abort(number) for number in self._host.requests])
             self._host.turn()
         while self._engine.unfinished:
             self._engine.step()
 
 
 def prefill_passes(sequences: int, tokens: int, budget: int) -> int:
-    """At most so many passes until all have their prompts computed, while those that have decode."""
+    """Return an upper bound on the passes until all prompts are computed, while sequences with a computed prompt decode."""
     return -(-sequences * tokens // max(budget - sequences, 1))
 
 
 def facts(engine: VllmEngine) -> dict[str, str]:
-    """Versions, and the processor that it runs on."""
+    """Return the installed versions and the name of the processor."""
     import torch
 
     found = {"vllm": engine.version, "torch": torch.__version__, "python": platform.python_version()}
@@ -285,7 +286,7 @@ def _processor() -> str:
 
 
 def bench(engine: VllmEngine, channel: Channel) -> None:
-    """The work of a measured engine's process: scenes come, what was seen goes back, with its reports in between."""
+    """Run the process of a measured engine: receive scenes, send their measurements; the engine's reports come in between."""
     assert isinstance(channel, Connection)
     stage = Bench(engine, channel)
     while True:
@@ -296,13 +297,12 @@ def bench(engine: VllmEngine, channel: Channel) -> None:
 
 
 class RemoteBench:
-    """A bench in a process of its own, and engines beside it that generate all the while, each with a batch of `traffic`
+    """A bench in a process of its own, with neighbour engines that generate throughout, each with a batch of `traffic`
     sequences: engines of one host slow each other down. `close` and `kill` leave no process."""
 
     def __init__(
         self, settings: EngineSettings, neighbours: int, traffic: int, logs: Path, deadline_s: float = 600.0
     ) -> None:
-        self._traffic = traffic
         self._settings = settings
         own, *others = device_variables(1 + neighbours, settings)
         starts = [partial(engine_link, "measured engine", settings, logs / "measured.log", bench, variables=own)]
@@ -317,7 +317,7 @@ class RemoteBench:
             link.send([self._request() for _ in range(traffic)])
 
     def __call__(self, scene: Scene) -> Seen:
-        """What was seen. Raises `StoppedError` if an engine dies."""
+        """Return the measurements of a scene. Raise `StoppedError` if an engine dies."""
         self._bench.send([scene])  # type: ignore[list-item]
         links = {link.connection: link for link in (self._bench, *self._neighbours)}
         while True:
@@ -328,7 +328,7 @@ class RemoteBench:
                     reports = connection.recv()
                 except (EOFError, OSError):
                     raise StoppedError(
-                        f"{link.name}: {link.death()}; what was measured is kept, measure again to go on"
+                        f"{link.name}: {link.death()}; measured points are kept; run the command again to continue"
                     ) from None
                 for report in reports:
                     if isinstance(report, Failed):
@@ -339,7 +339,7 @@ class RemoteBench:
                         link.send([self._request()])
 
     def _request(self) -> Begin:
-        """Traffic: requests of many lengths, so that the batch is always a mix."""
+        """Return a request of random length, so that the traffic is always a mix."""
         self._numbers += 1
         prompt = 16
         tokens = self._settings.max_model_len // 2

@@ -1,4 +1,4 @@
-"""`simrl replay`: a scenario on real vLLM engines, and what the simulator had predicted beside it."""
+"""`simrl replay`: a scenario on real vLLM engines, measured beside predicted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from replay.cli_measure import Dummy, StartDeadline
 from simrl.errors import InputError, StoppedError
 
 EXAMPLE = (
@@ -20,11 +21,12 @@ EXAMPLE = (
 )
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
+    from replay.replayer import Fleet, Measured, ReplayConfig
     from replay.vllm_adapter import EngineSettings
-    from simrl.scenario import Scenario
-    from simrl.simulate import Prepared
+    from simrl.analysis.agreement import Agreement
+    from simrl.result.result import Result
+    from simrl.scenario.model import Scenario
+    from simrl.simulate.prepare import Prepared
 
 
 def replay(
@@ -34,26 +36,28 @@ def replay(
         typer.Argument(metavar="[KEY=VALUE]...", help="changes to the scenario, such as steps=2 seed=3"),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="so many of the scenario's rollout workers; by default all")
+        int | None, typer.Option(min=1, help="number of rollout workers (default: the scenario's)")
     ] = None,
     model: Annotated[Path | None, typer.Option(help="the model's folder (default: the scenario's model)")] = None,
     weights: Annotated[
         list[Path] | None,
-        typer.Option(help="a folder with the weights of policy version 0, 1, 2 … (repeat; the last one stays)"),
+        typer.Option(help="weight folder of policy version 0, 1, 2 … (repeat; later versions use the last one)"),
     ] = None,
-    draft_model: Annotated[Path | None, typer.Option(help="the folder of a draft model, for that speculation")] = None,
-    system: Annotated[str | None, typer.Option(help="the system to run; the scenario's only one if not given")] = None,
-    dispatch: Annotated[str | None, typer.Option(help="with this dispatch in place of its own")] = None,
-    speculation: Annotated[str | None, typer.Option(help="with this speculation in place of its own")] = None,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="the folder of the draft model, for draft_model speculation")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="the system to run (default: the scenario's only one)")] = None,
+    dispatch: Annotated[str | None, typer.Option(help="dispatch in place of the scenario's")] = None,
+    speculation: Annotated[str | None, typer.Option(help="speculation in place of the scenario's")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
     dtype: Annotated[
         str | None,
-        typer.Option(help="of the weights, such as bfloat16; by default float32 on a CPU, else the model's own"),
+        typer.Option(help="data type of the weights, such as bfloat16 (default: float32 on a CPU, else the model's)"),
     ] = None,
-    dummy: Annotated[bool, typer.Option("--dummy", help="random weights: the folder needs only a config.json")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="of a CPU engine")] = 1,
+    dummy: Dummy = False,
+    threads: Annotated[int, typer.Option(min=1, help="threads of a CPU engine")] = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="of the sampling; the scenario's if not given")
+        float | None, typer.Option(min=0.0, help="sampling temperature (default: the scenario's)")
     ] = None,
     ray: Annotated[
         str | None,
@@ -64,31 +68,20 @@ def replay(
     step_deadline: Annotated[
         float, typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung")
     ] = 60.0,
-    start_deadline: Annotated[float, typer.Option(min=1.0, help="seconds that the engines have to start")] = 600.0,
+    start_deadline: StartDeadline = 600.0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="where the results go (default: results/NAME-SYSTEM-…-replay)")
+        Path | None,
+        typer.Option("--output", "-o", help="folder of the results (default: results/NAME-SYSTEM-…-replay)"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON on stdout instead of tables")] = False,
 ) -> None:
     """Run a scenario's schedule on real vLLM engines and show measured beside predicted.
 
-    The same pipeline, dispatch and drafter objects that simulate the scenario run here on the clock of the wall: lengths are
-    the trace's, tokens are really generated, weights really loaded; training holds for the predicted time.
+    The pipeline, dispatch and drafter objects of the simulation run here on the wall clock: lengths come from the trace,
+    tokens are really generated, weights really loaded; training takes the predicted time.
     """
-    from rich.console import Console
-
-    from replay.replayer import ReplayConfig, check_engine, check_replayable, engine_settings, process_fleet
-    from replay.replayer import replay as run_replay
-    from simrl.agreement import agree, method_without_drafts
-    from simrl.agreement_plot import plot_agreement
-    from simrl.agreement_table import print_agreement
-    from simrl.comparison import MANIFEST
-    from simrl.files import write_whole_folder
-    from simrl.interrupts import ctrl_c_once
-    from simrl.profile import setting_differences
-    from simrl.simulate import prepare, simulate_prepared, with_measured_loads
-    from simrl.table import not_drafted
-    from simrl.trace import write_trace
+    from replay.replayer import ReplayConfig
+    from simrl.simulate.prepare import prepare, with_measured_loads
 
     if device not in ("cpu", "cuda"):
         raise InputError(f"--device {device}: choose cpu or cuda")
@@ -108,14 +101,32 @@ def replay(
         step_deadline_s=step_deadline,
         start_deadline_s=start_deadline,
     )
+    _measure_and_show(prepared, config, output or default_folder(chosen, prepared.workers), ray, as_json)
+
+
+def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ray: str | None, as_json: bool) -> None:
+    """Simulate, replay, write both to `folder`, and print the agreement."""
+    from rich.console import Console
+
+    from replay.replayer import check_engine, check_replayable, engine_settings
+    from replay.replayer import replay as run_replay
+    from simrl.analysis.agreement import method_without_drafts
+    from simrl.files import write_whole_folder
+    from simrl.interrupts import ctrl_c_once
+    from simrl.profile.profile import setting_differences
+    from simrl.show.comparison import MANIFEST
+    from simrl.show.tables.agree import print_agreement
+    from simrl.show.tables.compare import not_drafted
+    from simrl.simulate.run import simulate_prepared
+    from simrl.study.executors import connect
+    from simrl.study.progress import progress_bar
+
     check_replayable(prepared, config)
     check_engine(config)
     settings = engine_settings(prepared, config)
     if ray is not None:
-        from simrl.executors import connect
-
         connect(ray)
-    folder = output or default_folder(chosen, prepared.workers)
+    steps = prepared.scenario.steps
     replaced = (folder / "agreement.json").exists()
     said = Console(stderr=True, highlight=False, markup=False)
     for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
@@ -124,59 +135,77 @@ def replay(
         predicted = simulate_prepared(prepared)
         if method := method_without_drafts(predicted):
             said.print(f"note: as predicted, {not_drafted(method)}")
-        said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {chosen.steps} updates; starting engines …")
-        logs = temporary / "logs"
-        logs.mkdir()
-        if ray is None:
-            with _kept_if_they_do_not_start(logs, folder.with_name(f"{folder.name}-logs")):
-                fleet = process_fleet(prepared.workers, settings, config, logs)
-        else:
-            from replay.ray_link import ray_fleet
-
-            fleet = ray_fleet(prepared.workers, settings, config, ray)
+        said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …")
+        fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
         said.print("engines are up; replaying …")
-        with fleet, _progress() as progress:
-            task = progress.add_task("replaying: updates", total=chosen.steps)
+        with fleet, progress_bar() as progress:
+            task = progress.add_task("replaying: updates", total=steps)
             measured = run_replay(prepared, fleet, config, lambda step: progress.update(task, completed=step + 1))
-        for name, result in (("predicted", predicted), ("measured", measured.result)):
-            (temporary / name).mkdir()
-            result.write(temporary / name)
-        if measured.trace is not None:
-            write_trace(measured.trace, temporary / "trace.parquet")
-        agreement = agree(predicted, measured.result)
-        text = json.dumps({"folder": str(folder), **agreement.as_json()}, indent=1)
-        (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
-        plot_agreement(predicted, measured.result, agreement, temporary / "agreement.png")
+        agreement, text = _write(temporary, folder, predicted, measured)
     if as_json:
         print(text)
     else:
         print_agreement(agreement, Console(highlight=False, markup=False))
         for event in measured.result.metadata["replay"]["happened"]:
             print(f"At {event['at_s']:.1f} s: {event['message']}.")
-        print(f"Training and rewards were held for the predicted time. Written to {folder}.")
+        print(f"Training and rewards took the predicted time. Written to {folder}.")
         if replaced:
-            print("It replaced the results of an earlier replay there; --output names another folder.")
+            print("The results of an earlier replay there were replaced; --output names another folder.")
     if measured.stopped is not None:
         why = str(measured.stopped) or "interrupted"
-        raise StoppedError(f"{why}; what was measured by then is in {folder}")
+        raise StoppedError(f"{why}; the results up to then are in {folder}")
+
+
+def _start_engines(
+    prepared: Prepared, settings: EngineSettings, config: ReplayConfig, ray: str | None, logs: Path, folder: Path
+) -> Fleet:
+    """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs of a failed start."""
+    logs.mkdir()
+    if ray is not None:
+        from replay.ray_link import ray_fleet
+
+        return ray_fleet(prepared.workers, settings, config, ray)
+    from replay.replayer import process_fleet
+
+    with _kept_if_they_do_not_start(logs, folder.with_name(f"{folder.name}-logs")):
+        return process_fleet(prepared.workers, settings, config, logs)
+
+
+def _write(temporary: Path, folder: Path, predicted: Result, measured: Measured) -> tuple[Agreement, str]:
+    """Write both results, the trace and the agreement; return the agreement, and its JSON with the final `folder`."""
+    from simrl.analysis.agreement import agree
+    from simrl.show.figures.agree import agreement_figure
+    from simrl.show.style import save
+    from simrl.trace.trace import write_trace
+
+    for name, result in (("predicted", predicted), ("measured", measured.result)):
+        (temporary / name).mkdir()
+        result.write(temporary / name)
+    if measured.trace is not None:
+        write_trace(measured.trace, temporary / "trace.parquet")
+    agreement = agree(predicted, measured.result)
+    text = json.dumps({"folder": str(folder), **agreement.as_json()}, indent=1)
+    (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
+    save(agreement_figure(predicted, measured.result, agreement), temporary / "agreement.png")
+    return agreement, text
 
 
 def default_folder(scenario: Scenario, workers: int) -> Path:
-    """Of the results: another for another system, parameter (dispatch and speculation are such) or number of workers."""
-    from simrl.comparison import folder_name
+    """Return the results folder: distinct for each system, parameters (with dispatch and speculation) and number of workers."""
+    from simrl.study.compare import folder_name
 
     return Path("results") / f"{scenario.name}-{folder_name(scenario)}-workers-{workers}-replay"
 
 
 def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
-    """What a pass's time depends on besides its work: on a CPU, also on the engines that share it."""
+    """Return the settings that change a pass's time for equal work; on a CPU also the number of engines that share it."""
     named = {name: getattr(settings, name) for name in ("device", "dtype", "tp", "block_size", "temperature")}
     return named | ({"neighbours": workers - 1} if settings.device == "cpu" else {})
 
 
 @contextmanager
 def _kept_if_they_do_not_start(logs: Path, kept: Path) -> Iterator[None]:
-    """What engines said that do not start: nothing else is written then."""
+    """Keep the logs of engines that fail to start; nothing else is written then."""
     try:
         yield
     except (InputError, StoppedError) as error:
@@ -187,15 +216,11 @@ def _kept_if_they_do_not_start(logs: Path, kept: Path) -> Iterator[None]:
 
 
 def _scenario(
-    file: Path,
-    overrides: list[str],
-    system: str | None,
-    dispatch: str | None,
-    speculation: str | None,
+    file: Path, overrides: list[str], system: str | None, dispatch: str | None, speculation: str | None
 ) -> Scenario:
-    from simrl.comparison import run_names
-    from simrl.scenario import Choices, load_scenarios
-    from simrl.systems import parameters_of
+    from simrl.scenario.load import Choices, load_scenarios
+    from simrl.study.compare import run_names
+    from simrl.systems.recipes import parameters_of
 
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = load_scenarios(file, overrides, system, choices, parameters_of)
@@ -208,8 +233,9 @@ def _scenario(
 
 
 def _with_workers(prepared: Prepared, workers: int | None) -> Prepared:
-    """Fewer rollout workers: with GPUs of its own, the trainer keeps them; where it shares the workers', there are fewer."""
-    from simrl.simulate import gpus_for, prepare
+    """Reduce the number of rollout workers: a trainer with its own GPUs keeps them, one that shares the workers' GPUs has
+    fewer."""
+    from simrl.simulate.prepare import gpus_for, prepare
 
     if workers is None or workers == prepared.workers:
         return prepared
@@ -226,16 +252,7 @@ def _with_workers(prepared: Prepared, workers: int | None) -> Prepared:
 
 
 def _folder(model: Path) -> Path:
-    """A model's folder, also where its config.json is named."""
     folder = model.parent if model.name == "config.json" else model
     if not (folder / "config.json").is_file():
         raise InputError(f"model {model}: no folder with a config.json; name one with --model (a real engine needs it)")
     return folder
-
-
-def _progress() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -1,12 +1,12 @@
-"""The loop around an engine, in a process of its own: takes commands, steps, tells what happened.
+"""The loop around an engine, in a process of its own: takes commands, steps the engine, sends reports.
 
-Invariant: commands take effect in their order at the first boundary between two steps after they came, at once if the engine is
-idle. Every token that a stay gained is reported once, with the weights that made it; what a stay gained before something
-happened to it (its end, other weights) is reported before that.
+Invariant: commands take effect in order at the first boundary between two steps after their arrival, at once if the engine is
+idle. Every token of a request is reported once, with the weights that generated it, and before the report of an event that
+follows it (the request's end, a weight load).
 
-Messages are plain data, over a pipe of the own processes or by Ray. Times are `time.monotonic()` of this process. Tokens are
-reported when something happens, and else every `REPORT_EVERY_S`: so much is generated anew if the engine is killed, and so
-often whoever controls it has a message of every engine to read.
+Messages are plain data, sent over a pipe between processes or by Ray. Times are `time.monotonic()` of this process. Tokens are
+reported with events, and otherwise every `REPORT_EVERY_S`: the bound on the generation lost with a killed engine, and the rate
+of messages that the controller reads from every engine.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from replay.proposer import DrafterSetup, Forced
 from replay.vllm_adapter import EngineSettings, VllmEngine, explained
 from simrl.errors import InputError
 
-REPORT_EVERY_S = 0.25  # 32 engines with 100 samples each then have 13 thousand entries a second to tell
+REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 
 # Commands.
 
 
 class Begin(NamedTuple):
-    """A stay: `tokens` more after `prompt_ids` and `token_ids`, those it had before. `forced` is what a drafter is told whose
+    """Start a request: generate `tokens` tokens after `prompt_ids` and the earlier `token_ids`. `forced` is for a drafter whose
     acceptance is forced."""
 
-    stay: int
+    number: int
     prompt_id: int
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -42,13 +42,13 @@ class Begin(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """Ends a stay."""
+    """End a request."""
 
-    stay: int
+    number: int
 
 
 class Load(NamedTuple):
-    """Other weights, from a folder; `held_s` longer than they take."""
+    """Load weights from a folder; the load takes `held_s` longer than needed."""
 
     key: int
     version: int
@@ -58,49 +58,49 @@ class Load(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """To be told when the response of a stay has so many tokens, those before it counted."""
+    """Report when a request's response has `tokens` tokens, earlier ones included."""
 
     key: int
-    stay: int
+    number: int
     tokens: int
 
 
 class Ask(NamedTuple):
-    """How far a stay is: an answer that comes with its tokens so far."""
+    """Report a request's tokens so far."""
 
     key: int
-    stay: int
+    number: int
 
 
 class Slow(NamedTuple):
-    """Every step takes so many times as long."""
+    """Slow every step down by `factor`."""
 
     factor: float
 
 
 class Draft(NamedTuple):
-    """A call of the drafter: what it learns, whether it drafts."""
+    """Call a method of the drafter, such as `learn` or `enable`."""
 
     call: str
     arguments: tuple[Any, ...]
 
 
 class DraftWindow(NamedTuple):
-    """A stay drafts so many tokens from the next pass on."""
+    """Set the draft window of a request, in tokens, from the next pass on."""
 
-    stay: int
+    number: int
     tokens: int
 
 
 class Reset(NamedTuple):
-    """As after the start: nothing runs, the first weights, nothing learnt. The answer says when that is so."""
+    """Return the engine to its state after the start: no requests, first weights, empty drafter. Answered by `Reached`."""
 
     key: int
     folder: str
 
 
 class Close(NamedTuple):
-    """The process ends."""
+    """End the process."""
 
 
 Command = Begin | Abort | Load | Watch | Ask | Slow | Draft | DraftWindow | Reset | Close
@@ -119,39 +119,40 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """What went wrong, in a line, and where."""
+    """An error: its message in a line, and the stack trace."""
 
     message: str
     trace: str
 
 
 class Begun(NamedTuple):
-    """A stay is at the engine."""
+    """A request has arrived at the engine."""
 
-    stay: int
+    number: int
     at_s: float
 
 
 class Gained(NamedTuple):
-    """Tokens of a stay up to `until_s`; `first_s` is when the stay's first one came, for the report that has it."""
+    """Tokens of a request up to `until_s`. `first_s` is the time of its first token, in the first report of the request
+    only."""
 
-    stay: int
+    number: int
     token_ids: tuple[int, ...]
     first_s: float | None
     until_s: float
 
 
 class Ended(NamedTuple):
-    """A stay is over, `whole` if it has all its tokens. `drafts`: drafted, accepted, verifications, verified tokens."""
+    """End of a request, `whole` if it has all its tokens. `drafts`: drafted, accepted, verifications, verified tokens."""
 
-    stay: int
+    number: int
     at_s: float
     whole: bool
     drafts: tuple[int, int, int, int]
 
 
 class Loaded(NamedTuple):
-    """The weights are others; nothing was generated in between."""
+    """Weights were loaded; no token was generated meanwhile."""
 
     key: int
     version: int
@@ -160,7 +161,7 @@ class Loaded(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What was watched, asked or reset is so; a reset tells the size of the vocabulary."""
+    """Answer to `Watch`, `Ask` or `Reset`; the answer to a reset has the size of the vocabulary."""
 
     key: int
     at_s: float
@@ -169,7 +170,7 @@ class Reached(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """The engine stands at a boundary, and nothing else is to be told."""
+    """The engine is at a boundary and has nothing else to report."""
 
     at_s: float
 
@@ -178,7 +179,7 @@ Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | Alive
 
 
 class Channel(Protocol):
-    """Lists of commands come in, lists of reports go out."""
+    """Receives lists of commands, sends lists of reports."""
 
     def poll(self, timeout_s: float | None) -> bool: ...
 
@@ -188,61 +189,60 @@ class Channel(Protocol):
 
 
 @dataclass
-class _Stay:
-    stay: int
+class _RunningRequest:
+    number: int
     request_id: str
     have: int  # tokens of the response
     unreported: list[int] = field(default_factory=list)
     first_s: float | None = None
     told_first: bool = False
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
-    drafts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # vLLM's own, as `Ended` has them
+    drafts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # of vLLM's own drafter, as in `Ended`
 
 
 class Host:
-    """The state of the loop. `turn` is one boundary and, if there is something to do, the step after it."""
+    """The state of the loop. `turn` is a boundary and, if there is work, the step after it."""
 
     def __init__(self, engine: VllmEngine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
-        self._stays: dict[int, _Stay] = {}
-        self._by_request: dict[str, _Stay] = {}
+        self._requests: dict[int, _RunningRequest] = {}
+        self._by_engine_id: dict[str, _RunningRequest] = {}
         self._loads: deque[Load] = deque()
         self._reports: list[Report] = []
         self._reported_s = time.monotonic()
         self._slowdown = 1.0
-        self._requests = 0
+        self._begun = 0
         self.closed = False
 
     @property
-    def stays(self) -> Mapping[int, _Stay]:
-        """Those that are here, by their number."""
-        return self._stays
+    def requests(self) -> Mapping[int, _RunningRequest]:
+        return self._requests
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be done before the next command."""
-        return not self._stays and not self._loads
+        """True if there is nothing to do before the next command."""
+        return not self._requests and not self._loads
 
     def run(self) -> None:
-        """Until it is told to close, or nobody is there any more."""
+        """Run until a `Close` command, or until the controller is gone."""
         while not self.closed:
             self.turn()
 
     def turn(self) -> None:
         self._take_commands(wait=self.idle)
         while not self.closed and self._load_what_may():
-            self._take_commands(wait=False)  # it took a while
+            self._take_commands(wait=False)  # those that arrived during the load
         if self.closed:
             return
         self._send_what_is_waited_for()
-        if self._stays:
+        if self._requests:
             self._step()
         if self._reports or time.monotonic() - self._reported_s > REPORT_EVERY_S:
             self._report()
 
     def _take_commands(self, wait: bool) -> None:
-        """All that have come; waits for some if it is to."""
+        """Carry out all commands that have arrived; with `wait`, wait for the first."""
         while not self.closed and self._channel.poll(None if wait else 0.0):
             for command in self._channel.recv():
                 self._carry_out(command)
@@ -252,46 +252,46 @@ class Host:
         match command:
             case Begin():
                 self._begin(command)
-            case Abort(stay):
-                if stay in self._stays:
-                    self._engine.abort(self._stays[stay].request_id)
-                    self._end(self._stays[stay], time.monotonic(), whole=False)
+            case Abort(number):
+                if number in self._requests:
+                    self._engine.abort(self._requests[number].request_id)
+                    self._end(self._requests[number], time.monotonic(), whole=False)
             case Load():
                 self._loads.append(command)
                 self._load_what_may()
-            case Watch(key, stay, tokens):
-                if stay in self._stays:
-                    self._stays[stay].watches.append((tokens, key))
-                    self._tell_watches(self._stays[stay], time.monotonic())
-            case Ask(key, stay):
+            case Watch(key, number, tokens):
+                if number in self._requests:
+                    self._requests[number].watches.append((tokens, key))
+                    self._tell_watches(self._requests[number], time.monotonic())
+            case Ask(key, number):
                 drafts = (0, 0, 0, 0)
-                if stay in self._stays:
-                    self._tell_tokens(self._stays[stay], time.monotonic())
-                    drafts = self._drafts(self._stays[stay])
+                if number in self._requests:
+                    self._tell_tokens(self._requests[number], time.monotonic())
+                    drafts = self._drafts(self._requests[number])
                 self._reports.append(Reached(key, time.monotonic(), drafts))
             case Slow(factor):
                 self._slowdown = factor
             case Draft(call, arguments):
                 getattr(self._engine.drafter, call)(*arguments)
-            case DraftWindow(stay, tokens):
-                if stay in self._stays:
-                    self._engine.drafter.window(self._stays[stay].request_id, tokens)
+            case DraftWindow(number, tokens):
+                if number in self._requests:
+                    self._engine.drafter.window(self._requests[number].request_id, tokens)
             case Reset():
                 self._reset(command)
             case Close():
                 self.closed = True
 
     def _begin(self, command: Begin) -> None:
-        self._requests += 1
-        request_id = f"{command.stay}.{self._requests}"
-        stay = _Stay(command.stay, request_id, len(command.token_ids))
-        self._stays[command.stay] = self._by_request[request_id] = stay
+        self._begun += 1
+        request_id = f"{command.number}.{self._begun}"
+        request = _RunningRequest(command.number, request_id, len(command.token_ids))
+        self._requests[command.number] = self._by_engine_id[request_id] = request
         if self._drafts_here:
             self._engine.drafter.begins(
                 request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced
             )
         self._engine.add(request_id, command.prompt_ids + command.token_ids, command.tokens)
-        self._reports.append(Begun(command.stay, time.monotonic()))
+        self._reports.append(Begun(command.number, time.monotonic()))
 
     def _step(self) -> None:
         started_s = time.monotonic()
@@ -300,30 +300,31 @@ class Host:
             time.sleep((time.monotonic() - started_s) * (self._slowdown - 1.0))
         now_s = time.monotonic()
         for gained in progress:
-            stay = self._by_request.get(gained.request_id)
-            if stay is None:
+            request = self._by_engine_id.get(gained.request_id)
+            if request is None:
                 continue
-            if stay.first_s is None and gained.token_ids:
-                stay.first_s = now_s
+            if request.first_s is None and gained.token_ids:
+                request.first_s = now_s
             if gained.draft_tokens:
-                _count(stay.drafts, gained.draft_tokens, len(gained.token_ids))
-            stay.unreported += gained.token_ids
-            stay.have += len(gained.token_ids)
-            if stay.watches:
-                self._tell_watches(stay, now_s)
+                _count(request.drafts, gained.draft_tokens, len(gained.token_ids))
+            request.unreported += gained.token_ids
+            request.have += len(gained.token_ids)
+            if request.watches:
+                self._tell_watches(request, now_s)
             if gained.finished:
-                self._end(stay, now_s, whole=True)
+                self._end(request, now_s, whole=True)
 
     def _load_what_may(self) -> bool:
-        """In the order they were asked for; a "drain" holds up what is behind it until nothing runs. Whether any was."""
+        """Load weights in the order of the commands; a "drain" load waits, with all behind it, until no request runs. Return
+        whether any was loaded."""
         waiting = len(self._loads)
         while self._loads and (self._loads[0].running != "drain" or self._engine.running == 0):
             load = self._loads.popleft()
             now_s = time.monotonic()
-            for stay in self._stays.values():
-                self._tell_tokens(stay, now_s)
+            for request in self._requests.values():
+                self._tell_tokens(request, now_s)
             self._send_what_is_waited_for()
-            if self._stays and load.running != "keep":
+            if self._requests and load.running != "keep":
                 self._engine.recompute_running()
             self._engine.load_weights(load.folder)
             if load.held_s:
@@ -335,9 +336,9 @@ class Host:
         return len(self._loads) < waiting
 
     def _reset(self, command: Reset) -> None:
-        for stay in list(self._stays.values()):
-            self._engine.abort(stay.request_id)
-            self._forget(stay)
+        for request in list(self._requests.values()):
+            self._engine.abort(request.request_id)
+            self._forget(request)
         self._loads.clear()
         self._engine.admit(True)
         self._slowdown = 1.0
@@ -348,34 +349,34 @@ class Host:
         self._engine.load_weights(command.folder)
         self._reports.append(Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary))
 
-    # What is told.
+    # Reports.
 
-    def _end(self, stay: _Stay, now_s: float, whole: bool) -> None:
-        self._tell_tokens(stay, now_s)
-        self._reports.append(Ended(stay.stay, now_s, whole, self._drafts(stay)))
-        self._forget(stay)
+    def _end(self, request: _RunningRequest, now_s: float, whole: bool) -> None:
+        self._tell_tokens(request, now_s)
+        self._reports.append(Ended(request.number, now_s, whole, self._drafts(request)))
+        self._forget(request)
 
-    def _forget(self, stay: _Stay) -> None:
-        del self._stays[stay.stay], self._by_request[stay.request_id]
+    def _forget(self, request: _RunningRequest) -> None:
+        del self._requests[request.number], self._by_engine_id[request.request_id]
         if self._drafts_here:
-            self._engine.drafter.ends(stay.request_id)
+            self._engine.drafter.ends(request.request_id)
 
-    def _tell_tokens(self, stay: _Stay, now_s: float) -> None:
-        if stay.unreported:
-            first_s = None if stay.told_first else stay.first_s
-            stay.told_first = True
-            self._reports.append(Gained(stay.stay, tuple(stay.unreported), first_s, now_s))
-            stay.unreported.clear()
+    def _tell_tokens(self, request: _RunningRequest, now_s: float) -> None:
+        if request.unreported:
+            first_s = None if request.told_first else request.first_s
+            request.told_first = True
+            self._reports.append(Gained(request.number, tuple(request.unreported), first_s, now_s))
+            request.unreported.clear()
 
-    def _tell_watches(self, stay: _Stay, now_s: float) -> None:
-        reached = [key for tokens, key in stay.watches if tokens <= stay.have]
+    def _tell_watches(self, request: _RunningRequest, now_s: float) -> None:
+        reached = [key for tokens, key in request.watches if tokens <= request.have]
         if reached:
-            stay.watches = [watch for watch in stay.watches if watch[0] > stay.have]
-            self._tell_tokens(stay, now_s)
+            request.watches = [watch for watch in request.watches if watch[0] > request.have]
+            self._tell_tokens(request, now_s)
             self._reports += [Reached(key, now_s) for key in reached]
 
-    def _drafts(self, stay: _Stay) -> tuple[int, int, int, int]:
-        counts = self._engine.drafter.counts(stay.request_id) if self._drafts_here else stay.drafts
+    def _drafts(self, request: _RunningRequest) -> tuple[int, int, int, int]:
+        counts = self._engine.drafter.counts(request.request_id) if self._drafts_here else request.drafts
         drafted, accepted, verifications, verified = counts
         return drafted, accepted, verifications, verified
 
@@ -384,17 +385,17 @@ class Host:
         return self._engine.settings.speculative is not None and hasattr(self._engine.drafter, "begins")
 
     def _report(self) -> None:
-        """What happened since, and the tokens that everybody gained meanwhile."""
+        """Send the pending reports; every `REPORT_EVERY_S` also the tokens that all requests gained."""
         now_s = time.monotonic()
         if now_s - self._reported_s > REPORT_EVERY_S:
             self._reported_s = now_s
-            for stay in self._stays.values():
-                self._tell_tokens(stay, now_s)
+            for request in self._requests.values():
+                self._tell_tokens(request, now_s)
         self._reports = self._reports or [Alive(now_s)]
         self._send_reports()
 
     def _send_what_is_waited_for(self) -> None:
-        """What happened at a boundary is told before the step or the load that comes next: somebody may react to it."""
+        """Send events of a boundary before the next step or load: the schedule may react to them."""
         if any(not isinstance(report, Begun) for report in self._reports):
             self._send_reports()
 
@@ -404,13 +405,13 @@ class Host:
 
 
 def _count(drafts: list[int], drafted: int, yielded: int) -> None:
-    """A pass that verified a draft yields what was accepted, and a token more."""
+    """Add a pass that verified a draft: it yields the accepted tokens and one more."""
     for i, more in enumerate((drafted, yielded - 1, 1, yielded)):
         drafts[i] += more
 
 
 def run_host(engine: VllmEngine, channel: Channel) -> None:
-    """The loop of a replay."""
+    """Run the loop of a replay."""
     Host(engine, channel).run()
 
 
@@ -420,7 +421,7 @@ def serve(
     work: Callable[[VllmEngine, Channel], None] = run_host,
     start: Callable[[EngineSettings], VllmEngine] = VllmEngine,
 ) -> None:
-    """The life of an engine's process: starts it, warms it up, runs the loop. What goes wrong is sent before it ends."""
+    """Run an engine's process: start the engine, warm it up, run the loop. An error is sent before the process ends."""
     try:
         engine = start(settings)
         engine.warm_up()
@@ -430,7 +431,7 @@ def serve(
         channel.send([ready])
         work(engine, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # whoever controlled it is gone
+        return  # the controller is gone
     except InputError as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:

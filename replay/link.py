@@ -1,7 +1,7 @@
 """The line to an engine: commands go out, reports come in, and the other side may die at any time.
 
-Invariant: a line ends once, by `kill` or because the engine's process did; then its connection is at its end (`EOFError`), and
-no process of it is left. Nothing listens on a network: the line is a pipe between a parent and its child.
+Invariant: a line ends once, by `kill` or with the engine's process; its connection is then at its end (`EOFError`), and no
+process of the engine is left. Nothing listens on a network: the line is a pipe between a parent and its child.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from simrl.interrupts import ctrl_c_waits
 
 Work = Callable[[VllmEngine, Channel], None]
 Start = Callable[[EngineSettings], VllmEngine]
-CLOSE_S = 5.0  # that an engine has to end by itself
+CLOSE_S = 5.0  # time for an engine to end by itself
 WANT_OF_MEMORY = (
     ", perhaps for want of memory (`dmesg` tells); use fewer engines on this machine, or lower engine.kv_cache_tokens"
 )
 
 
 class Link(Protocol):
-    """A line to one engine. `connection` gives its reports, lists of them; `offset_s` is what its clock is ahead of ours."""
+    """A line to one engine. `connection` yields lists of reports; `offset_s` is how far the engine's clock is ahead of this
+    one."""
 
     name: str
     connection: Connection
     offset_s: float
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Nothing happens if the engine is gone: its end is told on the connection."""
+        """Send commands; do nothing if the engine is gone, which the connection's end shows."""
         ...
 
     def kill(self) -> None:
-        """Ends the engine at once."""
+        """End the engine at once."""
         ...
 
     def close(self) -> None:
-        """Lets the engine end by itself, for a while."""
+        """Let the engine end by itself, for up to `CLOSE_S`."""
         ...
 
     def death(self) -> str:
-        """What is known of an engine that is gone."""
+        """Describe how the engine ended."""
         ...
 
 
@@ -68,28 +69,24 @@ def engine_link(
     start: Start = VllmEngine,
     variables: Mapping[str, str] | None = None,
 ) -> ProcessLink:
-    """The line to an engine in a child process, whose `work` is the loop of `Host`, or another."""
+    """Start an engine in a child process and return the line to it; `work` is the loop it runs."""
     life = partial(serve, settings=settings, work=work, start=start)
     return ProcessLink(name, life, log, {**thread_variables(settings), **(variables or {})})
 
 
 class ProcessLink:
-    """A child process of this one, whose whole `life` is a function of the channel to here. What it prints goes to `log`.
+    """A child process that runs `life` with the channel to this one. Its output goes to `log`.
 
-    `variables` are environment variables that it gets beside those of this process, such as its GPUs. With its own processes
-    (those of tensor parallelism) it is a process group, which ends as a whole.
+    `variables` are environment variables that it gets in addition to those of this process, such as its GPUs. With its own
+    children (tensor parallelism) it is a process group, which ends as a whole.
 
-    A thread writes to the pipe: an engine that is in a long step, or hangs, reads nothing, and nobody waits for it here.
+    A thread writes to the pipe, so a long step or a hung engine, which reads nothing, does not block this process.
     """
 
-    offset_s = 0.0  # all processes of a host share `time.monotonic()`
+    offset_s = 0.0  # processes of a host share `time.monotonic()`
 
     def __init__(
-        self,
-        name: str,
-        life: Callable[[Channel], None],
-        log: Path,
-        variables: Mapping[str, str] | None = None,
+        self, name: str, life: Callable[[Channel], None], log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self._log = log
@@ -103,7 +100,7 @@ class ProcessLink:
             if self.process.pid is not None:
                 self.process.kill()
             raise
-        there.close()  # so that its death is an end of file here
+        there.close()  # then its death is an end of file here
         self._out: SimpleQueue[list[Any] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"commands to {name}", daemon=True)
         self._writer.start()
@@ -114,7 +111,7 @@ class ProcessLink:
     def kill(self) -> None:
         self.process.kill()
         assert self.process.pid is not None
-        with suppress(ProcessLookupError):  # nothing is left of it, or it was killed before it had a group
+        with suppress(ProcessLookupError):  # it has ended, or was killed before it had a group
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         self._out.put(None)
@@ -131,17 +128,17 @@ class ProcessLink:
         code = self.process.exitcode
         if code is not None and code < 0:
             return f"killed by signal {-code}" + (WANT_OF_MEMORY if code == -signal.SIGKILL else "")
-        return f"ended with code {code}; the last it said: {_last_line(self._log)}"
+        return f"ended with code {code}; its last output: {_last_line(self._log)}"
 
     def _write(self) -> None:
         for commands in iter(self._out.get, None):
             try:
                 self.connection.send(commands)
             except OSError:
-                return  # it is gone, which who reads from it hears
+                return  # it is gone: its connection is at its end
 
     def _hear_it_out(self, until_s: float) -> None:
-        """What it still says is of no use, but it may wait for somebody to read it."""
+        """Read and drop its last reports: it may block until they are read."""
         with suppress(EOFError, OSError):
             while self.connection.poll(max(until_s - time.monotonic(), 0.0)):
                 self.connection.recv()
@@ -150,8 +147,8 @@ class ProcessLink:
 
 @contextmanager
 def _born_deaf() -> Iterator[None]:
-    """Processes that are started meanwhile hear neither Ctrl-C nor SIGTERM until they say otherwise, not even while they import
-    what would make them say so: who started them closes them."""
+    """Let processes started meanwhile ignore Ctrl-C and SIGTERM, also during their imports, until they set handlers: the parent
+    closes them."""
     resource_tracker.ensure_running()  # its own start would end that
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
@@ -162,7 +159,6 @@ def _born_deaf() -> Iterator[None]:
 
 @contextmanager
 def _variables(named: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables of the processes that are started meanwhile."""
     before = {name: os.environ.get(name) for name in named}
     os.environ.update(named)
     try:
@@ -184,13 +180,13 @@ def _child(connection: Connection, log: str, life: Callable[[Channel], None]) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    # What it leaves when it is killed is cleared up by a tracker of its own, whose words go to the log.
+    # A resource tracker of its own, which prints to the log, clears up when the process is killed.
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
     resource_tracker.ensure_running()  # outside the group, to outlive it
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
-    # What is registered first is called last: without it, the interpreter takes seconds to take torch apart.
+    # Registered first, so called last: without it, the interpreter takes seconds to tear torch down.
     atexit.register(lambda: os._exit(code))
     with open(log, "ab", buffering=0) as file:  # noqa: PTH123 (of the descriptor)
         os.dup2(file.fileno(), sys.stdout.fileno())
@@ -200,7 +196,7 @@ def _child(connection: Connection, log: str, life: Callable[[Channel], None]) ->
 
 
 def _end_with_parent() -> None:
-    """An engine that starts, or steps for long, would notice late that nobody is there any more."""
+    """Make this process end with its parent, which a starting or stepping engine would notice late."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -208,8 +204,8 @@ def _end_with_parent() -> None:
 
 
 def device_variables(workers: int, settings: EngineSettings) -> list[dict[str, str]]:
-    """For each engine of this machine, the variable that gives it its own GPUs, `tp` of them. Raises `InputError` if there are
-    too few; where nobody knows how many there are, CUDA will say so."""
+    """Return for each engine of this machine the variable that gives it its own `tp` GPUs. Raise `InputError` if there are too
+    few; if their number is unknown, CUDA reports it later."""
     if settings.device != "cuda":
         return [{}] * workers
     tp, known = settings.tp, _gpus()
@@ -224,14 +220,14 @@ def device_variables(workers: int, settings: EngineSettings) -> list[dict[str, s
 
 
 def spare_gpu(taken: int) -> dict[str, str]:
-    """The variable that gives a process the first GPU after so many that engines have; the last one where there is no other,
-    nothing where nobody knows."""
+    """Return the variable that gives a process the first GPU after the `taken` first ones, or the last GPU if there is no
+    other; {} if the number of GPUs is unknown."""
     known = _gpus()
     return {"CUDA_VISIBLE_DEVICES": known[min(taken, len(known) - 1)]} if known else {}
 
 
 def _gpus() -> list[str] | None:
-    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; None if that cannot be found out."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; None if unknown."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip()]
@@ -243,8 +239,8 @@ def _gpus() -> list[str] | None:
 
 
 def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:
-    """Their first reports. Raises `InputError` if an engine cannot start, and says why; `StoppedError` if it dies or takes
-    longer."""
+    """Return the first report of each engine. Raise `InputError` with the reason if an engine cannot start, `StoppedError` if
+    one dies or takes longer than `deadline_s`."""
     ready: dict[int, Ready] = {}
     until_s = time.monotonic() + deadline_s
     while len(ready) < len(links):
@@ -262,7 +258,7 @@ def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:
 
 
 def first_report(link: Link) -> Ready:
-    """What an engine says when it is up; raises what `wait_until_ready` says."""
+    """Return the report of an engine that is up; raise as `wait_until_ready` does."""
     try:
         report = link.connection.recv()[0]
     except (EOFError, OSError):
@@ -274,7 +270,7 @@ def first_report(link: Link) -> Ready:
 
 
 def start_all(start: Sequence[Callable[[], Link]], deadline_s: float) -> list[Link]:
-    """Starts engines side by side and waits until all are up; if one does not come up, none is left."""
+    """Start engines in parallel and wait until all are up; if one fails, end all."""
     links: list[Link] = []
     try:
         for each in start:

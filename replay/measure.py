@@ -1,12 +1,12 @@
-"""Measuring an engine: which scenes it is given, until its tables are known well enough.
+"""Measurement plan of an engine: which scenes it runs until its tables are known well enough.
 
-First a coarse grid, several times over (so that a slow minute of the machine is in one repeat of every point, not in all
-repeats of one). Then, while there is time, what is known worst: the interval where a straight line is expected to be farthest
-from the truth is cut in two, or a point whose repeats differ is measured once more. Last, passes that the tables are not made
-from: how far the tables are from those is the error that a user is told.
+First a coarse grid, several times over (a slow minute of the machine then affects one repeat of every point, not all repeats
+of one). Then, while there is time, the least certain part: the interval with the largest expected interpolation error is
+halved, or the point whose repeats differ most is measured again. Last, held-out passes: their difference from the tables is
+the reported error.
 
-Invariant: which scene comes next follows from what was seen so far and from nothing else. So a journal of what was seen is all
-that a killed measurement needs to go on: what it has is not measured again.
+Invariant: the next scene is a function of the measurements so far. A journal of them is therefore enough to continue a killed
+measurement without measuring a scene again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from replay.bench import LEAD_TURNS, Facts, Loads, Prompts, Scene, Seen, Shape, 
 from replay.profile_fit import Point, Reach, draft_rounds, fit, predicted_s
 from simrl.errors import InputError
 from simrl.files import write_whole_file
-from simrl.profile import DraftRounds, Tables
+from simrl.profile.profile import DraftRounds, Tables
 
-SHORT_TOKENS = 16  # of a prompt, where its length is not the point
+SHORT_TOKENS = 16  # of a prompt whose length does not matter
 STAIR_TURNS = 12
 HELD_OUT = 8
 
@@ -36,9 +36,9 @@ Run = Callable[[Scene], Seen]
 
 
 class Plan(NamedTuple):
-    """What is measured, and how well. `kv_cache_tokens` is what the engine has; refinement goes on until every interval and
-    every point is expected to be within `tolerance`, or until `budget_s` of measuring are over; `weights` is a folder to load
-    from, None with dummy weights."""
+    """Limits and precision of a measurement. `kv_cache_tokens` is the engine's KV cache; refinement ends when every interval
+    and point is expected to be within `tolerance`, or after `budget_s` of measuring; `weights` is a folder to load from, None
+    with dummy weights."""
 
     reach: Reach
     kv_cache_tokens: int
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """A pass that the tables are not made from."""
+    """A pass that the tables are not fitted to."""
 
     shape: Shape
     measured_s: float
@@ -62,7 +62,7 @@ class HeldOut(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Tables, and what they rest on."""
+    """The tables, and the measurements behind them."""
 
     tables: Tables
     points: list[Point]
@@ -86,7 +86,7 @@ class Measured(NamedTuple):
 
 
 class Journal:
-    """What was seen, a line a scene, as soon as it was. `carry_out` is asked only for what is not there yet."""
+    """Measurements, one line per scene, written at once. `carry_out` runs only for scenes that are not in it."""
 
     def __init__(self, path: Path, settings: dict[str, Any], carry_out: Run) -> None:
         self._path = path
@@ -95,7 +95,7 @@ class Journal:
         self.measuring_s = 0.0
         lines = _whole_lines(path)
         if lines and json.loads(lines[-1]) == {"finished": True}:
-            lines = []  # a whole measurement: this is a new one
+            lines = []  # of a finished measurement
         if lines:
             found = json.loads(lines[0])
             other = [name for name in settings if found.get(name) != settings[name]]
@@ -122,12 +122,12 @@ class Journal:
             seen = self._carry_out(scene)
             took_s = time.monotonic() - started_s
             self._append({"scene": name, "took_s": took_s, **seen._asdict()})
-        if not isinstance(scene, Facts):  # for which the engines start
+        if not isinstance(scene, Facts):  # a scene that starts the engines
             self.measuring_s += took_s
         return seen
 
     def finish(self) -> None:
-        """The measurement is whole: the next one begins anew."""
+        """Mark the measurement as finished: the next one starts anew."""
         self._append({"finished": True})
 
     def _append(self, entry: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ def _seen(entry: dict[str, Any]) -> Seen:
 
 
 class _Book:
-    """Points by the scene and the place in it that they come from."""
+    """Points, by their scene and their place in it."""
 
     def __init__(self, run: Journal) -> None:
         self._run = run
@@ -183,14 +183,13 @@ class _Book:
         return list(self._seen)
 
     def uncertainty(self, scene: Scene) -> float:
-        """That of the median of a scene's worst point, of the seconds."""
         spread = max(point.spread for point in self.points([scene]))
         return spread / float(np.sqrt(len(self._seen[scene])))
 
 
 def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = lambda *_: None) -> Measured:
-    """Gives scenes to an engine, by `run`, until its tables are known. `tell` hears what is measured, and how much is done (of
-    0: nobody knows)."""
+    """Run scenes on an engine, through the journal, until its tables are known. `tell` is the progress callback: phase, done,
+    total (0: unknown)."""
     check(plan)
     book = _Book(run)
     base = base_scenes(plan)
@@ -200,14 +199,14 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
             book.take(scene)
     done = 0
     while run.measuring_s < plan.budget_s and (worst := worst_known(book, plan)) is not None:
-        tell("what is known worst", done, 0)
+        tell("refinement", done, 0)
         done += 1
         for _ in range(1 if worst in book.scenes else plan.repeats):
             book.take(worst)
     held_out = held_out_scenes(plan)
     checks = _Book(run)
     for i in range(2 * len(held_out)):
-        tell("passes to check it with", i, 2 * len(held_out))
+        tell("held-out passes", i, 2 * len(held_out))
         checks.take(held_out[i % len(held_out)])
     load_s = None
     if plan.weights is not None:
@@ -228,7 +227,7 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
 
 
 def check(plan: Plan) -> None:
-    """Raises `InputError` for limits within which nothing can be measured."""
+    """Raise `InputError` for limits within which nothing can be measured."""
     reach = plan.reach
     if plan.kv_cache_tokens < reach.max_model_len:
         raise InputError(
@@ -244,7 +243,7 @@ def check(plan: Plan) -> None:
 
 
 def base_scenes(plan: Plan) -> list[Scene]:
-    """The coarse grid."""
+    """Return the coarse grid."""
     most, budget = plan.reach.max_num_seqs, plan.reach.max_num_batched_tokens
     batches = _octaves(most, 4)
     scenes: list[Scene] = [Stairs((n,), _short(plan)) for n in batches]
@@ -263,7 +262,8 @@ def base_scenes(plan: Plan) -> list[Scene]:
 
 
 def worst_known(book: _Book, plan: Plan) -> Scene | None:
-    """The scene of what is expected to be known worst, an interval's middle or a point; None if all is good enough."""
+    """Return the scene with the largest expected error, the middle of an interval or a point; None if all are within
+    tolerance."""
     known = book.scenes
     error, middle = worst_interval(book.points(), plan)
     candidates = [(error, middle)] if middle not in known else []
@@ -273,7 +273,7 @@ def worst_known(book: _Book, plan: Plan) -> Scene | None:
 
 
 def worst_interval(points: Sequence[Point], plan: Plan) -> tuple[float, Scene]:
-    """The expected error in the middle of the worst interval, and the scene that measures it."""
+    """Return the expected error in the middle of the worst interval, and the scene that measures it."""
     short = _short(plan)
     decodes = [p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
     least = min(p.shape.kv_tokens for p in decodes)
@@ -292,8 +292,8 @@ def worst_interval(points: Sequence[Point], plan: Plan) -> tuple[float, Scene]:
 
 
 def expected_error(curve: Sequence[tuple[float, float, float]]) -> tuple[float, int]:
-    """How far a straight line is expected to be from a curve of (tick, seconds, spread) in its worst interval, of the seconds;
-    and that interval's middle. The curve bends as the three nearest points say; a bend within their spread is none."""
+    """Return the largest expected relative distance of a straight line from a curve of (tick, seconds, spread), and the middle
+    of its interval. The three nearest points give the bend; a bend within their spread counts as 0."""
     by_tick = {tick: (seconds, spread) for tick, seconds, spread in sorted(curve)}
     ticks = list(by_tick)
     bends = []
@@ -313,7 +313,7 @@ def expected_error(curve: Sequence[tuple[float, float, float]]) -> tuple[float, 
 
 
 def held_out_scenes(plan: Plan) -> list[Scene]:
-    """Decode steps and mixes of prompts and decode steps, drawn within the limits."""
+    """Return decode steps and mixes of prompts and decode steps, drawn within the limits."""
     draw, reach = random.Random(1), plan.reach
     scenes: list[Scene] = []
     for i in range(HELD_OUT):
@@ -333,32 +333,33 @@ def held_out_scenes(plan: Plan) -> list[Scene]:
 
 
 def _short(plan: Plan) -> int:
-    """Tokens of a prompt such that a whole batch of them is computed at once."""
+    """Return a prompt length at which a whole batch of prompts is computed in one pass."""
     return max(min(SHORT_TOKENS, plan.reach.max_num_batched_tokens // plan.reach.max_num_seqs), 1)
 
 
 def _stairs(plan: Plan, tokens: int) -> Stairs:
-    """Down the stairs of the coarse grid, as far as the KV cache holds."""
+    """Return stairs over the batch sizes of the coarse grid, as far as the KV cache holds."""
     batches = [n for n in reversed(_octaves(plan.reach.max_num_seqs, 4)) if tokens <= _longest_prompt(plan, n, 0)]
     return Stairs(tuple(batches), tokens, 0, STAIR_TURNS)
 
 
 def _stairs_of(plan: Plan, kv_tokens: int) -> Stairs:
-    """The stairs whose top is about so long."""
+    """Return stairs whose mean length at the largest batch is about `kv_tokens`."""
     most = plan.reach.max_num_seqs
     ahead = prefill_passes(most, kv_tokens, plan.reach.max_num_batched_tokens) / 2 + STAIR_TURNS / 2
     return _stairs(plan, max(round(kv_tokens - ahead), SHORT_TOKENS))
 
 
 def _longest_prompts(plan: Plan) -> list[int]:
-    """Of the coarse grid: as long as one sequence may be, as a whole batch may be, and a quarter of that."""
+    """Return prompt lengths of the coarse grid: the longest sequence, the longest for a whole batch, and a quarter of it."""
     most = _longest_prompt(plan, plan.reach.max_num_seqs, 0)
     lengths = {_longest_prompt(plan, 1, 0), most, most // 4}
     return sorted(tokens for tokens in lengths if tokens > 2 * SHORT_TOKENS)
 
 
 def _longest_prompt(plan: Plan, sequences: int, stairs: int) -> int:
-    """Tokens of the prompts of so many sequences at most: those that have theirs decode while the others get theirs."""
+    """Return the longest prompts of `sequences` sequences that fit: those with a computed prompt decode while the others
+    wait."""
     turns = (LEAD_TURNS + STAIR_TURNS) * (stairs or len(_octaves(plan.reach.max_num_seqs, 4))) + 2
     most = min(plan.reach.max_model_len - 2 * plan.draft_tokens, plan.kv_cache_tokens // sequences) - turns - 2
     room = max(plan.reach.max_num_batched_tokens - sequences, 1)
@@ -366,7 +367,7 @@ def _longest_prompt(plan: Plan, sequences: int, stairs: int) -> int:
 
 
 def _octaves(most: int, factor: int) -> list[int]:
-    """1, 4, 16 … up to `most`, which is there itself."""
+    """Return 1, 4, 16 … (by `factor`) up to `most`, which is included."""
     ticks = [1]
     while ticks[-1] * factor * 1.5 < most:
         ticks.append(ticks[-1] * factor)

@@ -1,4 +1,4 @@
-"""A profile from a measurement: starts the engines, measures, and says in the profile what was measured, where and how well."""
+"""Profile from a measurement: starts the engines, measures, and writes the profile with its provenance and error."""
 
 from __future__ import annotations
 
@@ -7,70 +7,47 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from replay.bench import Facts, RemoteBench, Scene, Seen
+from replay.cli_measure import Wanted
 from replay.measure import Journal, Measured, Plan, check, measure
 from replay.profile_fit import Reach
 from replay.speculative import own_config
 from replay.vllm_adapter import EngineSettings, vllm_version
 from simrl.errors import InputError, meant
-from simrl.hardware import GPUS, model_shape
-from simrl.profile import ProfileMetadata, TableProfile, write_profile
+from simrl.profile.hardware import GPUS, model_shape
+from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be measured: names as in vLLM, as far as they are its."""
-
-    model: Path
-    device: Literal["cpu", "cuda"] = "cuda"
-    gpu: str | None = None
-    dummy: bool = False
-    dtype: str = "auto"
-    tp: int = 1
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 256
-    max_model_len: int = 1024
-    block_size: int = 32
-    kv_cache_tokens: int | None = None
-    temperature: float = 1.0
-    draft_tokens: int = 0
-    neighbours: int = 0
-    repeats: int = 5
-    tolerance: float = 0.02
-    budget_s: float = 60.0
-    start_deadline_s: float = 600.0
-
-    @property
-    def engine(self) -> EngineSettings:
-        blocks = None if self.kv_cache_tokens is None else self.kv_cache_tokens // self.block_size
-        if blocks is None and self.device == "cpu":
-            longest = self.max_model_len + 2 * self.draft_tokens
-            blocks = self.max_num_seqs * -(-longest // self.block_size)
-        return EngineSettings(
-            model=str(self.model),
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len + 2 * self.draft_tokens,  # what a drafter needs beyond the longest sample
-            kv_blocks=blocks,
-            tp=self.tp,
-            device=self.device,
-            dtype=self.dtype,
-            dummy_weights=self.dummy,
-            temperature=self.temperature,
-            speculative=own_config(self.draft_tokens) if self.draft_tokens else None,
-        )
+def engine_of(wanted: Wanted) -> EngineSettings:
+    """Return the settings of the measured engine."""
+    drafts = 2 * wanted.draft_tokens  # room that a drafter needs beyond the longest sample
+    blocks = None if wanted.kv_cache_tokens is None else wanted.kv_cache_tokens // wanted.block_size
+    if blocks is None and wanted.device == "cpu":
+        blocks = wanted.max_num_seqs * -(-(wanted.max_model_len + drafts) // wanted.block_size)
+    return EngineSettings(
+        model=str(wanted.model),
+        max_num_seqs=wanted.max_num_seqs,
+        max_num_batched_tokens=wanted.max_num_batched_tokens,
+        block_size=wanted.block_size,
+        max_model_len=wanted.max_model_len + drafts,
+        kv_blocks=blocks,
+        tp=wanted.tp,
+        device=wanted.device,
+        dtype=wanted.dtype or ("float32" if wanted.device == "cpu" else "auto"),
+        dummy_weights=wanted.dummy,
+        temperature=wanted.temperature,
+        speculative=own_config(wanted.draft_tokens) if wanted.draft_tokens else None,
+    )
 
 
 def measure_profile(
     wanted: Wanted, output: Path, journal: Path, tell: Callable[[str, int, int], None] = lambda *_: None
 ) -> Measured:
-    """Measures, and writes the profile to `output`; goes on with a measurement whose points are in the file `journal`. Raises
-    `InputError` for limits and models with which nothing can be measured, `StoppedError` if an engine dies."""
+    """Measure, and write the profile to `output`; continue a measurement whose points are in `journal`. Raise `InputError` for
+    limits and models that cannot be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
     with tempfile.TemporaryDirectory(prefix="simrl-measure-") as logs:
         engines = _Started(wanted, Path(logs))
@@ -91,8 +68,8 @@ def measure_with(
     journal: Path,
     tell: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Measured:
-    """The same with given engines, of a vLLM version. The journal is finished when the profile is written, and not before:
-    whatever is refused until then costs no measurement."""
+    """Measure with given engines of a vLLM version, and write the profile. The journal is finished after the profile is
+    written: an error before that loses no measurement."""
     shape = model_shape(wanted.model)
     if wanted.gpu is not None and wanted.gpu not in GPUS:
         raise InputError(f"--gpu {wanted.gpu}{meant(wanted.gpu, GPUS)}: choose one of {', '.join(GPUS)}")
@@ -102,14 +79,16 @@ def measure_with(
             "leave one of them out"
         )
     reach = Reach(wanted.max_num_seqs, wanted.max_num_batched_tokens, wanted.max_model_len)
-    settings = {**json.loads(json.dumps(asdict(wanted), default=str)), "vllm": version, "host": platform.node()}
+    engine = engine_of(wanted)
+    settings = json.loads(json.dumps({**asdict(wanted), "dtype": engine.dtype}, default=str))
+    settings |= {"vllm": version, "host": platform.node()}
     for name in ("budget_s", "start_deadline_s", "gpu"):
-        del settings[name]  # with more time it goes on, and a GPU is what it is, whatever it is called
+        del settings[name]  # may change between starts of one measurement
 
-    blocks = wanted.engine.kv_blocks
+    blocks = engine.kv_blocks
     plan = Plan(
         reach,
-        reach.max_model_len if blocks is None else blocks * wanted.block_size,  # vLLM starts with no less than that
+        reach.max_model_len if blocks is None else blocks * wanted.block_size,  # vLLM's minimum
         wanted.draft_tokens,
         None if wanted.dummy else str(wanted.model),
         wanted.repeats,
@@ -154,7 +133,7 @@ def measure_with(
 
 
 class _Started:
-    """Engines that start when the first scene is asked for: a journal may have them all."""
+    """Engines that start at the first scene: a complete journal needs none."""
 
     def __init__(self, wanted: Wanted, logs: Path) -> None:
         self._wanted = wanted
@@ -165,7 +144,7 @@ class _Started:
         if self._bench is None:
             w = self._wanted
             traffic = max(w.max_num_seqs // 2, 1)
-            self._bench = RemoteBench(w.engine, w.neighbours, traffic, self._logs, w.start_deadline_s)
+            self._bench = RemoteBench(engine_of(w), w.neighbours, traffic, self._logs, w.start_deadline_s)
         return self._bench(scene)
 
     def close(self) -> None:
@@ -178,13 +157,10 @@ class _Started:
 
 
 def _card(device: str, kind: str) -> str:
-    """The name under which simrl knows a device."""
     if kind == "cpu":
         return "cpu"
     words = device.lower().replace("-", " ").split()
     known = [name for name in GPUS if name in words]
     if not known:
-        raise InputError(
-            f"{device} is no GPU that simrl knows; say with --gpu which of {', '.join(GPUS)} it is nearest to"
-        )
+        raise InputError(f"{device} is unknown to simrl; name the most similar of {', '.join(GPUS)} with --gpu")
     return known[0]

@@ -1,16 +1,16 @@
-"""From measured passes to the tables of a profile.
+"""Fit of a profile's tables to measured passes.
 
     n decoding sequences           D(n)    = dense(n) + sampled(n)
     one prompt of c tokens         P(c)    = dense(c) + sampled(1) + request + mode
     m prompts of c tokens at once  W(m, c) = dense(m c) + sampled(m) + m request + mode
 
-`request` is what the engine does for a prompt that is new to it, `mode` what a pass with prompts takes beyond one without
+`request` is the engine's work for a new prompt, `mode` the extra time of a pass with prompts over one without
 (on a GPU it runs outside of full graphs). They follow from W(m, c) - D(m) - P(m c) + P(m) over m, then `sampled` from W,
-`dense` from D up to the largest batch, and from P beyond. Attention is the rise of a pass over the same pass at the smallest
+`dense` from D up to the largest batch, and from P beyond. Attention is the time of a pass beyond an equal pass at the smallest
 context.
 
-Invariant: a number follows from measured passes of its own kinds, by what is written above, and from nothing else. Every table
-that comes out falls nowhere and reaches the limits it was made for; beyond what was measured it goes on as it rose.
+Invariant: a number follows from measured passes of its own kinds, by the formulas above, and from nothing else. Every table
+is non-decreasing and reaches the engine's limits; beyond the measured range it is extrapolated linearly.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.bench import Shape
-from simrl.profile import DraftRounds, Tables, pass_s
-from simrl.profilers.smoothing import settled
+from simrl.profile.profile import DraftRounds, Tables, pass_s
+from simrl.profile.profilers.smoothing import settled
 
 Floats = NDArray[np.float64]
 
@@ -41,13 +41,13 @@ class Point(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Between its repeats: the interquartile range, of the median."""
+        """Relative interquartile range of the repeats."""
         low, high = np.quantile(self.repeats_s, (0.25, 0.75))
         return float((high - low) / self.seconds)
 
 
 class Reach(NamedTuple):
-    """How far the tables have to go: limits of the engine."""
+    """Limits of the engine, which the tables have to reach."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -55,8 +55,8 @@ class Reach(NamedTuple):
 
 
 def fit(points: Sequence[Point], between_s: float, reach: Reach) -> tuple[Tables, float]:
-    """The tables that these passes give, and `request`, seconds. Each kind of pass must be there: decode steps at several
-    batches and lengths, prompts of several lengths, some of them longer than a pass, several prompts at once."""
+    """Return the tables fitted to these passes, and `request` in seconds. Every kind of pass must be present: decode steps at
+    several batch sizes and lengths, prompts of several lengths, some longer than a pass, several prompts at once."""
     decodes = [p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
     alone = [p for p in points if p.shape.prompts and not p.shape.sequences]
     by_batch = _rows(decodes, "sequences", "kv_tokens")
@@ -101,7 +101,7 @@ def fit(points: Sequence[Point], between_s: float, reach: Reach) -> tuple[Tables
 
 
 def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
-    """What tables say of a pass, its drafting left out; with `request_s` for each prompt that is new to the engine."""
+    """Return the seconds of a pass by the tables, without drafting; `request_s` is added for each new prompt."""
     new_s = shape.prompts * request_s if shape.context_tokens == 0 else 0.0
     positions = shape.sequences * (shape.draft_tokens + 1)
     each = shape.chunk_tokens / max(shape.prompts, 1)
@@ -120,8 +120,8 @@ def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
 
 
 def draft_rounds(points: Sequence[Point], tables: Tables, source: str) -> DraftRounds | None:
-    """What passes with drafts take beyond the tables: at each batch a line over the drafted tokens, that falls nowhere. No
-    drafter's work is in it: nobody looked for the tokens of these passes."""
+    """Return the extra time of passes with drafts: at each batch size a non-decreasing line over the drafted tokens. The
+    drafter's own work is not included: these passes had none."""
     rests: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for point in points:
         if point.shape.draft_tokens:
@@ -141,7 +141,7 @@ def draft_rounds(points: Sequence[Point], tables: Tables, source: str) -> DraftR
 
 
 def _line(tokens: Floats, rest_s: Floats) -> tuple[float, float]:
-    """Start and slope, neither below 0, nearest to the points."""
+    """Return intercept and slope, both at least 0, of the least-squares line."""
     from scipy.optimize import nnls
 
     start, slope = nnls(np.stack([np.ones(tokens.size), tokens.astype(float)], axis=1), rest_s)[0]
@@ -149,7 +149,7 @@ def _line(tokens: Floats, rest_s: Floats) -> tuple[float, float]:
 
 
 def _sampled(several: Floats, rise_s: Floats, most: int) -> tuple[Floats, Floats]:
-    """The first position takes as much as each further one does on the whole."""
+    """Return the cost of sampling by position; the first position costs the mean of the further ones."""
     several, rise_s = _columns(list(zip(several, rise_s, strict=True)))
     rise_s = settled(np.maximum(rise_s, 0.0))
     one_s = rise_s[-1] / (several[-1] - 1)
@@ -157,8 +157,8 @@ def _sampled(several: Floats, rise_s: Floats, most: int) -> tuple[Floats, Floats
 
 
 def _prefill(alone: Sequence[Point], mode_s: float, reach: Reach) -> tuple[Floats, Floats, Floats]:
-    """What a chunk takes besides its tokens, (chunks, contexts): `mode_s`, and the rise with its context. Chunks of one prompt
-    are compared with the first of them that is not new to the engine."""
+    """Return chunk sizes, contexts and the time of a chunk beyond its tokens, (chunks, contexts): `mode_s`, and the rise with
+    its context. Chunks of a prompt are compared with its first chunk that is not new to the engine."""
     rows = _rows(
         [p for p in alone if p.shape.prompts == 1 and p.shape.context_tokens], "chunk_tokens", "context_tokens"
     )
@@ -177,7 +177,7 @@ def _prefill(alone: Sequence[Point], mode_s: float, reach: Reach) -> tuple[Float
 
 
 def _decode_attention(by_batch: dict[int, list[tuple[float, float]]], reach: Reach) -> tuple[Floats, Floats, Floats]:
-    """Attention of so many sequences of a length, (sequences, lengths): its rise over the smallest length."""
+    """Return batch sizes, lengths and the attention time (sequences, lengths): the rise over the smallest length."""
     long = {batch: _columns(row) for batch, row in by_batch.items() if len(row) > 1}
     first = min(ticks[0] for ticks, _ in long.values())
     lengths = np.unique(np.round([first, reach.max_model_len, *(kv for ticks, _ in long.values() for kv in ticks)]))
@@ -191,7 +191,7 @@ def _decode_attention(by_batch: dict[int, list[tuple[float, float]]], reach: Rea
 
 
 def _rows(points: Sequence[Point], row: str, column: str) -> dict[int, list[tuple[float, float]]]:
-    """Seconds over one property, by another, rising."""
+    """Return (column, seconds) in rising order, by row."""
     rows: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         rows[getattr(point.shape, row)][float(getattr(point.shape, column))] += point.repeats_s
@@ -199,20 +199,19 @@ def _rows(points: Sequence[Point], row: str, column: str) -> dict[int, list[tupl
 
 
 def _columns(rows: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:
-    """Ticks, each once (the mean of what is there), and seconds."""
+    """Return unique ticks, and the mean seconds of each."""
     ticks, inverse = np.unique([tick for tick, _ in rows], return_inverse=True)
     sums = np.bincount(inverse, [seconds for _, seconds in rows])
     return ticks.astype(float), sums / np.bincount(inverse)
 
 
 def _along(at: Floats, ticks: Floats, values: Floats, slope: float | None = None) -> Floats:
-    """Linear between ticks, and beyond the last one with a slope, by default that of the whole."""
+    """Interpolate linearly between ticks; extrapolate beyond the last with `slope`, by default the overall slope."""
     if slope is None:
         slope = (values[-1] - values[0]) / (ticks[-1] - ticks[0]) if ticks.size > 1 else 0.0
     return np.asarray(np.interp(at, ticks, values) + slope * np.maximum(at - ticks[-1], 0.0))
 
 
 def _reaching(ticks: Floats, values: Floats, most: float) -> tuple[Floats, Floats]:
-    """The same up to `most`."""
     reach = np.unique(np.r_[ticks, most])
     return reach, _along(reach, ticks, values)

@@ -1,15 +1,15 @@
-"""simrl's drafters, windows and gates inside vLLM, as its drafter of one's own (`method: custom_class`).
+"""simrl's drafters, windows and gates inside vLLM, as its custom drafter (`method: custom_class`).
 
-Invariant: pass by pass it does what the simulated engine does (`simrl.engine.passes`): the same drafter objects, windows by
-`next_window`, gates by `gate_opens` with the same fading gauges. What it counts is what vLLM verified, read from the batch that
-ran, not what it proposed. A draft depends on the requests and this state, never on the time.
+Invariant: pass by pass it follows the simulated engine (`engine.passes`): its drafter objects, windows by
+`next_window`, gates by `gate_opens` with its fading gauges. It counts the tokens that vLLM verified, read from the batch that
+ran, not its proposals. A draft depends on the requests and this state, never on the time.
 
 vLLM asks for drafts at the end of a pass (`propose`), when the batch of the next one is not settled: a command before the next
 pass (an abort, a window, speculation switched off) can change what should be drafted. Nothing of the state has moved by then:
-where `stale` says so, `redraft` drafts anew, and `put_drafts` hands it to the scheduler.
+if `stale`, call `redraft` and pass its result to `put_drafts`.
 
-Who drives the engine calls `attach` and `configure` once; then, for each stay of a response, `begins` before it is submitted
-and `ends` when it is over. A request it was not told of (a warm-up) gets no drafts.
+The controller of the engine calls `attach` and `configure` once; then, for each request, `begins` before it is submitted
+and `ends` when it is over. A request without `begins` (a warm-up) gets no drafts.
 
 vLLM is known here by `batch_of` and `put_drafts` alone, which touch what 0.26 and 0.32 have alike. vLLM calls `propose` only
 while the longest sequence and a whole draft fit `max_model_len`, and else has zeros verified: leave that room.
@@ -23,28 +23,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from replay.history_drafter import HistoryDrafter
+from replay.history_store import HistoryStore
+from replay.ngram_drafter import NgramDrafter
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
-from simrl.speculation.decoding import (
-    BATCH,
-    ELASTIC,
-    ELASTIC_STATE,
-    FLAGS,
-    GATE,
-    GAUGES,
-    OPEN,
-    PATIENCE,
-    THRESHOLD,
-    gate_opens,
-    remember,
-    rules,
-)
+from simrl.speculation.decoding import BATCH, ELASTIC, GAUGES, OPEN, Rule, gate_opens, remember
 from simrl.speculation.drafter import Drafter, Tokens
 from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, Elastic, next_elastic
-from simrl.speculation.history import HistoryDrafter
 from simrl.speculation.history_index import HistoryRule, build_index
-from simrl.speculation.history_store import HistoryStore
-from simrl.speculation.ngram import NgramDrafter, NgramRule
+from simrl.speculation.ngram import NgramRule
 from simrl.speculation.windows import Fixed, Window, next_window
 
 Kind = Literal["none", "history", "ngram", "own", "oracle", "fixed"]
@@ -52,12 +40,12 @@ Kind = Literal["none", "history", "ngram", "own", "oracle", "fixed"]
 
 @dataclass(frozen=True)
 class DrafterSetup:
-    """What drafts, how long, and when: plain data, to be sent to where the engine is.
+    """Configuration of the drafter in the engine's process: source, windows and gate, as plain data.
 
-    "oracle" drafts the continuation that it is told, wrong from where the draws of `acceptance` say: forced acceptance. These
-    are the simulated engine's draws for a model drafter: with the same key both accept the same, as long as what is generated
-    is what was told (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window says, whatever
-    they are: to time verification. "own" is a method's own drafter, which `make` makes.
+    "oracle" drafts the recorded continuation, made wrong where the draws of `acceptance` say: forced acceptance. These are the
+    simulated engine's draws for a model drafter: with equal keys both accept equally, as long as the engine generates the
+    recorded tokens (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window allows, to time
+    verification. "own" is a method's own drafter, made by `make`.
 
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100 % (`batch_gate`), or TLT's.
     """
@@ -73,7 +61,7 @@ class DrafterSetup:
 
 
 class Forced(NamedTuple):
-    """What an oracle is told of a response: its recorded tokens, the key of its draws, and its hardness."""
+    """An oracle's inputs for a response: its recorded tokens, the key of its draws, and its hardness."""
 
     recorded: tuple[int, ...]
     key: int
@@ -81,9 +69,9 @@ class Forced(NamedTuple):
 
 
 class DraftCounts(NamedTuple):
-    """Of a stay: tokens drafted, tokens accepted, passes that verified a draft, tokens that these passes yielded. As
-    `simrl.engine.Engine` counts: a draft counts as vLLM verified it, also where it reaches beyond the response's end; what
-    lies beyond the end is not accepted, nor yielded."""
+    """Counts of a request: tokens drafted, tokens accepted, passes that verified a draft, tokens that these passes yielded. As
+    in `engine.Engine`, a draft counts as vLLM verified it, also beyond the response's end; tokens beyond the end are neither
+    accepted nor yielded."""
 
     drafted: int = 0
     accepted: int = 0
@@ -92,8 +80,8 @@ class DraftCounts(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a request had in the pass that just ran: tokens known and computed before it, the draft that was verified, and how
-    many tokens the request may have in all."""
+    """A request in the pass that just ran: tokens known and computed before it, the verified draft, and the most tokens it may
+    have."""
 
     request_id: str
     known_tokens: int
@@ -103,10 +91,10 @@ class Ran(NamedTuple):
 
 
 def batch_of(runner: Any, sampled: Sequence[Sequence[int]]) -> list[Ran]:
-    """The batch that just ran, in the order in which drafts are asked for.
+    """Return the batch that just ran, in the order in which drafts are requested.
 
-    vLLM's ids are those it was given with a random ending, unless told otherwise. A request that is admitted with one token to
-    compute is given placeholders below 0 in place of a draft (0.32).
+    By default vLLM appends a random ending to the request ids. A request admitted with one token to compute gets placeholders
+    below 0 in place of a draft (0.32).
     """
     batch = runner.input_batch
     known, computed = batch.num_tokens_no_spec, batch.num_computed_tokens_cpu
@@ -127,14 +115,14 @@ def batch_of(runner: Any, sampled: Sequence[Sequence[int]]) -> list[Ran]:
 
 
 def put_drafts(scheduler: Any, drafts: dict[str, list[int]]) -> None:
-    """Gives running requests other drafts for the next pass, by vLLM's own ids; between two steps."""
+    """Replace the drafts of running requests for the next pass, by vLLM's ids; call it between two steps."""
     for request in scheduler.running:
         if request.request_id in drafts:
             request.spec_token_ids = drafts[request.request_id]
 
 
 class _Oracle:
-    """Drafts what it was told that comes, wrong from a drawn place on."""
+    """Drafts the recorded tokens, wrong from a drawn position on."""
 
     def __init__(self, acceptance: ModelAcceptance, most_tokens: int) -> None:
         self._logs = acceptance.log_acceptances(most_tokens)
@@ -159,7 +147,7 @@ class _Oracle:
     def _draft(self, request: int, most_tokens: int) -> Tokens:
         truth, has = self._truth[request], self._has[request]
         right = accepted_tokens(truth.key, has, truth.hardness, self._logs, most_tokens)
-        draft = np.zeros(most_tokens, dtype=np.int32)  # beyond the end nothing is told
+        draft = np.zeros(most_tokens, dtype=np.int32)  # zeros beyond the recorded end
         coming = truth.recorded[has : has + most_tokens]
         draft[: len(coming)] = coming
         draft[right:] = np.where(draft[right:] > 0, draft[right:] - 1, 1)
@@ -180,20 +168,20 @@ class _Fixed:
 
 
 @dataclass
-class _Stay:
+class _DraftedRequest:
     number: int
     has_source: bool
     window: int
     counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    vllm_id: str = ""  # as long as it is in the batch
+    vllm_id: str = ""  # its id in the batch
     ran: bool = False
     decodes: bool = False
-    drafts: bool = False  # in the next pass
+    drafts: bool = False  # it drafts for the next pass
     over: bool = False
 
 
 def _compile(drafter: HistoryDrafter) -> None:
-    """What is compiled is compiled now, not in the pass that drafts first, which it would hold up for seconds."""
+    """Compile the drafter now: the first drafting pass would take seconds."""
     build_index([np.array([1, 2, 3, 1, 2, 3], dtype=np.int32)])
     drafter.start_request(0, -1)
     drafter.observe(0, np.array([1, 2, 3], dtype=np.int32))
@@ -202,7 +190,7 @@ def _compile(drafter: HistoryDrafter) -> None:
 
 
 class Proposer:
-    """vLLM's drafter. See the top of the module; methods are called between two steps, `propose` by vLLM at the end of one."""
+    """vLLM's custom drafter. `propose` is called by vLLM at the end of a step, all other methods between two steps."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
@@ -211,14 +199,13 @@ class Proposer:
         self.configure(DrafterSetup())
 
     def load_model(self, *arguments: Any, **named: Any) -> None:
-        """vLLM asks every drafter to; there is none."""
+        """Do nothing: vLLM calls it on every drafter, and there is no model."""
 
     def attach(self, runner: Any) -> None:
-        """The model runner that asks it."""
         self._runner = runner
 
     def configure(self, setup: DrafterSetup) -> None:
-        """Begins anew: nothing learnt, nothing running. Raises `InputError` for a window that vLLM was not started for."""
+        """Reset all state and set the configuration. Raise `InputError` for a window longer than vLLM was started for."""
         longest = setup.window.rule.most_tokens
         if setup.kind != "none" and longest > self._most_tokens:
             raise InputError(
@@ -229,21 +216,20 @@ class Proposer:
         self._window = setup.window.rule
         self._gate_batch = np.zeros(RATES, dtype=np.int64)
         if isinstance(setup.gate, Elastic):
-            self._rule = rules(ELASTIC, self._window, threshold=setup.gate.threshold, patience=setup.gate.patience)
+            self._rule = Rule(ELASTIC, self._window, setup.gate.threshold, setup.gate.patience)
         elif setup.gate is not None:
             if len(setup.gate) != RATES:
                 raise InputError(f"a batch gate has {RATES} thresholds, for 0, 1, … 100 %; {len(setup.gate)} are given")
-            self._rule = rules(BATCH, self._window)
+            self._rule = Rule(BATCH, self._window)
             self._gate_batch = np.array(setup.gate, dtype=np.int64)
         else:
-            self._rule = rules(OPEN, self._window)
+            self._rule = Rule(OPEN, self._window)
         self._drafter = self._make_drafter(setup)
-        self._gauges = np.zeros(GAUGES)
-        self._flags = np.zeros(FLAGS, dtype=np.int64)
-        self._stays: dict[str, _Stay] = {}
+        self._gauges = np.zeros(1, dtype=GAUGES)[0]
+        self._requests: dict[str, _DraftedRequest] = {}
         self._numbers = 0
         self._enabled = True
-        self.stale = False  # what was drafted last is not what should be drafted now: `redraft`
+        self.stale = False  # the last drafts are outdated: call `redraft`
 
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None
@@ -265,39 +251,30 @@ class Proposer:
             return self._oracle
         return _Fixed() if setup.kind == "fixed" else None
 
-    # What its owner tells.
+    # Calls of the controller.
 
     def learn(
         self, prompt_id: int, epoch: int, token_ids: Sequence[Sequence[int]], rewards: Sequence[float] | None = None
     ) -> None:
-        """Responses to a prompt in an epoch, to be drafted from later; they are indexed in the background. Only a drafter from
-        history learns."""
+        """Add the responses of a prompt in an epoch to the history; they are indexed in the background. Ignored unless the
+        drafter has one."""
         if self._store is not None:
             self._store.learn(prompt_id, epoch, [np.array(ids) for ids in token_ids], rewards)
 
     def wait_learnt(self) -> None:
-        """Until all that was learnt can be drafted from."""
+        """Wait until all learnt responses are indexed."""
         if self._store is not None:
             self._store.wait()
 
     def new_rollout(self) -> None:
-        """An elastic gate is shut again, until the batch has been small for long enough."""
-        self._flags[ELASTIC_STATE] = ELASTIC_OFF
+        """Shut an elastic gate again, until the batch has been small for long enough."""
+        self._gauges["elastic_state"] = ELASTIC_OFF
         self.stale = True
 
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is drafted."""
-        return self._enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
+    def enable(self, value: bool) -> None:
+        """Switch drafting on or off."""
         self.stale |= value != self._enabled
         self._enabled = value
-
-    def enable(self, value: bool) -> None:
-        """The same as a call."""
-        self.enabled = value
 
     def begins(
         self,
@@ -307,123 +284,126 @@ class Proposer:
         token_ids: Sequence[int],
         forced: Forced | None = None,
     ) -> None:
-        """A response begins, or goes on here with the tokens it has; its window is as at first.
+        """Start a response, or continue one with `token_ids`; its window is the initial one.
 
-        An oracle drafts what `forced` says, and nothing without it. Without `prompt_ids`, n-grams are looked up in the response
-        alone. Raises ValueError for a request that is here already.
+        An oracle drafts from `forced`, and nothing without it. Without `prompt_ids`, n-grams are looked up in the response
+        alone. Raise `ValueError` for a request that is here already.
         """
-        if request_id in self._stays:
+        if request_id in self._requests:
             raise ValueError(f"request {request_id} runs already")
         self._numbers += 1
         number, drafter = self._numbers, self._drafter
-        stay = self._stays[request_id] = _Stay(number, drafter is not None, self._window.start_tokens)
+        request = self._requests[request_id] = _DraftedRequest(number, drafter is not None, self._window.start_tokens)
         if drafter is None:
             return
         if self._store is not None:
-            stay.has_source = self._store.index(prompt_id) is not None or self._store.pending(prompt_id)
+            request.has_source = self._store.index(prompt_id) is not None or self._store.pending(prompt_id)
         drafter.start_request(number, prompt_id, np.array(prompt_ids, dtype=np.int32))
         if self._oracle is not None:
-            stay.has_source = forced is not None
+            request.has_source = forced is not None
             self._oracle.tell(number, forced or Forced((), 0))
         drafter.observe(number, np.array(token_ids, dtype=np.int32))
 
     def window(self, request_id: str, tokens: int) -> None:
-        """Sets a request's window from the next pass on; a rule that moves windows moves it from there."""
+        """Set a request's window from the next pass on; a rule with moving windows continues from there."""
         if not 1 <= tokens <= self._most_tokens:
             raise InputError(f"a window of {tokens} tokens; the engine was started for 1 to {self._most_tokens}")
-        self._stays[request_id].window = tokens
+        self._requests[request_id].window = tokens
         self.stale = True
 
     def counts(self, request_id: str) -> DraftCounts:
-        """What was drafted for a request so far."""
-        return DraftCounts(*self._stays[request_id].counts)
+        return DraftCounts(*self._requests[request_id].counts)
 
     def ends(self, request_id: str) -> DraftCounts:
-        """A request is over, or goes on elsewhere."""
-        stay = self._stays.pop(request_id)
+        """Remove a request that is over or goes on elsewhere; return its draft counts."""
+        request = self._requests.pop(request_id)
         if self._drafter is not None:
-            self._drafter.stop_request(stay.number)
-        self.stale |= stay.ran and not stay.over  # an abort: the next batch is smaller than the gate took it for
-        return DraftCounts(*stay.counts)
+            self._drafter.stop_request(request.number)
+        self.stale |= request.ran and not request.over  # an abort: the next batch is smaller than the gate assumed
+        return DraftCounts(*request.counts)
 
     def redraft(self) -> dict[str, list[int]]:
-        """The drafts of the next pass as they should be now, by vLLM's ids, for `put_drafts`."""
+        """Return new drafts for the next pass, by vLLM's ids, for `put_drafts`."""
         self.stale = False
-        running = [stay for stay in self._stays.values() if stay.ran and not stay.over]
-        return {stay.vllm_id: draft for stay, draft in zip(running, self._draft(running), strict=True)}
+        running = [request for request in self._requests.values() if request.ran and not request.over]
+        return {request.vllm_id: draft for request, draft in zip(running, self._draft(running), strict=True)}
 
-    # What vLLM asks.
+    # Calls of vLLM.
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:
-        """The drafts of the next pass, one list for each request of the batch that just ran."""
-        if not self._stays:
+        """Return the drafts of the next pass, one list for each request of the batch that just ran."""
+        if not self._requests:
             return [[] for _ in sampled_token_ids]
         if self._runner is None:
             raise RuntimeError("the drafter was not attached to its model runner")
         batch = batch_of(self._runner, sampled_token_ids)
-        stays = [self._stay(ran.request_id) for ran in batch]
-        self._learn_of(batch, stays, sampled_token_ids)
+        requests = [self._request(ran.request_id) for ran in batch]
+        self._learn_of(batch, requests, sampled_token_ids)
         self.stale = False
-        going_on = [stay for stay in stays if stay is not None and not stay.over]
-        unknown = sum(stay is None for stay in stays)
+        going_on = [request for request in requests if request is not None and not request.over]
+        unknown = sum(request is None for request in requests)
         drafts = iter(self._draft(going_on, unknown))
-        return [[] if stay is None or stay.over else next(drafts) for stay in stays]
+        return [[] if request is None or request.over else next(drafts) for request in requests]
 
-    def _stay(self, vllm_id: str) -> _Stay | None:
-        return self._stays.get(vllm_id) or self._stays.get(vllm_id.rpartition("-")[0])
+    def _request(self, vllm_id: str) -> _DraftedRequest | None:
+        return self._requests.get(vllm_id) or self._requests.get(vllm_id.rpartition("-")[0])
 
-    def _learn_of(self, batch: list[Ran], stays: list[_Stay | None], sampled: list[list[int]]) -> None:
-        """What the pass did to windows, counts, gauges and the gate: what the engine does in `_learn` and `run_speculative`."""
+    def _learn_of(self, batch: list[Ran], requests: list[_DraftedRequest | None], sampled: list[list[int]]) -> None:
+        """Update windows, counts, gauges and the gate after a pass, as the engine does in `learn` and `run_speculative`."""
         began = sum(
-            stay is not None and stay.ran and ran.computed_tokens > 0 for ran, stay in zip(batch, stays, strict=True)
+            request is not None and request.ran and ran.computed_tokens > 0
+            for ran, request in zip(batch, requests, strict=True)
         )
-        speculated = gate_opens(self._rule, self._gate_batch, self._flags, self._gauges, began)
+        speculated = gate_opens(self._rule, self._gate_batch, self._gauges, began)
         proposed, drafted_of_pass, accepted_of_pass, prefilled = False, 0, 0, False
-        for ran, stay, tokens in zip(batch, stays, sampled, strict=True):
+        for ran, request, tokens in zip(batch, requests, sampled, strict=True):
             decoded = ran.computed_tokens > 0 and ran.computed_tokens == ran.known_tokens - 1
             prefilled |= not decoded
-            if stay is None:
+            if request is None:
                 continue
-            if not stay.ran and ran.most_tokens + 2 * self._most_tokens > self._most_length:
+            if not request.ran and ran.most_tokens + 2 * self._most_tokens > self._most_length:
                 raise InputError(
                     f"a request of {ran.most_tokens} tokens and drafts of {self._most_tokens} in an engine for "
                     f"{self._most_length}; let max_model_len be at least {ran.most_tokens + 2 * self._most_tokens}"
                 )
             left = ran.most_tokens - ran.known_tokens
-            if decoded and stay.drafts:
+            if decoded and request.drafts:
                 drafted, accepted = ran.draft_tokens, min(len(tokens) - 1, left) if ran.draft_tokens else 0
-                stay.window = next_window(self._window, stay.window, drafted, accepted)
+                request.window = next_window(self._window, request.window, drafted, accepted)
                 if drafted:
                     for i, more in enumerate((drafted, accepted, 1, min(1 + accepted, left))):
-                        stay.counts[i] += more
+                        request.counts[i] += more
                 proposed = True
                 drafted_of_pass += drafted
                 accepted_of_pass += accepted
-            stay.vllm_id, stay.ran = ran.request_id, True
-            stay.over = len(tokens) >= left
-            stay.decodes = len(tokens) > 0
+            request.vllm_id, request.ran = ran.request_id, True
+            request.over = len(tokens) >= left
+            request.decodes = len(tokens) > 0
             if tokens and self._drafter is not None:
-                self._drafter.observe(stay.number, np.array(tokens[:left], dtype=np.int32))
+                self._drafter.observe(request.number, np.array(tokens[:left], dtype=np.int32))
         if proposed:
             remember(self._gauges, drafted_of_pass, accepted_of_pass)
-        if self._rule[GATE] == BATCH and not speculated:
+        if self._rule.gate == BATCH and not speculated:
             remember(self._gauges, 0, 0)
-        if self._rule[GATE] == ELASTIC and self._flags[ELASTIC_STATE] != ELASTIC_ON and not prefilled:
-            self._flags[ELASTIC_STATE] = next_elastic(
-                self._flags[ELASTIC_STATE], len(batch), self._rule[THRESHOLD], self._rule[PATIENCE]
+        if self._rule.gate == ELASTIC and self._gauges["elastic_state"] != ELASTIC_ON and not prefilled:
+            self._gauges["elastic_state"] = next_elastic(
+                self._gauges["elastic_state"], len(batch), self._rule.threshold, self._rule.patience
             )
 
-    def _draft(self, stays: list[_Stay], others: int = 0) -> list[list[int]]:
-        """What these requests, and some others, draft for their next pass: nothing where the gate is shut."""
-        opens = gate_opens(self._rule, self._gate_batch, self._flags, self._gauges, len(stays) + others)
+    def _draft(self, requests: list[_DraftedRequest], others: int = 0) -> list[list[int]]:
+        """Return the drafts of these requests for the next pass, with `others` in the batch; empty ones where the gate is
+        shut."""
+        opens = gate_opens(self._rule, self._gate_batch, self._gauges, len(requests) + others)
         speculates = self._enabled and self._drafter is not None and opens
-        for stay in stays:
-            stay.drafts = speculates and stay.has_source and stay.decodes
-        drafting = [stay for stay in stays if stay.drafts]
+        for request in requests:
+            request.drafts = speculates and request.has_source and request.decodes
+        drafting = [request for request in requests if request.drafts]
         if not drafting:
-            return [[] for _ in stays]
+            return [[] for _ in requests]
         assert self._drafter is not None
-        drafts = iter(self._drafter.propose([stay.number for stay in drafting], [stay.window for stay in drafting]))
-        return [next(drafts).tolist() if stay.drafts else [] for stay in stays]
+        drafts = iter(
+            self._drafter.propose([request.number for request in drafting], [request.window for request in drafting])
+        )
+        return [next(drafts).tolist() if request.drafts else [] for request in requests]

@@ -1,16 +1,16 @@
-"""Small random models for replays: Qwen3 in shape, nothing learnt, and yet responses that can be drafted from their history.
+"""Small random models for replays: Qwen3 in shape, untrained, whose responses can still be drafted from their history.
 
 Invariant: a model is a pure function of its arguments; a folder is written whole or not at all.
 
-A random transformer either repeats one token or never comes back to where it was. Three things make it something between:
+A random transformer either repeats one token or never repeats a context. Three changes give a middle ground:
 
-- `sharpness` scales the head: the entropy of the next token falls with it.
-- `memory` scales what attention adds. Next tokens then depend on the last ones and a little on all before; the more, the fewer
-  the places of an old response that tell how a new one goes on.
-- The head has no part along what a token leads to by itself, so that no token calls for itself again.
+- The head is scaled by 14 × √(128 / hidden): the entropy of the next token falls with that factor.
+- The output of attention is scaled by 0.06 / layers. Next tokens then depend on the last ones and a little on
+  all before; with a larger factor, fewer places of an old response predict a new one.
+- The head has no component along a token's own output direction, so that no token predicts itself.
 
 Measured with the defaults and a nudge between epochs (6 prompts of 16 random tokens, 4 responses of 300 tokens an epoch; seeds
-0 and 1; acceptance is that of the paper's HistoSpec, accepted of drafted tokens, teacher-forced on the second epoch):
+0 and 1; acceptance is HistoSpec's, accepted / drafted tokens, teacher-forced on the second epoch):
 
     layers, hidden, vocab   entropy at T=1   different tokens in 300   acceptance at T=1   acceptance, greedy
     2, 128,  512            0.50, 0.49 nat   134, 134                  0.49, 0.52          0.59, 0.75
@@ -32,6 +32,7 @@ from simrl.errors import InputError
 from simrl.files import write_whole_folder
 
 INITIALIZER_RANGE = 0.08
+MOST_TOKENS = 8192
 _MANIFEST = "files.txt"
 
 
@@ -43,58 +44,43 @@ def make_model(
     kv_heads: int = 2,
     vocab: int = 512,
     seed: int = 0,
-    sharpness: float | None = None,
-    memory: float | None = None,
-    most_tokens: int = 8192,
 ) -> Path:
-    """Writes a random model, float32, as a Hugging Face folder (config.json, model.safetensors); see the top of the module.
-
-    `sharpness` is 14 × √(128 / hidden) and `memory` 0.06 / layers unless given. Raises `InputError` for a shape that is none.
-    """
-    if hidden % (2 * heads) or heads % kv_heads or min(layers, vocab - 1, most_tokens) < 1:
+    """Write a random model, float32, as a Hugging Face folder (config.json, model.safetensors); see the top of the module.
+    Raise `InputError` for an invalid shape."""
+    if hidden % (2 * heads) or heads % kv_heads or min(layers, vocab - 1) < 1:
         raise InputError(
             f"{layers} layers of {hidden} with {heads} heads, {kv_heads} of keys, and {vocab} tokens are no model; "
             "let hidden be an even multiple of heads, heads a multiple of kv_heads, vocab at least 2"
         )
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        max_position_embeddings=most_tokens,
-        initializer_range=INITIALIZER_RANGE,
-        tie_word_embeddings=False,
-        dtype="float32",
-        architectures=["Qwen3ForCausalLM"],
-    )
+    from replay.grpo.policy import qwen3
+
+    sizes = (layers, hidden, heads, kv_heads, 3 * hidden)
+    config = qwen3(*sizes, vocab, MOST_TOKENS, initializer_range=INITIALIZER_RANGE)
     model = Qwen3ForCausalLM(config)
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weights in model.named_parameters():
-            if weights.dim() < 2:  # of a norm
+            if weights.dim() < 2:  # weights of a norm
                 weights.fill_(1.0)
                 continue
             weights.normal_(0.0, INITIALIZER_RANGE, generator=draws)
             if name.endswith("o_proj.weight"):
-                weights.mul_(0.06 / layers if memory is None else memory)
+                weights.mul_(0.06 / layers)
         alone = model.model(torch.arange(vocab)[:, None]).last_hidden_state[:, 0]
         head = model.lm_head.weight
         head.sub_((head * alone).sum(1, keepdim=True) / (alone * alone).sum(1, keepdim=True) * alone)
-        head.mul_(14.0 * (128 / hidden) ** 0.5 if sharpness is None else sharpness)
+        head.mul_(14.0 * (128 / hidden) ** 0.5)
     with _quiet(), write_whole_folder(Path(folder), _MANIFEST) as temporary:
         model.save_pretrained(temporary)
     return Path(folder)
 
 
 def nudge(folder: str | Path, out: str | Path, scale: float = 0.01, seed: int = 1) -> Path:
-    """Writes the same model after a small random update, as the next policy version: each matrix gets noise of `scale` times
-    its own standard deviation. Raises `InputError` for a folder without a model."""
+    """Write a model after a small random update, as the next policy version: each matrix gets noise of `scale` times its own
+    standard deviation. Raise `InputError` for a folder without a model."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -119,7 +105,6 @@ def nudge(folder: str | Path, out: str | Path, scale: float = 0.01, seed: int = 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars."""
     from transformers.utils import logging
 
     shown: Any = logging.is_progress_bar_enabled()

@@ -1,10 +1,9 @@
-"""Engines on a Ray cluster: each an actor that is given its GPUs, with the same child process and loop as on one machine.
+"""Engines on a Ray cluster: each in an actor with its own GPUs, with the child process and loop of a local engine.
 
-Invariant: an actor only passes on what goes in and out of its engine's pipe; commands keep their order, reports theirs. When
-the engine, the actor or its node dies, the line here is at its end, as a local one is. Tensor parallelism stays inside one
-actor.
+Invariant: an actor only forwards its engine's pipe; commands and reports keep their order. When the engine, the actor or its
+node dies, the line here is at its end, as a local one is. Tensor parallelism stays inside one actor.
 
-Clocks of nodes differ: `offset_s` is measured by asking (Cristian's algorithm), as good as half the fastest round trip.
+Clocks of nodes differ: `offset_s` is measured by round trips (Cristian's algorithm), accurate to half the fastest one.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from replay.host import Command, Failed, Report
 from replay.link import CLOSE_S, Link, engine_link
 from replay.replayer import Fleet, ReplayConfig
 from replay.vllm_adapter import EngineSettings
-from simrl.executors import connect
+from simrl.study.executors import connect
 
 PINGS = 20
-PLACE_S = 120.0  # that the cluster has to find GPUs
+PLACE_S = 120.0  # time for the cluster to find GPUs
 
 
 class EngineActor:
-    """What runs on a node: an engine's process, and methods to speak with it. Each method has a thread of its own."""
+    """An engine's process on a node, and methods to exchange messages with it. Each method has a thread of its own."""
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
         log = Path(tempfile.mkdtemp(prefix="simrl-")) / "engine.log"
@@ -42,7 +41,7 @@ class EngineActor:
         self._link.send(commands)
 
     def receive(self) -> Sequence[Report] | None:
-        """The next reports, waited for; None when the engine is gone."""
+        """Wait for the next reports and return them; None when the engine is gone."""
         try:
             reports: Sequence[Report] = self._link.connection.recv()
             return [
@@ -66,8 +65,8 @@ class EngineActor:
 
 
 class RayLink:
-    """The line to an actor. A thread here waits until it is placed, then for its reports, and puts them into a pipe that the
-    clock can wait on; an actor that does not come up is a `Failed` engine there. Nobody waits for the cluster here."""
+    """The line to an actor. A thread here waits until the actor is placed, then for its reports, and writes them to a pipe that
+    the clock can wait on; an actor that does not start is a `Failed` engine there. No caller waits for the cluster."""
 
     offset_s = 0.0  # measured before the first report
 
@@ -77,7 +76,7 @@ class RayLink:
         self.name = name
         self._ray = ray
         needs = {"num_gpus": settings.tp} if settings.device == "cuda" else {"num_cpus": settings.threads}
-        # Threads of an actor: one that waits for reports, one that sends commands in their order, one for the rest.
+        # Threads of an actor: one waits for reports, one sends commands in order, one serves other calls.
         actor = ray.remote(concurrency_groups={"receive": 1, "send": 1}, **needs)(EngineActor)
         self._placed = False
         self._actor: Any = actor.remote(name, settings)
@@ -101,7 +100,7 @@ class RayLink:
             return f"its actor or node is gone ({type(error).__name__})"
 
     def _end(self, how: Any) -> None:
-        """The engine first, which no longer hears of anything once its actor is gone."""
+        """End the engine, then the actor: without its actor, the engine gets no command."""
         if self._placed:
             with suppress(self._ray.exceptions.RayError):  # it is gone already
                 self._ray.get(how.remote(), timeout=2 * CLOSE_S)
@@ -113,9 +112,7 @@ class RayLink:
                 self.offset_s = self._measured_offset_s()
                 self._placed = True
             except self._ray.exceptions.GetTimeoutError:
-                message = (
-                    f"Ray found no room for it in {PLACE_S:g} s; `ray status` tells what is free; use fewer --workers"
-                )
+                message = f"Ray had no GPUs for it for {PLACE_S:g} s; `ray status` shows free ones; use fewer --workers"
                 there.send([Failed(message, "")])
                 return
             except self._ray.exceptions.RayError as error:
@@ -129,8 +126,10 @@ class RayLink:
                 return
 
     def _measured_offset_s(self) -> float:
-        """How far the node's clock is ahead of this one's."""
-        self._ray.get(self._actor.monotonic_s.remote(), timeout=PLACE_S)  # placed, and its process is there
+        """Measure how far the node's clock is ahead of this one."""
+        self._ray.get(
+            self._actor.monotonic_s.remote(), timeout=PLACE_S
+        )  # returns when it is placed and its process runs
         trips = []
         for _ in range(PINGS):
             sent_s = time.monotonic()
@@ -141,16 +140,16 @@ class RayLink:
 
 
 def _not_up(error: Exception) -> str:
-    """What Ray says of an actor that failed before it was up: the last line of a page, the cause."""
+    """Describe why an actor failed to start: the last line of Ray's message, the cause."""
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (
-        f"its actor did not start ({type(error).__name__}: {said[-1] if said else 'nothing said'}); every node of the cluster "
+        f"its actor did not start ({type(error).__name__}: {said[-1] if said else 'no message'}); every node of the cluster "
         "needs the same simrl and vLLM installed"
     )
 
 
 def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> Fleet:
-    """Engines as actors of the cluster at `address`, as `connect` takes it."""
+    """Start engines as actors of the cluster at `address`, as `connect` takes it."""
     connect(address)
 
     def start(i: int) -> Callable[[], Link]:

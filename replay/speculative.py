@@ -1,10 +1,10 @@
-"""What a method of speculation is on real engines: vLLM's `speculative_config`, and what the drafter of one's own is told.
+"""Speculation methods on real engines: vLLM's `speculative_config`, and the setup of simrl's own drafter.
 
 Invariant: a method runs as the simulator runs it, or is refused with a remedy; nothing of it is dropped silently.
 
-History, n-grams and what comes from elsewhere are drafted by `replay.proposer.Proposer`, with simrl's windows and gates.
+History, n-grams and external sources are drafted by `replay.proposer.Proposer`, with simrl's windows and gates.
 vLLM's own drafters have neither: its `ngram`, `draft_model` and `suffix` draft up to `num_speculative_tokens` in every pass.
-They serve where the method says no more than that; what they draft is counted by vLLM alone. Its `ngram` reads prompts too,
+They serve methods without windows and gates; their drafts are counted by vLLM alone. Its `ngram` reads prompts too,
 and its `suffix` (for srt) has its own rule for how far to draft.
 """
 
@@ -14,41 +14,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from replay.proposer import DrafterSetup, Forced
-from simrl.drafting import DraftPlan, typical_context
 from simrl.errors import InputError
-from simrl.simulate import Prepared
+from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
+from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.gates import Elastic, batch_gate
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.ngram import DEFAULT
-from simrl.speculation.windows import Window
-from simrl.trace import Response, Sample
+from simrl.speculation.plan import DraftPlan
+from simrl.trace.trace import Response, Sample
 
 PROPOSER = "replay.proposer.Proposer"
-Ngram = Literal["vllm", "simrl"]
 
 
 def speculative_config(
-    prepared: Prepared, ngram: Ngram = "vllm", draft_folder: str | Path | None = None, synthetic: bool = False
+    prepared: Prepared, draft_folder: str | Path | None = None, synthetic: bool = False
 ) -> dict[str, Any]:
-    """vLLM's `speculative_config` for a scenario's method.
+    """Return vLLM's `speculative_config` for a scenario's method.
 
-    `ngram` says whose n-gram drafter it is; where the method has a gate, or windows that move, it is simrl's anyway.
-    `draft_folder` holds the draft model, unless the method names a folder itself. With `synthetic`, as random weights need it,
-    vLLM accepts a draft model's tokens as often as the scenario says, whatever they are (on CUDA alone). Raises `InputError`
-    for what no vLLM does.
+    `draft_folder` holds the draft model, unless the method names a folder. With `synthetic`, for random weights, vLLM accepts
+    a draft model's tokens at the scenario's acceptance rates, whatever they are (CUDA only). Raise `InputError` for a method
+    that vLLM cannot run.
     """
-    plan = _plan(prepared)
-    speculation, window = plan.speculation, plan.speculation.window
-    most_tokens = window.rule.most_tokens
-    _refuse(speculation)
-    _refuse_tp(prepared, speculation, ngram)
+    plan = _replayable(prepared)
+    speculation = plan.speculation
+    most_tokens = speculation.window.rule.most_tokens
     if synthetic and plan.acceptance is None:
         raise InputError(
             f"speculation {speculation.label}: random weights do not generate the trace's tokens, so there is nothing to "
@@ -62,7 +58,7 @@ def speculative_config(
                 "give model: FOLDER with a Hugging Face config.json and weights"
             )
         config = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": most_tokens}
-        return config | _synthetic(plan.acceptance, most_tokens) if synthetic and plan.acceptance else config
+        return config | synthetic_acceptance(plan.acceptance, most_tokens) if synthetic and plan.acceptance else config
     if speculation.drafter == "siblings":
         if find_spec("arctic_inference") is None:
             raise InputError(
@@ -70,79 +66,69 @@ def speculative_config(
                 "arctic-inference; pip install arctic-inference==0.3.0, or choose histospec or ngram"
             )
         return {"method": "suffix", "num_speculative_tokens": most_tokens}
-    if speculation.drafter == "ngram" and ngram == "vllm" and _plain(speculation):
-        return {
-            "method": "ngram",
-            "num_speculative_tokens": most_tokens,
-            "prompt_lookup_min": DEFAULT.shortest,
-            "prompt_lookup_max": DEFAULT.longest,
-        }
-    return own_config(most_tokens)
+    if _drafts_itself(speculation):
+        return own_config(most_tokens)
+    lookup = {"prompt_lookup_min": DEFAULT.shortest, "prompt_lookup_max": DEFAULT.longest}
+    return {"method": "ngram", "num_speculative_tokens": most_tokens, **lookup}
 
 
-def own_config(most_tokens: int, acceptance: ModelAcceptance | None = None) -> dict[str, Any]:
-    """The `speculative_config` of simrl's drafter, for windows of up to so many tokens. With an acceptance, vLLM accepts by it
-    whatever is drafted: on CUDA alone, where the weights do not generate the trace's tokens."""
-    config: dict[str, Any] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": most_tokens}
-    return config | _synthetic(acceptance, most_tokens) if acceptance is not None else config
+def own_config(most_tokens: int) -> dict[str, Any]:
+    """Return the `speculative_config` of simrl's drafter, for windows up to `most_tokens`."""
+    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": most_tokens}
 
 
-def _synthetic(acceptance: ModelAcceptance, most_tokens: int) -> dict[str, Any]:
-    """For each drafted position, how often it stands with all before it."""
+def synthetic_acceptance(acceptance: ModelAcceptance, most_tokens: int) -> dict[str, Any]:
+    """Return vLLM's synthetic acceptance: for each drafted position, how often it and all before it are accepted."""
     rates = np.exp(-acceptance.log_acceptances(most_tokens)).tolist()
     return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
 
 
-def drafter_setup(prepared: Prepared, ngram: Ngram = "vllm") -> DrafterSetup | None:
-    """What simrl's drafter is told for a scenario's method; None where vLLM's own drafts, which is told nothing. A batch gate
-    is that of the scenario's profile. Raises `InputError` as `speculative_config` does."""
-    plan = _plan(prepared)
+def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
+    """Return the setup of simrl's drafter for a scenario's method; None if vLLM's own drafter is used. A batch gate comes from
+    the scenario's profile. Raise `InputError` as `speculative_config` does."""
+    plan = _replayable(prepared)
     speculation = plan.speculation
-    _refuse(speculation)
-    _refuse_tp(prepared, speculation, ngram)
+    if not _drafts_itself(speculation):
+        return None
+    window, gate = speculation.window, _gate(prepared, plan)
     if speculation.drafter == "history":
-        return DrafterSetup(
-            "history", speculation.window, _gate(prepared, plan), speculation.history, speculation.epochs_back
-        )
-    if speculation.drafter == "ngram" and not (ngram == "vllm" and _plain(speculation)):
-        return DrafterSetup("ngram", speculation.window, _gate(prepared, plan))
+        return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
     if speculation.drafter == "own":
-        return DrafterSetup("own", speculation.window, _gate(prepared, plan), make=speculation.make_drafter)
-    return None
+        return DrafterSetup("own", window, gate, make=speculation.make_drafter)
+    return DrafterSetup("ngram", window, gate)
 
 
 def forced(prepared: Prepared) -> Prepared:
-    """The scenario as a replay with forced acceptance has it: its model drafter is an oracle on the CPU, which costs what text
-    drafters do and takes no memory. Simulate and replay this one."""
+    """Return the scenario for a replay with forced acceptance: its model drafter becomes an oracle on the CPU, with the costs
+    of a text drafter and without GPU memory. Simulate and replay this scenario."""
     drafts = replace(_plan(prepared), times=text_drafts_of(prepared.profile), weight_bytes=0.0, kv_bytes_per_token=0.0)
     return replace(prepared, drafts=drafts)
 
 
 def forced_answers(prepared: Prepared, responses: Mapping[int, Response]) -> Callable[[Sample], Forced]:
-    """What an oracle is told of a sample: the trace's tokens, and the key and hardness of the simulated engine's draws."""
+    """Return the oracle's inputs by sample: the trace's tokens, and the key and hardness of the simulated engine's draws."""
     acceptance, seed = _plan(prepared).acceptance, prepared.scenario.seed
     ids = prepared.trace.table["response_ids"]
 
-    def told(sample: Sample) -> Forced:
+    def answer(sample: Sample) -> Forced:
         response = responses[sample.uid]
         key = sample_key(seed, sample.prompt_id, sample.epoch, sample.sample)
         assert acceptance is not None
         return Forced(tuple(ids[response.row].as_py()), key, acceptance.hardness(key, response.tokens))
 
-    return told
+    return answer
 
 
 def forced_setup(prepared: Prepared) -> DrafterSetup:
-    """A setup that accepts what the scenario says of a model drafter, exactly: it is told the recorded greedy responses, and
-    drafts them wrong where the simulated engine's draws are against it. Raises `InputError` for a method without such a
-    drafter."""
+    """Return a setup that accepts exactly as the scenario's model drafter: an oracle has the recorded greedy responses, and
+    drafts them wrong where the simulated engine's draws reject. Raise `InputError` for a method without a model drafter."""
     plan = _plan(prepared)
     speculation = plan.speculation
     if plan.acceptance is None or speculation.strategies is not None or speculation.decoupled is not None:
         raise InputError(
             f"speculation {speculation.label}: acceptance is forced for chains of a draft model; choose draft_model"
         )
-    _refuse_own_with_tp(prepared, speculation)
+    _require_one_process(prepared, speculation)
     return DrafterSetup("oracle", speculation.window, _gate(prepared, plan), acceptance=plan.acceptance)
 
 
@@ -152,9 +138,24 @@ def _plan(prepared: Prepared) -> DraftPlan:
     return prepared.drafts
 
 
+def _replayable(prepared: Prepared) -> DraftPlan:
+    """Return the plan; raise `InputError` for a method that no engine here supports."""
+    plan = _plan(prepared)
+    _refuse(plan.speculation)
+    if _drafts_itself(plan.speculation):
+        _require_one_process(prepared, plan.speculation)
+    return plan
+
+
 def _plain(speculation: Speculation) -> bool:
-    """Whether it always drafts, and always as much: what vLLM's own drafters do."""
+    """Return whether the method always drafts a fixed number of tokens, as vLLM's own drafters do."""
     return speculation.window.kind == "fixed" and speculation.gate == "open"
+
+
+def _drafts_itself(speculation: Speculation) -> bool:
+    """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are vLLM's."""
+    drafter = speculation.drafter
+    return drafter in ("history", "own") or (drafter == "ngram" and not _plain(speculation))
 
 
 def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
@@ -163,22 +164,13 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
         return None
     if isinstance(speculation.gate, Elastic):
         return speculation.gate
-    window: Window = speculation.window
-    most_sequences = prepared.limits.max_num_seqs
-    thresholds = batch_gate(prepared.profile, plan.times, window.rule, typical_context(prepared.trace), most_sequences)
-    return tuple(thresholds.tolist())
+    context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
+    gate = batch_gate(prepared.profile, plan.times, speculation.window.rule, context, most_sequences)
+    return tuple(gate.tolist())
 
 
-def _refuse_tp(prepared: Prepared, speculation: Speculation, ngram: Ngram) -> None:
-    """As `_refuse_own_with_tp`, if it is simrl's drafter that drafts."""
-    if speculation.drafter in ("history", "own") or (
-        speculation.drafter == "ngram" and not (ngram == "vllm" and _plain(speculation))
-    ):
-        _refuse_own_with_tp(prepared, speculation)
-
-
-def _refuse_own_with_tp(prepared: Prepared, speculation: Speculation) -> None:
-    """simrl's drafter is where the loop is; with tensor parallelism, vLLM's workers are elsewhere."""
+def _require_one_process(prepared: Prepared, speculation: Speculation) -> None:
+    """Raise `InputError` for tensor parallelism: simrl's drafter runs in the loop's process, vLLM's workers in others."""
     if (tp := prepared.scenario.cluster.tp) > 1:
         raise InputError(
             f"speculation {speculation.label}: simrl's drafter needs the engine in one process, and cluster.tp is {tp}; "
@@ -187,7 +179,6 @@ def _refuse_own_with_tp(prepared: Prepared, speculation: Speculation) -> None:
 
 
 def _refuse(speculation: Speculation) -> None:
-    """Raises `InputError` for what no engine here does."""
     own = speculation.drafter in ("history", "ngram", "own")
     refused = {
         "vLLM verifies chains, not trees that a bandit chooses; choose draft_model": speculation.strategies is not None,

@@ -1,11 +1,11 @@
-"""The one file that knows vLLM: how an engine is started, stepped, stopped, given other weights: 0.26 to 0.32.
+"""The one file that knows vLLM (0.26 to 0.32): starting, stepping and stopping an engine, and loading its weights.
 
-Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here. It is tried with 0.32; for 0.26
-to 0.31 it is written from their sources alone. vLLM is imported when an engine is made, never before: its settings are
-environment variables that it reads on import.
+Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here. Tested with 0.32; for 0.26 to
+0.31 written from their sources alone. vLLM is imported when an engine is made, never before: it reads its environment
+variables on import.
 
-An engine runs in the process that makes it, one step when it is told to; nothing listens on a network. Models load from a
-folder of safetensors, or get random weights from a config; code that comes with a model is never run.
+An engine runs in the process that makes it, one step per call; nothing listens on a network. Models load from a folder of
+safetensors, or get random weights from a config; code that comes with a model is never run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from replay import cpu_sampling
 from replay.proposer import put_drafts
 from simrl.errors import InputError, first_line
 
@@ -30,11 +30,11 @@ TRIED = ("0.32",)
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What an engine is started with. `model` is a folder with a config.json; with `dummy_weights` that is all it needs.
+    """Settings of an engine. `model` is a folder with a config.json; with `dummy_weights` nothing else is needed.
 
-    `kv_blocks` of `block_size` tokens are the KV cache; None lets vLLM take what memory is left. `speculative` is vLLM's
-    `speculative_config`. A response ends with `stop_token`, if there is one; else it has the length that was asked for.
-    `threads` are those of a CPU engine.
+    `kv_blocks` of `block_size` tokens are the KV cache; with None vLLM takes the memory that is left. `speculative` is vLLM's
+    `speculative_config`. A response ends with `stop_token`, if there is one; else at the requested length. `threads` is for
+    CPU engines.
     """
 
     model: str
@@ -56,7 +56,8 @@ class EngineSettings:
 
 
 class Progress(NamedTuple):
-    """What a step did for a request: the tokens it gained, whether it has all now, how many drafted ones were verified."""
+    """Outcome of a step for a request: the tokens it gained, whether it is finished, and the number of verified draft
+    tokens."""
 
     request_id: str
     token_ids: Sequence[int]
@@ -65,7 +66,7 @@ class Progress(NamedTuple):
 
 
 def vllm_version() -> str:
-    """The version that is installed. Raises `InputError` if there is none, or one that this file was not written for."""
+    """Return the installed version of vLLM. Raise `InputError` if there is none, or one that this file does not support."""
     found = _installed()
     if found is None:
         raise InputError(
@@ -91,19 +92,20 @@ def _installed() -> tuple[str, str] | None:
 
 
 def thread_variables(settings: EngineSettings) -> dict[str, str]:
-    """What tells a CPU engine how many threads it has. numba wants to know when it is imported: so when the process starts."""
+    """Return the variables that set the threads of a CPU engine. numba reads its own on import, so set them before the process
+    starts."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
     return dict.fromkeys(names, str(settings.threads)) if settings.device == "cpu" else {}
 
 
 def prepare_environment(settings: EngineSettings) -> None:
-    """The environment variables that must be there before vLLM is imported, in this process."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps when it is told to
+    """Set the environment variables that vLLM reads on import, in this process."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps in this process
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"  # models are folders
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Where its process group meets, and over which device, whatever the host says: tensor parallelism stays on a host.
+    # Address and network device of its process group: the loopback, since tensor parallelism stays on a host.
     os.environ["VLLM_HOST_IP"] = "127.0.0.1"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     if settings.device == "cpu":
@@ -111,19 +113,13 @@ def prepare_environment(settings: EngineSettings) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     else:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner takes no drafter of one's own
-        if not _has("flashinfer"):
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner supports no custom drafter
+        if find_spec("flashinfer") is None:
             os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
 
 
-def _has(module: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(module) is not None
-
-
 class VllmEngine:
-    """A vLLM engine of this process. Requests are known by ids that are never used twice."""
+    """A vLLM engine of this process. Request ids are never reused."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.version = vllm_version()
@@ -132,7 +128,7 @@ class VllmEngine:
         _require_device(settings)
         if settings.device == "cpu":
             _let_vllm_look_at_llvmlite()
-            cpu_sampling.mend()
+            _mend_cpu_sampling()
         self.settings = settings
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -154,7 +150,7 @@ class VllmEngine:
             "enforce_eager": settings.device == "cpu",
             "generation_config": "vllm",
             "disable_log_stats": True,
-            "async_scheduling": False,  # a step's tokens are there when it ends: segments end where they end
+            "async_scheduling": False,  # a step's tokens are known when it ends
             "gpu_memory_utilization": settings.gpu_memory_utilization,
         }
         if settings.kv_blocks is not None:
@@ -164,7 +160,7 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
-        self._verified: dict[str, list[int]] = {}  # the drafts of the step that runs, by vLLM's ids
+        self._verified: dict[str, list[int]] = {}  # verified drafts of the running step, by vLLM's ids
         if hasattr(self.drafter, "attach"):
             self.drafter.attach(self._runner)
         elif settings.speculative is not None:
@@ -173,7 +169,7 @@ class VllmEngine:
     # Requests.
 
     def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
-        """A request that gets exactly so many tokens after these, or ends with the stop token."""
+        """Add a request that gets exactly `tokens` more tokens, or ends with the stop token."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -188,11 +184,12 @@ class VllmEngine:
         self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params)
 
     def abort(self, request_id: str) -> None:
-        """A request ends; its tokens so far have been told by `step`."""
+        """End a request; `step` has returned its tokens so far."""
         self._engine.abort_request([request_id])
 
     def step(self) -> list[Progress]:
-        """One forward pass, and what came of it. What came between two passes may have changed what should be drafted."""
+        """Run one forward pass and return its outcome. Drafts are renewed first if commands since the last pass made them
+        outdated."""
         if getattr(self.drafter, "stale", False):
             put_drafts(self._scheduler, self.drafter.redraft())
         outputs = self._engine.step()
@@ -204,7 +201,7 @@ class VllmEngine:
         ]
 
     def _watch_drafts(self) -> None:
-        """vLLM's own drafters do not say, in all versions, what was verified of which request; the schedule of a step does."""
+        """Record verified drafts from the schedule of each step: vLLM's own drafters do not report them in all versions."""
         schedule = self._scheduler.schedule
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -220,11 +217,11 @@ class VllmEngine:
 
     @property
     def running(self) -> int:
-        """Requests that are admitted: what waits, or was preempted, is not among them."""
+        """Number of admitted requests, without waiting and preempted ones."""
         return len(self._scheduler.running)
 
     def admit(self, admitting: bool) -> None:
-        """Whether waiting requests may start."""
+        """Set whether waiting requests may start."""
         from vllm.v1.core.sched.interface import PauseState
 
         wanted = PauseState.UNPAUSED if admitting else PauseState.PAUSED_NEW
@@ -232,8 +229,8 @@ class VllmEngine:
             self._scheduler.set_pause_state(wanted)
 
     def warm_up(self) -> None:
-        """Passes of every size, so that none is made for the first time in a measurement: on a CPU, the first matrix product of
-        a shape takes milliseconds longer than the second."""
+        """Run passes of every size, so that no measurement has the first of a size: on a CPU, the first matrix product of a
+        shape takes milliseconds longer."""
         most = min(self.settings.max_num_batched_tokens, self.settings.max_model_len - 2, MOST_WARM_TOKENS)
         if self.settings.device != "cpu":
             most = 1  # graphs were captured at the start
@@ -251,21 +248,21 @@ class VllmEngine:
     # Weights.
 
     def load_weights(self, folder: str) -> None:
-        """Other weights of the same shape, between two steps. What runs keeps its KV cache. Dummy weights are of no version:
+        """Load weights of equal shape, between two steps. Running requests keep their KV cache. Dummy weights have no version:
         they stay."""
         if self.settings.dummy_weights:
             return
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
 
     def recompute_running(self) -> None:
-        """Running requests keep their tokens and compute their KV cache anew."""
+        """Let running requests recompute their KV cache; they keep their tokens."""
         self._scheduler.reset_prefix_cache(reset_running_requests=True)
 
-    # What stands behind it.
+    # Properties of the engine.
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Capacity of the KV cache, in tokens."""
         blocks = self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks
         return int(blocks - 1) * self.settings.block_size
 
@@ -275,27 +272,27 @@ class VllmEngine:
 
     @property
     def drafter(self) -> Any:
-        """The drafter of one's own (`method: custom_class`), which is in this process; None without one."""
+        """The custom drafter (`method: custom_class`), which is in this process; None without one."""
         if (self.settings.speculative or {}).get("method") != "custom_class":
             return None
         return self._runner.drafter
 
     @property
     def _runner(self) -> Any:
-        return self._core.model_executor.driver_worker.worker.model_runner  # there only while tp is 1
+        return self._core.model_executor.driver_worker.worker.model_runner  # exists only if tp is 1
 
 
 def _require_device(settings: EngineSettings) -> None:
-    """Raises `InputError` for CUDA where there is none: vLLM itself says what nobody understands then."""
+    """Raise `InputError` for CUDA without a device: vLLM's own error is hard to understand."""
     import torch
 
     if settings.device == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"no CUDA device here (torch {torch.__version__}); add --device cpu, or mend the driver")
+        raise InputError(f"no CUDA device here (torch {torch.__version__}); add --device cpu, or repair the driver")
 
 
 def _let_vllm_look_at_llvmlite() -> None:
-    """At its start on a CPU, vLLM (0.32) reads the `__dict__` of all that stands in any module. llvmlite's library object,
-    there as soon as numba is, answers to every name with a function of the library, to this one too, and vLLM fails on it."""
+    """Let vLLM inspect llvmlite. At its start on a CPU, vLLM (0.32) reads the `__dict__` of every object in every module.
+    llvmlite's library object, loaded with numba, answers any attribute with a function of the library, and vLLM fails on it."""
     from llvmlite.binding import ffi
 
     of_library = ffi._lib_wrapper.__getattr__
@@ -308,19 +305,34 @@ def _let_vllm_look_at_llvmlite() -> None:
     ffi._lib_wrapper.__getattr__ = of_library_alone
 
 
+def _mend_cpu_sampling() -> None:
+    """Give sampling at a temperature equal distributions with and without drafts.
+
+    On a CPU, vLLM (0.26 to 0.32, its issue 55005) expands the requests' temperatures, top-k and top-p over their draft tokens
+    into an integer copy and drops it; logits are then divided by uninitialised memory. Greedy decoding is not affected.
+    """
+    from vllm.v1.sample import rejection_sampler
+
+    rejection_sampler.expand_batch_to_tokens = expanded
+
+
+def expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    """Return a value per token from a value per request, whose tokens end at `cu_num_tokens`; the signature is vLLM's."""
+    tokens = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(tokens, output_size=num_tokens)
+
+
 def check_model(folder: Path, dummy_weights: bool) -> None:
-    """Raises `InputError` for a folder without a config, with code of its own, or with weights that are not safetensors."""
+    """Raise `InputError` for a folder without a config, with code of its own, or with weights that are not safetensors."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
         raise InputError(
             f"{file}: not a model's config ({first_line(error)}); name a folder with a Hugging Face config.json"
         ) from error
-    if not isinstance(config, dict):
-        raise InputError(
-            f"{file}: not a model's config (no JSON object); name a folder with a Hugging Face config.json"
-        )
     if "auto_map" in config:
         raise InputError(
             f"{file}: auto_map names code that comes with the model, which is never run here; use a model that vLLM knows by "
@@ -331,7 +343,7 @@ def check_model(folder: Path, dummy_weights: bool) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises `InputError` for a folder that has no safetensors."""
+    """Raise `InputError` for a folder that has no safetensors."""
     if any(folder.glob("*.safetensors")):
         return
     pickled = next((file.name for kind in ("*.bin", "*.pt", "*.pth") for file in sorted(folder.glob(kind))), None)
@@ -342,12 +354,9 @@ def check_weights(folder: Path) -> None:
     raise InputError(f"{folder}: no *.safetensors; name a folder that has weights, or use --dummy")
 
 
-# What vLLM, or torch below it, says when there is not enough memory, and what helps.
+# Out-of-memory messages of vLLM and torch, and their remedies.
 _REMEDIES = (
-    (
-        "less than desired GPU memory utilization",
-        "lower engine.gpu_memory_utilization, or end what else uses this GPU",
-    ),
+    ("less than desired GPU memory utilization", "lower engine.gpu_memory_utilization, or end what else uses this GPU"),
     (
         r"No available memory for the cache|KV cache is needed|larger than the available KV cache",
         "its weights leave too little memory for the KV cache of the longest sample: use a larger cluster.tp, raise "
@@ -367,7 +376,7 @@ _REMEDIES = (
 
 
 def explained(error: BaseException, settings: EngineSettings) -> str:
-    """What went wrong in an engine, in a line, and what would help if that is known."""
+    """Describe an engine's error in a line, with a remedy if one is known."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -375,9 +384,9 @@ def explained(error: BaseException, settings: EngineSettings) -> str:
         for pattern, remedy in _REMEDIES:
             found = re.search(f"[^\\n]*({pattern})[^\\n]*", text, re.IGNORECASE)
             if found:
-                return f"{found.group().strip()}; {remedy} (it was to hold {_wanted(settings)})"
+                return f"{found.group().strip()}; {remedy} (requested: {_wanted(settings)})"
     last, first = (f"{type(each).__name__}: {first_line(each)}" for each in (error, causes[-1]))
-    return last if last == first else f"{last} (from {first})"  # vLLM's last word may be "see root cause above"
+    return last if last == first else f"{last} (from {first})"  # vLLM's outermost error may be "see root cause above"
 
 
 def _wanted(settings: EngineSettings) -> str:

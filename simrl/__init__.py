@@ -1,7 +1,7 @@
 """simrl: a trace-driven simulator of LLM reinforcement-learning post-training.
 
-What the commands do is here as functions, `simrl.compare(…)` and so on, loaded when they are first used: `import simrl` alone
-imports nothing else.
+The commands are functions, `simrl.compare(…)` and so on, loaded when they are first used: `import simrl` alone imports nothing
+else.
 """
 
 from importlib import import_module
@@ -10,45 +10,44 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from simrl.api import acceptance, agree, calibrate, compare, diff, explain, optimize, report, run, sweep, whatif
-    from simrl.errors import InputError, StoppedError
-    from simrl.result import Result, read_result
-    from simrl.trace import Trace, read_trace, write_trace
-
-__all__ = [
-    "InputError",
-    "Result",
-    "StoppedError",
-    "Trace",
-    "__version__",
-    "acceptance",
-    "agree",
-    "calibrate",
-    "compare",
-    "diff",
-    "explain",
-    "optimize",
-    "read_result",
-    "read_trace",
-    "report",
-    "run",
-    "sweep",
-    "whatif",
-    "write_trace",
-]
+    from simrl.commands.acceptance import acceptance as acceptance
+    from simrl.commands.calibrate import calibrate as calibrate
+    from simrl.commands.calibrate import whatif as whatif
+    from simrl.commands.compare import compare as compare
+    from simrl.commands.compare import run as run
+    from simrl.commands.optimize import optimize as optimize
+    from simrl.commands.results import agree as agree
+    from simrl.commands.results import diff as diff
+    from simrl.commands.results import explain as explain
+    from simrl.commands.results import report as report
+    from simrl.commands.sweep import sweep as sweep
+    from simrl.errors import InputError as InputError
+    from simrl.errors import StoppedError as StoppedError
+    from simrl.result.result import Result as Result
+    from simrl.result.result import read_result as read_result
+    from simrl.trace.trace import Trace as Trace
+    from simrl.trace.trace import read_trace as read_trace
+    from simrl.trace.trace import write_trace as write_trace
 
 _MODULES = {
+    "simrl.commands.acceptance": ("acceptance",),
+    "simrl.commands.calibrate": ("calibrate", "whatif"),
+    "simrl.commands.compare": ("compare", "run"),
+    "simrl.commands.results": ("agree", "diff", "explain", "report"),
+    "simrl.commands.optimize": ("optimize",),
+    "simrl.commands.sweep": ("sweep",),
     "simrl.errors": ("InputError", "StoppedError"),
-    "simrl.result": ("Result", "read_result"),
-    "simrl.trace": ("Trace", "read_trace", "write_trace"),
+    "simrl.result.result": ("Result", "read_result"),
+    "simrl.trace.trace": ("Trace", "read_trace", "write_trace"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(["__version__", *_MODULE_OF])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'simrl' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF.get(name, "simrl.api")), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value  # the next time it is there
     return value
 

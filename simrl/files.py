@@ -1,4 +1,5 @@
-"""Nothing half-written: a file or a folder gets its name only when it is whole. Nobody's own files are ever deleted."""
+"""Files: a file or a folder gets its name only when it is whole, and nobody's own files are ever deleted. Parquet files that
+someone else may have written are read with a bound on their size in memory."""
 
 import os
 import re
@@ -7,21 +8,28 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ValidationError
 
 from simrl.errors import InputError, first_line
 from simrl.interrupts import ctrl_c_ignored
 
-LEFT_BY_SYSTEMS = (".DS_Store", "Thumbs.db")  # in any folder that somebody has looked at
+M = TypeVar("M", bound=BaseModel)
+LEFT_BY_SYSTEMS = (".DS_Store", "Thumbs.db")  # file managers leave them in any folder
 
 
 @contextmanager
 def write_whole_file(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; on success it is renamed to `path`, on any error it is removed.
+    """Give a temporary path beside `path`; on success rename it to `path`, on any error remove it.
 
-    Missing folders are made; on an error they are removed again. An existing file is replaced only by one of its kind, told
-    by the first bytes. Raises `InputError` otherwise, where nothing can be written, and for a folder or /dev/null.
+    Missing folders are made; on an error they are removed again. An existing file is replaced only by one of its kind, by the
+    first bytes. Raises `InputError` otherwise, where nothing can be written, and for a folder or /dev/null.
     """
-    with _plainly_told(path), _made_folders(path) as target:
+    with _target(path) as target:
         if target.exists() and not target.is_file():
             raise InputError(f"{path}: is no file; name one to write")
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
@@ -39,21 +47,20 @@ def write_whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def write_whole_folder(path: Path, manifest: str | re.Pattern[str]) -> Iterator[Path]:
-    """Gives a temporary folder beside `path` that takes the place of `path` when the block succeeds.
+    """Give a temporary folder beside `path` that takes the place of `path` when the block succeeds.
 
-    The files in it are listed in the file `manifest`. An existing folder is replaced only if it is empty or its manifest
-    lists every file in it, so that nobody's own files are ever deleted. A folder that may hold nothing but data has a pattern
-    in place of a manifest, which every file in it has to match.
+    The file `manifest` lists the files of the folder. An existing folder is replaced only if it is empty or its manifest
+    lists every file in it, so that nobody's own files are ever deleted. For a folder of data alone, `manifest` is a pattern
+    that every file has to match.
     """
-    with _plainly_told(path), _made_folders(path) as target:
+    with _target(path) as target:
         _refuse_to_replace(target, path, manifest)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
         try:
             yield temporary
             if isinstance(manifest, str):
-                (temporary / manifest).write_text(
-                    "".join(f"{file}\n" for file in [manifest, *_files(temporary)]), encoding="utf-8"
-                )
+                listed = "".join(f"{file}\n" for file in [manifest, *_files(temporary)])
+                (temporary / manifest).write_text(listed, encoding="utf-8")
             temporary.chmod(0o777 & ~_umask())
             _refuse_to_replace(target, path, manifest)  # a simulation may take hours
             with ctrl_c_ignored():
@@ -66,39 +73,34 @@ def write_whole_folder(path: Path, manifest: str | re.Pattern[str]) -> Iterator[
 
 
 @contextmanager
-def _plainly_told(path: Path) -> Iterator[None]:
-    """Turns a disk that is full, a folder that is read-only and the like into one line."""
-    try:
-        yield
-    except OSError as error:
-        what = error.strerror or first_line(error)
-        raise InputError(
-            f"{path}: cannot be written ({what}); name a place where you may write and that has room"
-        ) from error
-
-
-@contextmanager
-def _made_folders(path: Path) -> Iterator[Path]:
-    """Makes the folders above `path`; on any error removes again those it made. Gives `path` with its links followed, so
-    that not a link is replaced but what it points to."""
+def _target(path: Path) -> Iterator[Path]:
+    """Make the folders above `path`, and remove those again on any error. Gives `path` with its links followed, so that a link
+    stays and its target is replaced. Raises `InputError` for a full disk, a read-only folder and other errors of the system."""
     target = Path(os.path.realpath(path))
-    missing = [folder for folder in target.parents if not folder.exists()]
-    if target.is_symlink():  # still, after following
-        raise InputError(f"{path}: its links go round in a circle; name another")
-    for folder in target.parents:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{path}: {folder.name} is no folder; name a place where you may write")
+    missing: list[Path] = []
     try:
+        missing = [folder for folder in target.parents if not folder.exists()]
+        if target.is_symlink():  # still, after following
+            raise InputError(f"{path}: its links go round in a circle; name another")
+        for folder in target.parents:
+            if folder.exists() and not folder.is_dir():
+                raise InputError(f"{path}: {folder.name} is no folder; name a place where you may write")
         target.parent.mkdir(parents=True, exist_ok=True)
         yield target
-    except BaseException:
+    except BaseException as error:
         for folder in missing:
             with suppress(OSError):
                 folder.rmdir()
+        if isinstance(error, OSError):
+            what = error.strerror or first_line(error)
+            raise InputError(
+                f"{path}: cannot be written ({what}); name a place where you may write and that has room"
+            ) from error
         raise
 
 
 def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]) -> None:
+    """Raise `InputError` for a file, and for a folder that holds anything but simrl's own files."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -124,7 +126,7 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]
 
 
 def _take_place(temporary: Path, target: Path) -> None:
-    """Renames `temporary` to `target`; what is there is deleted afterwards, or back in its place on an error."""
+    """Rename `temporary` to `target`. A folder there is deleted afterwards, or put back on an error."""
     if not target.exists():
         temporary.rename(target)
         return
@@ -145,12 +147,90 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _files(folder: Path) -> list[str]:
-    """Everything below that is no folder, as paths within `folder`, sorted."""
+    """Return the paths within `folder` of everything below that is no folder, sorted."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
 
 
 def _umask() -> int:
-    """The process's file mode mask, which Python can read only by setting it."""
+    """Return the process's file mode mask, which Python can read only by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+# Parquet. Arrow trusts a file: a few kilobytes may claim a billion rows, and a flipped bit may break a text or an index.
+FREE_BYTES = 1 << 28  # a table of this size is read from any file
+MOST_INFLATED = (
+    200  # bytes of a larger table for each byte of the file; lengths, the best case of real ones, reach about 50
+)
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+TEXT_BYTES = 16  # of a text in a column of texts, on average, as an estimate before they are read
+
+
+def write_parquet(table: pa.Table, path: Path, key: bytes, metadata: BaseModel) -> None:
+    """Write a table (zstd) with `metadata` as JSON under `key` of its schema; the file appears only when it is whole."""
+    table = table.replace_schema_metadata({key: metadata.model_dump_json().encode()})
+    with write_whole_file(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], remedy: str) -> M | None:
+    """Return the metadata that `write_parquet` wrote under `key`; None if there is none. Raises `InputError` with the field."""
+    raw = (table.schema.metadata or {}).get(key)
+    try:
+        return None if raw is None else kind.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "(all)"
+        raise InputError(f"{path}: metadata field {field}: {first['msg']}; {remedy}") from error
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """Return the table of a file, without dictionaries. Raises `InputError` for a file that is no Parquet, is damaged, has two
+    columns of a name, or is far larger in memory than on disk."""
+    try:
+        with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
+            schema = file.schema_arrow
+            _refuse_inflated(path, file)
+        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if twice:
+            raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
+        texts = [field.name for field in schema if _is_text(field.type)]
+        with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True, read_dictionary=texts) as file:
+            table = file.read()
+        table.validate(full=True)
+        columns = [_decoded(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(schema.names)]
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{path}: cannot be read as Parquet ({what}); is it whole?") from error
+    return pa.table(columns, names=schema.names, metadata=table.schema.metadata)
+
+
+def _refuse_inflated(path: Path, file: pq.ParquetFile) -> None:
+    footer, most = file.metadata, max(FREE_BYTES, MOST_INFLATED * path.stat().st_size)
+    size = footer.num_rows * footer.num_columns
+    if size <= most:
+        file.scan_contents()  # finds damage: asking the footer of a damaged file for its columns may end the process
+        groups = map(footer.row_group, range(footer.num_row_groups))
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        size = sum(chunk.num_values * WIDTHS.get(chunk.physical_type, TEXT_BYTES) for chunk in chunks)
+    if size > most:
+        raise InputError(
+            f"{path}: says that it holds {footer.num_rows:,} rows, {size / 1e9:.1f} GB, in a file of "
+            f"{path.stat().st_size / 1e6:.1f} MB; is it whole? Keep fewer rows"
+        )
+
+
+def _decoded(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
+    """Return a column without its dictionary. Raises `InputError` for texts that would fill the memory."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    if _is_text(column.type.value_type):
+        size = sum(pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks)
+        if size > FREE_BYTES:
+            raise InputError(f"{place} holds {size / 1e9:.1f} GB of repeated texts; keep fewer rows")
+    return column.cast(column.type.value_type)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

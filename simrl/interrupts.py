@@ -1,17 +1,21 @@
-"""Ctrl-C: where it has to wait, and who must not hear it."""
+"""Ctrl-C: blocks in which it is ignored, waits, or counts once. Only the main thread receives signals; elsewhere these do
+nothing."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+Handler = Callable[[int, FrameType | None], Any]
+
 
 @contextmanager
 def ctrl_c_ignored() -> Iterator[None]:
-    """For moments that must not be cut in two. Processes that are started meanwhile never hear Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread hears it anyway
+    """Ignore Ctrl-C in a block that must not be cut in two. Processes started in it ignore Ctrl-C for ever."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -23,44 +27,57 @@ def ctrl_c_ignored() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_waits() -> Iterator[list[int]]:
-    """Raises `KeyboardInterrupt` at the end of the block, not within: for what would swallow it, such as numba's compiler,
-    whose callbacks from C print an exception and go on. The list that it gives is no longer empty once Ctrl-C waits."""
+    """Raise `KeyboardInterrupt` at the end of the block, not within: for code that would swallow it, such as numba's compiler,
+    whose callbacks from C print an exception and go on. Gives the list of signals that wait."""
     waiting: list[int] = []
-    before = _heard()
-    for number in before:
-        signal.signal(number, lambda received, _: waiting.append(received))
     try:
-        yield waiting
+        with _heard_by(lambda received, _: waiting.append(received)) as before:
+            yield waiting
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if waiting:
             before[waiting[0]](waiting[0], None)
 
 
 @contextmanager
 def ctrl_c_once() -> Iterator[None]:
-    """Raises `KeyboardInterrupt` at the first Ctrl-C or SIGTERM, and hears no other until the end of the block: for whoever
-    then has something to put in order."""
-    before = _heard()
+    """Raise `KeyboardInterrupt` at the first Ctrl-C or SIGTERM and ignore further ones until the end of the block, which may
+    have to clean up."""
 
     def hear(number: int, frame: FrameType | None) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    with _heard_by(hear) as before:
+        yield
+
+
+@contextmanager
+def _heard_by(handler: Handler) -> Iterator[dict[int, Handler]]:
+    """Let a function handle Ctrl-C and SIGTERM within the block, where other functions do; gives those. None do outside the
+    main thread."""
+    before: dict[int, Handler] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: each for number, each in handlers.items() if callable(each)}
     for number in before:
-        signal.signal(number, hear)
+        signal.signal(number, handler)
+    try:
+        yield before
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)
+
+
+@contextmanager
+def main_left_alone() -> Iterator[None]:
+    """Keep processes that are spawned in the block from importing the caller's main module, so that a script needs no
+    `if __name__ == "__main__":`."""
+    main: Any = sys.modules["__main__"]
+    before = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
+    main.__spec__ = None  # where multiprocessing looks for a module's name, and then for its file
+    vars(main).pop("__file__", None)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _heard() -> dict[int, Callable[[int, FrameType | None], Any]]:
-    """What Ctrl-C and SIGTERM call now, where they call something; nothing outside the main thread, which alone hears them."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    return {number: handler for number, handler in handlers.items() if callable(handler)}
+        vars(main).update(before)

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with data that a user wrote, in the one line that an `InputError` has room for."""
+"""Turns pydantic's findings about a user's data into the one line of an `InputError`."""
 
 import re
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ from pydantic_core import ErrorDetails
 from simrl.errors import meant
 
 LONGEST_VALUE = 80
-LEAST_PERCENTAGE = 2  # a larger number in place of a share is one; 1.5 is just too much
+LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:
-    """The first finding: its key (dotted, within `model`, which the message calls `name`) and the message.
+    """Return the key of the first finding (dotted, within `model`, which the message calls `name`), and the message.
 
-    The message has the key, the value found and what would be right; for an unknown key, the known ones, or what its model's
-    `ELSEWHERE` says of it.
+    The message has the key, its value and the remedy; for an unknown key, the known ones, or the entry of its model's
+    `ELSEWHERE`.
     """
     first = error.errors()[0]
     keys, owner = _keys(first["loc"], model)
@@ -41,7 +41,7 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
 
 
 def call_error(error: ValidationError, known: Iterable[str]) -> str:
-    """The first finding among the arguments of a call: which, the value found, what is right."""
+    """Return the first finding among the arguments of a call: the argument, its value and the remedy."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     if first["type"] == "unexpected_keyword_argument":
@@ -53,7 +53,7 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
 
 
 def _right(finding: ErrorDetails) -> str:
-    """What is right in place of a value: seconds are called so, and for a percentage, where a share belongs, the share."""
+    """Return the remedy for a value; it names seconds, and for a percentage in place of a share, the share."""
     value, bounds = finding["input"], finding.get("ctx", {})
     if re.search(r"(?<!_per)_s$", str(finding["loc"][-1] if finding["loc"] else "")):
         return f"{finding['msg']} (seconds)" if {"gt", "ge", "lt", "le"} & set(bounds) else finding["msg"]
@@ -67,18 +67,18 @@ def _right(finding: ErrorDetails) -> str:
 
 
 def _near(finding: ErrorDetails) -> str:
-    """What may have been meant by a value that is none of a few words."""
+    """Suggest the closest allowed value, if only a few words are allowed."""
     if finding["type"] != "literal_error":
         return ""
     return meant(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
 
 
 def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
-    """The keys down to the first one that is no model, and the model they lead to. What pydantic says beyond is which
-    alternative of a type it tried."""
+    """Return the keys down to the first one that is no model, and the model they lead to. Further parts of pydantic's location
+    name the alternative of a type that it tried."""
     keys: list[str] = []
     by_kind: dict[str, type[BaseModel]] = {}
-    names = False  # whether the next key is one that the user chose, of a dictionary
+    names = False  # whether the next key is the user's own, of a dictionary
     for key in location:
         if key in by_kind:  # pydantic's name for an alternative, no key
             model, by_kind = by_kind[str(key)], {}
@@ -98,18 +98,18 @@ def _keys(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a type names."""
+    """Return the models that a type names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]
 
 
 def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
-    """The values of `kind` that tell a model from its alternatives."""
+    """Return the values of `kind` that distinguish a model from its alternatives."""
     return get_args(model.model_fields["kind"].annotation)
 
 
 def shortened(value: Any) -> str:
-    """As Python writes it, cut to what a line has room for."""
+    """Return the value as Python writes it, cut to `LONGEST_VALUE` characters."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"

@@ -68,14 +68,13 @@ class Browser:
     def see(self, selector: str) -> None:
         """Scrolls a picture to the middle of the screen and waits until it is drawn."""
         self.js(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-        self.wait(f"document.querySelector({selector!r}).classList.contains('js-plotly-plot')")
-        self.wait(f"document.querySelector({selector!r}).querySelector('.plotly svg') !== null")
+        self.wait(f"document.querySelector({selector!r}).querySelector('.plotly svg, img') !== null")
 
     def see_all(self) -> None:
         count = self.js("return document.querySelectorAll('.picture').length")
         for i in range(count):
             self.js("document.querySelectorAll('.picture')[arguments[0]].scrollIntoView({block: 'center'})", i)
-            self.wait(f"document.querySelectorAll('.picture')[{i}].classList.contains('js-plotly-plot')")
+            self.wait(f"document.querySelectorAll('.picture')[{i}].querySelector('.plotly svg, img') !== null")
 
     def place(self, selector: str) -> tuple[float, float, float, float]:
         """Left, top, width and height of what is drawn, on the screen."""

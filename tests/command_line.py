@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from simrl import cli
+from simrl.commands import cli
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +47,7 @@ class CommandLine:
         self.folder = folder
         self._capsys = capsys
         self._monkeypatch = monkeypatch
+        self._started: list[subprocess.Popen[str]] = []
         (folder / "scenario.yaml").write_text(SCENARIO)
         monkeypatch.chdir(folder)
 
@@ -73,8 +74,8 @@ class CommandLine:
 
     def start(self, *arguments: str | bytes, **popen: Any) -> "subprocess.Popen[str]":
         """Starts a command in a process (and group) of its own, which hears Ctrl-C."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "simrl.cli", *arguments],
+        process = subprocess.Popen(
+            [sys.executable, "-m", "simrl.commands.cli", *arguments],
             cwd=self.folder,
             text=True,
             start_new_session=True,
@@ -86,6 +87,15 @@ class CommandLine:
                 **popen,
             },
         )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Kills what a failed test left running: nothing else would end it, since it is no member of this process's group."""
+        for process in self._started:
+            with suppress(ProcessLookupError):  # nothing of its group is left, as it should be
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @contextmanager

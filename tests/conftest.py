@@ -1,6 +1,7 @@
 """What several test files share."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -8,13 +9,18 @@ import pytest
 from command_line import CommandLine
 from hypothesis import settings
 
-from simrl.result import Result
-from simrl.scenario import Scenario
-from simrl.simulate import simulate
+from simrl.result.result import Result
+from simrl.scenario.model import Scenario
+from simrl.simulate.run import simulate
 
 # A first example may have to compile: no test is too slow for that.
 settings.register_profile("simrl", deadline=None)
 settings.load_profile("simrl")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hear Ctrl-C, also where the shell that started pytest ignores it (nohup, a job in the background)."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +68,8 @@ def small_run() -> Callable[..., Result]:
 
 
 @pytest.fixture
-def simrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+def simrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
     """The command line in an empty folder with a small scenario."""
-    return CommandLine(tmp_path, capsys, monkeypatch)
+    command_line = CommandLine(tmp_path, capsys, monkeypatch)
+    yield command_line
+    command_line.end()

@@ -17,10 +17,10 @@ from reference_engine import ReferenceEngine, Request
 
 from replay.host import Command, Host, Report
 from replay.vllm_adapter import EngineSettings, Progress
-from simrl.engine.state import Limits
+from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.events import call_at
-from simrl.profile import Tables
+from simrl.profile.profile import Tables
+from simrl.runtime.events import call_at
 
 VOCABULARY = 1000
 

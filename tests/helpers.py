@@ -10,18 +10,21 @@ from unittest.mock import patch
 import numpy as np
 import simpy
 
-from simrl.dispatch import Dispatcher
-from simrl.engine.state import Limits
-from simrl.profile import ProfileMetadata, TableProfile, Tables
-from simrl.result import Lane, Recorder, Result
-from simrl.rollout import Rollout, Segment
-from simrl.scenario import Scenario
-from simrl.simulate import Prepared, prepare, simulate_prepared
-from simrl.systems import RECIPES
-from simrl.trace import Response, Sample, Trace, TraceMetadata, Turn
-from simrl.trainer import SimulatedTrainer
-from simrl.worker import SimulatedWorker, WorkerCosts
-from simrl.workload import Workload
+from simrl.dispatch.dispatcher import Dispatcher
+from simrl.engine.requests import Limits
+from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
+from simrl.result.result import Lane, Result
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout, Segment
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.trainer import SimulatedTrainer
+from simrl.runtime.worker import WorkerCosts
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import Prepared, prepare
+from simrl.simulate.run import simulate_prepared
+from simrl.systems.recipes import RECIPES
+from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
+from simrl.trace.workload import Workload
 
 Lengths = tuple[int, int]  # prompt tokens, response tokens
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=1000)
@@ -178,11 +181,11 @@ def watch(prepared: Prepared) -> Watched:
             return super().submit(samples, *more, **others)
 
     with (
-        patch("simrl.simulate.Dispatcher", WatchedDispatcher),
-        patch("simrl.simulate.SimulatedWorker", keeping(SimulatedWorker, watched.workers)),
-        patch("simrl.simulate.SimulatedTrainer", keeping(SimulatedTrainer, trainers)),
-        patch("simrl.simulate.Workload", keeping(Workload, workloads)),
-        patch("simrl.simulate.Recorder", keeping(Recorder, recorders)),
+        patch("simrl.simulate.run.Dispatcher", WatchedDispatcher),
+        patch("simrl.simulate.run.SimulatedWorker", keeping(SimulatedWorker, watched.workers)),
+        patch("simrl.simulate.run.SimulatedTrainer", keeping(SimulatedTrainer, trainers)),
+        patch("simrl.simulate.run.Workload", keeping(Workload, workloads)),
+        patch("simrl.simulate.run.Recorder", keeping(Recorder, recorders)),
     ):
         watched.result = simulate_prepared(prepared)
         watched.responses = workloads[0].responses

@@ -19,31 +19,31 @@ from fuzzing import Reader
 from helpers import scenario as small_scenario
 from mutations import Files
 
-from simrl.calibration import _trace, _usable
-from simrl.dimensions import vary
+from simrl.analysis.explanation import diff_results, explain_result
 from simrl.errors import InputError
-from simrl.explanation import diff_results, explain_result
-from simrl.explanation_table import print_difference, print_explanation
-from simrl.hardware import gpu, model_shape
-from simrl.html_report import report_html
-from simrl.html_report.sources import find
-from simrl.importers import slime
-from simrl.importers.areal import import_areal
-from simrl.importers.metrics import read_metrics
-from simrl.importers.slime import import_slime
-from simrl.importers.tabular import import_csv, import_jsonl
-from simrl.importers.tokens import token_counter
-from simrl.importers.trl import import_trl
-from simrl.importers.verl import import_verl, trace_from_verl_metrics
-from simrl.points import Digests, make_point, resolved
-from simrl.profile import TableProfile, Tables, read_profile, write_profile
-from simrl.profilers.roofline import roofline_profile
-from simrl.result import Result, read_result
-from simrl.run_log import launched
-from simrl.scenario import Choices, load_scenarios
-from simrl.simulate import prepare, simulate
-from simrl.sweeps import kept, plan, table_rows
-from simrl.trace import Trace, TraceMetadata, read_trace, write_trace
+from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.profile import TableProfile, Tables, read_profile, write_profile
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.result.result import Result, read_result
+from simrl.scenario.load import Choices, load_scenarios
+from simrl.show.report.page import report_html
+from simrl.show.report.sources import find
+from simrl.show.tables.explain import print_difference, print_explanation
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
+from simrl.study.calibration import _trace, _usable, launched
+from simrl.study.grid import resolved, vary
+from simrl.study.point import Digests, make_point
+from simrl.study.sweep import kept, plan, table_rows
+from simrl.trace.importers import slime
+from simrl.trace.importers.areal import import_areal
+from simrl.trace.importers.logs import read_metrics
+from simrl.trace.importers.slime import import_slime
+from simrl.trace.importers.tabular import import_csv, import_jsonl
+from simrl.trace.importers.tokens import token_counter
+from simrl.trace.importers.trl import import_trl
+from simrl.trace.importers.verl import import_verl, trace_from_verl_metrics
+from simrl.trace.trace import Trace, TraceMetadata, read_trace, write_trace
 
 COUNTER = token_counter(chars_per_token=2.0)
 
@@ -325,8 +325,8 @@ def _plan(folder: str) -> Any:
 def _seeds_of_outcomes() -> list[Files]:
     import tempfile
 
-    from simrl.executors import Here
-    from simrl.sweeps import run
+    from simrl.study.executors import Here
+    from simrl.study.sweep import run
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sweep"
@@ -389,9 +389,9 @@ def _seeds_of_reports() -> list[Files]:
     """A comparison and a sweep, besides single runs."""
     import tempfile
 
-    from simrl.comparison import compare_scenarios
-    from simrl.executors import Here
-    from simrl.sweeps import run
+    from simrl.show.comparison import compare_scenarios
+    from simrl.study.executors import Here
+    from simrl.study.sweep import run
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -406,8 +406,8 @@ def _seeds_of_reports() -> list[Files]:
 def _compare_measured(folder: Path) -> None:
     from rich.console import Console
 
-    from simrl.agreement import agree
-    from simrl.agreement_table import print_agreement
+    from simrl.analysis.agreement import agree
+    from simrl.show.tables.agree import print_agreement
 
     result = read_result(folder / "run")
     for predicted in (result, _a_result("areal", eta=1)):
@@ -530,7 +530,6 @@ def _read_calibration(folder: Path) -> None:
         _log(folder),
         launch if launch.exists() else None,
         settings,
-        "run",
         folder.parent / "lengths.parquet",
         len(usable),
     )

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from reference_bandit import BegMabSelector
 from scipy.interpolate import RegularGridInterpolator
 
-from simrl.engine.state import END, PAUSE, WATCH, Limits
-from simrl.profile import Tables
+from simrl.engine.requests import END, PAUSE, WATCH, Limits
+from simrl.profile.profile import Tables
 from simrl.speculation.acceptance import accepted_tokens
-from simrl.speculation.bandit import BegMabSelector, Strategy
+from simrl.speculation.bandit import Strategy
 from simrl.speculation.siblings import SiblingIndex, sibling_draft
 
 

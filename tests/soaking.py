@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import traceback
 import types
-from inspect import signature
 from random import Random
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -18,11 +17,11 @@ from conservation import assert_nothing_is_lost
 from helpers import watch
 
 from simrl.errors import InputError
-from simrl.result import TABLES
-from simrl.scenario import Scenario
-from simrl.simulate import prepare
+from simrl.result.result import TABLES
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import prepare
 from simrl.speculation.methods import METHODS
-from simrl.systems import RECIPES, common_parameters
+from simrl.systems.recipes import RECIPES, recipe_parameters
 
 LIMIT_S = 60.0  # of computing, a scenario
 LARGEST = 12.0  # of a drawn number, whatever more its bounds allow: runs are small
@@ -117,11 +116,20 @@ def _fault(rng: Random, workers: int) -> dict[str, Any]:
     }
 
 
+RARE = (
+    "on_loss",
+    "adapt_split_every",
+    "dynamic_sampling",
+    "filter_groups",
+    "speculation",
+)  # few systems are drawn with them
+
+
 def _parameters(rng: Random, name: str) -> dict[str, Any]:
     """Some of a recipe's, and of those that it has in common with others."""
-    recipe = RECIPES[name]
-    own = {key: parameter.annotation for key, parameter in signature(recipe, eval_str=True).parameters.items()}
-    common = {key: parameter.annotation for key, parameter in common_parameters(recipe).items()}
+    parameters = {key: parameter.annotation for key, parameter in recipe_parameters(name).items()}
+    own = {key: annotation for key, annotation in parameters.items() if key not in RARE}
+    common = {key: annotation for key, annotation in parameters.items() if key in RARE}
     found: dict[str, Any] = {}
     for key, annotation in own.items():
         if rng.random() < 0.4:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from simrl.sweeps import write_table
+from simrl.study.sweep import write_table
 
 EVIL = "<script>alert(1)</script>"  # in a name or an error
 

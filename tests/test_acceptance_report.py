@@ -9,14 +9,14 @@ import yaml
 from command_line import CommandLine
 from token_traces import METADATA, random_groups, trace_of
 
-from simrl.acceptance_report import DRAFTERS, measure, model_yaml, report
+from simrl.analysis.acceptance import DRAFTERS, measure, model_yaml, report
 from simrl.errors import InputError
-from simrl.hardware import gpu, model_shape
-from simrl.profile import TableProfile
-from simrl.profilers.roofline import roofline_profile
+from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.profile import TableProfile
+from simrl.profile.profilers.roofline import roofline_profile
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.windows import Fixed
-from simrl.trace import Trace, write_trace
+from simrl.trace.trace import Trace, write_trace
 
 TRACE = random_groups(11, epochs=3, prompts=10, group=8)
 
@@ -128,10 +128,10 @@ def test_two_runs_say_the_same(run: CommandLine):
         (["--drafter", "eagle"], "--drafter eagle: choose one of history-paper, history-code, ngram, siblings"),
         (["--window", "0"], "--window 0: choose aimd, mimd or a number of tokens from 1 to 32"),
         (["--drafter", "siblings", "--siblings-known", "all"], "--siblings-known all: choose lockstep or finished"),
-        (["--siblings-known", "finished"], "only the drafter siblings asks for it"),
+        (["--siblings-known", "finished"], "only the drafter siblings has it"),
         (["--drafter", "ngram", "--epochs-back", "2"], "only history drafts from epochs"),
-        (["--model", "qwen3-8b"], "--model alone: step times need --model and --gpu, or --profile"),
-        (["--gpu", "h100"], "--gpu alone"),
+        (["--model", "qwen3-8b"], "--model without --gpu: step times need both, or --profile"),
+        (["--gpu", "h100"], "--gpu without --model"),
         (["--model", "qwen3-8b", "--gpu", "tpu"], "gpu 'tpu' is unknown"),
         (["--profile", "none.parquet"], "none.parquet: no such profile"),
         (["--profile", "none.parquet", "--model", "qwen3-8b"], "a profile has its own; give one of them"),

@@ -22,14 +22,16 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
-from simrl.agreement import Agreement, Share, agree, finished_on_clock, repeat_spread
-from simrl.agreement_plot import agreement_figure, plot_agreement
-from simrl.agreement_table import print_agreement
+from simrl.analysis.agreement import Agreement, Share, agree, finished_on_clock, repeat_spread
+from simrl.analysis.run_view import rollout_clock, short_name
 from simrl.errors import InputError
-from simrl.result import Lane, Recorder, Result, Step
-from simrl.rollout import Rollout, Segment
-from simrl.run_view import rollout_clock, short_name
-from simrl.simulate import simulate
+from simrl.result.result import Lane, Result, Step
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout, Segment
+from simrl.show.figures.agree import agreement_figure
+from simrl.show.style import save
+from simrl.show.tables.agree import print_agreement
+from simrl.simulate.run import simulate
 
 Stay = tuple[int, int, int, float, float]  # a segment: worker, version, tokens, seconds from and to
 
@@ -59,7 +61,7 @@ def a_run(
             verifications=verifications,
             verified_tokens=verified,
         )
-        record.stay_ended(rollouts[uid])
+        record.request_ended(rollouts[uid])
     for worker in range(workers):
         edges = sorted({t for stays in samples.values() for s in stays if s[0] == worker for t in s[3:]})
         for a, b in pairwise(edges):
@@ -384,14 +386,14 @@ def test_runs_without_a_rollout_have_no_errors_and_no_decisions(tmp_path: Path):
     found = agree(nothing, nothing)
     assert set(vars(found.errors).values()) == {None} and not found.differences and not found.parts
     assert "no sample finished in both" in printed(found)
-    plot_agreement(nothing, nothing, found, tmp_path / "nothing.png")
+    save(agreement_figure(nothing, nothing, found), tmp_path / "nothing.png")
     assert (tmp_path / "nothing.png").stat().st_size > 1000
 
 
 def test_runs_that_do_not_belong_together_are_refused():
     run = a_run(TWO)
     with pytest.raises(
-        InputError, match="predicted has 2 rollout workers, measured 1; compare runs on the same number"
+        InputError, match="predicted has 2 rollout workers, measured 1; compare runs with equal numbers"
     ):
         agree(run, a_run({0: TWO[0]}, workers=1))
     with pytest.raises(InputError, match="predicted is areal, measured split; compare two runs of one system"):
@@ -435,7 +437,7 @@ def test_samples_that_one_run_alone_had_rolled_out_ahead_are_told_from_those_it_
 
 def test_a_method_that_drafts_and_drafted_nothing_is_told_with_what_it_needs():
     once, again = (simulated("verl_colocated", speculation=name) for name in ("histospec", "ngram"))
-    assert "histospec drafted nothing (from histories only prompts draft that come again" in " ".join(
+    assert "histospec drafted nothing: a history drafter needs prompts that repeat" in " ".join(
         printed(agree(once, once)).split()
     )
     assert "drafted nothing" not in printed(agree(again, again))
@@ -503,8 +505,8 @@ def test_the_picture_has_a_point_a_sample_and_both_runs_of_each_worker(workers: 
     assert sum(len(c.get_offsets()) for c in points.collections) == len(uids) == found.samples
     np.testing.assert_allclose(points.collections[0].get_offsets(), np.stack([m_s, p_s], axis=1))
     assert apart.get_xlim() == points.get_xlim()
-    plot_agreement(*runs, found, tmp_path / "a.png")
-    plot_agreement(*runs, found, tmp_path / "b.png")
+    save(agreement_figure(*runs, found), tmp_path / "a.png")
+    save(agreement_figure(*runs, found), tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
@@ -537,7 +539,7 @@ def measured(simrl: CommandLine) -> Path:
 def test_a_scenario_is_simulated_and_compared_with_what_was_measured(simrl: CommandLine, measured: Path):
     code, out, err = simrl("compare", "one.yaml", "--measured", str(measured), "-o", "agreement")
     assert code == 0, err
-    assert "Rollout clock" in out and "Decisions: the same" in out and "Written to agreement" in out
+    assert "Rollout clock" in out and "Decisions: equal" in out and "Written to agreement" in out
     files = {path.name for path in (simrl.folder / "agreement").iterdir()}
     assert files == {"agreement.json", "agreement.png", "files.txt", "predicted"}
     data = json.loads((simrl.folder / "agreement" / "agreement.json").read_text())
@@ -557,7 +559,7 @@ def test_what_cannot_be_compared_is_told_in_a_line(simrl: CommandLine, measured:
     assert "is the result of a run" in simrl.refuses("compare", name, "seed=4", "--measured", name)
     assert "runs of different traces" in simrl.refuses("compare", "one.yaml", "seed=4", "--measured", name)
     told = simrl.refuses("compare", "one.yaml", "cluster.gpus=2", "--measured", name)
-    assert "one.yaml, measured slow/verl-colocated: predicted has 2 rollout workers, measured 4" in told
+    assert "one.yaml, slow/verl-colocated: predicted has 2 rollout workers, measured 4" in told
 
 
 def test_comparisons_of_two_replays_leave_each_others_results_and_one_that_replaces_says_so(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
-from simrl.workload import Workload
+from simrl.trace.workload import Workload
 
 # Two groups of one response a step, four at work.
 UNEVEN = trace([[[(4, 10)], [(4, 30)]], [[(4, 12)], [(4, 40)]]])

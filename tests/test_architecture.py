@@ -6,73 +6,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-# Whatever stands in a line may import from the lines above it, wherever in a file the import is written (also inside a
-# function, where it is only later). A package (profilers, speculation, pipelines …) is one thing: its files may import
-# each other. A new module gets its place here.
+# A folder may import from the folders before it, wherever in a file the import is written (also inside a function, where it is
+# only later); what stands in one line may not import each other. The files of a folder may import each other. A new folder gets
+# its place here.
 LAYERS = (
     "errors",
-    "yaml_text",
-    # know nothing of reinforcement learning
-    "events interpolation interrupts page palette picture processes shipped validation",
-    "extensions files hardware overrides parquet",
-    "trace profile",
-    "result_check rollout synthesis ranks profilers importers training workload faults speculation",
+    "interrupts validation",
+    "extensions files",  # the files at simrl's top, used by all
+    "profile trace",
+    "result",
+    "speculation",
     "engine",
-    "result scenario history",
-    "spot_trainer",
-    "drafting",
-    "tail_drafting",
-    "worker trainer",  # write what happens through result's Recorder
+    "scenario",
+    "runtime",
     "dispatch",
-    "pipelines split",
+    "pipelines",
     "systems",
     "simulate",
-    "metrics timeline calibration trace_report allocation_report acceptance_report table",
-    "plots perfetto run_view",
-    "decisions gpu_hours calibration_table run_log",
-    "critical_path",
-    "diagnosis",
-    "explanation",
-    "explanation_table sweep_plot",
-    "explanation_plot",
-    "agreement",
-    "agreement_table",
-    "comparison agreement_plot",
-    "dimensions",
-    "points",
-    "executors",
-    "sweeps",
-    "goal outcomes search_space launch model_error staleness_quality",
-    "search",
-    "robustness",
-    "optimization",
-    "optimization_table optimization_plot",
-    "sweep_table",
-    "html_report",
-    "views",
-    "api",
-    "__init__",
-    "published",
-    "cli_systems",
-    "cli cli_trace cli_profile cli_allocate cli_calibrate cli_acceptance cli_agreement cli_explain cli_optimize "
-    "cli_report cli_reproduce cli_speculation cli_sweep",
+    "analysis",
+    "study",
+    "show",
+    "commands",
 )
-TOGETHER = {
-    "cli": {
-        "cli_trace",
-        "cli_profile",
-        "cli_allocate",
-        "cli_calibrate",
-        "cli_acceptance",
-        "cli_agreement",
-        "cli_explain",
-        "cli_optimize",
-        "cli_report",
-        "cli_reproduce",
-        "cli_speculation",
-        "cli_sweep",
-    }
-}  # one command line
+MOST_FILES_AT_THE_TOP = 6
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
@@ -118,6 +74,7 @@ def _statements(node: ast.stmt) -> list[ast.stmt]:
 
 def test_every_module_has_its_place():
     assert not {place(path) for path in SOURCES} - {"__init__", *LAYER_OF}, "give it a line in LAYERS"
+    assert len(list((ROOT / "simrl").glob("*.py"))) <= MOST_FILES_AT_THE_TOP
 
 
 def test_a_module_imports_only_what_stands_above_it():
@@ -127,9 +84,9 @@ def test_a_module_imports_only_what_stands_above_it():
         for name, line in imports(ast.parse(path.read_text()), own):
             top, _, rest = name.partition(".")
             other = rest.split(".")[0]
-            if top in ("replay", "tests", "experiments"):
+            if top in ("replay", "reproduce", "tests", "experiments"):
                 wrong.append(f"{path.name}:{line} imports {name}")
-            elif top == "simrl" and other not in ("", own, *TOGETHER.get(own, ())) and LAYER_OF[other] >= LAYER_OF[own]:
+            elif top == "simrl" and own != "__init__" and other not in ("", own) and LAYER_OF[other] >= LAYER_OF[own]:
                 wrong.append(f"{path.name}:{line} imports {name}, which does not stand above {own}")
     assert not wrong
 
@@ -152,17 +109,17 @@ def test_the_check_itself_sees_imports_wherever_they_stand():
         "try:\n    import ray.util\nexcept ImportError:\n    import vllm\n"
         "class A:\n    from transformers import B\n    def f(self):\n        import aiconfigurator\n"
         "if TYPE_CHECKING:\n    import tokenizers\n"
-        "from simrl import cli, __version__\n"
+        "from simrl import commands, __version__\n"
     )
     eager = {n for s in at_import_time(tree) if isinstance(s, ast.Import | ast.ImportFrom) for n, _ in imports(s, "")}
-    assert eager == {"torch", "ray.util", "vllm", "transformers", "simrl.cli", "simrl"}
+    assert eager == {"torch", "ray.util", "vllm", "transformers", "simrl.commands", "simrl"}
     assert {name for name, _ in imports(tree, "")} == eager | {"aiconfigurator", "tokenizers"}
 
 
 def test_no_rule_of_a_schedule_looks_up_what_a_sample_will_turn_out_to_be():
     """Samples do not carry their lengths (`Sample._fields`); the look-up that workers and rewarders have is not for rules."""
     rules = [*(ROOT / "simrl" / "pipelines").glob("*.py"), *(ROOT / "simrl" / "dispatch").glob("*.py")]
-    rules += [ROOT / "simrl" / name for name in ("history.py", "split.py", "faults.py")]
+    rules += [ROOT / "simrl" / "runtime" / name for name in ("history.py", "faults.py")]
     assert len(rules) > 20
     for path in rules:
         for node in ast.walk(ast.parse(path.read_text())):

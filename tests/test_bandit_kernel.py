@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_bandit import BegMabSelector
 
-from simrl.speculation.bandit import BegMab, BegMabSelector, Strategy
-from simrl.speculation.bandit_kernel import bandit_rule, bandit_state, choose, copied, observe, value
+from simrl.speculation.bandit import BegMab, Strategy, bandit_rule, bandit_state, choose, copied, observe, value
 from simrl.speculation.draws import uniform
 
 KEY = 20251116
@@ -48,6 +48,11 @@ def parameters(**changes: object) -> BegMab:
     )
 
 
+def kernel(settings: BegMab):
+    rule = bandit_rule(settings)
+    return rule, bandit_state(rule, settings.window)
+
+
 def passes(number: int, seed: int = 7):
     """Batches from 1 to 300, accept lengths by arm, seconds: noisy, with ties."""
     rng = np.random.default_rng(seed)
@@ -59,14 +64,13 @@ def passes(number: int, seed: int = 7):
         )
 
 
-@pytest.mark.parametrize("pool_batches", [True, False])
 @pytest.mark.parametrize("window", [1, 2, 7, 300])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
-def test_the_compiled_bandit_chooses_as_the_readable_one_arm_for_arm(pool_batches: bool, window: int, epsilon: float):
-    settings = parameters(pool_batches=pool_batches, window=window, epsilon=epsilon)
+def test_the_compiled_bandit_chooses_as_the_readable_one_arm_for_arm(window: int, epsilon: float):
+    settings = parameters(window=window, epsilon=epsilon)
     draws = SameDraws()
     readable = BegMabSelector(settings, draws)
-    rule, state = bandit_rule(settings), bandit_state(settings)
+    rule, state = kernel(settings)
     chosen = np.zeros(len(STRATEGIES), dtype=int)
     for batch, accept_lengths, step_s in passes(4000):
         arm = choose(rule, state, KEY, batch)
@@ -79,23 +83,23 @@ def test_the_compiled_bandit_chooses_as_the_readable_one_arm_for_arm(pool_batche
     assert (chosen > 0).all()
     for arm, strategy in enumerate(STRATEGIES):
         if len(readable.candidates(10)) > 1 and strategy in readable.candidates(10):
-            assert value(rule, state, arm, 10) == readable.value(strategy, 10)
+            assert value(rule, state, arm) == readable.value(strategy, 10)
 
 
 @given(st.lists(st.sampled_from([1.0, 1.5, 2.0, 3.25, 7.0]), max_size=40), st.integers(1, 12))
 @settings(max_examples=200)
 def test_a_value_is_the_median_of_the_latest_rewards(accept_lengths: list[float], window: int):
     settings = parameters(window=window)
-    rule, state = bandit_rule(settings), bandit_state(settings)
+    rule, state = kernel(settings)
     for accept_length in accept_lengths:
         observe(rule, state, 2, accept_length, 2, 0.5)
     latest = [4 * a for a in accept_lengths[-window:]]
-    assert value(rule, state, 2, 2) == (np.median(latest) if latest else math.inf)
+    assert value(rule, state, 2) == (np.median(latest) if latest else math.inf)
 
 
 def test_an_arm_that_is_alone_keeps_no_rewards():
     settings = BegMab(strategies=((8, 4, 48), (8, 4, 32), (8, 4, 16), (8, 4, 8)))  # the public code's
-    rule, state = bandit_rule(settings), bandit_state(settings)
+    rule, state = kernel(settings)
     assert state.arrived.size == 0
     observe(rule, state, 1, 3.0, 4, 0.01)
     assert [choose(rule, state, KEY, batch) for batch in (1, 2, 4, 5, 20, 21, 500)] == [0, 1, 1, 2, 2, 3, 3]
@@ -104,7 +108,7 @@ def test_an_arm_that_is_alone_keeps_no_rewards():
 
 def test_a_look_ahead_on_a_copy_changes_nothing_and_meets_the_same_luck():
     settings = parameters(epsilon=0.5)
-    rule, state = bandit_rule(settings), bandit_state(settings)
+    rule, state = kernel(settings)
     for batch, accept_lengths, step_s in passes(500):
         arm = choose(rule, state, KEY, batch)
         observe(rule, state, arm, accept_lengths[arm], batch, step_s)

@@ -30,13 +30,13 @@ from test_pipelines import tight, traces
 from test_turns import agentic_traces
 from token_traces import trace_of
 
-from simrl.dispatch import DISPATCHES, Dispatcher
+from simrl.dispatch.dispatcher import DISPATCHES, Dispatcher
 from simrl.errors import InputError
-from simrl.events import call_at
-from simrl.simulate import prepare
+from simrl.runtime.events import call_at
+from simrl.simulate.prepare import prepare
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.specactor import counted_acceptance
-from simrl.trace import Turn, write_trace
+from simrl.trace.trace import Turn, write_trace
 
 # Duplicates, at the dispatcher.
 
@@ -73,7 +73,7 @@ class Two:
         for worker in self.workers:
             worker.stop(self.env.now)
         for waiting in self.dispatcher.waiting():
-            self.record.stay_ended(waiting, 0)
+            self.record.request_ended(waiting, 0)
         return self.record.result(self.env.now, {})
 
     def row(self, until_s: float = 100.0):
@@ -479,7 +479,7 @@ def test_the_place_of_the_ngram_is_that_of_its_run_model():
 @pytest.mark.parametrize(
     ("parameters", "line"),
     [
-        ({"drafters": ("ngram", "ngram")}, "best_of_n: drafter 'ngram' is there twice; name each once"),
+        ({"drafters": ("ngram", "ngram")}, "best_of_n: drafter 'ngram' is named twice; name each once"),
         ({"drafters": ("gpt-9",)}, "gpt-9"),
         ({"b_max": 0}, "b_max"),
         ({"speculation": "tlt"}, "speculation tlt: with best_of_n, requests run with several drafters"),

@@ -16,12 +16,12 @@ import pytest
 import typer
 from command_line import contents, environment
 
-from simrl import cli
+from simrl.commands import cli
 from simrl.errors import StoppedError
-from simrl.hardware import gpu, model_shape
-from simrl.profile import write_profile
-from simrl.profilers.roofline import roofline_profile
-from simrl.trace import METADATA_KEY, Trace, TraceMetadata, read_trace, write_trace
+from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.profile import write_profile
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.trace.trace import METADATA_KEY, Trace, TraceMetadata, read_trace, write_trace
 
 HEAVY = ("numpy", "numba", "pandas", "pyarrow", "matplotlib", "scipy", "simpy", "omegaconf")
 LENGTHS = ("steps=2", "prompts_per_step=2", "group=2", "cap_tokens=100", "mean_tokens=30", "sigma=0.5")
@@ -81,7 +81,7 @@ def with_metadata(path, **changes):
 def test_an_override_of_what_the_file_varies_is_told_and_keeps_json_whole(simrl):
     with (simrl.folder / "scenario.yaml").open("a") as file:
         file.write("vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\n")
-    said = "simrl: scenario.yaml: vary has cluster.gpus [4, 8]; what the command line says replaces it\n"
+    said = "simrl: scenario.yaml: vary has cluster.gpus [4, 8]; the command line replaces them\n"
     twice = ("cluster.gpus=4", "cluster.gpus=2")
     _, out, err = simrl("compare", "scenario.yaml", *twice, "seed=4", "--jobs", "1", "--json")
     assert (len(json.loads(out)), err) == (2, said)
@@ -94,9 +94,9 @@ def test_what_replaces_a_variation_is_told_before_anything_is_simulated(simrl, m
         file.write(f"vary: [{{faults: [{', '.join(['{kind: slow, worker: 0, factor: 2}'] * 9)}]}}]\n")
     stop = Mock(side_effect=StoppedError("nothing was simulated"))
     for command, simulates in (
-        ("compare", "simrl.comparison.compare_scenarios"),
-        ("sweep", "simrl.sweeps.run"),
-        ("optimize", "simrl.optimization.optimization"),
+        ("compare", "simrl.show.comparison.compare_scenarios"),
+        ("sweep", "simrl.study.sweep.run"),
+        ("optimize", "simrl.study.optimize.optimization"),
     ):
         monkeypatch.setattr(simulates, stop)
         said, stopped = simrl(command, "scenario.yaml", "faults=[]", "--jobs", "1").err.splitlines()
@@ -132,7 +132,7 @@ def test_brackets_in_an_example_are_shown(simrl):
 @pytest.mark.parametrize("arguments", [["--help"], ["trace", "import", "verl", "--help"]])
 def test_help_imports_nothing_heavy(tmp_path, arguments):
     code = (
-        "import sys; from simrl import cli; sys.argv = ['simrl', *sys.argv[1:]]\n"
+        "import sys; from simrl.commands import cli; sys.argv = ['simrl', *sys.argv[1:]]\n"
         "try: cli.main()\n"
         f"finally: print('HEAVY', sorted(set(sys.modules) & set({HEAVY!r})), file=sys.stderr)"
     )
@@ -310,7 +310,7 @@ def test_an_import_of_what_is_not_there_is_refused(simrl, framework):
 
 def test_an_import_of_a_metrics_log_needs_a_group(simrl):
     message = simrl.refuses("trace", "import", "verl", "scenario.yaml", "--metrics", "-o", "t.parquet")
-    assert "no --group; the log does not say how many responses a prompt has" in message
+    assert "no --group; the log does not have the number of responses per prompt" in message
 
 
 # Profiles.
@@ -414,12 +414,12 @@ def test_what_stops_a_run_is_told_in_one_line_and_ends_with_1(simrl, monkeypatch
     def stop(*arguments):
         raise error
 
-    monkeypatch.setattr("simrl.comparison.compare_scenarios", stop)
+    monkeypatch.setattr("simrl.show.comparison.compare_scenarios", stop)
     assert simrl("compare", "scenario.yaml") == (1, "", f"simrl: {message}\n")
 
 
 def test_a_batch_systems_signal_stops_a_run_as_ctrl_c_does(simrl, monkeypatch):
-    monkeypatch.setattr("simrl.comparison.compare_scenarios", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("simrl.show.comparison.compare_scenarios", lambda *_: signal.raise_signal(signal.SIGTERM))
     assert simrl("compare", "scenario.yaml") == (1, "", "simrl: interrupted; nothing was written\n")
 
 
@@ -427,7 +427,7 @@ def test_a_bug_keeps_its_traceback(simrl, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("simrl.comparison.compare_scenarios", broken)
+    monkeypatch.setattr("simrl.show.comparison.compare_scenarios", broken)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         simrl("compare", "scenario.yaml")
 

@@ -8,8 +8,8 @@ from command_line import CommandLine
 
 from replay.cli_replay import _scenario, _with_workers, default_folder
 from simrl.errors import InputError
-from simrl.scenario import Choices, load_scenarios
-from simrl.simulate import prepare
+from simrl.scenario.load import Choices, load_scenarios
+from simrl.simulate.prepare import prepare
 
 
 def test_replays_of_other_systems_speculations_dispatches_or_workers_leave_each_others_results(simrl: CommandLine):

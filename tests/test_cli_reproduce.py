@@ -12,8 +12,8 @@ import pytest
 from command_line import contents
 from test_comparison import PATIENCE_S, processes
 
+from reproduce import predict
 from simrl import __version__
-from simrl.published import predict
 
 QUICK = ("tlt-drafter-latency", "weight-sync-7b")
 SLOW = ("areal-eta", "--samples", "3", "--jobs", "2", "-o", "board.json")
@@ -68,7 +68,7 @@ def test_a_mistake_of_who_adds_a_paper_is_one_line(simrl, monkeypatch: pytest.Mo
     monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [inputs["tensors_s"]])
     said = simrl.refuses("reproduce", "weight-sync-7b", "--samples", "0", "--jobs", "1")
     assert (
-        "asks for the input 'tensors_s', which simrl/published/ledgers/verl.yaml does not have (did you mean tensor_s?)"
+        "asks for the input 'tensors_s', which reproduce/ledgers/verl.yaml does not have (did you mean tensor_s?)"
         in said
     )
     monkeypatch.setitem(predict.PAPERS["verl"].ROWS, "weight-sync-7b", lambda lab, inputs: [1.0])
@@ -142,5 +142,8 @@ def test_a_killed_process_is_told_in_one_line(simrl):
     code, out, err = simrl("reproduce", *SLOW)
     killer.join()
     assert (code, out) == (1, "")
-    assert err == "simrl: a process was killed, perhaps for want of memory; try fewer --jobs\n"
+    assert (
+        err
+        == "simrl: a process that simulates was killed, perhaps for lack of memory; nothing was written; try fewer --jobs\n"
+    )
     assert not active_children()

@@ -5,7 +5,7 @@ import json
 import pytest
 from command_line import CommandLine
 
-from simrl.systems import RECIPES
+from simrl.systems.recipes import RECIPES
 
 KEYS = {"name", "pipeline", "dispatch", "speculation", "paper", "parameters"}
 

@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import SCENARIO, contents
 
-from simrl.comparison import compare_scenarios, folder_name
 from simrl.errors import InputError
-from simrl.scenario import load_scenarios
-from simrl.simulate import compile_engine, compile_training
+from simrl.scenario.load import load_scenarios
+from simrl.show.comparison import compare_scenarios
+from simrl.simulate.run import compile_engine, compile_training
+from simrl.study.compare import folder_name
 
 DOCUMENTED = {
     "system",
@@ -198,7 +199,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
 def test_a_scenario_that_cannot_be_is_refused_with_file_and_run_before_anything_runs(
     simrl, monkeypatch, overrides, what
 ):
-    monkeypatch.setattr("simrl.comparison.simulate", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr("simrl.study.compare.simulate_prepared", lambda *_: pytest.fail("something ran"))
     for jobs in "12":
         assert re.search(
             rf"scenario.yaml.*{what}",
@@ -210,7 +211,7 @@ def test_a_scenario_that_cannot_be_is_refused_with_file_and_run_before_anything_
     "output", ["own", "scenario.yaml", "scenario.yaml/out", os.devnull, f"{os.devnull}/out", ".", "/"]
 )
 def test_an_output_folder_that_is_somebody_elses_is_refused_before_anything_runs(simrl, monkeypatch, output):
-    monkeypatch.setattr("simrl.comparison.simulate", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr("simrl.study.compare.simulate_prepared", lambda *_: pytest.fail("something ran"))
     (simrl.folder / "own").mkdir()
     (simrl.folder / "own" / "thesis.tex").write_text("text")
     assert f"{output}: " in simrl.refuses("compare", "scenario.yaml", "-o", output)
@@ -225,7 +226,7 @@ def test_a_disk_that_runs_full_leaves_the_old_results_and_nothing_else(simrl, mo
         path.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("simrl.comparison.write_perfetto", full)
+    monkeypatch.setattr("simrl.show.comparison.write_perfetto", full)
     message = simrl.refuses("compare", "scenario.yaml", "-o", "new/out", "--jobs", "1")
     assert "new/out: cannot be written (No space left on device); name a place" in message
 

@@ -13,10 +13,10 @@ from helpers import ROOMY, counted, on_gpus, prepared, rows, trace, watch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from simrl.metrics import summary
 from simrl.pipelines import verl_fully_async as verl
 from simrl.pipelines.areal import capacity, in_time
-from simrl.systems import RECIPES
+from simrl.result.metrics import summary
+from simrl.systems.recipes import RECIPES
 
 length = st.integers(1, 40)
 traces = st.lists(
@@ -212,12 +212,6 @@ def test_verl_runs_sixteen_groups_a_replica_and_no_more_than_may_be_submitted(re
 def test_verl_pauses_by_its_count_and_waits_by_its_concurrency(what, counted, active, room):
     """Ten may be submitted from one synchronisation to the next, six may run."""
     assert verl.room(counted, 10, active, 6) == room, what
-
-
-def test_verl_counts_after_a_synchronisation_what_runs_and_what_waits_to_be_trained():
-    assert verl.counted_at_sync(active=3, queued=5) == 8
-    assert verl.room(verl.counted_at_sync(3, 5), required=10, active=3, concurrent=6) == 2
-    assert verl.room(verl.counted_at_sync(6, 5), required=10, active=6, concurrent=6) <= 0
 
 
 def test_verl_updates_twice_and_synchronises_once_in_a_sequence_worked_out_by_hand():

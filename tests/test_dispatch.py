@@ -9,13 +9,11 @@ from helpers import ROOMY, a_worker, recorder, rollout, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simrl.dispatch import DISPATCHES, Dispatch, Dispatcher
-from simrl.dispatch.even_split import even_split
-from simrl.dispatch.least_requests import least_requests
-from simrl.dispatch.round_robin import round_robin
-from simrl.engine.state import Limits
-from simrl.events import gather, on_fire
-from simrl.history import LengthHistory
+from simrl.dispatch.dispatcher import DISPATCHES, Dispatch, Dispatcher
+from simrl.dispatch.placement import even_split, least_requests, round_robin
+from simrl.engine.requests import Limits
+from simrl.runtime.events import gather, on_fire
+from simrl.runtime.history import LengthHistory
 
 NO_HISTORY = LengthHistory()
 
@@ -366,7 +364,7 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
     assert not at
     assert {uid: rollout.tokens for uid, rollout in back.items()} == length
     assert all(rollout.done for rollout in back.values())
-    assert not len(dispatcher._queue) and not dispatcher._taken_out and not dispatcher.waiting()
+    assert not len(dispatcher._waiting.queue) and not dispatcher._waiting._void and not dispatcher.waiting()
     if rule.chunk_tokens is not None:
         stays = [segment.tokens for rollout in back.values() for segment in rollout.segments]
         assert max(stays, default=0) <= rule.chunk_tokens

@@ -23,7 +23,7 @@ import typer
 from command_line import CommandLine
 from test_extensions import install
 
-from simrl import cli
+from simrl.commands import cli
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -114,7 +114,7 @@ def executed(checkout: CommandLine, words: list[str]) -> None:
     if words[0] == "simrl" and not added:
         code, out, err = checkout(*words[1:])
     else:
-        programs = {"python": [sys.executable], "simrl": [sys.executable, "-m", "simrl.cli"]}
+        programs = {"python": [sys.executable], "simrl": [sys.executable, "-m", "simrl.commands.cli"]}
         assert words[0] in programs, f"{said}: neither simrl nor python; mark its block console"
         ended = subprocess.run(
             programs[words[0]] + words[1:], cwd=checkout.folder, capture_output=True, text=True, timeout=300
@@ -124,7 +124,13 @@ def executed(checkout: CommandLine, words: list[str]) -> None:
     assert out.strip(), said
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language in EXECUTED for b in blocks(page))])
+EXECUTED_PAGES = [page for page in PAGES if any(block.language in EXECUTED for block in blocks(page))]
+FIRST = "docs/getting_started.md"
+
+
+@pytest.mark.parametrize(
+    "page", [page if page == FIRST else pytest.param(page, marks=pytest.mark.slow) for page in EXECUTED_PAGES]
+)
 def test_the_commands_of_a_page_run_one_after_the_other(checkout: CommandLine, page: str):
     names: dict[str, object] = {"__name__": page}
     for block in blocks(page):
@@ -201,7 +207,7 @@ def test_the_page_of_scenarios_is_what_the_models_say():
 
 def test_the_page_of_systems_and_that_of_methods_have_all_of_them():
     from simrl.speculation.methods import METHODS
-    from simrl.systems import RECIPES
+    from simrl.systems.recipes import RECIPES
 
     for page, names in (("systems.md", RECIPES.own), ("speculation.md", METHODS.own)):
         rows = re.findall(r"^\|(.*)\|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)

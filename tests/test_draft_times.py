@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 
 from simrl.errors import InputError
-from simrl.hardware import GPUS, MODELS
-from simrl.profilers.roofline import roofline_profile
+from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.profilers.roofline import roofline_profile
 from simrl.speculation.draft_times import (
     LAYER_S,
     TEXT_REQUEST_S,
     DraftTimes,
+    Overheads,
     eagle_drafts,
     eagle_shape,
     model_drafts,
@@ -30,8 +31,8 @@ def test_a_round_costs_its_levels_and_what_is_paid_once():
 
 
 def test_looking_text_up_costs_each_request_and_no_level():
-    times = text_drafts(request_s=3e-6, round_s=5e-5, source="measured here")
-    assert times.draft_s(64, 8) == pytest.approx(5e-5 + 64 * 3e-6) == times.draft_s(64, 32)
+    times = text_drafts()
+    assert times.draft_s(64, 8) == times.draft_s(64, 32)
     assert times.weight_bytes_per_gpu == times.kv_bytes_per_token_per_gpu == 0
     assert text_drafts().kind == "measured" and "one core" in text_drafts().source
     assert text_drafts().draft_s(64, 8) == pytest.approx(64 * TEXT_REQUEST_S)
@@ -63,7 +64,7 @@ def test_one_layer_is_faster_than_24_of_the_same_bytes():
 
 
 def test_the_layers_of_a_small_model_cost_more_than_its_bytes():
-    fast = model_drafts(MODELS["qwen2.5-0.5b"], H100, layer_s=0.0)
+    fast = model_drafts(MODELS["qwen2.5-0.5b"], H100, overheads=Overheads(layer_s=0.0))
     assert fast.draft_s(1, 1) < 24 * LAYER_S
     assert model_drafts(MODELS["qwen2.5-0.5b"], H100).draft_s(1, 8) == pytest.approx(
         fast.draft_s(1, 8) + 8 * 24 * LAYER_S
@@ -98,15 +99,9 @@ def test_a_profiled_drafter_takes_its_own_decode_steps():
 
 def test_times_say_where_they_come_from_and_what_is_wrong():
     assert "34 µs a layer" in eagle_drafts(TARGET, H100).source and "H100" in eagle_drafts(TARGET, H100).source
-    with pytest.raises(InputError, match=r"tp is 4; it must divide the 14 attention heads of qwen2\.5-0\.5b"):
-        model_drafts(MODELS["qwen2.5-0.5b"], H100, 4)
-    with pytest.raises(InputError, match="memory_efficiency is 0"):
-        eagle_drafts(TARGET, H100, memory_efficiency=0)
-    with pytest.raises(InputError, match="0 branches"):
-        eagle_drafts(TARGET, H100, branches=0)
     two = np.array([1.0, 2.0])
     for round_s, message in (
-        ([2e-3, 1e-3], "a larger batch takes less time"),
+        ([2e-3, 1e-3], "not fall where the batch grows"),
         ([0.0, np.nan], "finite"),
         ([0.0], "one entry"),
     ):
@@ -114,5 +109,3 @@ def test_times_say_where_they_come_from_and_what_is_wrong():
             DraftTimes(two, np.array(round_s), two, 0.0, 0.0, "measured", "a test")
     with pytest.raises(InputError, match="batches must rise"):
         DraftTimes(two[::-1], two, two, 0.0, 0.0, "measured", "a test")
-    with pytest.raises(InputError, match="bytes must be"):
-        DraftTimes(two, two, two, -1.0, 0.0, "measured", "a test")

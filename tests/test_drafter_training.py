@@ -4,15 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.hardware import GPUS, MODELS
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.draft_times import eagle_shape
 from simrl.speculation.drafter_training import (
     Coordinator,
-    Drafter,
+    DrafterStaleness,
     SpotTraining,
     WorkerState,
-    training_iteration_s,
 )
 
 BUSY, IDLE, TRAINING = WorkerState.BUSY, WorkerState.IDLE, WorkerState.TRAINING
@@ -55,10 +52,6 @@ def test_a_worker_that_serves_again_leaves_the_session():
     state, _ = after_idling(SpotTraining(), 3, [0, 1])
     state = state.got_busy(0)
     assert state.states == (BUSY, TRAINING, BUSY)
-    with pytest.raises(ValueError, match="worker 0 is busy already"):
-        state.got_busy(0)
-    with pytest.raises(ValueError, match="worker 1 is training, not busy"):
-        state.fell_idle(1)
 
 
 def test_workers_that_wait_when_a_rollout_begins_train_at_once():
@@ -108,7 +101,7 @@ def test_each_update_makes_a_drafter_staler_and_training_makes_it_good():
     """Fig. 15: a dip at each update, recovered within a few iterations."""
     parameters = SpotTraining(recovery_iterations=3, iteration_s=2.0)
     acceptance = ModelAcceptance(by_position=(0.8,), drift_per_update=0.2)
-    drafter = Drafter().policy_updated()
+    drafter = DrafterStaleness().policy_updated()
     assert drafter.staleness == 1
     curve = []
     for iterations in range(13):
@@ -121,14 +114,14 @@ def test_each_update_makes_a_drafter_staler_and_training_makes_it_good():
 
 def test_what_decodes_is_the_published_drafter_until_the_session_is_over():
     parameters = SpotTraining()
-    training = Drafter(5.0, 5.0, 5.0).session_started().trained_for(10.0, 1, parameters)
+    training = DrafterStaleness(5.0, 5.0, 5.0).session_started().trained_for(10.0, 1, parameters)
     assert training.staleness == 5 and training.trained < 1
     assert training.session_over(parameters).staleness == training.trained
 
 
 def test_a_session_that_does_not_save_at_its_end_falls_back_to_its_last_checkpoint():
     parameters = SpotTraining(save_every_iterations=4, save_at_end=False, recovery_iterations=5)
-    drafter = Drafter(2.0, 2.0, 2.0).session_started()
+    drafter = DrafterStaleness(2.0, 2.0, 2.0).session_started()
     assert drafter.trained_for(3.0, 1, parameters).session_over(parameters).staleness == 2
     assert drafter.trained_for(11.5, 1, parameters).session_over(parameters).staleness == pytest.approx(
         2 * math.exp(-8 / 5)
@@ -140,14 +133,14 @@ def test_a_session_that_does_not_save_at_its_end_falls_back_to_its_last_checkpoi
 
 def test_iterations_are_whole_and_a_session_has_only_so_many():
     parameters = SpotTraining(most_iterations=7, iteration_s=0.5)
-    drafter = Drafter(1.0, 1.0, 1.0).session_started()
+    drafter = DrafterStaleness(1.0, 1.0, 1.0).session_started()
     assert drafter.trained_for(0.49, 1, parameters) == drafter
     assert drafter.trained_for(100.0, 1, parameters).iterations == 7
     assert drafter.trained_for(100.0, 0, parameters) == drafter
 
 
 def test_more_workers_help_as_much_as_is_said():
-    drafter = Drafter(1.0, 1.0, 1.0).session_started()
+    drafter = DrafterStaleness(1.0, 1.0, 1.0).session_started()
     alone, useless, full = (
         drafter.trained_for(3.0, workers, SpotTraining(scaling=scaling)).trained
         for workers, scaling in ((1, 0.0), (4, 0.0), (4, 1.0))
@@ -157,16 +150,8 @@ def test_more_workers_help_as_much_as_is_said():
 
 def test_a_static_drafter_drifts_until_drift_is_full():
     acceptance = ModelAcceptance(by_position=(0.8,), drift_per_update=0.1, most_drift=0.5)
-    drafter, drifts = Drafter(), []
+    drafter, drifts = DrafterStaleness(), []
     for _ in range(10):
         drafter = drafter.policy_updated()
         drifts.append(acceptance.drift(drafter.staleness))
     assert drifts == sorted(drifts) and drifts[-1] == drifts[5] == math.exp(0.5)
-
-
-def test_an_iteration_of_a_small_drafter_takes_milliseconds():
-    shape = eagle_shape(MODELS["qwen2.5-32b"])
-    seconds = training_iteration_s(shape, GPUS["h100"])
-    work = 1024 * (6 * shape.layer_parameters + 4 * shape.vocab * shape.hidden)
-    assert seconds == pytest.approx(0.02 + work / (0.3 * GPUS["h100"].bf16_flops))
-    assert seconds < 0.05

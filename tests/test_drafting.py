@@ -9,18 +9,18 @@ import pytest
 from helpers import rows, scenario
 from token_traces import random_groups, trace_of
 
-from simrl.drafting import Drafting, _IndexBuilders
-from simrl.metrics import summary
-from simrl.result import Result
-from simrl.simulate import simulate
-from simrl.speculation.history import history_runs
+from simrl.result.metrics import summary
+from simrl.result.result import Result
+from simrl.runtime.drafting import Drafting, IndexBuilders
+from simrl.simulate.run import simulate
 from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.methods import METHODS
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import run_passes
 from simrl.speculation.siblings import whole_response_runs
+from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd, Fixed
-from simrl.trace import Sample, Trace, write_trace
+from simrl.trace.trace import Sample, Trace, write_trace
 
 OPEN: dict[str, Any] = {"name": "histospec", "gate": "open"}
 
@@ -150,9 +150,9 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
         real_ends(self, rollout, now_s)
 
     def give(self, engine, slot, sample, response, now_s):
-        before = engine._drafts[:, slot].copy()
+        before = engine._state.drafts[slot].copy()
         real_give(self, engine, slot, sample, response, now_s)
-        if not np.array_equal(before, engine._drafts[:, slot]):
+        if before != engine._state.drafts[slot]:
             needed = range(4) if name == "histospec" else [sample.sample]
             given.append(all((sample.prompt_id, sample.epoch - 1, i) in finished for i in needed))
 
@@ -165,7 +165,7 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
 
 
 def test_an_index_too_large_for_the_memory_evicts_none():
-    builders = _IndexBuilders(HistoryWorkers(memory_bytes=160), trace_of({(0, p): [[0]] for p in range(9)}))
+    builders = IndexBuilders(HistoryWorkers(memory_bytes=160), trace_of({(0, p): [[0]] for p in range(9)}))
     for prompt, tokens in ((0, 4), (1, 4), (2, 100)):
         builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
     assert [builders.ready(prompt, range(1), 1e9) for prompt in range(3)] == [True, True, False]

@@ -1,6 +1,7 @@
 """Dynamic sampling (DAPO): which groups make a batch, how many rounds it takes, and what a trace has to have for it."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from helpers import lanes, on_gpus, prepared, rows, scenario, trace, trained, watch, with_status
@@ -10,14 +11,15 @@ from test_pipelines import run, timed, workers
 
 from simrl.errors import InputError
 from simrl.pipelines.april import first_complete
-from simrl.pipelines.batchwise import Batchwise
-from simrl.pipelines.dynamic_sampling import dynamic_sampling
+from simrl.pipelines.batchwise import batchwise
+from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rollpacker import tail_batching
-from simrl.simulate import prepare, simulate_prepared
-from simrl.systems import make_system
-from simrl.trace import write_trace
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate_prepared
+from simrl.systems.recipes import make_system
+from simrl.trace.trace import write_trace
 
 # Two groups a step, of two responses of ten tokens; of the first, both have the same reward.
 HALF = trace([[[(4, 10)] * 2] * 2], [[[1, 1], [0, 1]]])
@@ -122,7 +124,12 @@ def test_a_batch_is_full_of_groups_with_unequal_rewards(rewards, over_sampling, 
 @pytest.mark.parametrize("eta", [0, 1])
 @pytest.mark.parametrize(
     "collector",
-    [full_batch, first_complete(2.0), token_budget(7), tail_batching(1.25, 1.0, True)],
+    [
+        full_batch,
+        partial(first_complete, over_sampling=2.0),
+        partial(token_budget, budget_tokens=7),
+        partial(tail_batching, eta_prompts=1.25, eta_responses=1.0, long_rounds=True),
+    ],
     ids=["full_batch", "first_complete", "token_budget", "tail_batching"],
 )
 @settings(max_examples=15)
@@ -132,8 +139,9 @@ def test_it_wraps_every_collector_that_works_in_groups(collector, eta, rewards, 
     assume(any(map(any, differ)))
     lengths = [[[(4, random.randint(1, 40)) for _ in group] for group in step] for step in rewards]
     ready = prepared(on_gpus("split" if eta else "dapo", {}, 2, steps=3), trace(lengths, rewards))
-    pipeline = Batchwise(eta, dynamic_sampling(collector, 1.5, None))
-    result = simulate_prepared(replace(ready, system=replace(ready.system, pipeline=pipeline)))
+    pipeline, refill = partial(batchwise, eta=eta, collector=collector), DynamicSampling(1.5, None)
+    system = replace(ready.system, pipeline=pipeline, dynamic_sampling=refill)
+    result = simulate_prepared(replace(ready, system=system))
     for step in range(3):
         found = {}
         for r in rows(result.samples):

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_bandit import BegMabSelector
 from reference_engine import Arm, ReferenceEngine, Rules
 from token_traces import trace_of
 
-from simrl.engine import Engine
-from simrl.engine.state import END, PAUSE, WASTED_S, WATCH, Limits
+from simrl.engine.engine import SPENT, Engine
+from simrl.engine.requests import END, PAUSE, WATCH, Limits
 from simrl.errors import InputError
-from simrl.profile import Tables
+from simrl.profile.profile import Tables
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.bandit import BegMab, BegMabSelector
+from simrl.speculation.bandit import BegMab
 from simrl.speculation.decoding import (
     BATCH,
     ELASTIC,
@@ -24,12 +25,12 @@ from simrl.speculation.decoding import (
     RUNS,
     SIBLINGS,
     Decoding,
+    Rule,
     chains,
     packed,
     read_only,
     trees,
 )
-from simrl.speculation.decoding import rules as entries
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.draws import uniform
@@ -195,14 +196,13 @@ def draftings(draw):
     trace = trace_of({(0, p): [phrases(rng, rng.integers(60, 200)) for _ in g] for p, g in enumerate(groups)})
     siblings = sibling_index(trace)
     round_s, step_s = draw(st.sampled_from([(0.0, 0.0), (2e-4, 0.0), (1e-4, 5e-4)]))
-    rule = entries(gate, window.rule, threshold=threshold, patience=patience, own_text=own_text)
+    rule = Rule(gate, window.rule, threshold, patience, own_text=own_text)
     if strategies:
         bandit = BegMab(
             strategies=strategies,
             batch_thresholds=(1, 3, 6)[: len({tokens for _, _, tokens in strategies})],
             epsilon=0.2,
             window=draw(st.sampled_from([3, 50])),
-            pool_batches=draw(st.booleans()),
         )
         # Of trees, how fast the acceptance falls does not matter here. No two arms take equally long, so no reward comes twice.
         logs = [acceptance.log_acceptances(s.draft_depth) / s.topk for s in bandit.strategies]
@@ -678,7 +678,7 @@ def decode_s(decoding, responses, source=RUNS, tables=FLAT):
 def always(drafted, accepted, gate=OPEN, **more):
     """Runs of one response for everybody: `drafted` tokens at every place, of which so many are right."""
     runs = AcceptRuns(np.zeros(1), np.full(200, drafted, np.uint8), np.full(200, accepted, np.uint8))
-    decoding = chains(entries(gate, Fixed(tokens=drafted).rule), drafting_s(ROUND_S, STEP_S))
+    decoding = chains(Rule(gate, Fixed(tokens=drafted).rule), drafting_s(ROUND_S, STEP_S))
     return decoding._replace(runs=packed(runs), **more)
 
 
@@ -713,7 +713,7 @@ def tree(levels, nodes, logs=None, topk=2):
     """A fixed strategy; `logs` are its -ln P(accepted), a hopeless one's by default."""
     bandit = BegMab(strategies=((levels, topk, nodes + 1),), batch_thresholds=(1,))
     logs = np.full(levels, np.inf) if logs is None else logs
-    return trees(entries(), bandit, [drafting_s(ROUND_S, STEP_S)], [logs])
+    return trees(Rule(), bandit, [drafting_s(ROUND_S, STEP_S)], [logs])
 
 
 def test_drafts_cost_only_what_a_pass_takes_beyond_its_launch():
@@ -723,7 +723,7 @@ def test_drafts_cost_only_what_a_pass_takes_beyond_its_launch():
     hopeless_s, engine = decode_s(tree(3, 8), [1 + 120] * 5, MODEL, tables=launched)
     overhead_s = flat_pass_s(5, 8) - least_s + ROUND_S + 3 * STEP_S
     assert hopeless_s - plain_s == pytest.approx(120 * overhead_s, rel=1e-9)
-    assert engine.spent[WASTED_S] == pytest.approx(120 * overhead_s, rel=1e-9)
+    assert engine.spent[SPENT.index("drafts_rejected_s")] == pytest.approx(120 * overhead_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -746,11 +746,9 @@ def test_a_bandit_settles_on_the_strategy_that_yields_more_tokens_a_second():
     deep, shallow = np.zeros(6), np.zeros(2)
     times = [drafting_s(ROUND_S, 1e-5)] * 2
     for better, logs in ((1, [shallow, deep]), (0, [shallow, np.full(6, np.inf)])):
-        learnt_s, engine = decode_s(trees(entries(), bandit, times, logs), [2000], MODEL)
+        learnt_s, engine = decode_s(trees(Rule(), bandit, times, logs), [2000], MODEL)
         alone = [
-            decode_s(trees(entries(), BegMab(strategies=(s,), batch_thresholds=(1,)), times[:1], [log]), [2000], MODEL)[
-                0
-            ]
+            decode_s(trees(Rule(), BegMab(strategies=(s,), batch_thresholds=(1,)), times[:1], [log]), [2000], MODEL)[0]
             for s, log in zip(bandit.strategies, logs, strict=True)
         ]
         assert alone[better] < learnt_s < 1.1 * alone[better] < alone[1 - better]
@@ -770,10 +768,10 @@ def test_drafts_change_when_tokens_come_never_how_many(limits, requests, draftin
     assert engine.totals["generated_tokens"] == sum(r[1] - r[2] for r in requests)
 
 
-def from_siblings(responses, own_text=0):
+def from_siblings(responses, own_text=False):
     """How an engine decodes the responses, given as token ids, of one group."""
     index = sibling_index(trace_of({(0, 0): [list(ids) for ids in responses]}))
-    rule = entries(window=Fixed(tokens=8).rule, own_text=own_text)
+    rule = Rule(window=Fixed(tokens=8).rule, own_text=own_text)
     return chains(rule, drafting_s(ROUND_S, 0.0))._replace(siblings=read_only(index))
 
 
@@ -832,10 +830,6 @@ def test_what_siblings_will_generate_changes_no_draft(seed, n, until_s, own_text
     assert run(poisoned) == (now_s, requests)
 
 
-def test_a_strategy_that_verifies_nothing_and_times_of_different_batches_are_refused():
+def test_a_strategy_that_verifies_nothing_is_refused():
     with pytest.raises(InputError, match=r"draft tree \(3, 2, 1\)"):
         tree(3, 0)
-    bandit = BegMab(strategies=((2, 2, 9), (6, 2, 9)), batch_thresholds=(1,))
-    other = DraftTimes(np.array([1.0, 32.0]), np.zeros(2), np.zeros(2), 0, 0, "assumed", "a test")
-    with pytest.raises(InputError, match="different batches"):
-        trees(entries(), bandit, [drafting_s(0, 0), other], [np.zeros(2), np.zeros(6)])

@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from reference_decoupled import DecoupledWorker, Request
 from test_engine import TABLES
 
-from simrl.engine import Engine
-from simrl.engine.state import Limits
+from simrl.engine.engine import Engine
+from simrl.engine.requests import Limits
 from simrl.pipelines.best_of_n import _acceptance
-from simrl.profile import Tables, pass_s
-from simrl.rollout import Rollout
+from simrl.profile.profile import Tables, pass_s
+from simrl.runtime.rollout import Rollout
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.decoding import DRAFT_TOKENS, MODEL, Decoding, plain, rules
+from simrl.speculation.decoding import MODEL, Decoding, Rule
 from simrl.speculation.specactor import reconfigured, renewal_rate, token_acceptance
 from simrl.speculation.windows import Fixed
-from simrl.trace import Sample
+from simrl.trace.trace import Sample
 
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=4000)
 LOG_ACCEPTANCES = ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(16)
 
 
 def decoupled(window: int, step_s: float, every: int = 0, **tables: Any) -> Decoding:
-    return plain()._replace(
-        rule=rules(window=Fixed(tokens=window).rule, decoupled=1, reconfigure_every=every),
+    return Decoding(
+        rule=Rule(window=Fixed(tokens=window).rule, decoupled=True, reconfigure_every=every),
         log_acceptances=LOG_ACCEPTANCES[None, :],
         draft_sequences=np.array([0.0, 64.0]),
         step_s=np.array([[step_s, step_s * 3]]),
@@ -96,7 +96,7 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigu
         assert drafted - engine.unverified_tokens(slot) == request.verified
         assert engine.verified_tokens(slot) == request.accepted + request.misses + request.bonuses
     assert engine.free_blocks == ROOMY.kv_blocks
-    assert int(engine._gauges[DRAFT_TOKENS]) == worker.drafted
+    assert engine._state.totals["draft_tokens"].item() == worker.drafted
 
 
 def alone(p: float, window: int, draft_s: float, verify_s: float, tokens: int) -> tuple[Engine, int, float]:
@@ -133,7 +133,7 @@ def test_what_is_thrown_away_counts_as_drafted_and_says_nothing_of_the_acceptanc
     engine, slot, _ = alone(p, 5, 1.0, 5.0, 15_000)
     drafted, accepted, verifications = engine.drafted(slot)
     unverified = engine.unverified_tokens(slot)
-    assert drafted == int(engine._gauges[DRAFT_TOKENS])
+    assert drafted == engine._state.totals["draft_tokens"].item()
     assert drafted - unverified == 5 * verifications
     misses = 15_000 - accepted
     # By the time a window is verified, the next has been drafted (the drafter's pass may lag by one); a miss throws it away.
@@ -160,7 +160,7 @@ def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():
         engine.abort(slot)
         assert engine.unverified_tokens(slot) > 0
         counted += engine.drafted(slot)[0]
-    assert counted == int(engine._gauges[DRAFT_TOKENS])
+    assert counted == engine._state.totals["draft_tokens"].item()
 
 
 def ends(ahead: bool, every_s: float) -> list[float]:

@@ -7,7 +7,7 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simrl.events import call_at, call_last, gather, on_fire
+from simrl.runtime.events import call_at, call_last, gather, on_fire
 
 
 def test_gather_gives_the_values_in_the_order_asked_whatever_fires_first():

@@ -9,15 +9,17 @@ import pytest
 from helpers import counted, rows, scenario, trace
 from rich.console import Console
 
-from simrl.critical_path import Paths
+from simrl.analysis.critical_path import Paths
+from simrl.analysis.explanation import diff_results, explain_result
+from simrl.analysis.gpu_hours import PARTS
 from simrl.errors import InputError
-from simrl.explanation import diff_results, explain_result
-from simrl.explanation_table import number, print_difference, print_explanation, signed
-from simrl.gpu_hours import PARTS
-from simrl.metrics import summary
-from simrl.result import Result, Work
-from simrl.scenario import load_scenarios
-from simrl.simulate import prepare, simulate
+from simrl.result.metrics import summary
+from simrl.result.result import Result, Work
+from simrl.scenario.load import load_scenarios
+from simrl.show.tables.explain import print_difference, print_explanation
+from simrl.show.text import number, signed
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
 
 EPOCHS = {"steps": 3, "prompts_per_step": 4, "group": 2, "cap_tokens": 200, "mean_tokens": 60, "sigma": 0.8}
 EPOCHS |= {"prompt_tokens": 20, "prompts": 4}

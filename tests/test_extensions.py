@@ -14,18 +14,19 @@ import pytest
 from command_line import CommandLine, Ended, environment
 from token_traces import random_groups
 
+from replay.ngram_drafter import NgramDrafter
 from simrl.errors import InputError
 from simrl.extensions import Extended, checked
-from simrl.profile import read_profile
+from simrl.profile.profile import read_profile
 from simrl.speculation.methods import METHODS
-from simrl.speculation.ngram import NgramDrafter, NgramRule, ngram_runs
-from simrl.speculation.teacher_forced import drafter_runs
-from simrl.systems import RECIPES
-from simrl.trace import read_trace
+from simrl.speculation.ngram import NgramRule, ngram_runs
+from simrl.speculation.trace_runs import drafter_runs
+from simrl.systems.recipes import RECIPES
+from simrl.trace.trace import read_trace
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
-SYSTEM = "from simrl.systems import split\n\ndef mine(share: float = 0.5):\n    {}\n"
+SYSTEM = "from simrl.systems.on_policy import split\n\ndef mine(share: float = 0.5):\n    {}\n"
 
 
 def install(folder: Path, name: str, entries: dict[str, dict[str, str]]) -> None:
@@ -91,7 +92,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_asked_for(simrl: CommandL
         ("other = 1", "AttributeError"),
         ("mine = 3", "is no function but int"),
         ("def mine(share): ...", "must be given share"),
-        ("def mine(): return 7", "its function gives int; let it give a System"),
+        ("def mine(): return 7", "its function returns int, not a System; correct it"),
     ],
 )
 def test_a_broken_package_is_told_in_a_line_to_who_asks_for_it(simrl: CommandLine, site: Path, code: str, told: str):

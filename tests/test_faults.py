@@ -28,19 +28,22 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from test_pipelines import EQUAL, tight, traces
 
-from simrl.dispatch import Dispatch, Dispatcher
-from simrl.dispatch.least_requests import least_requests
+from simrl.dispatch.dispatcher import Dispatch, Dispatcher
+from simrl.dispatch.placement import least_requests
 from simrl.errors import InputError
-from simrl.events import gather, on_fire
-from simrl.faults import Fault, _drawn, check_faults, inject
-from simrl.profile import ProfileMetadata, TableProfile
-from simrl.rollout import Segment, WeightLoad
-from simrl.scenario import Scenario, load_scenarios
-from simrl.simulate import prepare, simulate
-from simrl.systems import RECIPES
-from simrl.trace import Turn
+from simrl.profile.profile import ProfileMetadata, TableProfile
+from simrl.runtime.events import gather, on_fire
+from simrl.runtime.faults import _drawn, check_faults, inject
+from simrl.runtime.rollout import Segment, WeightLoad
+from simrl.runtime.worker import WorkerCosts
+from simrl.scenario.faults import Fault
+from simrl.scenario.load import load_scenarios
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
+from simrl.systems.recipes import RECIPES
+from simrl.trace.trace import Turn
 from simrl.validation import explain
-from simrl.worker import WorkerCosts
 
 FAULTS = TypeAdapter(tuple[Fault, ...])
 NARROW = ROOMY._replace(max_num_batched_tokens=4)
@@ -499,8 +502,8 @@ def test_another_process_sees_the_same_faults_and_gives_the_same_bytes(tmp_path)
     )
     program = (
         "import sys, pathlib\n"
-        "from simrl.scenario import Scenario\n"
-        "from simrl.simulate import simulate\n"
+        "from simrl.scenario.model import Scenario\n"
+        "from simrl.simulate.run import simulate\n"
         "simulate(Scenario.model_validate_json(sys.argv[1])).write(pathlib.Path(sys.argv[2]))\n"
     )
     for folder in ("here", "there"):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -5,8 +6,8 @@ import pytest
 from test_profile import toy_profile
 
 from simrl.errors import InputError
-from simrl.hardware import GPUS, MODELS
-from simrl.profile import read_profile
+from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.profile import read_profile
 from simrl.speculation.draft_times import DraftTimes, eagle_drafts, text_drafts
 from simrl.speculation.gates import (
     ELASTIC_OFF,
@@ -57,7 +58,11 @@ def pays(profile, times, batch, drafted, rate, kv_tokens):
     return batch * (1 + rate * drafted) / seconds > plain
 
 
-@pytest.mark.parametrize("times", [FREE, text_drafts(), text_drafts(round_s=2e-3)], ids=["free", "text", "slow"])
+@pytest.mark.parametrize(
+    "times",
+    [FREE, text_drafts(), replace(text_drafts(), round_s=2e-3 + text_drafts().round_s)],
+    ids=["free", "text", "slow"],
+)
 def test_thresholds_are_the_largest_batches_at_which_speculating_yields_more(times: DraftTimes):
     profile, window = toy_profile(), Fixed(tokens=4)
     thresholds = batch_gate(profile, times, window.rule, kv_tokens=2000, most_sequences=51)
@@ -68,19 +73,16 @@ def test_thresholds_are_the_largest_batches_at_which_speculating_yields_more(tim
     assert (np.diff(thresholds) >= 0).all()
 
 
-def test_a_dearer_drafter_and_a_higher_bar_shut_the_gate_earlier():
+def test_a_dearer_drafter_shuts_the_gate_earlier():
     rule = Fixed(tokens=4).rule
     free = batch_gate(toy_profile(), FREE, rule, 2000, 51)
-    dear = batch_gate(toy_profile(), text_drafts(request_s=1e-4), rule, 2000, 51)
-    picky = batch_gate(toy_profile(), FREE, rule, 2000, 51, gain=1.3)
+    dear = batch_gate(toy_profile(), replace(text_drafts(), round_s=1e-4 * text_drafts().sequences), rule, 2000, 51)
     assert (dear <= free).all() and dear.sum() < free.sum()
-    assert (picky <= free).all() and picky.sum() < free.sum()
 
 
 def test_a_gate_verifies_no_more_tokens_than_a_pass_may_have():
     rule = Fixed(tokens=4).rule
     assert batch_gate(toy_profile(), FREE, rule, 2000, 256)[100] == 256 // 5  # the toy samples up to 256 positions
-    assert batch_gate(toy_profile(), FREE, rule, 2000, 256, most_query_tokens=100)[100] == 20
 
 
 def test_a_gate_refuses_what_nobody_profiled():

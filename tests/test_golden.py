@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from simrl.metrics import summary
-from simrl.scenario import load_scenarios
-from simrl.simulate import simulate
+from simrl.result.metrics import summary
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.run import simulate
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "math_14b.json"

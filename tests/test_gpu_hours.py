@@ -9,9 +9,10 @@ from helpers import ROOMY, counted, recorder, rollout, rows, scenario, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simrl.gpu_hours import PARTS, waterfall
-from simrl.result import Lane, Recorder, Result, Step, Work
-from simrl.simulate import simulate
+from simrl.analysis.gpu_hours import PARTS, waterfall
+from simrl.result.result import Lane, Result, Step, Work
+from simrl.runtime.recorder import Recorder
+from simrl.simulate.run import simulate
 
 EPOCHS = {"steps": 3, "prompts_per_step": 4, "group": 2, "cap_tokens": 200, "mean_tokens": 60, "sigma": 0.8}
 EPOCHS |= {"prompt_tokens": 20, "prompts": 4}
@@ -135,7 +136,7 @@ def test_what_was_generated_and_dropped_takes_its_share_of_the_rollout():
     record.span(0, "rollout", 0.0, 8.0, 0, 8, Work(decode_s=8.0, decodes=8))
     kept, lost = rollout(0, {0: 6}), rollout(1, {0: 2})
     for each in (kept, lost):
-        record.stay_ended(each)
+        record.request_ended(each)
     record.trained(Step(0, 0, 8.0, 8.0, 1, 4, 6, 0.0, 0), [kept])
     record.dropped([lost])
     parts = waterfall(record.result(8.0, FULL)).gpu_s
@@ -149,7 +150,7 @@ def test_what_no_update_trained_by_the_end_is_for_after_it():
     record.span(0, "rollout", 0.0, 8.0, 0, 8, Work(decode_s=8.0, decodes=8))
     kept, more = rollout(0, {0: 6}), rollout(1, {0: 2}, done=False)
     for each in (kept, more):
-        record.stay_ended(each)
+        record.request_ended(each)
     record.trained(Step(0, 0, 8.0, 8.0, 1, 4, 6, 0.0, 0), [kept])
     assert waterfall(record.result(8.0, FULL)).gpu_s["ahead"] == pytest.approx(2.0)
 
@@ -157,7 +158,7 @@ def test_what_no_update_trained_by_the_end_is_for_after_it():
 def test_a_real_engine_tells_its_tokens_and_the_rest_of_its_time_is_not_divided():
     record = recorder()
     record.span(0, "rollout", 0.0, 8.0, 0, 10)
-    record.stay_ended(rollout(0, {0: 10}))
+    record.request_ended(rollout(0, {0: 10}))
     record.trained(Step(0, 0, 8.0, 8.0, 1, 4, 10, 0.0, 0), [rollout(0, {0: 10})])
     parts = waterfall(record.result(8.0, FULL)).gpu_s
     assert parts["decode"] == pytest.approx(10 * 0.5)

@@ -2,20 +2,21 @@
 
 import pytest
 
-from simrl.hardware import MODELS
+from simrl.profile.hardware import MODELS
 from simrl.speculation.bandit import Strategy
-from simrl.speculation.graph_memory import GraphMemory, graph_bytes
+from simrl.speculation.draft_times import BYTES_PER_LAYER, FIXED_BYTES, Capture, graph_bytes
 
 TARGET = MODELS["qwen2.5-32b"]
-VANILLA, BUCKETED = GraphMemory(capture="vanilla"), GraphMemory()
+VANILLA: Capture = "vanilla"
+BUCKETED: Capture = "bucketed"
 # Four drafters of depth 8 that differ by their top-k; the public code's differ by the tokens to verify only.
 UNLIKE = [Strategy(8, topk, tokens) for topk, tokens in ((8, 48), (6, 32), (4, 16), (2, 8))]
 PUBLIC = [Strategy(8, 4, tokens) for tokens in (48, 32, 16, 8)]
 
 
 def test_the_two_rows_that_were_solved_for_come_out():
-    for memory in (VANILLA, BUCKETED):
-        assert graph_bytes(memory, TARGET, UNLIKE[:1]) == pytest.approx(7.81e9)
+    for capture in (VANILLA, BUCKETED):
+        assert graph_bytes(capture, TARGET, UNLIKE[:1]) == pytest.approx(7.81e9)
     assert graph_bytes(VANILLA, TARGET, UNLIKE) == pytest.approx(30.39e9)
 
 
@@ -27,10 +28,11 @@ def test_how_far_the_third_row_is_off_under_other_assumptions():
     assert graph_bytes(BUCKETED, TARGET, PUBLIC) / 10.69e9 - 1 == pytest.approx(-0.27, abs=0.005)
     for layers, off in ((28, 0.24), (80, -0.06)):
         per_layer = (30.39e9 - 7.81e9) / 3 / (layers + 9)
-        memory = BUCKETED.model_copy(update={"bytes_per_layer": per_layer})
         shape = TARGET.model_copy(update={"layers": layers})
-        assert graph_bytes(memory, shape, UNLIKE[:1]) == pytest.approx(7.81e9)
-        assert graph_bytes(memory, shape, UNLIKE) / 10.69e9 - 1 == pytest.approx(off, abs=0.01)
+        assert graph_bytes(BUCKETED, shape, UNLIKE[:1], bytes_per_layer=per_layer) == pytest.approx(7.81e9)
+        assert graph_bytes(BUCKETED, shape, UNLIKE, bytes_per_layer=per_layer) / 10.69e9 - 1 == pytest.approx(
+            off, abs=0.01
+        )
 
 
 def test_buckets_never_take_more_and_grow_by_new_drafters_only():
@@ -38,12 +40,12 @@ def test_buckets_never_take_more_and_grow_by_new_drafters_only():
         assert graph_bytes(BUCKETED, TARGET, strategies) <= graph_bytes(VANILLA, TARGET, strategies)
     assert graph_bytes(BUCKETED, TARGET, PUBLIC) == graph_bytes(BUCKETED, TARGET, PUBLIC[:1])
     extra = graph_bytes(BUCKETED, TARGET, [*PUBLIC, Strategy(4, 4, 16)]) - graph_bytes(BUCKETED, TARGET, PUBLIC)
-    assert extra == pytest.approx(5 * BUCKETED.bytes_per_layer)
+    assert extra == pytest.approx(5 * BYTES_PER_LAYER)
 
 
 def test_smaller_models_have_smaller_graphs_and_none_without_strategies():
     small = graph_bytes(BUCKETED, MODELS["qwen2.5-7b"], PUBLIC)
     assert small < graph_bytes(BUCKETED, TARGET, PUBLIC)
-    assert small == pytest.approx(BUCKETED.fixed_bytes + (28 + 9) * BUCKETED.bytes_per_layer)
+    assert small == pytest.approx(FIXED_BYTES + (28 + 9) * BYTES_PER_LAYER)
     assert graph_bytes(BUCKETED, TARGET, []) == 0
     assert graph_bytes(BUCKETED, TARGET, PUBLIC, drafter_layers=24) > graph_bytes(BUCKETED, TARGET, PUBLIC)

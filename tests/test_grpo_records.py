@@ -7,9 +7,9 @@ import pytest
 
 from replay.grpo.records import RunFolder, as_trace
 from simrl.errors import InputError
-from simrl.result import Result
-from simrl.rollout import Rollout, Segment
-from simrl.trace import Sample, TraceMetadata
+from simrl.result.result import Result
+from simrl.runtime.rollout import Rollout, Segment
+from simrl.trace.trace import Sample, TraceMetadata
 
 
 def make_version(folder: RunFolder, number: int) -> None:

@@ -22,8 +22,8 @@ from test_replay_vllm import processes
 from replay.grpo.config import RunConfig, read_config
 from replay.grpo.records import RunFolder
 from simrl.errors import InputError, StoppedError
-from simrl.result import read_result
-from simrl.trace import read_trace
+from simrl.result.result import read_result
+from simrl.trace.trace import read_trace
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
 
@@ -114,6 +114,7 @@ def engine_of(run: subprocess.Popen) -> int:
     return next(pid for pid in leads if Path(f"/proc/{pid}/fd/1").readlink().name == "worker-000.log")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_also_without_its_engine_and_trains_every_response_once(tmp_path: Path) -> None:
     file, out = config_file(tmp_path, {"name": "areal", "eta": 2}, epochs=60), tmp_path / "out"
     folder = RunFolder(out / "small")
@@ -180,16 +181,16 @@ def test_a_run_that_another_process_makes_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_learner_without_the_state_of_its_optimizer_does_not_begin_with_a_fresh_one(tmp_path: Path) -> None:
-    from replay.grpo.learner import Learner, LearnerSettings
+    from replay.grpo.learner import Learner
     from replay.grpo.policy import make_policy, save_policy
 
     config = read_config(config_file(tmp_path, {"name": "split"}))
     folder = RunFolder(tmp_path)
     for version in (0, 1):
         save_policy(make_policy(config.policy, config.task.vocabulary, config.most_tokens, 0), folder.model(version))
-    Learner(LearnerSettings(config, folder, 0))
+    Learner(config, folder, 0)
     with pytest.raises(InputError, match=r"0001/optimizer\.pt: no state of an optimizer"):
-        Learner(LearnerSettings(config, folder, 1))
+        Learner(config, folder, 1)
 
 
 def test_a_learner_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +217,7 @@ def test_every_engine_draws_by_a_seed_of_its_own_and_the_first_of_a_run_by_the_r
     assert len({engine_seed(seed, *start) for seed in (0, 7) for start in starts}) == 2 * len(starts)
 
 
+@pytest.mark.slow
 def test_engines_that_share_a_group_generate_it_without_a_double(tmp_path: Path) -> None:
     file, out = config_file(tmp_path, {"name": "split"}, workers=2, group=4, epochs=1), tmp_path / "out"
     finished(file, out)

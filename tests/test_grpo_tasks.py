@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from replay.grpo.tasks import CHARACTERS, EOS, PAD, TASKS, VOCABULARY, Countdown, Problem, decode, encode
+from replay.grpo.tasks import CHARACTERS, EOS, PAD, VOCABULARY, Countdown, Problem, decode, encode
 from simrl.errors import InputError
 
 PROBLEM = Problem((3, 5, 2), 24, tuple(encode("3 5 2?24:")))
@@ -151,7 +151,7 @@ def test_numpy_ids_are_ids():
 
 
 def test_tasks_have_names_and_refuse_what_they_do_not_know():
-    assert TASKS["countdown"](counts=[3, 4]).kind == "countdown"
+    assert Countdown(counts=(3, 4)).kind == "countdown"
     assert max(encode(CHARACTERS)) < VOCABULARY and VOCABULARY % 32 == 0
     for wrong in ({"counts": []}, {"counts": [1]}, {"count": 3}, {"most_tokens": 0}):
         with pytest.raises(ValidationError):

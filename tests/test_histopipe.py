@@ -7,9 +7,9 @@ from helpers import ROOMY, on_gpus, one_second_a_pass, prepared, rows, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simrl.profile import ProfileMetadata, TableProfile
-from simrl.trace import Trace, TraceMetadata
-from simrl.worker import WorkerCosts
+from simrl.profile.profile import ProfileMetadata, TableProfile
+from simrl.runtime.worker import WorkerCosts
+from simrl.trace.trace import Trace, TraceMetadata
 
 ABLATIONS = [
     {},

@@ -2,7 +2,7 @@
 
 from helpers import rollout
 
-from simrl.history import LengthHistory
+from simrl.runtime.history import LengthHistory
 
 
 def finished(uid: int, prompt: int, epoch: int, tokens: int):
@@ -25,12 +25,3 @@ def test_an_epoch_counts_for_a_prompt_once_all_its_responses_are_finished():
     assert history.lengths(7, before_epoch=2).tolist() == [5, 500]
     assert history.lengths(7, before_epoch=1).tolist() == [10, 30]
     assert history.medians(1) == {7: 252.5}
-
-
-def test_siblings_that_are_finished_are_known_at_once():
-    history = LengthHistory()
-    ends = [finished(uid, 7, 0, tokens) for uid, tokens in enumerate([10, 30])]
-    for one in ends:
-        history.expect(one.sample)
-    history.observe(ends[1])
-    assert history.current(7, 0) == [30]

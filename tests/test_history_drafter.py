@@ -4,11 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from replay.history_drafter import HistoryDrafter
+from replay.history_store import HistoryStore
 from simrl.errors import InputError
-from simrl.speculation.history import HistoryDrafter, history_runs
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index, draft
-from simrl.speculation.history_store import HistoryStore
-from simrl.trace import Trace, TraceMetadata
+from simrl.speculation.trace_runs import history_runs
+from simrl.trace.trace import Trace, TraceMetadata
 
 METADATA = TraceMetadata(name="small", kind="synthetic", source="test", tokenizer="none", cap_tokens=1000)
 
@@ -211,7 +212,7 @@ def test_what_a_response_drafts_from_is_settled_when_it_starts():
     with learnt(rows, 0) as store:
         drafter = HistoryDrafter(store)
         drafter.start_request(0, 1)
-        drafter.learn(1, 1, [[*range(10), *range(90, 99)]])
+        drafter.store.learn(1, 1, [[*range(10), *range(90, 99)]])
         store.wait()
         drafter.start_request(1, 1)
         for request in (0, 1):

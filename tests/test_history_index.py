@@ -122,7 +122,7 @@ def test_what_shares_a_prefix_lies_side_by_side_in_the_order():
     index = build_index([ids(rng.integers(0, 2, 500)) for _ in range(4)])
     text = text_of(index)
     n = len(text)
-    order = index[4 + n : 4 + 2 * n]
+    order = index[3 + n : 3 + 2 * n]
     assert sorted(order.tolist()) == list(range(n))
     prefixes = [tuple(text[i : i + SORTED_TOKENS].tolist()) for i in order]
     assert prefixes == sorted(prefixes)

@@ -5,10 +5,10 @@ import threading
 import numpy as np
 import pytest
 
+from replay import history_store
+from replay.history_store import HistoryStore
 from simrl.errors import InputError
-from simrl.speculation import history_store
 from simrl.speculation.history_index import build_index, draft, text_of
-from simrl.speculation.history_store import HistoryStore
 
 
 def responses_of(prompt_id, epoch, group=3, tokens=200):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from simrl.errors import InputError
-from simrl.importers import slime
-from simrl.importers.slime import import_slime
+from simrl.trace.importers import slime
+from simrl.trace.importers.slime import import_slime
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 

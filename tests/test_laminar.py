@@ -7,7 +7,7 @@ from helpers import ROOMY, counted, lanes, on_gpus, prepared, rows, trace, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simrl.engine.state import Limits
+from simrl.engine.requests import Limits
 from simrl.pipelines.laminar import consolidate
 
 length = st.one_of(st.integers(1, 12), st.integers(1, 80))

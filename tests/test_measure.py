@@ -18,16 +18,17 @@ from replay.cli_measure import _print
 from replay.measure import Journal, Measured, Plan, base_scenes, check, expected_error, measure
 from replay.measured_profile import Wanted, measure_with
 from replay.profile_fit import Reach, predicted_s
-from simrl.drafting import DraftPlan, plan_drafting, typical_context
 from simrl.errors import InputError
-from simrl.hardware import GPUS, MODELS
-from simrl.profile import DraftRounds, ProfileMetadata, TableProfile, Tables, read_profile, write_profile
-from simrl.profilers.roofline import roofline_profile
-from simrl.scenario import Scenario
-from simrl.simulate import prepare, with_measured_loads
+from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.profile import DraftRounds, ProfileMetadata, TableProfile, Tables, read_profile, write_profile
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import prepare, with_measured_loads
+from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.methods import draft_model
+from simrl.speculation.plan import DraftPlan, plan_drafting
 
 REACH = Reach(max_num_seqs=64, max_num_batched_tokens=256, max_model_len=1024)
 PLAN = Plan(REACH, kv_cache_tokens=65536, weights="folder", repeats=3, budget_s=1e9)
@@ -255,7 +256,7 @@ def test_limits_are_checked_before_an_engine_starts(tmp_path: Path) -> None:
 def test_a_gpu_of_an_unknown_name_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     engine, wanted = KnownEngine(known_tables()), on_a_gpu(tmp_path)
     files = (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
-    with pytest.raises(InputError, match="a core is no GPU that simrl knows; say with --gpu"):
+    with pytest.raises(InputError, match="a core is unknown to simrl; name the most similar"):
         measure_with(engine, "0.32.0", wanted, *files)
     assert engine.scenes == [Facts()]
     measure_with(engine, "0.32.0", replace(wanted, gpu="h200"), *files)  # and with --gpu it goes on
@@ -410,7 +411,7 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
     def planned(gpu: str) -> DraftPlan:
         inputs = SpeculationInputs(draft_profile=str(path))
         profile = roofline_profile(target, GPUS[gpu])
-        return plan_drafting(draft_model(), inputs, trace, profile, target, GPUS[gpu], 1, 8)
+        return plan_drafting(draft_model(), inputs, Deployment(target, GPUS[gpu], 1, profile, trace), 8)
 
     drafter = TableProfile(
         known_tables(), ProfileMetadata(model=shape.name, gpu="h100", tp=1, kind="measured", source="here")
@@ -419,7 +420,7 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
     plan = planned("h100")
     assert plan.facts["draft_times"]["kind"] == "measured"
     without_pause = drafter.with_corrections(between_passes_s=0.0)
-    level_s = without_pause.decode_s(4, typical_context(trace))
+    level_s = without_pause.decode_s(4, typical_context_tokens(trace))
     assert plan.times.draft_s(4, 3) == pytest.approx(3 * level_s)
     with pytest.raises(InputError, match=r"qwen2.5-0.5b on h100 tp1, the drafter is qwen2.5-0.5b on h200"):
         planned("h200")
@@ -427,9 +428,9 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
 
 def test_what_a_round_of_drafts_takes_besides_its_passes_is_an_input() -> None:
     target, trace = MODELS["qwen3-8b"], random_groups(2, epochs=1)
-    profile = roofline_profile(target, GPUS["h100"])
+    deployment = Deployment(target, GPUS["h100"], 1, roofline_profile(target, GPUS["h100"]), trace)
 
     def draft_s(inputs: SpeculationInputs) -> float:
-        return plan_drafting(draft_model(), inputs, trace, profile, target, GPUS["h100"], 1, 8).times.draft_s(4, 3)
+        return plan_drafting(draft_model(), inputs, deployment, 8).times.draft_s(4, 3)
 
     assert draft_s(SpeculationInputs(draft_round_s=5e-3)) == pytest.approx(draft_s(SpeculationInputs()) + 5e-3)

@@ -3,8 +3,9 @@
 import pytest
 from helpers import rollout
 
-from simrl.metrics import gpu_seconds, summary, window
-from simrl.result import Lane, Recorder, Result, Step
+from simrl.result.metrics import gpu_seconds, summary, window
+from simrl.result.result import Lane, Result, Step
+from simrl.runtime.recorder import Recorder
 
 
 def a_result() -> Result:
@@ -86,7 +87,7 @@ def test_what_was_dropped_and_who_moved_is_counted_over_all_that_was_generated()
     moved = rollout(0, {0: 6})
     moved = moved._replace(segments=(moved.segments[0], moved.segments[0]._replace(worker=1, tokens=4)))
     for one in (moved, rollout(1, {0: 20}), rollout(2, {0: 30}, done=False), rollout(3, {0: 40})):
-        record.stay_ended(one)
+        record.request_ended(one)
     record.trained(Step(0, 0, 0.0, 1.0, 2, 8, 50, 0.0, 0, carried_tokens=5, carried_off_policyness_max=2), [moved])
     record.dropped([rollout(1, {0: 20}), rollout(2, {0: 30}, done=False)])
     row = summary(record.result(10.0, {"label": "", "variant": "", "gpus": 2}), 0)

@@ -13,23 +13,24 @@ import pytest
 from command_line import CommandLine, contents
 from rich.console import Console
 
-from simrl.dimensions import by_key, vary
 from simrl.errors import InputError, StoppedError
-from simrl.executors import Here, Lost, Processes
-from simrl.goal import Goal, duration, seconds_of
-from simrl.launch import Launch, NotOffered, launch
-from simrl.model_error import RATIO_ERROR, RATIOS
-from simrl.optimization import Optimization, optimization
-from simrl.optimization_table import print_optimization
-from simrl.outcomes import Outcomes
-from simrl.points import Digests, SharedInputs, make_point, simulate_point
-from simrl.robustness import ENDS, HALVINGS, perturbed
-from simrl.scenario import ScenarioFile, load_scenarios
-from simrl.search import Option, Searched, front, judged, search
-from simrl.search_space import FAMILIES, make_space
-from simrl.simulate import prepare
-from simrl.staleness_quality import TABLE, near
-from simrl.sweeps import plan
+from simrl.scenario.load import ScenarioFile, load_scenarios
+from simrl.show.tables.optimize import print_optimization
+from simrl.simulate.cache import InputCache
+from simrl.simulate.prepare import prepare
+from simrl.study.executors import Here, Lost, Processes
+from simrl.study.goal import Goal, duration, seconds_of
+from simrl.study.grid import by_key, vary
+from simrl.study.launch import Launch, launch
+from simrl.study.model_error import RATIO_ERROR, RATIOS
+from simrl.study.optimize import Optimization, optimization
+from simrl.study.point import Digests, make_point, simulate_point
+from simrl.study.robustness import ENDS, HALVINGS, perturbed
+from simrl.study.search import Option, Searched, front, judged, search
+from simrl.study.search_space import FAMILIES, make_space
+from simrl.study.staleness_quality import TABLE, near
+from simrl.study.store import Outcomes
+from simrl.study.sweep import plan
 
 SCENARIO = """\
 name: small
@@ -79,7 +80,7 @@ def answered(file, *texts, folder="out", trials=100, **goal) -> Optimization:
 
 def simulated(scenario):
     """The row of a scenario, by no way of the search's."""
-    return simulate_point(make_point(scenario, Digests()), SharedInputs())["row"]
+    return simulate_point(make_point(scenario, Digests()), InputCache())["row"]
 
 
 # The space.
@@ -168,7 +169,7 @@ def test_drafts_are_counted_where_the_trace_has_tokens():
 def test_the_best_of_a_grid_is_found(file):
     found, outcomes = searched(file, *FEW)
     every = plan(vary(file, FEW), None, 0).points
-    rows = [simulate_point(point, SharedInputs())["row"] for point in every]
+    rows = [simulate_point(point, InputCache())["row"] for point in every]
     assert found.whole and outcomes.simulated == len(found.options) == len(every) == 10
     assert found.options[0].row == max(rows, key=lambda row: row["samples_per_s"])
     assert [o.merit for o in found.options] == sorted((row["samples_per_s"] for row in rows), reverse=True)
@@ -481,7 +482,7 @@ def test_seeds_are_told_where_they_change_something_and_else_once_that_they_do_n
     assert "The best is ahead of it by +1.1%, +2.0%, +1.3% with 3 seeds." in shown(varied)
     assert "Seeds change nothing here" not in shown(varied)
     same = replace(found, best=(first, replace(second, leads=(0.011,) * 3)))
-    assert shown(same).count("Seeds change nothing here: 3 of them gave the same figures.") == 1
+    assert shown(same).count("Seeds change nothing here: 3 of them gave equal figures.") == 1
     assert "The best is ahead of it by" not in shown(same)
 
 
@@ -706,7 +707,7 @@ def test_what_of_the_settings_may_be_wrong_elsewhere_is_said(file):
 def test_what_no_framework_offers_says_so(file, system):
     (scenario,) = load_scenarios(file, [f"systems=[{system}]"])
     found = launch(prepare(scenario))
-    assert isinstance(found, NotOffered) and "documentation" in found.reason
+    assert isinstance(found, str) and "documentation" in found
 
 
 def test_the_best_that_is_offered_is_named_with_its_rank(file):
@@ -734,7 +735,7 @@ def test_the_command_prints_an_answer_that_fits_into_100_columns(command):
     heads = [
         "The best few",
         "Why",
-        "Throughput against staleness",
+        "Pareto front",
         "How robust",
         "What staleness",
         "To launch",
@@ -786,7 +787,7 @@ def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
         (["systems=areall"], "system 'areall' is unknown"),
         (["system.etaa=1,2"], "system.etaa: no parameter of these systems"),
         (["cluster.gpus=4", "cluster.gpus=8"], "cluster.gpus is given twice"),
-        (["--trials", "3"], "--trials 3: fewer than the 5 that are to be told (--best)"),
+        (["--trials", "3"], "--trials 3: fewer than the 5 systems to report (--best)"),
         (["--updates", "10"], "--updates: goes with the other"),
         (["--deadline", "3h"], "--deadline or --budget: goes with the other"),
         (["--updates", "10", "--deadline", "3"], "--deadline 3: give a number and its unit"),
@@ -820,5 +821,5 @@ def test_a_space_without_a_choice_tells_why(command):
 
 def test_judging_takes_the_row_as_it_is(file):
     (point, *_) = plan(vary(file, FEW), None, 0).points
-    outcome = simulate_point(point, SharedInputs())
+    outcome = simulate_point(point, InputCache())
     assert judged(point, outcome, Goal(16.0)).merit == outcome["row"]["samples_per_s"]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
-from simrl.workload import Workload
+from simrl.trace.workload import Workload
 
 # Two groups of one response a step; uids 0 to 3, then the trace begins anew with 4.
 LONG_AND_SHORT = trace([[[(4, 5)], [(4, 25)]], [[(4, 5)], [(4, 5)]]])

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from simrl.perfetto import write_perfetto
-from simrl.result import Result
-from simrl.timeline import running_requests
+from simrl.result.result import Result
+from simrl.result.timeline import running_requests
+from simrl.show.perfetto import write_perfetto
 
 Run = Callable[..., Result]
 Trace = dict[str, list[dict[str, Any]]]
@@ -122,7 +122,9 @@ def test_the_counter_rises_never_below_zero_and_ends_at_the_number_in_flight(sma
 def test_points_left_out_of_a_counter_change_none_that_stays(
     small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simrl.perfetto.COUNTER_POINTS", 7 * 40)  # 40 intervals for each of 6 workers and their sum
+    monkeypatch.setattr(
+        "simrl.show.perfetto.COUNTER_POINTS", 7 * 40
+    )  # 40 intervals for each of 6 workers and their sum
     result = small_run("areal")
     times, counts = running_requests(result)
     points = [e for e in by_phase(result, tmp_path / "trace.json")["C"] if e["name"] == "requests"]
@@ -133,7 +135,7 @@ def test_points_left_out_of_a_counter_change_none_that_stays(
 
 
 def test_many_workers_share_one_counter(small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simrl.perfetto.COUNTED_WORKERS", 5)
+    monkeypatch.setattr("simrl.show.perfetto.COUNTED_WORKERS", 5)
     events = by_phase(small_run("areal"), tmp_path / "trace.json")
     assert {e["name"] for e in events["C"]} == {"requests"}
 

@@ -10,21 +10,23 @@ from helpers import ROOMY, lanes, on_gpus, one_second_a_pass, prepared, recorder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simrl.dispatch import Dispatcher
-from simrl.engine.state import Limits
+from simrl.dispatch.dispatcher import Dispatcher
+from simrl.engine.requests import Limits
 from simrl.errors import InputError, StoppedError
-from simrl.events import on_fire
-from simrl.hardware import model_shape
-from simrl.metrics import summary
-from simrl.pipelines import Stage
 from simrl.pipelines.areal import capacity
-from simrl.profile import ProfileMetadata, RolloutTimes, TableProfile
-from simrl.simulate import Schedule, prepare, simulate_prepared, simulated_workers
-from simrl.systems import RECIPES, make_system
-from simrl.trainer import SimulatedRewarder, SimulatedTrainer
-from simrl.training import TrainingCosts
-from simrl.worker import WorkerCosts
-from simrl.workload import Workload
+from simrl.pipelines.context import RunContext
+from simrl.profile.hardware import model_shape
+from simrl.profile.profile import ProfileMetadata, TableProfile
+from simrl.profile.rollout_times import RolloutTimes
+from simrl.result.metrics import summary
+from simrl.runtime.events import on_fire
+from simrl.runtime.trainer import SimulatedRewarder, SimulatedTrainer
+from simrl.runtime.training_costs import TrainingCosts
+from simrl.runtime.worker import WorkerCosts
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
+from simrl.systems.recipes import RECIPES, make_system
+from simrl.trace.workload import Workload
 
 EVERY_RECIPE = [(name, {}) for name in RECIPES]
 ABLATIONS = [
@@ -506,7 +508,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_cause(system):
     ready = prepared(on_gpus(*system, 1), EQUAL)
     costs = TrainingCosts(ready.model, ready.gpu, 1, ready.scenario.training, 1, 1, ready.colocated)
     workload = Workload(EQUAL)
-    stage = Stage(
+    context = RunContext(
         env=env,
         workers=workers,
         dispatcher=Dispatcher(env, workers, ready.system.dispatch, record),
@@ -519,7 +521,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_cause(system):
         best_of_n=ready.tail.rule if ready.tail else None,
     )
     with pytest.raises(ConnectionError, match="engine 3 died"):
-        env.run(until=env.process(ready.system.pipeline(stage)))
+        env.run(until=env.process(ready.system.pipeline(context)))
 
 
 # Phases that a scenario adds.

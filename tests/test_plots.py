@@ -11,10 +11,12 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
 from simrl.errors import InputError
-from simrl.metrics import gpu_seconds, summary
-from simrl.plots import BUBBLE, KIND_COLORS, comparison_figure, plot_comparison, plot_timeline, timeline_figure
-from simrl.result import Result, read_result
-from simrl.timeline import steady_window
+from simrl.result.metrics import gpu_seconds, summary
+from simrl.result.result import Result, read_result
+from simrl.result.timeline import steady_window
+from simrl.show.figures.compare import comparison_figure
+from simrl.show.figures.timeline import timeline_figure
+from simrl.show.style import BUBBLE, KIND_COLORS, save
 
 Run = Callable[..., Result]
 
@@ -109,21 +111,21 @@ def test_a_kind_without_a_colour_is_drawn_under_its_name(small_run: Run) -> None
 
 def test_the_same_result_gives_the_same_bytes(small_run: Run, tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
-        plot_timeline(small_run("areal"), tmp_path / name)
-        plot_comparison([summary(small_run("areal"), 2)], tmp_path / f"comparison_{name}")
+        save(timeline_figure(run := small_run("areal"), steady_window(run)), tmp_path / name)
+        save(comparison_figure([summary(small_run("areal"), 2)]), tmp_path / f"comparison_{name}")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "comparison_a.png").read_bytes() == (tmp_path / "comparison_b.png").read_bytes()
 
 
 def test_a_run_read_from_its_folder_looks_the_same(small_run: Run, tmp_path: Path) -> None:
     small_run("areal").write(tmp_path)
-    plot_timeline(small_run("areal"), tmp_path / "a.png")
-    plot_timeline(read_result(tmp_path), tmp_path / "b.png")
+    save(timeline_figure(run := small_run("areal"), steady_window(run)), tmp_path / "a.png")
+    save(timeline_figure(run := read_result(tmp_path), steady_window(run)), tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
 def test_the_picture_is_a_png_in_which_every_kind_is_seen(small_run: Run, tmp_path: Path) -> None:
-    plot_timeline(small_run("verl_colocated"), tmp_path / "timeline.png")
+    save(timeline_figure(run := small_run("verl_colocated"), steady_window(run)), tmp_path / "timeline.png")
     pixels = imread(tmp_path / "timeline.png")[:, :, :3].reshape(-1, 3)
     for kind in ("rollout", "switch", "log_prob", "train"):
         color = np.array([int(KIND_COLORS[kind][i : i + 2], 16) / 255 for i in (1, 3, 5)])
@@ -155,10 +157,10 @@ def test_the_fastest_system_of_a_variant_is_bold(small_run: Run) -> None:
 
 def test_a_comparison_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least one row"):
-        plot_comparison([], tmp_path / "a.png")
+        comparison_figure([])
 
 
-def test_a_picture_that_is_no_png_is_refused_and_nothing_is_written(small_run: Run, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a\.svg: this picture is written as PNG"):
-        plot_timeline(small_run("areal"), tmp_path / "a.svg")
+def test_a_picture_of_another_format_is_refused_and_nothing_is_written(small_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.docx: a picture cannot be written as"):
+        save(timeline_figure(run := small_run("areal"), steady_window(run)), tmp_path / "a.docx")
     assert list(tmp_path.iterdir()) == []

@@ -8,19 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
-from simrl.interpolation import interpolate4
-from simrl.profile import (
+from simrl.profile.interpolation import interpolate4
+from simrl.profile.profile import (
     ProfileMetadata,
-    RolloutTimes,
     TableProfile,
     Tables,
     equivalent_chunk,
-    not_falling,
     read_profile,
     setting_differences,
-    tau,
     write_profile,
 )
+from simrl.profile.profilers.smoothing import settled
+from simrl.profile.rollout_times import RolloutTimes
 
 METADATA = ProfileMetadata(model="toy", gpu="h100", tp=1, kind="assumed", source="a test")
 
@@ -113,11 +112,6 @@ def test_ticks_must_rise(ticks: list[float]):
 def test_a_pause_that_is_no_time_is_refused(pause: float):
     with pytest.raises(InputError, match="between_passes"):
         TableProfile(toy_tables(between_passes_s=pause), METADATA)
-
-
-def test_noise_is_lifted_and_nothing_else_moves():
-    noisy = np.array([[1.0, 3.0, 2.0], [0.5, 4.0, 5.0]])
-    assert not_falling(noisy).tolist() == [[1.0, 3.0, 3.0], [1.0, 4.0, 5.0]]
 
 
 def test_a_profile_comes_back_from_parquet_byte_for_byte(tmp_path):
@@ -227,7 +221,7 @@ def test_tau_is_the_sum_of_the_passes(least_pass_s):
     profile = toy_profile().with_corrections(least_pass_s=least_pass_s)
     by_hand = sum(profile.decode_s(4, 100 + i + 1) for i in range(50))
     assert RolloutTimes(profile, 50, prompt_tokens=100).batch_s(50, 4) == pytest.approx(by_hand)
-    assert tau(profile, 50, dp=2, samples=8, prompt_tokens=100) == pytest.approx(by_hand)
+    assert RolloutTimes(profile, 50, prompt_tokens=100).table([50.0], [8], 2)[0, 1] == pytest.approx(by_hand)
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 16), st.integers(1, 64))
@@ -235,16 +229,10 @@ def test_tau_is_the_sum_of_the_passes(least_pass_s):
 def test_tau_grows_with_length_and_shrinks_with_workers(a: int, b: int, dp: int, samples: int):
     profile = toy_profile()
     short, long = sorted((a, b))
-    assert tau(profile, short, dp, samples=samples) <= tau(profile, long, dp, samples=samples)
-    assert tau(profile, a, dp + 1, samples=samples) <= tau(profile, a, dp, samples=samples)
-    assert tau(profile, a, dp, accept_length=2.0, samples=samples) <= tau(profile, a, dp, samples=samples)
-
-
-@pytest.mark.parametrize("arguments", [(0, 1, 1.0, 1), (1, 0, 1.0, 1), (1, 1, 0.9, 1), (1, 1, 1.0, 0)])
-def test_tau_refuses_nothing_to_do(arguments: tuple[int, int, float, int]):
-    length, dp, accept_length, samples = arguments
-    with pytest.raises(InputError, match="must all be ≥ 1"):
-        tau(toy_profile(), length, dp, accept_length, samples)
+    seconds = RolloutTimes(profile, 4000).table([short, long], [samples, samples], dp + 1)
+    assert (np.diff(seconds, axis=0) >= 0).all() and (np.diff(seconds, axis=1) <= 0).all()
+    drafted = RolloutTimes(profile, 4000, accept_length=2.0).table([short, long], [samples, samples], dp + 1)
+    assert (drafted <= seconds).all()
 
 
 @given(st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 8192)), min_size=1, max_size=8))
@@ -279,7 +267,7 @@ POINT = st.tuples(*(st.floats(-1, 10, allow_nan=False) for _ in GRID))
 @given(st.integers(0, 2**32 - 1), POINT, POINT)
 @settings(max_examples=200, deadline=None)
 def test_interpolation_never_falls_where_the_grid_does_not(seed: int, x: tuple[float, ...], y: tuple[float, ...]):
-    values = not_falling(np.random.default_rng(seed).random([g.size for g in GRID]))
+    values = settled(np.random.default_rng(seed).random([g.size for g in GRID]))
     low = tuple(map(min, x, y))
     high = tuple(map(max, x, y))
     assert interpolate4(*GRID, values, low) <= interpolate4(*GRID, values, high) + 1e-12

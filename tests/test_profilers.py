@@ -1,4 +1,3 @@
-import csv
 import itertools
 import json
 import re
@@ -13,14 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from simrl.errors import InputError
-from simrl.hardware import GPUS, ModelShape, gpu, model_shape
-from simrl.interpolation import interpolate4
-from simrl.profile import TableProfile, pass_s, read_profile, write_profile
-from simrl.profilers import aiconfigurator, transformed
-from simrl.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s, read_link
-from simrl.profilers.kernel_tables import A_LAYER, MLP, compose_kernel_tables
-from simrl.profilers.roofline import roofline_profile
-from simrl.profilers.smoothing import settled
+from simrl.profile.hardware import GPUS, ModelShape, gpu, model_shape
+from simrl.profile.profile import read_profile, write_profile
+from simrl.profile.profilers import aiconfigurator, transformed
+from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.profilers.smoothing import settled
 
 SHIPPED = sorted((Path(__file__).parents[1] / "profiles").glob("*.parquet"))
 TOY = ModelShape(
@@ -55,18 +52,6 @@ def test_a_link_without_bandwidth_is_refused(bandwidth: float, latency: float):
         Link(bandwidth, latency)
 
 
-def test_a_link_is_read_from_a_cluster_config(tmp_path):
-    path = tmp_path / "serving_config.json"
-    path.write_text('{"link_bw": 16, "link_latency": 20000}')
-    link = read_link(path)
-    assert (link.bytes_per_s, link.latency_s) == (16 * 2**30, pytest.approx(20e-6))
-    path.write_text('{"link_bw": 16}')
-    with pytest.raises(InputError, match=r"serving_config\.json: no numbers 'link_bw'"):
-        read_link(path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_link(tmp_path / "none.json")
-
-
 # ---------------------------------------------------------------- smoothing
 
 GRIDS = arrays(np.float64, st.tuples(*(st.integers(1, 4),) * 3), elements=st.floats(0, 100))
@@ -89,217 +74,7 @@ def test_settling_a_line_moves_no_point_by_more_than_half_the_largest_fall(line:
     assert np.abs(settled(line) - line).max() <= largest_fall / 2 + 1e-9
 
 
-# ---------------------------------------------------------------- kernel tables, made up
-
-
-def toy_attention_us(chunk: float, cached: float, decodes: float, kv: float) -> float:
-    """More for a mixed batch than for its parts, as real kernels do."""
-    both = 40.0 if chunk and decodes else 0.0
-    return (5 + 0.01 * chunk + 0.001 * cached if chunk else 0) + (2 + 1e-3 * decodes * kv if decodes else 0) + both
-
-
-def write_csv(path: Path, header: list[str], rows: list[tuple]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-
-
-def write_kernel_tables(folder: Path, edit_attention=lambda rows: rows, edit_dense=lambda rows: rows) -> Path:
-    folder.mkdir(parents=True)
-    (folder.parent / "meta.yaml").write_text(
-        "model: acme/Toy-1B\nhardware: H100\ngpu: NVIDIA H100\nvllm_version: 0.19.0\nattention_grid:\n"
-        "  chunks: 0, 16-64 x2\n  n_decode: 0, 1-8 x2\n  kv: 0, 16-256 x2\n"
-    )
-
-    kinds = (*A_LAYER, "embedding", "final_layernorm")
-    dense = [(kind, tokens, 1.0 + i + 0.1 * tokens) for i, kind in enumerate(kinds) for tokens in (1, 64)]
-    write_csv(folder / "dense.csv", ["layer", "tokens", "time_us"], edit_dense(dense))
-    heads = [(kind, n, 10.0 + n) for kind in ("lm_head", "sampler") for n in (1, 8)]
-    write_csv(folder / "per_sequence.csv", ["layer", "sequences", "time_us"], heads)
-    kv = (16, 32, 64, 128, 256)
-    attention = [
-        (c, k, n, d, toy_attention_us(c, k, n, d))
-        for c, n in itertools.product((0, 16, 32, 64), (0, 1, 2, 4, 8))
-        for k, d in itertools.product((0, *kv) if c else (0,), kv if n else (0,))
-        if (c or n) and not (c and n == 8)
-    ]
-    header = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
-    write_csv(folder / "attention.csv", header, edit_attention(attention))
-    return folder
-
-
-def test_kernel_times_are_summed_over_layers_once(tmp_path):
-    profile = compose_kernel_tables(write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, between_passes_s=1e-3)
-    kinds = {kind: 1.0 + i + 6.4 for i, kind in enumerate((*A_LAYER, "embedding", "final_layernorm"))}
-    layer = sum(microseconds for kind, microseconds in kinds.items() if kind in A_LAYER) + kinds["layernorm"]
-    dense = TOY.layers * layer + kinds["embedding"] + kinds["final_layernorm"]
-    attention = TOY.layers * toy_attention_us(32, 64, 4, 128)
-    by_hand = 1e-6 * (dense + attention + 2 * 18.0) + 1e-3
-    assert profile.pass_s(64, 8, 32, 64, 4, 4 * 128) == pytest.approx(by_hand)
-
-
-def test_parts_that_are_absent_cost_nothing_whatever_their_length(tmp_path):
-    profile = compose_kernel_tables(write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, 0.0)
-    t = profile.tables
-    assert t.attention_s[0, :, 0, :].max() == 0.0
-    assert np.ptp(t.attention_s[1:, :, 0, :], axis=2).max() == 0.0
-    assert np.ptp(t.attention_s[0, :, 1:, :], axis=0).max() == 0.0
-    assert t.decode_sequences.tolist() == [0, 1, 2, 4]  # 8 was never measured beside a prefill chunk
-
-
-def test_a_rank_of_a_group_pays_for_its_collectives(tmp_path):
-    alone = compose_kernel_tables(write_kernel_tables(tmp_path / "a" / "tp1"), TOY, 1, None, 0.0)
-    folder = write_kernel_tables(tmp_path / "b" / "tp2")
-    rank = compose_kernel_tables(folder, TOY, 2, FAST_LINK, 0.0)
-    gathers = compose_kernel_tables(folder, TOY, 2, FAST_LINK, 0.0, gather_logits=True)
-    reduces = (2 * 3 + 1) * (2 * 1e-6 + 64 * 1024 * 2 / 100e9)
-    gather = 1e-6 + 0.5 * 8 * 32000 * 2 / 100e9
-    assert rank.pass_s(64, 8) - alone.pass_s(64, 8) == pytest.approx(reduces)
-    assert gathers.pass_s(64, 8) - rank.pass_s(64, 8) == pytest.approx(gather)
-
-
-def test_rows_beside_the_declared_grid_are_left_out(tmp_path):
-    extra = (24, 0, 1, 16, 1e9)
-    profile = compose_kernel_tables(
-        write_kernel_tables(tmp_path / "tp1", edit_attention=lambda rows: [*rows, extra]), TOY, 1, None, 0.0
-    )
-    assert profile.tables.attention_s.max() < 1.0
-
-
-def test_a_missing_measurement_is_a_hole(tmp_path):
-    folder = write_kernel_tables(
-        tmp_path / "tp1", edit_attention=lambda rows: [r for r in rows if r[:4] != (32, 64, 2, 128)]
-    )
-    with pytest.raises(InputError, match="a hole at prefill_tokens 32, prefill_kv_tokens 64, decode_sequences 2, dec"):
-        compose_kernel_tables(folder, TOY, 1, None, 0.0)
-
-
-def test_tables_of_another_model_or_group_are_refused(tmp_path):
-    folder = write_kernel_tables(tmp_path / "tp2")
-    with pytest.raises(InputError, match="profiled acme/Toy-1B, asked for qwen3-8b"):
-        compose_kernel_tables(folder, model_shape("qwen3-8b"), 2, FAST_LINK, 0.0)
-    with pytest.raises(InputError, match="one rank of 2, asked for tp 1"):
-        compose_kernel_tables(folder, TOY, 1, None, 0.0)
-    with pytest.raises(InputError, match="tp 2 needs a link"):
-        compose_kernel_tables(folder, TOY, 2, None, 0.0)
-
-
-def test_broken_tables_say_what_is_broken(tmp_path):
-    cases = {
-        "kind": (lambda rows: [r for r in rows if r[0] != "o_proj"], "no rows of the layer 'o_proj'"),
-        "tick": (lambda rows: [r for r in rows if r[:2] != ("o_proj", 64)], "'o_proj' has no row at tokens 64"),
-        "text": (lambda rows: [*rows, ("o_proj", 70, "fast")], r"row 22: time_us is 'fast'"),
-        "alien": (lambda rows: [*rows, ("moe", 1, 3.0)], "layer 'moe' is not part of a dense transformer"),
-    }
-    for name, (edit, message) in cases.items():
-        folder = write_kernel_tables(tmp_path / name / "tp1", edit_dense=edit)
-        with pytest.raises(InputError, match=message):
-            compose_kernel_tables(folder, TOY, 1, None, 0.0)
-    folder = write_kernel_tables(tmp_path / "meta" / "tp1")
-    (folder.parent / "meta.yaml").write_text("model: acme/Toy-1B\nhardware: H100\nattention_grid: {chunks: many}\n")
-    with pytest.raises(InputError, match=r"meta\.yaml: attention_grid chunks is 'many'; a sweep is written like"):
-        compose_kernel_tables(folder, TOY, 1, None, 0.0)
-    (folder.parent / "meta.yaml").unlink()
-    with pytest.raises(InputError, match=r"meta\.yaml: cannot be read"):
-        compose_kernel_tables(folder, TOY, 1, None, 0.0)
-
-
-def test_tokens_between_two_ticks_take_as_long_as_the_upper_one(tmp_path):
-    profile = compose_kernel_tables(write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, 0.0)
-    assert profile.pass_s(2, 1) == profile.pass_s(40, 1) == profile.pass_s(64, 1) > profile.pass_s(1, 1)
-
-
-SKEW_HEADER = ["n", "nb", "pc", "kp", "kv_big", "kv_mean", "t_mean_us", "t_skew_us"]
-
-
-def skew_rows(scale: float) -> list[tuple]:
-    """One sequence of 4,160 tokens among n of 64: from four sequences on, each token that it has more takes 3 ns, beside a
-    chunk of 32 tokens 5 ns. (As profilers do, on a scale of their own.)"""
-    rows = []
-    for n, (chunk, ns) in itertools.product((2, 4), ((0, 3.0), (32, 5.0))):
-        even_us = toy_attention_us(chunk, 0, n, 64)
-        more_us = 1e-3 * ns * (4160 - 64) if n == 4 else 0.0
-        rows.append((n, 1, chunk, 0, 4160, 64, scale * even_us, scale * (even_us + more_us)))
-        rows.append((n, 2, chunk, 0, 4160, 64, 1.0, 1e9))  # two long ones: another question
-    return rows
-
-
-def test_a_pass_waits_for_the_longest_sequence_as_long_as_was_measured(tmp_path):
-    folder = write_kernel_tables(tmp_path / "tp1")
-    even = compose_kernel_tables(folder, TOY, 1, None, 0.0)
-    write_csv(folder / "skew.csv", SKEW_HEADER, skew_rows(scale=3.0))
-    profile = compose_kernel_tables(folder, TOY, 1, None, 0.0)
-    assert profile.tables.straggler_sequences.tolist() == [2, 4]
-    np.testing.assert_allclose(profile.tables.straggler_s, TOY.layers * np.array([[0, 3e-9], [0, 5e-9]]), atol=1e-15)
-    for n, beside, longer_s in ((2, 0, 0.0), (3, 0, 3e-9), (4, 0, 3e-9), (4, 32, 5e-9)):
-        arguments = [float(x) for x in (n + beside, n, beside, beside**2 / 2, n, 64 * n)]
-        waits = pass_s(profile.tables, *arguments, 1000.0) - pass_s(even.tables, *arguments, 1000.0)
-        assert waits == pytest.approx(1000 * TOY.layers * longer_s, abs=1e-12)
-    write_profile(profile, tmp_path / "profile.parquet")
-    for ours, theirs in zip(profile.tables, read_profile(tmp_path / "profile.parquet").tables, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_uneven_lengths_that_were_measured_nowhere_are_an_error(tmp_path):
-    folder = write_kernel_tables(tmp_path / "tp1")
-    write_csv(folder / "skew.csv", SKEW_HEADER, [row for row in skew_rows(1.0) if row[2] == 0])
-    with pytest.raises(InputError, match=r"skew\.csv: at no n one long sequence \(nb 1\) without and beside prefill"):
-        compose_kernel_tables(folder, TOY, 1, None, 0.0)
-    write_csv(folder / "skew.csv", SKEW_HEADER[:-1], [row[:-1] for row in skew_rows(1.0)])
-    with pytest.raises(InputError, match=r"skew\.csv: no column 't_skew_us'"):
-        compose_kernel_tables(folder, TOY, 1, None, 0.0)
-
-
-# ---------------------------------------------------------------- kernel tables of a mixture of experts, made up
-
-OF_8 = TOY.model_copy(update={"experts": 8, "experts_per_token": 2, "moe_intermediate": 512})
-
-
-def instead_of_the_mlp(*kinds: str):
-    """The dense table with these kinds in place of the MLP's, each 100 µs + 1 µs a token."""
-    return lambda rows: (
-        [row for row in rows if row[0] not in MLP] + [(kind, n, 100.0 + n) for kind in kinds for n in (1, 64)]
-    )
-
-
-@pytest.mark.parametrize("kinds", [("moe",), ("router", "experts"), ("gate", "fused_moe", "shared_expert")])
-def test_experts_are_summed_over_layers_by_whatever_kinds_the_table_has(tmp_path, kinds: tuple[str, ...]):
-    dense = compose_kernel_tables(write_kernel_tables(tmp_path / "dense" / "tp1"), TOY, 1, None, 0.0)
-    folder = write_kernel_tables(tmp_path / "moe" / "tp1", edit_dense=instead_of_the_mlp(*kinds))
-    profile = compose_kernel_tables(folder, OF_8, 1, None, 0.0)
-    mlp_us = sum(1.0 + i + 6.4 for i, kind in enumerate(A_LAYER) if kind in MLP)
-    more_s = 1e-6 * TOY.layers * (len(kinds) * 164.0 - mlp_us)
-    assert profile.pass_s(64, 8, 32, 64, 4, 512) - dense.pass_s(64, 8, 32, 64, 4, 512) == pytest.approx(more_s)
-
-
-def test_experts_in_a_table_of_their_own_take_the_time_of_as_many_as_are_expected_to_be_chosen(tmp_path):
-    folder = write_kernel_tables(tmp_path / "tp1", edit_dense=instead_of_the_mlp())
-    rows = [(tokens, active, 10.0 * active + tokens) for tokens in (1, 64) for active in (2, 4, 8)]
-    write_csv(folder / "moe.csv", ["tokens", "activated_experts", "time_us"], rows)
-    write_kernel_tables(tmp_path / "block" / "tp1", edit_dense=instead_of_the_mlp("moe"))
-    ours = compose_kernel_tables(folder, OF_8, 1, None, 0.0)
-    block = compose_kernel_tables(tmp_path / "block" / "tp1", OF_8, 1, None, 0.0)
-    assert OF_8.activated_experts(1) == pytest.approx(2.0) and OF_8.activated_experts(64) == pytest.approx(8.0)
-    for tokens, us in ((1, 10 * 2.0 + 1), (64, 10 * 8.0 + 64)):
-        assert block.pass_s(tokens, 1) - ours.pass_s(tokens, 1) == pytest.approx(
-            1e-6 * 3 * (100 + tokens - us), rel=1e-6
-        )
-
-
-def test_tables_without_experts_or_with_unknown_kinds_are_refused(tmp_path):
-    folder = write_kernel_tables(tmp_path / "none" / "tp1")
-    with pytest.raises(
-        InputError, match=r"dense\.csv: toy-1b is a mixture of experts and there are no rows of its exp"
-    ):
-        compose_kernel_tables(folder, OF_8, 1, None, 0.0)
-    folder = write_kernel_tables(tmp_path / "alien" / "tp1", edit_dense=instead_of_the_mlp("moe", "mamba"))
-    with pytest.raises(InputError, match="layer 'mamba' is not part of a mixture of experts; known: embedding"):
-        compose_kernel_tables(folder, OF_8, 1, None, 0.0)
-    folder = write_kernel_tables(tmp_path / "short" / "tp1", edit_dense=instead_of_the_mlp())
-    write_csv(folder / "moe.csv", ["tokens", "activated_experts", "time_us"], [(1, 2, 5.0), (32, 8, 9.0)])
-    with pytest.raises(
-        InputError, match=r"moe\.csv: tokens 1 to 32, dense\.csv has 1 to 64; profile the experts as far"
-    ):
-        compose_kernel_tables(folder, OF_8, 1, None, 0.0)
+# ---------------------------------------------------------------- mixtures of experts
 
 
 def test_a_mixture_of_experts_holds_all_experts_and_computes_with_a_few():
@@ -338,64 +113,6 @@ def test_a_mixture_of_experts_is_read_from_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 200}))
     with pytest.raises(InputError, match="128 experts need a moe_intermediate above 0 and 1 to 128 experts_per_token"):
         model_shape(tmp_path)
-
-
-# ---------------------------------------------------------------- kernel tables, measured
-
-MEASURED = [("qwen3-32b", "Qwen3-32B", 2), ("llama-3.1-8b", "Llama-3.1-8B", 1)]
-
-
-def measured_profile(shared_data: Path, model: str, folder: str, tp: int) -> TableProfile:
-    link = read_link(shared_data / "vllm_runs" / "RTXPRO6000" / folder / "serving_config.json")
-    tables = shared_data / "kernel_profiles" / "RTXPRO6000" / folder / f"tp{tp}"
-    return compose_kernel_tables(tables, model_shape(model), tp, link, between_passes_s=0.0)
-
-
-@pytest.mark.parametrize(("model", "folder", "tp"), MEASURED)
-def test_measured_kernels_are_kept_but_for_noise(shared_data, model: str, folder: str, tp: int):
-    profile = measured_profile(shared_data, model, folder, tp)
-    rows = pd.read_csv(shared_data / "kernel_profiles" / "RTXPRO6000" / folder / f"tp{tp}" / "attention.csv")
-    axes = profile.tables[4:8]
-    on_grid = np.logical_and.reduce(
-        [np.isin(rows[name], [0, *axis]) for name, axis in zip(rows.columns[:4], axes, strict=True)]
-    )
-    error = attention_error(profile, rows[on_grid], model)
-    assert on_grid.sum() > 8000
-    assert np.median(np.abs(error)) < 0.001
-    assert np.quantile(np.abs(error), 0.95) < 0.03
-    assert abs(error.mean()) < 0.01
-
-
-@pytest.mark.parametrize(("model", "folder", "tp"), MEASURED)
-def test_measurements_between_the_grid_points_are_predicted(shared_data, model: str, folder: str, tp: int):
-    """Rows of a finer sweep that the grid leaves out: held-out measurements of the same kernel."""
-    profile = measured_profile(shared_data, model, folder, tp)
-    rows = pd.read_csv(shared_data / "kernel_profiles" / "RTXPRO6000" / folder / f"tp{tp}" / "attention.csv")
-    axes = profile.tables[4:8]
-    beside = np.logical_or.reduce(
-        [~np.isin(rows[name], [0, *axis]) for name, axis in zip(rows.columns[:4], axes, strict=True)]
-    )
-    held_out = rows[beside & (rows["n_decode"] <= axes[2][-1])]
-    error = attention_error(profile, held_out, model)
-    assert len(held_out) > 10000
-    assert np.median(np.abs(error)) < 0.04
-    assert abs(np.median(error)) < 0.035
-
-
-def attention_error(profile: TableProfile, rows: pd.DataFrame, model: str) -> np.ndarray:
-    t = profile.tables
-    points = rows.to_numpy(float)
-    predicted = np.array([interpolate4(*t[4:9], tuple(point[:4])) for point in points])
-    return predicted / (1e-6 * model_shape(model).layers * points[:, 4]) - 1
-
-
-def test_two_sources_agree_on_llama_on_one_gpu(shared_data):
-    """The kernel tables and the data sheet know nothing of each other."""
-    kernels = measured_profile(shared_data, *MEASURED[1])
-    sheet = roofline_profile(model_shape("llama-3.1-8b"), gpu("rtxpro6000"), between_passes_s=0.0)
-    for batch, kv in itertools.product((1, 16, 128), (1024, 4096)):
-        assert sheet.decode_s(batch, kv) == pytest.approx(kernels.decode_s(batch, kv), rel=0.15)
-    assert sheet.prefill_s(2048) == pytest.approx(kernels.prefill_s(2048), rel=0.15)
 
 
 # ---------------------------------------------------------------- roofline

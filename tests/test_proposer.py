@@ -11,21 +11,21 @@ import pytest
 from helpers import one_second_a_pass
 from token_traces import trace_of
 
-from replay.cpu_sampling import expanded
 from replay.proposer import DraftCounts, DrafterSetup, Forced, Proposer
-from simrl.engine import Engine
-from simrl.engine.state import Limits
+from replay.vllm_adapter import expanded
+from simrl.engine.engine import Engine
+from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, OPEN, RUNS, Decoding, chains, packed, rules
+from simrl.speculation.decoding import BATCH, ELASTIC, MODEL, OPEN, RUNS, Decoding, Rule, chains, packed
 from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import RATES, Elastic
-from simrl.speculation.history import history_runs
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule
 from simrl.speculation.ngram import ngram_runs
+from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
-from simrl.trace import Trace
+from simrl.trace.trace import Trace
 
 # Read when torch is loaded. More threads than cores that are free wait for one another in every operation.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -209,9 +209,9 @@ def simulated(
 
 def text_decoding(runs: AcceptRuns, window: Window, gate: tuple[int, ...] | Elastic | None = None) -> Decoding:
     if isinstance(gate, Elastic):
-        rule = rules(ELASTIC, window.rule, threshold=gate.threshold, patience=gate.patience)
+        rule = Rule(ELASTIC, window.rule, gate.threshold, gate.patience)
     else:
-        rule = rules(OPEN if gate is None else BATCH, window.rule)
+        rule = Rule(OPEN if gate is None else BATCH, window.rule)
     decoding = chains(rule, text_drafts())._replace(runs=packed(runs))
     return decoding if not isinstance(gate, tuple) else decoding._replace(gate_batch=np.array(gate))
 
@@ -290,7 +290,7 @@ def test_an_oracle_accepts_what_the_simulated_engine_draws_for_a_model_drafter(r
     asks = [replace(ask, recorded=tuple(recorded.greedy.tokens[ask.name])) for ask in recorded.asks]
     live = recorded.live.run(asks)
     assert live.tokens == recorded.greedy.tokens
-    decoding = chains(rules(OPEN, window.rule), text_drafts(), acceptance)
+    decoding = chains(Rule(OPEN, window.rule), text_drafts(), acceptance)
     assert live.counts == simulated(decoding, asks, None, range(len(asks)))
     total = DraftCounts(*np.sum(list(live.counts.values()), axis=0).tolist())
     expected = np.cumprod([0.8, 0.6, 0.5, 0.5]).sum() / 4  # of the drafted tokens
@@ -332,7 +332,7 @@ def test_with_speculation_off_nothing_is_drafted_and_a_change_takes_effect_at_on
     live.engine.add(ask.name, ask.prompt_ids, ask.tokens)
     drafted = []
     for enabled in (True, True, True, False, False, True, True):
-        live.proposer.enabled = enabled
+        live.proposer.enable(enabled)
         live.engine.step()
         drafted.append(live.proposer.counts(ask.name).drafted)
     assert drafted == [0, 3, 6, 6, 6, 9, 12]  # the first pass is the prompt's

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from simrl.published import areal, lab
-from simrl.published.ledger import read_ledger
+from reproduce import areal, lab
+from reproduce.ledger import read_ledger
 
 
 def memory_share(system: dict) -> float:

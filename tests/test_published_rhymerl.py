@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from reproduce import rhymerl
+from reproduce.lab import Lab, continued_share
+from reproduce.ledger import read_ledger
 from simrl.errors import InputError
-from simrl.published import rhymerl
-from simrl.published.lab import Lab, continued_share
-from simrl.published.ledger import read_ledger
-from simrl.scenario import Scenario
-from simrl.simulate import simulate
+from simrl.scenario.model import Scenario
+from simrl.simulate.run import simulate
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.passes import stretches
 from simrl.speculation.run_model import RunModel, draw_runs

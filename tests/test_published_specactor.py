@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from simrl.published import specactor
-from simrl.published.lab import Lab, Measures
-from simrl.published.ledger import read_ledger
-from simrl.scenario import Scenario
-from simrl.simulate import prepare
+from reproduce import specactor
+from reproduce.lab import Lab, Measures
+from reproduce.ledger import read_ledger
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import prepare
 from simrl.speculation.passes import stretches
 from simrl.speculation.run_model import RunModel, draw_runs
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from simrl.published import tlt
-from simrl.published.ledger import read_ledger
-from simrl.simulate import prepare
+from reproduce import tlt
+from reproduce.ledger import read_ledger
+from simrl.simulate.prepare import prepare
 from simrl.speculation.bandit import Strategy
 
 LEDGER = read_ledger("tlt")

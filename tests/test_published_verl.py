@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from reproduce import verl
+from reproduce.lab import Lab
+from reproduce.ledger import Asked, Inputs, read_ledger
 from simrl.errors import InputError
-from simrl.published import verl
-from simrl.published.lab import Lab
-from simrl.published.ledger import Asked, Inputs, read_ledger
 
 
 @pytest.mark.parametrize("mfu", [0.35, 0.75])

@@ -10,8 +10,8 @@ from token_traces import trace_of
 
 from replay.random_model import make_model, nudge
 from simrl.errors import InputError
-from simrl.speculation.history import history_runs
 from simrl.speculation.passes import run_passes
+from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

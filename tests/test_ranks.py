@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from simrl.errors import InputError
-from simrl.ranks import rank_history, rank_stability
-from simrl.synthesis import LengthModel, synthesise
-from simrl.trace import Trace, TraceMetadata
+from simrl.trace.ranks import rank_history, rank_stability
+from simrl.trace.synthesis import LengthModel, synthesise
+from simrl.trace.trace import Trace, TraceMetadata
 
 MODEL = LengthModel(steps=12, prompts_per_step=16, group=8, cap_tokens=4000, prompts=64, mean_tokens=800, sigma=0.8)
 

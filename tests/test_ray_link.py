@@ -19,9 +19,9 @@ from replay.random_model import make_model, nudge  # noqa: E402
 from replay.ray_link import RayLink, ray_fleet  # noqa: E402
 from replay.replayer import ReplayConfig, engine_settings, replay  # noqa: E402
 from simrl.errors import InputError  # noqa: E402
-from simrl.scenario import load_scenarios  # noqa: E402
-from simrl.simulate import Prepared, prepare  # noqa: E402
-from simrl.trace import write_trace  # noqa: E402
+from simrl.scenario.load import load_scenarios  # noqa: E402
+from simrl.simulate.prepare import Prepared, prepare  # noqa: E402
+from simrl.trace.trace import write_trace  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from replay.grpo.tasks import Countdown
-from simrl.acceptance_report import measure, report
-from simrl.agreement import agree
-from simrl.explanation import explain_result
-from simrl.ranks import rank_history
-from simrl.result import read_result
-from simrl.scenario import load_scenarios
-from simrl.simulate import simulate
-from simrl.trace import Trace, read_trace
+from simrl.analysis.acceptance import measure, report
+from simrl.analysis.agreement import agree
+from simrl.analysis.explanation import explain_result
+from simrl.result.result import read_result
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.run import simulate
+from simrl.trace.ranks import rank_history
+from simrl.trace.trace import Trace, read_trace
 
 ROOT = Path(__file__).parents[1]
 TRACES = ROOT / "traces"

@@ -7,12 +7,12 @@ import pytest
 from token_traces import random_groups, trace_of
 
 from simrl.errors import InputError
-from simrl.scenario import load_scenarios
-from simrl.simulate import simulate
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.run import simulate
 from simrl.speculation.acceptance import MOST_PROBABLE, ModelAcceptance
 from simrl.speculation.ngram import ngram_runs
-from simrl.speculation.refusals import accepted_prefixes, with_refusals
-from simrl.trace import write_trace
+from simrl.speculation.trace_runs import accepted_prefixes, with_refusals
+from simrl.trace.trace import write_trace
 
 
 def test_a_draft_stands_up_to_the_first_token_that_is_refused():
@@ -62,7 +62,7 @@ def test_a_models_probabilities_are_multiplied_as_far_as_they_can_be():
 def test_what_cannot_be_executed_is_refused_in_a_line(simrl):
     write_trace(random_groups(1, epochs=2), simrl.folder / "ids.parquet")
     recorded = "workload={trace: ids.parquet, synthetic: null}"
-    for method, factor, why in (("ngram", 1.2, "can be made right"), ("siblings", 0.8, "while siblings run")):
+    for method, factor, why in (("ngram", 1.2, "cannot become right"), ("siblings", 0.8, "while siblings run")):
         (scenario,) = load_scenarios(
             "scenario.yaml",
             [

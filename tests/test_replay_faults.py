@@ -26,11 +26,12 @@ from replay.link import Link, ProcessLink, device_variables, engine_link, start_
 from replay.replayer import Fleet, ReplayConfig, reset
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, explained, vllm_version
 from replay.vllm_worker import MOST_RESTARTS, VllmWorker
-from simrl.dispatch import DISPATCHES, Dispatcher
+from simrl.dispatch.dispatcher import DISPATCHES, Dispatcher
 from simrl.errors import InputError, StoppedError
-from simrl.events import gather, on_fire
-from simrl.result import Lane, Recorder
-from simrl.trace import Sample
+from simrl.result.result import Lane
+from simrl.runtime.events import gather, on_fire
+from simrl.runtime.recorder import Recorder
+from simrl.trace.trace import Sample
 
 STEP_S = 0.005
 SETTINGS = double_settings(ROOMY)
@@ -164,6 +165,7 @@ def test_a_killed_engine_starts_again_gets_the_last_weights_and_takes_samples(tm
         assert all(r.token_ids == tuple(continuation(prompt_ids(r.sample), r.tokens, "v2")) for r in rollouts)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_it_comes_back_is_no_worker_until_it_is_back(tmp_path):
     with stage(tmp_path, start_s=0.5) as real:
         again: list[int] = []
@@ -176,7 +178,7 @@ def test_an_engine_that_dies_while_it_comes_back_is_no_worker_until_it_is_back(t
         real.at(0.6, kill_the_next)
         everything = real.finish(samples(6, 200))
         assert len(everything) == 6 and [event["kind"] for event in real.happened] == ["died", "died"]
-        if not real.dispatcher.takes_samples(0):
+        if 0 not in real.dispatcher.active:
             real.env.run(until=real.dispatcher.activated(0))
         assert real.pid(0) not in again
         spans = [s for s in rows(real.result().spans) if s["lane"] == "rollout-000" and s["kind"] == "lost"]
@@ -223,6 +225,7 @@ def test_an_idle_engine_does_not_hang_nor_one_that_loads_for_long(tmp_path):
         assert real.happened == []
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_come_back_in_time_counts_as_lost_again(tmp_path):
     with stage(tmp_path, start_deadline_s=0.6) as real:
 
@@ -294,6 +297,7 @@ def test_a_loss_that_a_scenario_asks_for_lasts_until_it_ends_it(tmp_path):
         assert real.env.run(until=real.workers[0].restore()) is None  # it is not away
 
 
+@pytest.mark.slow
 def test_a_loss_that_a_scenario_asks_for_holds_back_an_engine_that_was_coming_back(tmp_path):
     with stage(tmp_path) as real:
         real.at(0.1, lambda: real.kill(0))
@@ -372,6 +376,7 @@ def test_the_processes_of_an_engine_end_with_it(tmp_path, dies_before):
         link.connection.recv()
 
 
+@pytest.mark.slow
 def test_a_fleet_whose_engine_died_in_one_replay_has_a_new_one_in_the_next(tmp_path):
     config = ReplayConfig(Path("v0"), start_deadline_s=60.0)
     with Fleet([partial(process_link, f"worker {i}", tmp_path / f"{i}.log") for i in range(2)]) as fleet:

@@ -13,12 +13,12 @@ from helpers import prepared, scenario
 from token_traces import random_groups
 
 from replay.replayer import ReplayConfig, check_replayable, engine_settings
-from replay.speculative import drafter_setup, forced_setup, own_config, speculative_config
+from replay.speculative import drafter_setup, forced_setup, own_config, speculative_config, synthetic_acceptance
 from simrl.errors import InputError
-from simrl.simulate import Prepared
+from simrl.simulate.prepare import Prepared
 from simrl.speculation.gates import RATES
 from simrl.speculation.windows import Aimd, Mimd
-from simrl.trace import write_trace
+from simrl.trace.trace import write_trace
 
 Of = Callable[[str | dict[str, Any]], Prepared]
 
@@ -49,10 +49,9 @@ def test_n_grams_are_vllms_own_unless_the_method_has_a_gate_or_a_window_that_mov
     plain, moving = of("ngram"), of({"name": "ngram", "window": {"kind": "aimd"}})
     assert speculative_config(plain)["method"] == "ngram"
     assert drafter_setup(plain) is None
-    for one, ngram in ((plain, "simrl"), (moving, "vllm")):
-        setup = drafter_setup(one, ngram)  # type: ignore[arg-type]
-        assert setup is not None and setup.kind == "ngram"
-        assert speculative_config(one, ngram)["method"] == "custom_class"  # type: ignore[arg-type]
+    setup = drafter_setup(moving)
+    assert setup is not None and setup.kind == "ngram"
+    assert speculative_config(moving)["method"] == "custom_class"
 
 
 def test_a_draft_model_is_vllms_own_from_a_folder(of: Of, tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ def test_forced_acceptance_is_that_of_the_scenario_position_by_position(of: Of) 
     setup = forced_setup(one)
     assert one.drafts is not None and setup.acceptance is not None
     assert setup.acceptance == one.drafts.acceptance
-    rates = own_config(4, setup.acceptance)["synthetic_acceptance_rates"]
+    rates = synthetic_acceptance(setup.acceptance, 4)["synthetic_acceptance_rates"]
     by_position = [setup.acceptance.by_position[min(i, len(setup.acceptance.by_position) - 1)] for i in range(4)]
     assert rates == pytest.approx(np.cumprod(by_position))
     with pytest.raises(InputError, match="choose draft_model"):
@@ -108,8 +107,6 @@ def test_simrls_drafter_is_refused_with_tensor_parallelism_and_vllms_own_are_not
         for told in (speculative_config, drafter_setup):
             with pytest.raises(InputError, match=r"cluster\.tp is 2; set cluster.tp to 1, or choose vLLM's own"):
                 told(with_tp(method))
-    with pytest.raises(InputError, match=r"cluster\.tp is 2"):
-        speculative_config(with_tp("ngram"), "simrl")
     with pytest.raises(InputError, match=r"cluster\.tp is 2"):
         forced_setup(with_tp("draft_model"))
     assert speculative_config(with_tp("ngram"))["method"] == "ngram" and drafter_setup(with_tp("ngram")) is None

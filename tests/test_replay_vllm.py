@@ -23,13 +23,14 @@ from replay.speculative import forced
 from replay.vllm_adapter import EngineSettings
 from replay.vllm_worker import VllmWorker
 from simrl.errors import InputError
-from simrl.events import gather
-from simrl.result import read_result
-from simrl.rollout import Rollout
-from simrl.scenario import load_scenarios
-from simrl.simulate import Prepared, prepare, simulate_prepared
-from simrl.trace import Sample, Trace, TraceMetadata, write_trace
-from simrl.worker import TokensReached
+from simrl.result.result import read_result
+from simrl.runtime.events import gather
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.worker import TokensReached
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.prepare import Prepared, prepare
+from simrl.simulate.run import simulate_prepared
+from simrl.trace.trace import Sample, Trace, TraceMetadata, write_trace
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
@@ -234,6 +235,7 @@ def listening(pid: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_and_hung_engines_cost_no_token_and_are_named(fleet, config, prepared):
     """One is killed in its first update, the other hangs in the second."""
     steps: list[int] = []
@@ -281,7 +283,7 @@ def folder(tmp_path, models) -> Path:
 def command(folder: Path, model: Path, *more: str) -> subprocess.Popen:
     arguments = ["replay", "scenario.yaml", "--workers", "1", "--model", str(model), "--device", "cpu"]
     return subprocess.Popen(
-        [sys.executable, "-m", "simrl.cli", *arguments, "--dtype", "float32", "-o", "out", *more],
+        [sys.executable, "-m", "simrl.commands.cli", *arguments, "--dtype", "float32", "-o", "out", *more],
         cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
@@ -308,7 +310,7 @@ def running() -> Iterator[tuple[int, list[str]]]:
             yield int(stat.parent.name), fields
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_or_sigterm_in_mid_replay_leaves_what_was_measured_and_no_process(folder, models, number):
     """To the whole group, as a terminal sends it, and twice."""
     run = command(folder, models[0], "steps=300")
@@ -321,7 +323,7 @@ def test_ctrl_c_or_sigterm_in_mid_replay_leaves_what_was_measured_and_no_process
     os.killpg(run.pid, number)
     out, err = run.communicate(timeout=120)
     assert run.returncode == 1, err
-    assert err.strip().splitlines()[-1] == "simrl: interrupted; what was measured by then is in out"
+    assert err.strip().splitlines()[-1] == "simrl: interrupted; the results up to then are in out"
     assert "Traceback" not in out + err and eventually(lambda: not processes(run.pid), 5.0)
     measured = read_result(folder / "out" / "measured")
     assert measured.metadata["replay"]["complete"] is False
@@ -330,7 +332,7 @@ def test_ctrl_c_or_sigterm_in_mid_replay_leaves_what_was_measured_and_no_process
     assert rows(measured.segments)
 
 
-@pytest.mark.parametrize("after_s", [0.5, 6.0])
+@pytest.mark.parametrize("after_s", [0.5, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_sigterm_while_engines_start_leaves_nothing(folder, models, after_s):
     run = command(folder, models[0])
     assert eventually(lambda: run.poll() is not None or list(folder.glob(".out.*/logs/*.log")), 60.0)

@@ -6,7 +6,8 @@ import pytest
 from helpers import recorder, rollout, rows
 
 from simrl.errors import InputError
-from simrl.result import TABLES, Lane, Recorder, Step, read_result
+from simrl.result.result import TABLES, Lane, Step, read_result
+from simrl.runtime.recorder import Recorder
 
 
 def a_step(number: int, finished_s: float = 1.0) -> Step:
@@ -65,7 +66,7 @@ def test_spans_carry_the_gpus_of_their_lane():
 def test_every_sample_has_the_status_of_what_became_of_it():
     record = recorder()
     for uid, done in enumerate((True, True, True, False)):
-        record.stay_ended(rollout(uid, {0: 5}, done))
+        record.request_ended(rollout(uid, {0: 5}, done))
     record.trained(a_step(0), [rollout(0, {0: 5})])
     record.dropped([rollout(1, {0: 5})])
     table = rows(record.result(10.0, {}).samples)
@@ -76,8 +77,8 @@ def test_every_sample_has_the_status_of_what_became_of_it():
 
 def test_a_later_stay_of_a_sample_takes_the_place_of_the_one_before():
     record = recorder()
-    record.stay_ended(rollout(0, {0: 5}, done=False))
-    record.stay_ended(rollout(0, {0: 5, 1: 3}))
+    record.request_ended(rollout(0, {0: 5}, done=False))
+    record.request_ended(rollout(0, {0: 5, 1: 3}))
     result = record.result(10.0, {})
     assert [(r["generated_tokens"], r["status"]) for r in rows(result.samples)] == [(8, "buffered")]
     assert [(s["policy_version"], s["tokens"]) for s in rows(result.segments)] == [(0, 5), (1, 3)]
@@ -85,7 +86,7 @@ def test_a_later_stay_of_a_sample_takes_the_place_of_the_one_before():
 
 def test_a_sample_that_never_had_a_token_has_a_row_without_times():
     record = recorder()
-    record.stay_ended(rollout(0, {}, done=False))
+    record.request_ended(rollout(0, {}, done=False))
     [row] = rows(record.result(10.0, {}).samples)
     assert (row["generated_tokens"], row["started_s"], row["finished_s"], row["worker"]) == (0, None, None, None)
 
@@ -102,7 +103,7 @@ def test_a_result_reads_as_it_was_written_also_without_samples(tmp_path):
     for name, record in (("empty", recorder()), ("full", recorder())):
         if name == "full":
             record.span(0, "rollout", 1.0, 2.0, 0, 3)
-            record.stay_ended(rollout(0, {0: 5, 1: 3}))
+            record.request_ended(rollout(0, {0: 5, 1: 3}))
             record.trained(a_step(0), [rollout(0, {0: 5, 1: 3})])
         result = record.result(10.0, {"label": "η", "gpus": 1})
         folder = tmp_path / name

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, updates_at, workers
 
-from simrl.hardware import model_shape
-from simrl.pipelines.rlhfuse import RLHFuse
-from simrl.simulate import simulate_prepared
-from simrl.training import TrainingCosts
+from simrl.pipelines.rlhfuse import number_of_destinations
+from simrl.profile.hardware import model_shape
+from simrl.runtime.training_costs import TrainingCosts
+from simrl.simulate.run import simulate_prepared
 
 SWITCH_S = 20 + 18 * model_shape("qwen3-0.6b").parameters / 2 / 64e9  # on two GPUs
 # Ten responses, five at each of two workers; one of each five is long.
@@ -36,8 +36,7 @@ class Times:
 
 
 def number(unfinished, started, workers, at_once=1000, destinations=None):
-    rule = RLHFuse(0.2, destinations, 0.1, 8, migration=True, fusion=True)
-    return rule.number_of_destinations(unfinished, started, workers, Times(at_once))
+    return number_of_destinations(Times(at_once), destinations, 0.1, unfinished, started, workers)
 
 
 def test_the_tail_goes_to_so_few_workers_that_none_has_more_than_it_began_with():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
-from simrl.workload import Workload
+from simrl.trace.workload import Workload
 
 # Two prompts of two responses a step. Short rounds begin three of three: a third response is as long as the first.
 STEPS = trace([[[(4, 10), (4, 30)], [(4, 40), (4, 40)]], [[(4, 8), (4, 20)], [(4, 5), (4, 6)]]])

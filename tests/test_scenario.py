@@ -9,8 +9,9 @@ import yaml
 from command_line import ROOT, SCENARIO
 
 from simrl.errors import InputError
-from simrl.hardware import MODELS
-from simrl.scenario import Choices, Scenario, load_scenarios
+from simrl.profile.hardware import MODELS
+from simrl.scenario.load import Choices, load_scenarios
+from simrl.scenario.model import Scenario
 
 KEYS = (
     "a scenario has name, seed, steps, warmup_steps, model, cluster, workload, profile, engine, training, speculation, "
@@ -80,7 +81,7 @@ def test_an_override_wins_over_the_file_and_over_a_variation(file):
 )
 def test_an_override_of_a_part_of_what_is_varied_or_the_other_way_round_is_refused(file, vary, override, key):
     written(file, ("systems: ", f"vary: [{vary}]\nsystems: "))
-    assert f"vary has {key}, too, and only one of them can be; give {key}=…" in refusal(file, override)
+    assert f"vary sets {key} too, and only one of them can hold; give {key}=…" in refusal(file, override)
 
 
 def test_a_section_is_merged_with_what_is_varied_beside_it(file):
@@ -93,7 +94,7 @@ def test_an_override_that_leaves_out_a_part_of_a_section_that_is_varied_is_refus
     written(file, ("systems: ", "vary: [{cluster: {gpus: 8, tp: 2}}]\nsystems: "))
     message = refusal(file, "cluster={gpus: 2}")
     assert (
-        "'cluster={gpus: 2}': vary has cluster.tp, which this leaves out; give it, too, or leave the file's" in message
+        "'cluster={gpus: 2}': vary has cluster.tp, which this leaves out; give it too, or remove the file's" in message
     )
     assert load_scenarios(file, ["cluster={gpus: 2, tp: 1, cost_per_gpu_hour: 2}"])[0].cluster.gpus == 2
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers import one_second_a_pass
 
-from simrl.engine import Engine
-from simrl.engine.state import Limits
+from simrl.engine.engine import Engine
+from simrl.engine.requests import Limits
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 

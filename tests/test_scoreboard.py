@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from simrl.published.score import published_rows, score
+from reproduce.score import published_rows, score
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "published"
 
@@ -50,7 +50,7 @@ def test_a_page_has_the_goals_the_rows_and_what_is_missing(scoreboard: ModuleTyp
     path.write_text(json.dumps({"simrl_version": "1.2.3", "samples": 2, "totals": {}, "rows": board}), encoding="utf-8")
     scoreboard.main(path, None, False, tmp_path)
     page = (tmp_path / "scoreboard.md").read_text(encoding="utf-8")
-    assert "the 2 sets of inputs that were drawn, by simrl 1.2.3; a row is covered" in page
+    assert "2 drawn sets of inputs, by simrl 1.2.3; a row is covered" in page
     assert "(2 of 70), 67 % of the 3 that are predicted" in page
     assert "1 of 2: `spec-2x` -12 %, `spec-decode-latency` +0 %" in page
     assert "3 of 3 pairs right, 0 predicted level, 0 reversed" in page

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, updates_at, workers
 
 from simrl.dispatch.seer import ContextAware
-from simrl.history import LengthHistory
+from simrl.runtime.history import LengthHistory
 
 
 def of_group(uid, group):

@@ -10,15 +10,17 @@ import pytest
 from helpers import lanes, on_gpus, one_second_a_pass, prepared, rows, scenario, trace
 
 from simrl.errors import InputError
-from simrl.hardware import gpu, model_shape
-from simrl.profile import ProfileMetadata, TableProfile, write_profile
-from simrl.profilers.roofline import roofline_profile
-from simrl.result import METADATA_FILE, TABLES
-from simrl.scenario import Scenario, load_scenarios
-from simrl.simulate import prepare, simulate
-from simrl.systems import RECIPES, make_system
-from simrl.trace import write_trace
-from simrl.worker import SimulatedWorker
+from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.result.result import METADATA_FILE, TABLES
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.scenario.load import load_scenarios
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
+from simrl.systems.recipes import RECIPES, make_system
+from simrl.trace.trace import write_trace
 
 QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 H100 = {"gpu": "h100", "gpus": 4, "tp": 1}
@@ -206,8 +208,8 @@ def test_another_process_gives_the_same_bytes_for_every_system_and_another_seed_
     chosen = [scenario(name, seed=3) for name in RECIPES]
     program = (
         "import sys, pathlib\n"
-        "from simrl.scenario import Scenario\n"
-        "from simrl.simulate import simulate\n"
+        "from simrl.scenario.model import Scenario\n"
+        "from simrl.simulate.run import simulate\n"
         "for line in sys.stdin:\n"
         "    scenario = Scenario.model_validate_json(line)\n"
         "    folder = pathlib.Path(sys.argv[1]) / scenario.system.name\n"

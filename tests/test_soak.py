@@ -2,7 +2,7 @@
 
 from soaking import a_scenario, soak
 
-from simrl.systems import RECIPES
+from simrl.systems.recipes import RECIPES
 
 SCENARIOS = 3 * len(RECIPES)
 

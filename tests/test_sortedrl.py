@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
-from simrl.workload import Workload
+from simrl.trace.workload import Workload
 
 # Two groups of one response a step; two batches at once.
 STEPS = trace([[[(4, 10)], [(4, 40)]], [[(4, 20)], [(4, 25)]]])

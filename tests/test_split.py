@@ -8,10 +8,11 @@ from helpers import Watched, lanes, prepared, rows, scenario, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simrl.dispatch.split import wanted_train_units
 from simrl.errors import InputError
-from simrl.simulate import prepare, simulate
-from simrl.split import wanted_train_units
-from simrl.systems import RECIPES, make_system
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
+from simrl.systems.recipes import RECIPES, make_system
 
 OVERLAPPING = [
     name

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipelines import run, timed, updates_at, workers
 
-from simrl.dispatch.least_requests import least_requests
+from simrl.dispatch.placement import least_requests
 from simrl.dispatch.streamrl import Expected, LongestFirst, SkewnessAware, share_out
-from simrl.history import LengthHistory
+from simrl.runtime.history import LengthHistory
 
 IDLE = np.zeros(3, dtype=np.int64)
 

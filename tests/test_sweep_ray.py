@@ -16,12 +16,12 @@ from helpers import trace  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from test_replay_faults import eventually  # noqa: E402
 
-from simrl.dimensions import vary  # noqa: E402
 from simrl.errors import StoppedError  # noqa: E402
-from simrl.executors import Here, RayCluster  # noqa: E402
-from simrl.points import Point  # noqa: E402
-from simrl.sweeps import Plan, plan, run  # noqa: E402
-from simrl.trace import write_trace  # noqa: E402
+from simrl.study.executors import Here, RayCluster  # noqa: E402
+from simrl.study.grid import vary  # noqa: E402
+from simrl.study.point import Point  # noqa: E402
+from simrl.study.sweep import Plan, plan, run  # noqa: E402
+from simrl.trace.trace import write_trace  # noqa: E402
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(planned: Plan
         executor = RayCluster(cluster.address)
         for one, what in ((other, "has another version of simrl"), (foreign, "simrl_of_another_version")):
             with pytest.raises(
-                StoppedError, match=f"--ray: a node could not simulate a point .*{what}.*the same simrl"
+                StoppedError, match=f"--ray: a node could not simulate a point .*{what}.*this version of simrl"
             ) as told:
                 list(executor.outcomes([one]))
             assert "\n" not in str(told.value)

@@ -12,15 +12,16 @@ import pandas as pd
 import pytest
 from command_line import SCENARIO, contents
 
-from simrl.dimensions import vary
 from simrl.errors import InputError
-from simrl.executors import Here, Lost, Processes
-from simrl.metrics import summary
-from simrl.points import Point, SharedInputs, simulate_point
-from simrl.scenario import load_scenarios
-from simrl.simulate import simulate
-from simrl.sweeps import kept, plan, run
-from simrl.trace import Trace, TraceMetadata, write_trace
+from simrl.result.metrics import summary
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.cache import InputCache
+from simrl.simulate.run import simulate
+from simrl.study.executors import Here, Lost, Processes
+from simrl.study.grid import vary
+from simrl.study.point import Point, simulate_point
+from simrl.study.sweep import kept, plan, run
+from simrl.trace.trace import Trace, TraceMetadata, write_trace
 
 GRID = ("cluster.gpus=4,8", "seed=0..1", "-o", "out", "--jobs", "1", "--json")
 PATIENCE_S = 120  # for what takes a moment, on a machine that is busy
@@ -75,10 +76,10 @@ def test_a_key_on_the_command_line_wins_over_the_files_variation(file):
 @pytest.mark.parametrize(
     ("varied", "text", "what"),
     [
-        ("cluster.gpus: 8", "cluster={gpus: 24},{gpus: 32}", "{gpus: 24}': vary has cluster.gpus, too, and only one"),
-        ("cluster.gpus: 8", "cluster={tp: 1},{gpus: 32}", "{gpus: 32}': vary has cluster.gpus, too, and only one"),
-        ("cluster: {gpus: 8}", "cluster.gpus=24,32", "cluster.gpus=24': vary has cluster, too, and only one"),
-        ("training: {mfu: 0.5}", "training.mfu=0.2..0.4", "'training.mfu=0.2..0.4': vary has training, too"),
+        ("cluster.gpus: 8", "cluster={gpus: 24},{gpus: 32}", "{gpus: 24}': vary sets cluster.gpus too, and only one"),
+        ("cluster.gpus: 8", "cluster={tp: 1},{gpus: 32}", "{gpus: 32}': vary sets cluster.gpus too, and only one"),
+        ("cluster: {gpus: 8}", "cluster.gpus=24,32", "cluster.gpus=24': vary sets cluster too, and only one"),
+        ("training: {mfu: 0.5}", "training.mfu=0.2..0.4", "'training.mfu=0.2..0.4': vary sets training too"),
         ("cluster: {gpus: 8}", "cluster={gpus: 4},{tp: 2}", "{tp: 2}': vary has cluster.gpus, which this leaves out"),
     ],
 )
@@ -246,7 +247,7 @@ def test_processes_write_the_same_bytes_as_this_one(file):
 
 
 def test_what_points_share_is_read_once(file, monkeypatch):
-    from simrl import simulate as module
+    from simrl.simulate import cache as module
 
     made = []
     real = module.synthesise
@@ -273,7 +274,7 @@ def test_a_point_that_cannot_be_is_a_row_with_its_error_and_the_others_are_simul
 
 
 def test_a_bug_that_one_point_meets_is_told_in_a_line(file, monkeypatch):
-    from simrl import points as module
+    from simrl.study import point as module
 
     real = module.prepare
 
@@ -305,7 +306,7 @@ def test_a_process_that_dies_costs_its_point_a_try_and_the_others_nothing(file):
     assert set(outcomes) == {0, 1, 2, 3}
     lost = outcomes.pop(1)
     assert isinstance(lost, Lost) and "ended 2 times (exit code 7)" in lost.message
-    inputs = SharedInputs()
+    inputs = InputCache()
     assert outcomes == {i: simulate_point(found.points[i], inputs) for i in (0, 2, 3)}
 
 
@@ -351,13 +352,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_simulates_nothing_twice(file):
 
 
 def test_ctrl_c_ends_with_1_and_keeps_what_was_done(simrl):
-    """The points of 300 steps end in a moment, the others never."""
-    process = simrl.start("sweep", "scenario.yaml", "steps=300,100000000", "-o", "out", "--jobs", "2")
-    started = time.monotonic()
-    while len(list(simrl.folder.glob("out/points/*/*.json"))) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < started + PATIENCE_S
-        time.sleep(0.05)
+    process = in_endless_points(simrl)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=PATIENCE_S) == (
         "",
@@ -369,6 +364,23 @@ def test_ctrl_c_ends_with_1_and_keeps_what_was_done(simrl):
     assert (json.loads(out)["points"], json.loads(out)["simulated"]) == (4, 2)
 
 
+def in_endless_points(simrl):
+    """A sweep whose two processes are busy: the points of 300 steps are done, the others never end."""
+    process = simrl.start("sweep", "scenario.yaml", "steps=300,100000000", "-o", "out", "--jobs", "2")
+    started = time.monotonic()
+    while len(list(simrl.folder.glob("out/points/*/*.json"))) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < started + PATIENCE_S
+        time.sleep(0.05)
+    return process
+
+
+def test_processes_in_the_middle_of_a_point_end_when_their_parent_is_killed(simrl):
+    process = in_endless_points(simrl)
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)  # returns once no process holds its output
+
+
 def test_an_outcome_that_is_cut_off_is_simulated_again(file):
     found = planned(file, "seed=0..1", "systems=split")
     swept(found, Path("out"))
@@ -377,19 +389,6 @@ def test_an_outcome_that_is_cut_off_is_simulated_again(file):
     cut.write_text(cut.read_text()[:100])
     assert swept(found, Path("out")).simulated == 1
     assert contents(Path("out")) == whole
-
-
-def test_what_is_no_outcome_in_the_place_of_one_is_named_before_anything_is_simulated(file):
-    found = planned(file, "seed=0", "systems=split")
-    swept(found, Path("out"))
-    (point,) = Path("out/points").glob("*/*.json")
-    point.write_bytes(b"\x00\x01\x02 not JSON")
-    with pytest.raises(
-        InputError, match=f"{point}: damaged, no outcome of a point; delete it and run the same command again"
-    ):
-        swept(found, Path("out"))
-    point.unlink()
-    assert swept(found, Path("out")).simulated == 1
 
 
 def test_more_values_are_added_to_what_is_there(file):

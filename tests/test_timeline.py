@@ -5,9 +5,10 @@ import pyarrow as pa
 import pytest
 
 from simrl.errors import InputError
-from simrl.metrics import gpu_seconds, window
-from simrl.result import Lane, Recorder, Result, SampleRow, SegmentRow, Step
-from simrl.timeline import idle_shares, running_requests, shares, spans, steady_window, time_shares
+from simrl.result.metrics import gpu_seconds, window
+from simrl.result.result import Lane, Result, SampleRow, SegmentRow, Step
+from simrl.result.timeline import idle_shares, running_requests, shares, spans, steady_window, time_shares
+from simrl.runtime.recorder import Recorder
 
 Run = Callable[..., Result]
 SYSTEMS = ("verl_colocated", "one_step_off", "areal")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
-from simrl.trace import METADATA_KEY, OPTIONAL, REQUIRED, Trace, TraceMetadata, Turn, read_trace, write_trace
+from simrl.trace.trace import METADATA_KEY, OPTIONAL, REQUIRED, Trace, TraceMetadata, Turn, read_trace, write_trace
 
 METADATA = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="qwen3", cap_tokens=100)
 

@@ -8,10 +8,13 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+from simrl.analysis.trace_description import describe
 from simrl.errors import InputError
-from simrl.synthesis import LengthModel, synthesise
-from simrl.trace import Trace, TraceMetadata, write_trace
-from simrl.trace_report import describe, plot_lengths, print_description
+from simrl.show.figures.trace import lengths_figure
+from simrl.show.style import save
+from simrl.show.tables.trace import print_description
+from simrl.trace.synthesis import LengthModel, synthesise
+from simrl.trace.trace import Trace, TraceMetadata, write_trace
 
 MODEL = LengthModel(
     steps=6, prompts_per_step=50, group=8, cap_tokens=2048, prompts=100, mean_tokens=(300, 900), sigma=0.9
@@ -146,7 +149,7 @@ def test_print_gives_the_numbers_of_the_description():
     ids=["synthetic", "few", "all at the cap", "one"],
 )  # fmt: skip
 def test_a_picture_is_drawn_of_any_trace(trace, tmp_path):
-    plot_lengths(trace, tmp_path / "figures" / "lengths.png")
+    save(lengths_figure(trace), tmp_path / "figures" / "lengths.png")
     pixels = imread(tmp_path / "figures" / "lengths.png")
     assert pixels.shape[0] > 400
     assert np.ptp(pixels[..., :3]) > 0.9
@@ -155,7 +158,7 @@ def test_a_picture_is_drawn_of_any_trace(trace, tmp_path):
 
 def test_a_picture_of_an_unknown_format_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"lengths\.docx: a picture cannot be written as '\.docx'; use \.png"):
-        plot_lengths(by_hand(), tmp_path / "lengths.docx")
+        save(lengths_figure(by_hand()), tmp_path / "lengths.docx")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,8 +5,8 @@ import simpy
 from helpers import recorder, rollout
 from test_training import costs, flops
 
-from simrl.trace import Response
-from simrl.trainer import SimulatedRewarder, SimulatedTrainer
+from simrl.runtime.trainer import SimulatedRewarder, SimulatedTrainer
+from simrl.trace.trace import Response
 
 
 def a_trainer(lanes=(0,), **more):
@@ -70,7 +70,7 @@ def test_the_off_policyness_of_an_update_counts_tokens_by_the_version_that_gener
 def test_what_was_trained_is_recorded_with_its_step():
     env, trainer, record = a_trainer()
     for uid in (0, 1):
-        record.stay_ended(rollout(uid, {0: 5}))
+        record.request_ended(rollout(uid, {0: 5}))
         env.run(trainer.train([rollout(uid, {0: 5})]))
     rows = record.result(env.now, {}).samples.to_pylist()
     assert [(r["uid"], r["status"], r["trained_step"]) for r in rows] == [(0, "trained", 0), (1, "trained", 1)]

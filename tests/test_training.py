@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.hardware import Gpu, ModelShape
-from simrl.training import TrainingConfig, TrainingCosts, deal, longest_first, pack
+from simrl.profile.hardware import Gpu, ModelShape
+from simrl.runtime.training_costs import TrainingCosts, deal, longest_first, pack
+from simrl.scenario.training import TrainingConfig
 
 MODEL = ModelShape(name="toy", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32)
 GPU = Gpu(

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from simrl.errors import InputError
-from simrl.hardware import GPUS, MODELS
-from simrl.profilers import aiconfigurator, transformed
-from simrl.profilers.aiconfigurator import DECODE_KV_TOKENS, DECODE_SEQUENCES, PREFILL_KV_TOKENS, PREFILL_TOKENS
-from simrl.profilers.transformed import BASES, Transformation
+from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.profilers import aiconfigurator, transformed
+from simrl.profile.profilers.aiconfigurator import DECODE_KV_TOKENS, DECODE_SEQUENCES, PREFILL_KV_TOKENS, PREFILL_TOKENS
+from simrl.profile.profilers.transformed import BASES, Transformation
 
 SHAPE = MODELS["qwen2.5-7b"]
 TOKENS = np.array([1.0, 16, 256, 4096])

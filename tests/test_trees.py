@@ -8,12 +8,12 @@ import pytest
 from scipy.optimize import brentq
 
 from simrl.errors import InputError
-from simrl.hardware import GPUS, MODELS
-from simrl.profile import read_profile
+from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.profile import read_profile
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.draft_times import eagle_drafts
-from simrl.speculation.trees import TreeShape, accept_length, tree_log_acceptances
+from simrl.speculation.trees import accept_length, tree_log_acceptances
 
 PROFILE = Path(__file__).parents[1] / "profiles" / "qwen3-32b_h100_tp4.parquet"
 ALIKE = 1e6  # the drafter is equally sure everywhere
@@ -21,7 +21,7 @@ ALIKE = 1e6  # the drafter is equally sure everywhere
 
 def reached(by_position, strategy, **shape):
     acceptance = ModelAcceptance(by_position=by_position)
-    return np.exp(-tree_log_acceptances(acceptance, Strategy(*strategy), TreeShape(**shape)))
+    return np.exp(-tree_log_acceptances(acceptance, Strategy(*strategy), **shape))
 
 
 def reached_slowly(by_position, strategy, next_choice):
@@ -56,7 +56,7 @@ def test_trees_are_those_of_the_slow_description(strategy: tuple[int, int, int],
 @pytest.mark.parametrize("concentration", [1.0, 2.0, 20.0])
 def test_a_tree_of_one_branch_accepts_what_a_chain_of_tokens_does(concentration: float):
     acceptance = ModelAcceptance(by_position=(0.9, 0.8, 0.7))
-    chain = tree_log_acceptances(acceptance, Strategy(5, 1, 6), TreeShape(concentration=concentration))
+    chain = tree_log_acceptances(acceptance, Strategy(5, 1, 6), concentration=concentration)
     assert np.exp(-chain) == pytest.approx(np.exp(-acceptance.log_acceptances(5)), rel=0.05)
 
 
@@ -71,7 +71,7 @@ def test_deeper_levels_are_reached_less_and_more_verified_tokens_never_harm():
 
 
 def test_levels_that_no_tree_keeps_are_never_accepted():
-    logs = tree_log_acceptances(ModelAcceptance(by_position=(0.6,)), Strategy(6, 2, 4), TreeShape(concentration=ALIKE))
+    logs = tree_log_acceptances(ModelAcceptance(by_position=(0.6,)), Strategy(6, 2, 4), concentration=ALIKE)
     assert np.isinf(logs[3:]).all() and np.isfinite(logs[:2]).all()
     assert max(accepted_tokens(3, generated, 1.0, logs, 6) for generated in range(5000)) == np.isfinite(logs).sum()
 

@@ -23,17 +23,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipelines import tight
 
-from simrl.dispatch import Dispatch, Dispatcher
-from simrl.dispatch.least_requests import least_requests
+from simrl.dispatch.dispatcher import Dispatch, Dispatcher
+from simrl.dispatch.placement import least_requests
 from simrl.errors import InputError
-from simrl.events import on_fire
-from simrl.rollout import Segment, WeightLoad
-from simrl.simulate import prepare
-from simrl.synthesis import LengthModel, synthesise
-from simrl.systems import RECIPES
-from simrl.trace import Trace, TraceMetadata, Turn, write_trace
-from simrl.trainer import _lengths
-from simrl.worker import SimulatedWorker, TokensReached, WorkerCosts
+from simrl.runtime.events import on_fire
+from simrl.runtime.rollout import Segment, WeightLoad
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.trainer import _lengths
+from simrl.runtime.worker import TokensReached, WorkerCosts
+from simrl.simulate.prepare import prepare
+from simrl.systems.recipes import RECIPES
+from simrl.trace.synthesis import LengthModel, synthesise
+from simrl.trace.trace import Trace, TraceMetadata, Turn, write_trace
 
 NARROW = ROOMY._replace(max_num_batched_tokens=4)
 METADATA = TraceMetadata(name="t", kind="recorded", source="a test", tokenizer="none", cap_tokens=100)
@@ -94,7 +95,7 @@ def test_what_the_environment_adds_counts_in_a_rows_context_and_not_in_its_respo
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        ({"turn_environment_s": [[1], []]}, "column 'turn_environment_s' without 'turn_tokens'; give what was generated"),
+        ({"turn_environment_s": [[1], []]}, "column 'turn_environment_s' without 'turn_tokens'; give the tokens"),
         ({"turn_tokens": [[4, 6], [3, 4]]}, "row 1, column 'turn_tokens' is [3, 4]; it must sum to the row's response_tokens"),
         ({"turn_tokens": [[4, 6], []]}, "row 1, column 'turn_tokens' is []; it must sum to the row's response_tokens"),
         ({"turn_tokens": [[10, 0], [6]]}, "row 0, column 'turn_tokens' is [10, 0]; it must hold at least one token a turn"),

@@ -21,10 +21,10 @@ from test_worker import Observed, ReferenceWorker, lengths, number_requests
 from replay.proposer import DrafterSetup
 from replay.vllm_worker import VllmWorker
 from simrl.errors import InputError
-from simrl.events import on_fire
+from simrl.runtime.events import on_fire
+from simrl.runtime.worker import TokensReached
 from simrl.speculation.windows import Fixed
-from simrl.trace import Sample
-from simrl.worker import TokensReached
+from simrl.trace.trace import Sample
 
 TICKS = one_second_a_pass()
 

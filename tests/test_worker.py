@@ -14,11 +14,12 @@ from reference_engine import ReferenceEngine, Request
 from test_engine import TABLES
 from test_engine import limits as any_limits
 
-from simrl.engine.state import PAUSE, Limits
-from simrl.events import gather, on_fire
-from simrl.rollout import Rollout, Segment, WeightLoad
-from simrl.trace import Sample, Turn
-from simrl.worker import SimulatedWorker, WorkerCosts
+from simrl.engine.requests import PAUSE, Limits
+from simrl.runtime.events import gather, on_fire
+from simrl.runtime.rollout import Rollout, Segment, WeightLoad
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.worker import WorkerCosts
+from simrl.trace.trace import Sample, Turn
 
 TICKS = one_second_a_pass()
 

@@ -2,8 +2,8 @@
 
 from helpers import trace
 
-from simrl.trace import Response, Sample
-from simrl.workload import Workload
+from simrl.trace.trace import Response, Sample
+from simrl.trace.workload import Workload
 
 TWO_STEPS = trace([[[(4, 1), (4, 2)], [(4, 3)]], [[(4, 4)]]])
 

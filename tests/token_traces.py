@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simrl.trace import Trace, TraceMetadata
+from simrl.trace.trace import Trace, TraceMetadata
 
 METADATA = TraceMetadata(name="ids", kind="synthetic", source="a test", tokenizer="numbers", cap_tokens=10_000)
 

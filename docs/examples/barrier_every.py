@@ -1,51 +1,45 @@
-"""A pipeline: k batches are rolled out one after the other on the same weights, then all workers wait for the trainer.
+"""A pipeline: k batches are rolled out one after the other on one policy version, then all workers wait for the trainer.
 
 Invariant: the rollout of batch j·k begins when all batches before it are trained, with the weights they made; the k - 1 that
 follow begin as soon as the batch before is complete. So the off-policyness of a token is at most k - 1.
 """
 
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Annotated
 
 import simpy
 from pydantic import Field, validate_call
 
-from simrl.dispatch import DISPATCHES
-from simrl.events import gather
-from simrl.pipelines import Stage
-from simrl.pipelines.batchwise import Batch
+from simrl.dispatch.dispatcher import DISPATCHES
+from simrl.pipelines.batch import Batch
+from simrl.pipelines.context import RunContext
 from simrl.pipelines.full_batch import full_batch
-from simrl.systems import System
+from simrl.runtime.events import gather
+from simrl.systems.system import System
 
 
-@dataclass(frozen=True)
-class BarrierEvery:
-    """The pipeline: a function of the stage, as a class because it has a parameter."""
+def pipeline(run: RunContext, *, k: int) -> simpy.events.ProcessGenerator:
+    """Train batch after batch, and publish every `k`th update."""
+    batches: simpy.Store = simpy.Store(run.env)
+    run.env.process(roll_out(run, batches, k))
+    for number in range(1, run.steps + 1):
+        batch = yield batches.get()
+        yield batch.complete
+        yield run.trainer.train(batch.rollouts, publish=number % k == 0)
 
-    k: int
 
-    def __call__(self, stage: Stage) -> simpy.events.ProcessGenerator:
-        batches: simpy.Store = simpy.Store(stage.env)
-        stage.env.process(self._roll_out(stage, batches))
-        return self._train(stage, batches)
-
-    def _roll_out(self, stage: Stage, batches: simpy.Store) -> simpy.events.ProcessGenerator:
-        collect = full_batch(stage)  # what belongs to a batch: the next step of the trace, to its last response
-        for number in count():
-            if number and number % self.k == 0:
-                yield stage.trainer.published(number)
-                yield gather(stage.env, [worker.load_weights(number) for worker in stage.workers])
-            batch = Batch(stage)
-            batches.put(batch)
-            yield from collect(batch)
-            batch.close()
-
-    def _train(self, stage: Stage, batches: simpy.Store) -> simpy.events.ProcessGenerator:
-        for number in range(1, stage.steps + 1):
-            batch = yield batches.get()
-            yield batch.complete
-            yield stage.trainer.train(batch.rollouts, publish=number % self.k == 0)
+def roll_out(run: RunContext, batches: simpy.Store, k: int) -> simpy.events.ProcessGenerator:
+    """Roll out batch after batch; after every `k`th, wait for the trainer and load its weights."""
+    collect = full_batch(run)  # what belongs to a batch: the next step of the trace, to its last response
+    for number in count():
+        if number and number % k == 0:
+            yield run.trainer.published(number)
+            yield gather(run.env, [worker.load_weights(number) for worker in run.workers])
+        batch = Batch(run)
+        batches.put(batch)
+        yield from collect(batch)
+        batch.close()
 
 
 @validate_call
@@ -59,7 +53,7 @@ def barrier_every(
     """
     return System(
         name="barrier_every",
-        pipeline=BarrierEvery(k),
+        pipeline=partial(pipeline, k=k),
         schedule=f"a barrier every {k} batches",
         dispatch=DISPATCHES["least_requests"],
         rollout_share=rollout_share,

@@ -1,4 +1,4 @@
-"""A drafter: what followed the last n tokens when they stood in the response before, always for the same n.
+"""A drafter: the tokens that followed an earlier occurrence of the last n tokens in the response, for one fixed n.
 
 Invariant: a draft is read from what the response has so far; nothing of one response is kept for another.
 """

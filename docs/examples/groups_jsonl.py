@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from simrl.errors import InputError
-from simrl.importers.rows import Row, existing, field, integer, number, read_jsonl, text, trace_from_rows
-from simrl.trace import Trace
+from simrl.trace.importers.rows import Row, existing, field, integer, number, read_jsonl, text, trace_from_rows
+from simrl.trace.trace import Trace
 
 
 def import_groups(path: Path, cap_tokens: int | None = None, licence: str = "unknown") -> Trace:

@@ -1,6 +1,6 @@
 """A profiler: a profile from a CSV of step times that you measured yourself.
 
-Columns phase, n, context_tokens, seconds. "decode": a pass in which n sequences of so many tokens each gain one token; a grid
+Columns phase, n, context_tokens, seconds. "decode": a pass in which n sequences of context_tokens each gain one token; a grid
 of n by context. "prefill": a pass over one prompt of n tokens, context 0.
 
 A pass of decoding at the shortest context is taken for what n tokens cost without attention, and what it takes longer at longer
@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from simrl.errors import InputError
-from simrl.hardware import Gpu, ModelShape
-from simrl.profile import ProfileMetadata, TableProfile, Tables, not_falling
+from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
+from simrl.profile.profilers.smoothing import settled
 
 
 def step_times_profile(shape: ModelShape, gpu: Gpu, tp: int, table: Path | None = None) -> TableProfile:
@@ -32,12 +33,12 @@ def step_times_profile(shape: ModelShape, gpu: Gpu, tp: int, table: Path | None 
             f"{table}: the decode times are no full grid of n by context_tokens, or there are no prefill times"
         )
     without_attention = pd.concat([decode.iloc[:, 0], prefill[prefill.index > decode.index[-1]]])
-    attention = not_falling((decode - decode.iloc[:, [0]].to_numpy()).clip(lower=0).to_numpy())
+    attention = settled((decode - decode.iloc[:, [0]].to_numpy()).clip(lower=0).to_numpy())
     sequences, contexts = decode.index.to_numpy(float), decode.columns.to_numpy(float)
     longest = contexts[-1]
     tables = Tables(
         dense_tokens=without_attention.index.to_numpy(float),
-        dense_s=not_falling(without_attention.to_numpy(float)),
+        dense_s=settled(without_attention.to_numpy(float)),
         sampled_sequences=np.array([0.0, without_attention.index[-1]]),  # the output head is in the passes measured
         sampled_s=np.zeros(2),
         prefill_tokens=np.array([0.0, prefill.index[-1]]),
@@ -53,6 +54,6 @@ def step_times_profile(shape: ModelShape, gpu: Gpu, tp: int, table: Path | None 
         tp=tp,
         kind="measured",
         source=f"step times in {Path(table).name}",
-        notes="whole passes; attention of prompts within their passes, that of later chunks on earlier ones left out",
+        notes="whole passes; attention of prompts within their passes, without the attention of later chunks on earlier ones",
     )
     return TableProfile(tables, metadata, origin=str(table))

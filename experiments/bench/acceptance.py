@@ -1,34 +1,29 @@
-"""How fast drafters and the similarity routine run over recorded tokens, each figure beside its bar. One core; medians of
-repeats after a warm-up. The responses are synthetic: phrases of a prompt, changed here and there.
+"""Speed of drafters and of the similarity routine over recorded tokens, each figure beside its bar, the least. One
+core; medians of repeats after a warm-up. The responses are synthetic: phrases of a prompt, changed here and there.
 
 python experiments/bench/acceptance.py [--tokens 2000000] [--json]
 """
 
-import json
-import time
-from collections.abc import Callable
-from statistics import median
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from simrl.speculation.history import history_runs
+from experiments.shared import AsJson, bench_row, median_s, print_bench
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs, fit_run_model
 from simrl.speculation.siblings import sibling_index, sibling_runs
 from simrl.speculation.similarity import similarity
+from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd
-from simrl.trace import Trace, TraceMetadata
+from simrl.trace.trace import Trace, TraceMetadata
 
 GROUP, EPOCHS, RESPONSE_TOKENS, VOCABULARY = 16, 2, 4000, 150_000
 
 
 def synthetic(tokens: int) -> Trace:
-    """Responses of about 4,000 tokens, 16 a prompt, in two epochs; three quarters of each are phrases that its prompt knows."""
+    """Return responses of about 4,000 tokens, 16 a prompt, in two epochs; three quarters are phrases of the prompt."""
     rng = np.random.default_rng(0)
     prompts = max(tokens // (GROUP * EPOCHS * RESPONSE_TOKENS), 1)
     rows, ids = [], []
@@ -49,27 +44,16 @@ def synthetic(tokens: int) -> Trace:
     )
 
 
-def measure(run: Callable[[], object], repeats: int = 3) -> float:
-    run()  # warm-up
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds)
-
-
 def main(
     tokens: Annotated[int, typer.Option(min=100_000, help="of all responses, about")] = 2_000_000,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
     trace = synthetic(tokens)
     lengths = trace.column("response_tokens").astype(np.int64)
     total = int(lengths.sum())
     runs = sibling_runs(trace)
     model, keys = fit_run_model(runs, lengths), np.arange(len(trace)) * 7919
-    rows = []
-    for what, run, bar in (
+    benched = (
         ("similarity, previous epoch", lambda: similarity(trace), 2.0),
         ("similarity, previous epoch, best match", lambda: similarity(trace, follow="best"), None),
         ("similarity, all earlier epochs", lambda: similarity(trace, epochs_back=None), 2.0),
@@ -80,16 +64,9 @@ def main(
         ("sibling drafts at every position, 15 running siblings", lambda: sibling_runs(trace), None),
         ("passes by AIMD windows", lambda: run_passes(runs, lengths, Aimd().rule), None),
         ("runs drawn from a model", lambda: draw_runs(model, lengths, keys), None),
-    ):
-        rows.append({"what": what, "value": total / measure(run) / 1e6, "unit": "M tokens/s", "bar": bar})
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table("what", "measured", "bar", title=f"{total / 1e6:.1f} M tokens, {len(trace)} responses")
-    for row in rows:
-        bar = "" if row["bar"] is None else f"≥ {row['bar']:g} {row['unit']}"
-        table.add_row(str(row["what"]), f"{row['value']:.1f} {row['unit']}", bar)
-    Console().print(table)
+    )
+    rows = [bench_row(what, total / median_s(run) / 1e6, bar, "M tokens/s") for what, run, bar in benched]
+    print_bench(rows, as_json)
 
 
 if __name__ == "__main__":

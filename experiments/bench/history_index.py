@@ -1,8 +1,8 @@
-"""How fast a prompt's history is indexed, how fast it drafts, and what it takes, each figure beside its bar. One core.
+"""Speed of indexing a prompt's history and of drafting from it, and its memory, each figure beside its bar. One core.
 
     python experiments/bench/history_index.py [--small] [--data ../shared/data] [--json]
 
-Beside them arctic-inference's SuffixDecodingCache on the same tokens, where it is installed (`pip install arctic-inference`),
+Beside them arctic-inference's SuffixDecodingCache on these tokens, where it is installed (`pip install arctic-inference`),
 with the accept lengths of both: teacher-forced, at most 32 tokens a draft, matches of 7 to 3 tokens, bonus token included. (It
 follows the best score of all matches, not the longest match.)
 
@@ -24,13 +24,13 @@ import numpy as np
 import pyarrow as pa
 import typer
 from numba import njit
-from rich.console import Console
-from rich.table import Table
 
-from simrl.speculation.history import HistoryDrafter, history_runs
+from experiments.shared import AsJson, bench_row, median_s, print_bench
+from replay.history_drafter import HistoryDrafter
+from replay.history_store import HistoryStore
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule, build_index
-from simrl.speculation.history_store import HistoryStore
-from simrl.trace import Trace, TraceMetadata
+from simrl.speculation.trace_runs import history_runs
+from simrl.trace.trace import Trace, TraceMetadata
 
 GROUP = 16
 VOCABULARY = 151_936
@@ -38,14 +38,14 @@ TEXTS = 4  # that a prompt's responses copy
 
 
 def zipf_tokens(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """4,000 of the vocabulary's tokens, frequent ones frequently."""
+    """Return 4,000 of the vocabulary's tokens, frequent ones frequently."""
     ids = rng.permutation(VOCABULARY)[:4000].astype(np.int32)
     share = 1 / np.arange(2, 4002)
     return ids[np.searchsorted(np.cumsum(share / share.sum()), rng.random(shape)).clip(0, 3999)]
 
 
 def copied_responses(rng: np.random.Generator, texts: np.ndarray, group: int, tokens: int) -> list[np.ndarray]:
-    """Responses of so many tokens each, that copy `texts` (m, n) as told above."""
+    """Return responses of `tokens` tokens each, which copy `texts` (m, n) as the module says."""
     return list(_copied(texts, zipf_tokens(rng, (group, tokens)), rng.random((group, tokens, 3))))
 
 
@@ -68,7 +68,7 @@ def _copied(texts, errors, draws):
 
 
 def copies_trace(prompts: int, epochs: int, tokens: int) -> Trace:
-    """Every prompt once an epoch, 16 responses each."""
+    """Return a trace with every prompt once an epoch, 16 responses each."""
     rng = np.random.default_rng(0)
     texts = [zipf_tokens(rng, (TEXTS, tokens)) for _ in range(prompts)]
     flat = np.concatenate(
@@ -90,7 +90,7 @@ def copies_trace(prompts: int, epochs: int, tokens: int) -> Trace:
 
 
 def verl_responses(data: Path) -> dict[int, list[list[np.ndarray]]]:
-    """Prompt -> checkpoint -> responses of the real run, words and signs numbered."""
+    """Return prompt -> checkpoint -> responses of the real run, words and signs numbered."""
     table = json.loads((data / "verl_run" / "do7bl4gg" / "val_generations.table.json").read_text(encoding="utf-8"))
     numbers: dict[str, int] = {}
     prompts: dict[str, int] = {}
@@ -104,18 +104,8 @@ def verl_responses(data: Path) -> dict[int, list[list[np.ndarray]]]:
     return found
 
 
-def median_s(run: Callable[[], object], repeats: int) -> float:
-    run()
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds)
-
-
 def building(tokens: int, repeats: int) -> tuple[float, float]:
-    """(M tokens/s, bytes a token) of one index."""
+    """Return (M tokens/s, bytes a token) of one index."""
     rng = np.random.default_rng(0)
     texts = zipf_tokens(rng, (TEXTS, tokens // GROUP))
     responses = copied_responses(rng, texts, GROUP, tokens // GROUP)
@@ -125,7 +115,7 @@ def building(tokens: int, repeats: int) -> tuple[float, float]:
 
 
 def proposing_us(prompts: int, passes: int) -> float:
-    """Median microseconds a request of `propose` in a batch of 64, 32 tokens asked for, on indexes of 100k tokens each."""
+    """Return the median microseconds a request of `propose`: a batch of 64, up to 32 tokens each, indexes of 100k tokens."""
     rng = np.random.default_rng(0)
     running = []
     with HistoryStore() as store:
@@ -150,7 +140,7 @@ def proposing_us(prompts: int, passes: int) -> float:
 
 
 def passes_of(response: np.ndarray, propose: Callable[[int], np.ndarray], observe: Callable[[np.ndarray], None]) -> int:
-    """Passes that a response takes if each verifies what `propose` drafts at the position it is given."""
+    """Return the passes of a response if each verifies the draft of `propose` at its position."""
     done = passes = 0
     while done < len(response):
         path = propose(done)[: len(response) - done]
@@ -210,23 +200,21 @@ class Arctic:
 
 
 def accept_lengths(corpus: list[tuple[list[np.ndarray], list[np.ndarray]]], what: str) -> list[dict]:
-    """Tokens a pass on (history, responses) pairs; arctic's where it is installed."""
+    """Return tokens a pass on (history, responses) pairs; arctic's where it is installed."""
     tokens = sum(len(r) for _, responses in corpus for r in responses)
     found = []
     for name, rule in (("by reward, to the end", PAPER), ("by count, at least 0.1", PUBLIC_CODE)):
         ours = tokens / sum(our_passes(history, responses, rule) for history, responses in corpus)
-        row = {"what": f"accept length, {what}, {name}", "value": ours, "unit": "tokens", "bar": None}
         try:
-            other = sum(Arctic(history).passes(responses, rule) for history, responses in corpus)
-            row["arctic"] = tokens / other
+            arctic = tokens / sum(Arctic(history).passes(responses, rule) for history, responses in corpus)
         except ImportError:
-            row["arctic"] = None
-        found.append(row)
+            arctic = None
+        found.append(bench_row(f"accept length, {what}, {name}", ours, unit="tokens", arctic=arctic))
     return found
 
 
 def arctic_figures(tokens: int) -> tuple[float | None, float | None]:
-    """(M tokens/s, median microseconds a proposal) of arctic-inference on the corpus of `building`."""
+    """Return (M tokens/s, median microseconds a proposal) of arctic-inference on the corpus of `building`."""
     rng = np.random.default_rng(0)
     texts = zipf_tokens(rng, (TEXTS, tokens // GROUP))
     try:
@@ -242,29 +230,28 @@ def main(
         bool, typer.Option(help="a trace of 4 M tokens instead of 80 M, indexes up to 100k tokens")
     ] = False,
     data: Annotated[Path | None, typer.Option(help="the folder of measurements: adds real text")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
     rows = []
     for tokens, bar in ((100_000, 4.0), (1_000_000, 2.0))[: 1 if small else 2]:
         rate, size = building(tokens, 9)
         arctic_rate, arctic_us = arctic_figures(tokens)
         name = f"an index of {tokens:,} tokens"
-        rows.append({"what": f"build {name}", "value": rate, "unit": "M tokens/s", "bar": bar, "arctic": arctic_rate})
-        rows.append({"what": f"memory of {name}", "value": size, "unit": "bytes/token", "bar": 16.0})
+        rows.append(bench_row(f"build {name}", rate, bar, "M tokens/s", arctic=arctic_rate))
+        rows.append(bench_row(f"memory of {name}", size, 16.0, "bytes/token"))
     for prompts in (1, 64):
         what = f"propose, a batch of 64 on {prompts} {'index' if prompts == 1 else 'indexes'} of 100,000 tokens"
-        row = {"what": what, "value": proposing_us(prompts, 300), "unit": "µs/request", "bar": 3.0}
-        rows.append(row | {"arctic": arctic_us if prompts == 1 else None})
+        beside = arctic_us if prompts == 1 else None
+        rows.append(bench_row(what, proposing_us(prompts, 300), 3.0, "µs/request", arctic=beside))
     prompts, tokens = (10, 5000) if small else (200, 5000)
     trace = copies_trace(prompts, 5, tokens)
     millions = trace.column("response_tokens").sum() / 1e6
     for name, rule in (("paper", PAPER), ("public code", PUBLIC_CODE)):
         history_runs(copies_trace(1, 2, 100), rule)  # compiles
-        started = time.perf_counter()
-        history_runs(trace, rule)
-        seconds = time.perf_counter() - started
-        what = f"HistoSpec ({name}) over a trace of {millions:.0f} M tokens"
-        rows.append({"what": what, "value": seconds, "unit": "s", "bar": 180 * millions / 80})
+        seconds = median_s(lambda rule=rule: history_runs(trace, rule), 1, warm_up=False)
+        rows.append(
+            bench_row(f"HistoSpec ({name}) over a trace of {millions:.0f} M tokens", seconds, 180 * millions / 80)
+        )
     rng = np.random.default_rng(1)
     texts = zipf_tokens(rng, (TEXTS, 5000))
     copies = [(copied_responses(rng, texts, GROUP, 5000), copied_responses(rng, texts, 4, 5000))]
@@ -273,20 +260,7 @@ def main(
         epochs = verl_responses(data).values()
         pairs = [(a, b) for prompt in epochs for a, b in pairwise(prompt)]
         rows += accept_lengths(pairs, "verl run, 10 steps earlier")
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table("what", "measured", "bar", "measured / bar", "arctic-inference")
-    for row in rows:
-        value, bar, arctic = row["value"], row["bar"], row.get("arctic")
-        table.add_row(
-            row["what"],
-            f"{value:.2f} {row['unit']}",
-            "" if bar is None else f"{bar:g}",
-            "" if bar is None else f"{value / bar:.2f}",
-            "" if arctic is None else f"{arctic:.2f}",
-        )
-    Console(width=150).print(table)
+    print_bench(rows, as_json, ["arctic"])
 
 
 if __name__ == "__main__":

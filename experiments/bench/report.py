@@ -1,4 +1,4 @@
-"""How large reports are and how fast they open, beside their bars: of a sweep of 1,000 points, and of runs on 512 GPUs.
+"""Size of reports and the time to open them, beside their bars: a sweep of 1,000 points, and runs on 512 GPUs.
 
 Opening is counted from the address to the first pictures on the screen, in a Chromium that was just started and does not know
 the page: the median of several. CPU seconds of the page's own thread are what a machine without other work takes at the least.
@@ -12,17 +12,17 @@ import shutil
 import statistics
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from simrl.comparison import compare_scenarios
-from simrl.html_report import write_report
-from simrl.scenario import load_scenarios
-from simrl.sweeps import write_table
+from experiments.shared import AsJson, bench_row, print_bench
+from simrl.scenario.load import load_scenarios
+from simrl.show.comparison import compare_scenarios
+from simrl.show.report.page import write_report
+from simrl.study.sweep import write_table
 
 ROOT = Path(__file__).parents[2]
 SYSTEMS = ("verl_colocated", "one_step_off", "areal", "rhymerl", "partial_rollout")
@@ -30,7 +30,7 @@ MOST_MB, MOST_S = 6.0, 2.0
 
 
 def made_up_sweep(folder: Path, points: int) -> Path:
-    """Rows of a sweep's table: what is drawn takes as long whatever was simulated."""
+    """Write the table of a sweep with made-up rows: drawing takes as long as with simulated ones."""
     rows = []
     for i in range(points):
         rate, system = 1 + (i * 7919 % 1000) / 250, SYSTEMS[i % len(SYSTEMS)]
@@ -68,21 +68,19 @@ def made_up_sweep(folder: Path, points: int) -> Path:
 
 
 def runs_on_512_gpus(folder: Path) -> Path:
-    """Two systems, 20 updates, 256 workers of two GPUs."""
+    """Simulate two systems, 20 updates, 256 workers of two GPUs."""
     changes = ["cluster.gpus=512", "vary=[]", "systems=[verl_colocated,areal]"]
     compare_scenarios(load_scenarios(ROOT / "experiments" / "math_14b.yaml", changes), folder, jobs=1)
     return folder
 
 
 def opening_s(page: Path) -> dict[str, float] | None:
-    """Seconds to the first text and the first pictures, and CPU seconds, in a browser of its own; None where there is none."""
+    """Return the seconds to the first text and the first pictures, and CPU seconds, in a new browser; None without one."""
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    try:
-        from selenium import webdriver
-    except ImportError:
+    if browser is None or driver is None or find_spec("selenium") is None:
         return None
-    if browser is None or driver is None:
-        return None
+    from selenium import webdriver
+
     os.environ["SE_OFFLINE"] = "true"
     options = webdriver.ChromeOptions()
     options.binary_location = browser
@@ -108,19 +106,18 @@ def opening_s(page: Path) -> dict[str, float] | None:
 
 
 def measured(name: str, folder: Path, page: Path, repeats: int) -> list[dict[str, Any]]:
-    """Rows of the table: of one page."""
     started = time.perf_counter()
     write_report(folder, page)
-    rows: list[dict[str, Any]] = [
-        {"what": f"{name}: written in", "value": time.perf_counter() - started, "unit": "s", "bar": None},
-        {"what": f"{name}: size", "value": page.stat().st_size / 1e6, "unit": "MB", "bar": MOST_MB},
+    rows = [
+        bench_row(f"{name}: written in", time.perf_counter() - started),
+        bench_row(f"{name}: size", page.stat().st_size / 1e6, MOST_MB, "MB"),
     ]
     opened = [found for _ in range(repeats) if (found := opening_s(page)) is not None]
     if opened:
         for key, words in (("text", "text after"), ("drawn", "pictures after"), ("cpu", "of it CPU")):
             seconds = [each[key] for each in opened]
             spread = f"{words} ({min(seconds):.2f} to {max(seconds):.2f})"
-            rows.append({"what": f"{name}: {spread}", "value": statistics.median(seconds), "unit": "s", "bar": MOST_S})
+            rows.append(bench_row(f"{name}: {spread}", statistics.median(seconds), MOST_S))
     return rows
 
 
@@ -128,7 +125,7 @@ def main(
     folders: Annotated[list[Path] | None, typer.Argument(help="of results, in place of those made here")] = None,
     points: Annotated[int, typer.Option(min=1, help="of the sweep")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, help="openings, each in a new browser")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -138,20 +135,9 @@ def main(
             given = {f"a sweep of {points:,} points": made_up_sweep(place / "sweep", points)}
             given["two runs on 512 GPUs"] = runs_on_512_gpus(place / "runs")
         rows = [row for what, folder in given.items() for row in measured(what, folder, place / "page.html", repeats)]
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table("what", "measured", "bar", "measured / bar")
-    for row in rows:
-        bar = row["bar"]
-        beside = (f"{bar:g} {row['unit']}", f"{row['value'] / bar:.2f}") if bar else ("", "")
-        table.add_row(row["what"], f"{row['value']:.3g} {row['unit']}", *beside)
-    console = Console()
-    console.print(table)
-    if not any("pictures" in row["what"] for row in rows):
-        console.print(
-            "No Chromium with its driver here (apt-get install chromium chromium-driver): opening was not timed."
-        )
+    print_bench(rows, as_json)
+    if not as_json and not any("pictures" in row["what"] for row in rows):
+        print("No Chromium with its driver here (apt-get install chromium chromium-driver): opening was not timed.")
 
 
 if __name__ == "__main__":

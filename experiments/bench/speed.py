@@ -1,31 +1,27 @@
-"""How fast the simulator is, each figure beside its bar. One core; medians of repeats after a warm-up.
+"""Speed of the simulator, each figure beside its bar. One core; medians of repeats after a warm-up.
 
 python experiments/bench/speed.py [--once] [--json]
 """
 
-import json
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from simrl.engine import Engine
-from simrl.engine.state import Limits
-from simrl.hardware import gpu, model_shape
-from simrl.profilers.roofline import roofline_profile
-from simrl.scenario import Scenario
-from simrl.simulate import prepare, simulate_prepared
+from experiments.shared import AsJson, bench_row, median_s, print_bench
+from simrl.engine.engine import Engine
+from simrl.engine.requests import Limits
+from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate_prepared
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.decoding import MODEL, RUNS, chains, packed, rules
+from simrl.speculation.decoding import MODEL, RUNS, Rule, chains, packed
 from simrl.speculation.draft_times import model_drafts, text_drafts
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.windows import Fixed
@@ -50,12 +46,11 @@ def scenario(name: str, gpus: int, steps: int, prompts_per_step: int, system: di
 
 
 def batches() -> list[list[int]]:
-    """Response tokens of 256 workers × 64 samples."""
     return np.minimum(np.random.default_rng(0).lognormal(8.25, 0.9, (256, 64)), 16384).astype(int).tolist()
 
 
 def engines_of_a_batch() -> str:
-    """256 workers × 64 samples, each engine run to its end, without SimPy."""
+    """Run the engines of 256 workers × 64 samples to their end, without SimPy."""
     tables = roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables
     lengths = batches()
     passes = 0
@@ -69,11 +64,11 @@ def engines_of_a_batch() -> str:
 
 
 def speculative(source: int, repeats: int) -> tuple[float, str]:
-    """The same responses decoded with drafts of four tokens: of a model, or replayed from runs. Seconds for 30 M times that a
-    request verifies a draft."""
+    """Decode the responses of `batches` with drafts of four tokens, of a model or replayed from runs. Return the seconds for
+    30 M verified drafts."""
     tables = roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables
     lengths = batches()
-    rule = rules(window=Fixed(tokens=4).rule)
+    rule = Rule(window=Fixed(tokens=4).rule)
     if source == MODEL:
         times = model_drafts(model_shape("qwen2.5-0.5b"), gpu("h100"))
         decoding = chains(rule, times, ModelAcceptance(by_position=(0.75, 0.7, 0.65)))
@@ -103,7 +98,7 @@ def speculative(source: int, repeats: int) -> tuple[float, str]:
 
 
 def runs_of(tokens: int) -> AcceptRuns:
-    """Drafts of which each token is right with 85 %, for every place of so many tokens."""
+    """Return drafts for every place of `tokens` tokens; each drafted token is right with 85 %."""
     rng = np.random.default_rng(1)
     accepted = np.empty(tokens, dtype=np.uint8)
     for start in range(0, tokens, 1_000_000):  # all at once would take gigabytes
@@ -116,7 +111,7 @@ def runs_of(tokens: int) -> AcceptRuns:
 
 
 def one_long_queue() -> str:
-    """One engine, 2,048 requests queued at once, at most 256 running."""
+    """Run one engine with 2,048 requests queued at once, at most 256 running."""
     engine = Engine(roofline_profile(model_shape("qwen3-14b"), gpu("h100"), 2).tables, LIMITS)
     lengths = np.minimum(np.random.default_rng(0).lognormal(7.5, 0.8, 2048), 8192).astype(int).tolist()
     for tokens in lengths:
@@ -136,37 +131,26 @@ def simulation(case: Scenario) -> Callable[[], str]:
 
 
 def per_step(case: Callable[[int], Scenario], repeats: int) -> tuple[float, str]:
-    """Seconds that one more step takes: a run of three steps less a run of one, halved. (One-step-off leaves a batch in
+    """Return the seconds of one more step: a run of three steps less a run of one, halved. (One-step-off leaves a batch in
     flight at its end, so a run of n steps generates more than n batches.)"""
     (one_s, what), (three_s, _) = (measure(simulation(case(steps)), repeats) for steps in (1, 3))
     return (three_s - one_s) / 2, what.split(",")[0] + ", 16384 samples a step"
 
 
 def measure(run: Callable[[], str], repeats: int, warm_up: bool = True) -> tuple[float, str]:
-    if warm_up:
-        run()
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        what = run()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds), what
+    said: list[str] = []
+    return median_s(lambda: said.append(run()), repeats, warm_up), said[-1]
 
 
 def second_process_s(repeats: int) -> float:
-    """From the start of Python to the first simulated pass, kernels cached on disk."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import speed; speed.one_long_queue()"
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        seconds.append(time.perf_counter() - started)
-    return median(seconds)
+    """Return the seconds from the start of Python to the first simulated pass, kernels cached on disk."""
+    code = "from experiments.bench import speed; speed.one_long_queue()"
+    return median_s(lambda: subprocess.run([sys.executable, "-c", code], check=True), repeats, warm_up=False)
 
 
 def main(
     once: Annotated[bool, typer.Option("--once", help="nothing is repeated: quicker, and noisier")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
     few, more = (1, 1) if once else (3, 5)
 
@@ -175,33 +159,20 @@ def main(
 
     areal = scenario("areal", 256, 100, 128, {"name": "areal", "eta": 8})
     rows = []
-    for name, run, bar_s in (
-        ("engines of 256 workers × 64 samples", engines_of_a_batch, 0.15),
-        ("one engine, 2,048 queued", one_long_queue, 0.05),
-    ):
-        seconds, what = measure(run, more)
-        rows.append({"what": f"{name} ({what})", "value": seconds, "unit": "s", "bar": bar_s})
-    seconds, what = per_step(one_step_off, few)
-    rows.append({"what": f"one more step of one-step-off ({what})", "value": seconds, "unit": "s", "bar": 1.0})
-    seconds, what = measure(simulation(areal), 1, warm_up=False)  # the others compiled what it runs
-    name = "100 AReaL steps, 256 GPUs, 2,048 samples a step"
-    rows.append({"what": f"{name} ({what})", "value": seconds, "unit": "s", "bar": 30.0})
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    rows.append({"what": "peak RSS of all that", "value": rss, "unit": "GB", "bar": 1.0})
-    for name, source, bar_s in (("acceptance from a model", MODEL, 1.5), ("replay of recorded runs", RUNS, 0.5)):
-        seconds, what = speculative(source, few)
-        rows.append({"what": f"30 M verified drafts, {name} ({what})", "value": seconds, "unit": "s", "bar": bar_s})
-    rows.append(
-        {"what": "second process: start to first passes", "value": second_process_s(few), "unit": "s", "bar": 1.5}
-    )
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table("what", "measured", "bar", "measured / bar")
-    for row in rows:
-        value, bar = float(row["value"]), float(row["bar"])
-        table.add_row(str(row["what"]), f"{value:.3f} {row['unit']}", f"{bar:g} {row['unit']}", f"{value / bar:.2f}")
-    Console().print(table)
+
+    def add(name: str, measured: tuple[float, str], bar_s: float) -> None:
+        rows.append(bench_row(f"{name} ({measured[1]})", measured[0], bar_s))
+
+    add("engines of 256 workers × 64 samples", measure(engines_of_a_batch, more), 0.15)
+    add("one engine, 2,048 queued", measure(one_long_queue, more), 0.05)
+    add("one more step of one-step-off", per_step(one_step_off, few), 1.0)
+    measured = measure(simulation(areal), 1, warm_up=False)  # the others compiled its kernels
+    add("100 AReaL steps, 256 GPUs, 2,048 samples a step", measured, 30.0)
+    rows.append(bench_row("peak RSS of all that", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1.0, "GB"))
+    add("30 M verified drafts, acceptance from a model", speculative(MODEL, few), 1.5)
+    add("30 M verified drafts, replay of recorded runs", speculative(RUNS, few), 0.5)
+    rows.append(bench_row("second process: start to first passes", second_process_s(few), 1.5))
+    print_bench(rows, as_json)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""How fast sweeps are, each figure beside its bar: points of 64 GPUs and 5 steps, what a point takes besides its simulation,
-and a query of a table of 100,000 points.
+"""Speed of sweeps, each figure beside its bar: points of 64 GPUs and 5 steps, a point without its simulation, and a query of a
+table of 100,000 points.
 
 python experiments/bench/sweep.py [--points 1000] [--jobs 2] [--json]
 """
 
-import json
 import resource
 import tempfile
 import time
@@ -15,14 +14,14 @@ from unittest.mock import patch
 import pandas as pd
 import typer
 import yaml
-from rich.console import Console
-from rich.table import Table
 
-from simrl.comparison import compile_kernels
-from simrl.dimensions import vary
-from simrl.executors import Executor, Here, Processes
-from simrl.simulate import prepare, simulate_prepared
-from simrl.sweeps import kept, plan, run, write_table
+from experiments.shared import AsJson, bench_row, print_bench
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate_prepared
+from simrl.study.executors import Executor, Here, Processes
+from simrl.study.grid import vary
+from simrl.study.progress import compile_kernels
+from simrl.study.sweep import kept, plan, run, write_table
 
 ROOT = Path(__file__).parents[2]
 ROWS = 100_000
@@ -51,7 +50,6 @@ SCENARIO = {
 
 
 def sweep_s(file: Path, folder: Path, points: int, executor: Executor) -> float:
-    """Seconds of a sweep, from its text to its table."""
     started = time.perf_counter()
     seeds = -(-points // len(SYSTEMS)) - 1  # each has a trace of its own
     planned = plan(vary(file, [f"seed=0..{seeds}", f"systems={','.join(SYSTEMS)}"]), None, 0)
@@ -61,19 +59,19 @@ def sweep_s(file: Path, folder: Path, points: int, executor: Executor) -> float:
 
 
 def cpu_s() -> float:
-    """Of this process and of those that it waited for."""
+    """Return the CPU seconds of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def overhead_s(file: Path, folder: Path) -> float:
-    """What a point of a sweep takes besides its simulation, in one process: a sweep in which every point has the result of the
+    """Return the seconds of a point of a sweep apart from its simulation, in one process: every point has the result of the
     first at once. The median of three."""
     text = f"training.mfu={','.join(f'{0.2 + i / 1000:g}' for i in range(OVERHEAD_POINTS))}"
     first = simulate_prepared(prepare(plan(vary(file, [text]), None, 0).points[0].scenario))
     seconds = []
     for attempt in range(3):
-        with patch("simrl.points.simulate_prepared", return_value=first):
+        with patch("simrl.study.point.simulate_prepared", return_value=first):
             started = time.perf_counter()
             run(plan(vary(file, [text]), None, 0), {}, folder / f"overhead-{attempt}", Here(), {})
             seconds.append((time.perf_counter() - started) / OVERHEAD_POINTS)
@@ -81,7 +79,7 @@ def overhead_s(file: Path, folder: Path) -> float:
 
 
 def query_s(folder: Path) -> float:
-    """Seconds to open a table of so many points and to find the fastest of each system and cluster: the median of three."""
+    """Return the seconds to open a table of `ROWS` points and find the fastest of each system and cluster, median of three."""
     columns = pd.read_parquet(folder / "out" / "table").drop(columns=["error"])
     rows = columns.iloc[[i % len(columns) for i in range(ROWS)]].astype({"system.name": str})
     rows = rows.assign(point=range(ROWS), **{"cluster.gpus": [64 * (1 + i % 16) for i in range(ROWS)]}, error=None)
@@ -100,33 +98,26 @@ def query_s(folder: Path) -> float:
 def main(
     points: Annotated[int, typer.Option(min=4, help="of the sweep")] = 1000,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = folder / "scenario.yaml"
         file.write_text(yaml.safe_dump(SCENARIO))
         compile_kernels()
-        sweep_s(file, folder / "first", 2 * len(SYSTEMS), Processes(jobs))  # compiles what systems need besides
+        sweep_s(file, folder / "first", 2 * len(SYSTEMS), Processes(jobs))  # compiles the other kernels of the systems
         cpu_before_s = cpu_s()
         swept_s = sweep_s(file, folder / "out", points, Processes(jobs))
         used_s = cpu_s() - cpu_before_s
         resumed_s = sweep_s(file, folder / "out", points, Processes(jobs))
         rows = [
-            {"what": f"{points} points, 64 GPUs × 5 steps, {jobs} processes", "value": swept_s, "bar": 0.3 * points},
-            {"what": "CPU time of it, on all cores", "value": used_s, "bar": 0.3 * points * jobs},
-            {"what": "the same again: all points are there", "value": resumed_s, "bar": 0.02 * points},
-            {"what": "a point, besides its simulation", "value": overhead_s(file, folder), "bar": 0.02},
-            {"what": f"a query of {ROWS:,} points", "value": query_s(folder), "bar": 1.0},
+            bench_row(f"{points} points, 64 GPUs × 5 steps, {jobs} processes", swept_s, 0.3 * points),
+            bench_row("CPU time of it, on all cores", used_s, 0.3 * points * jobs),
+            bench_row("repeated: all points are stored", resumed_s, 0.02 * points),
+            bench_row("a point, without its simulation", overhead_s(file, folder), 0.02),
+            bench_row(f"a query of {ROWS:,} points", query_s(folder), 1.0),
         ]
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table("what", "measured", "bar", "measured / bar")
-    for row in rows:
-        value, bar = float(str(row["value"])), float(str(row["bar"]))
-        table.add_row(str(row["what"]), f"{value:.4g} s", f"{bar:g} s", f"{value / bar:.2f}")
-    Console().print(table)
+    print_bench(rows, as_json)
 
 
 if __name__ == "__main__":

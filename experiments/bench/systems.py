@@ -1,4 +1,4 @@
-"""How fast every system simulates, and in how much memory, each figure beside its bar. A process for each system.
+"""Speed and memory of simulating every system, each figure beside its bar. A process for each system.
 
 python experiments/bench/systems.py [NAME ...] [--long] [--json]
 """
@@ -16,16 +16,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from simrl.scenario import Scenario
-from simrl.simulate import compile_engine, compile_training, prepare, simulate_prepared
-from simrl.systems import RECIPES
+from experiments.shared import AsJson
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import compile_engine, compile_training, simulate_prepared
+from simrl.systems.recipes import RECIPES
 
 BAR_STEP_S, BAR_LONG_S, BAR_GB = 2.0, 60.0, 1.5
 SLOW = ("specactor",)  # its two loops wait for each other token by token: most of a minute a step; measured when named
 
 
 def scenario(system: str, gpus: int, steps: int, prompts_per_step: int) -> Scenario:
-    """A 14B math model, responses of up to 16K tokens, sixteen a prompt, five steps an epoch."""
+    """Return a 14B math model, responses of up to 16K tokens, sixteen a prompt, five steps an epoch."""
     workload = {
         "steps": max(steps, 5),
         "prompts_per_step": prompts_per_step,
@@ -57,7 +59,7 @@ def simulate_s(case: Scenario) -> float:
 
 
 def measure(system: str, long: bool) -> dict[str, object]:
-    """Of this process: seconds of the first step of 1,024 GPUs, of one more, of 100 steps of 256 GPUs; peak memory."""
+    """Return the seconds of the first step of 1,024 GPUs, of one more, of 100 steps of 256 GPUs; peak memory."""
     compile_engine()
     compile_training()
     simulate_s(scenario(system, 64, 2, 8))
@@ -76,7 +78,7 @@ def main(
     systems: Annotated[list[str] | None, typer.Argument(help="systems to measure (default: all but specactor)")] = None,
     long: Annotated[bool, typer.Option("--long", help="100 steps of 256 GPUs as well: some minutes")] = False,
     here: Annotated[bool, typer.Option("--here", hidden=True)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
+    as_json: AsJson = False,
 ) -> None:
     if here:
         print(json.dumps(measure((systems or [])[0], long)))

@@ -1,4 +1,4 @@
-"""How long a trace of 100 steps and 1.6 million samples takes to write and to load. Bar: a load in less than 1 s.
+"""Seconds to write and to load a trace of 100 steps and 1.6 million samples. Bar: a load in less than 1 s.
 
 python experiments/bench/trace_load.py [--json]
 """
@@ -8,13 +8,12 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from simrl.synthesis import LengthModel, synthesise
-from simrl.trace import read_trace, write_trace
+from experiments.shared import AsJson
+from simrl.trace.synthesis import LengthModel, synthesise
+from simrl.trace.trace import read_trace, write_trace
 
 BAR_S = 1.0
 MODEL = LengthModel(
@@ -30,15 +29,13 @@ MODEL = LengthModel(
 
 
 def seconds(action, *arguments):
-    """(seconds it took, what it returned)"""
+    """Return the seconds of a call, and its result."""
     start = time.perf_counter()
     result = action(*arguments)
     return time.perf_counter() - start, result
 
 
-def main(
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table (stable)")] = False,
-) -> None:
+def main(as_json: AsJson = False) -> None:
     synthesis_s, trace = seconds(synthesise, MODEL, 0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.parquet"
@@ -53,10 +50,9 @@ def main(
             json.dumps({"rows": len(trace), "load_s": load_s, "bar_s": BAR_S, "write_s": write_s, "size_mb": size_mb})
         )
         return
-    console = Console()
-    console.print(f"synthesis   {synthesis_s:.2f} s, {len(trace):,} rows, {MODEL.steps} steps")
-    console.print(f"write       {write_s:.2f} s, {size_mb:.1f} MB")
-    console.print(f"load        {load_s:.3f} s, median of 5: {load_s / BAR_S:.2f} of the bar of {BAR_S:g} s")
+    print(f"synthesis   {synthesis_s:.2f} s, {len(trace):,} rows, {MODEL.steps} steps")
+    print(f"write       {write_s:.2f} s, {size_mb:.1f} MB")
+    print(f"load        {load_s:.3f} s, median of 5: {load_s / BAR_S:.2f} of the bar of {BAR_S:g} s")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Executes the notebooks of this folder and tells whether they still show what is committed. `--renew` writes what they show.
+"""Executes the notebooks of this folder and compares their output with the committed one. `--renew` writes the output.
 
     python experiments/notebooks/execute.py                       all of them; exit code 1 if one raises or shows something else
     python experiments/notebooks/execute.py --renew 1_systems.ipynb
 
-Texts and tables must be the same to the last digit; pictures must be there (their bytes are matplotlib's and the fonts'). A
+Texts and tables must be equal to the last digit; pictures must be there (their bytes are matplotlib's and the fonts'). A
 notebook is written without what belongs to one execution: times, counters of the kernel, paths of the machine.
 """
 
@@ -30,7 +30,7 @@ METADATA = {
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--renew", action="store_true", help="write the notebooks; then read the diff")
     parser.add_argument("notebooks", nargs="*", type=Path, help="some of them (default: all in this folder)")
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def execute(path: Path, renew: bool) -> bool:
-    """Whether a notebook runs and, unless it is renewed, shows what is committed. Says what is wrong."""
+    """Run a notebook; return whether it succeeds and, unless renewed, shows the committed output. Print the differences."""
     committed = nbformat.read(path, as_version=4)
     notebook = nbformat.read(path, as_version=4)
     started_s = time.monotonic()
@@ -72,7 +72,7 @@ def execute(path: Path, renew: bool) -> bool:
 
 
 def clean(notebook: Any) -> None:
-    """Leaves what a reader sees, numbered as it was executed."""
+    """Keep the visible parts, numbered as executed."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{i}", nbformat.from_dict({})
@@ -82,7 +82,7 @@ def clean(notebook: Any) -> None:
 
 
 def shown(notebook: Any) -> list[str]:
-    """What the code cells of a notebook show, in lines; a picture is one line."""
+    """Return the output of the code cells, in lines; a picture is one line."""
     lines: list[str] = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):

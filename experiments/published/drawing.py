@@ -1,6 +1,6 @@
-"""What the figures of the board share: runs at the middle inputs, published marks, and pictures that read alike.
+"""Helpers of the board's figures: runs at the middle inputs, published marks, and a common style.
 
-Invariant: a bar or a line is simulated, a black diamond is published. Published values come from `simrl.published.score`, so a
+Invariant: a bar or a line is simulated, a black diamond is published. Published values come from `reproduce.score`, so a
 figure has marks only where `published.csv` has the row.
 """
 
@@ -19,16 +19,29 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from simrl.palette import BLACK, BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SKY, VERMILLION
-from simrl.picture import Picture
-from simrl.plots import BUBBLE, KIND_COLORS
-from simrl.published.lab import Lab, Measures
-from simrl.published.ledger import Inputs, read_ledger
-from simrl.published.score import Bound, published_rows
-from simrl.result import Result
-from simrl.scenario import Scenario
-from simrl.simulate import prepare, simulate_prepared
-from simrl.timeline import Floats, Spans, running_requests, spans
+from reproduce.lab import Lab, Measures
+from reproduce.ledger import Inputs, read_ledger
+from reproduce.score import Bound, published_rows
+from simrl.result.result import Result
+from simrl.result.timeline import Floats, Spans, running_requests, spans
+from simrl.scenario.model import Scenario
+from simrl.show.style import (
+    BLACK,
+    BLUE,
+    BUBBLE,
+    FAINT,
+    GREEN,
+    INK,
+    KIND_COLORS,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Picture,
+)
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate_prepared
 
 WIDTH_IN, DPI = 9.0, 100
 INTERVAL = "#555555"
@@ -39,7 +52,7 @@ SHADES = LinearSegmentedColormap.from_list("requests", [(0, "#EAF4FB"), (0.5, SK
 
 
 class Drawn(NamedTuple):
-    """A picture, which figure of the paper it is drawn like, and two sentences of what it says."""
+    """A picture, the paper's figure it resembles, and two sentences on its content."""
 
     figure: Picture
     title: str
@@ -57,30 +70,26 @@ class Bench:
         return read_ledger(paper).middle
 
     def published(self, row: str) -> tuple[Bound, ...]:
-        """The elements of a row, ratios where it is a gain."""
+        """Return the elements of a row, as ratios where it is a gain."""
         return published_rows()[row].elements
 
     def values(self, row: str) -> list[float]:
         return [bound.value for bound in self.published(row)]
 
     def intervals(self, row: str) -> list[Interval]:
-        """What the board says of a row's elements; None each without a board, or where nothing predicts them."""
+        """Return the board's intervals of a row's elements; None each without a board, or without a prediction."""
         entry = self._board.get(row)
         if entry is None or entry["predicted"] is None:
             return [None] * len(self.published(row))
         return list(zip(entry["low"], entry["high"], strict=True))
 
-    def has(self, row: str) -> bool:
-        """Whether the board has an interval of a row."""
-        return None not in self.intervals(row)
-
     def result(self, scenario: Scenario) -> Result:
-        """The tables themselves, where measures do not say enough."""
+        """Return the full result of a scenario, where its measures are not enough."""
         return simulate_prepared(prepare(scenario))
 
 
 class Scenarios(Lab):
-    """A lab that simulates nothing, and knows what it was asked to."""
+    """A lab that simulates nothing and records the requested scenarios."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +101,7 @@ class Scenarios(Lab):
 
     @classmethod
     def of(cls, row: Callable[[Lab], Any]) -> Scenario:
-        """The scenario that a function of a paper's module runs."""
+        """Return the scenario that a function of a paper's module runs."""
         lab = cls()
         row(lab)
         return lab.asked[-1]
@@ -104,8 +113,8 @@ Interval = tuple[float, float] | None  # what is predicted of all the ranges of 
 
 
 def picture(rows: int = 1, columns: int = 1, height_in: float = 3.6, **options: Any) -> tuple[Picture, Any]:
-    """A figure of the page's width and its axes (always an array of two dimensions)."""
-    figure = Picture(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor=PAPER, layout="constrained")
+    """Return a figure of the page's width and its axes (always an array of two dimensions)."""
+    figure = Picture(WIDTH_IN, height_in, dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in panels.flat:
         axes.spines[["top", "right"]].set_visible(False)
@@ -125,15 +134,14 @@ def bars(
     published: Mapping[str, Sequence[Mark]] | None = None,
     intervals: Mapping[str, Sequence[Interval]] | None = None,
     form: str = "{:.3g}",
-    colours: Sequence[str] = COLOURS,
     values: bool = True,
 ) -> None:
-    """Bars by group and series, each with its value at its foot, the predicted interval where the board has one, and the
-    published value as a mark (a range as a line). A bar of nan is left out; `values` are what stands at their feet."""
+    """Draw bars by group and series, each with its value at its foot (unless `values` is false), the predicted interval where
+    the board has one, and the published value as a mark (a range as a line). A bar of nan is left out."""
     width = 0.8 / len(series)
     for i, (name, heights) in enumerate(series.items()):
         x = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
-        axes.bar(x, np.nan_to_num(heights), width * 0.92, color=colours[i % len(colours)], label=name)
+        axes.bar(x, np.nan_to_num(heights), width * 0.92, color=COLOURS[i % len(COLOURS)], label=name)
         marks = (published or {}).get(name, [None] * len(groups))
         spread = (intervals or {}).get(name, [None] * len(groups))
         for place, value, mark, interval in zip(x, heights, marks, spread, strict=True):
@@ -149,8 +157,32 @@ def bars(
     axes.set_ylim(bottom=0)
 
 
+def bar_picture(
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    published: Mapping[str, Sequence[Mark]] | None = None,
+    *,
+    y: str,
+    x: str = "",
+    height_in: float = 3.4,
+    form: str = "{:.2f}",
+    level: bool = False,
+    marks: bool = True,
+    intervals: Mapping[str, Sequence[Interval]] | None = None,
+) -> Picture:
+    """Return a figure of `bars` alone, with its legend; `level` draws a line at 1."""
+    figure, panels = picture(1, 1, height_in)
+    bars(panels[0, 0], groups, series, published, intervals, form)
+    if level:
+        panels[0, 0].axhline(1, color=VERMILLION, linewidth=0.8)
+    panels[0, 0].set(xlabel=x, ylabel=y)
+    spread = [each for row in (intervals or {}).values() for each in row]
+    legend(panels[0, 0], marks, intervals=bool(spread) and None not in spread)
+    return figure
+
+
 def at_foot(axes: Axes, x: float, text: str) -> None:
-    """A bar's value, where no mark hides it."""
+    """Write a bar's value where no mark hides it."""
     shown = axes.annotate(
         text, (x, 0), xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", fontsize="small", color=INK
     )
@@ -158,7 +190,7 @@ def at_foot(axes: Axes, x: float, text: str) -> None:
 
 
 def put_mark(axes: Axes, x: float, mark: Mark) -> None:
-    """A published value, or a range with both ends."""
+    """Draw a published value, or a range with both ends."""
     if mark is None:
         return
     if isinstance(mark, Bound) and mark.low < mark.high:
@@ -170,8 +202,7 @@ def put_mark(axes: Axes, x: float, mark: Mark) -> None:
 
 
 def legend(axes: Axes, marks: bool = True, intervals: bool = False, **options: Any) -> None:
-    """What is on the axes, and what a diamond and a grey line are: above the figure, where
-    `options` say nothing else."""
+    """Draw the legend of the axes, of a diamond and of a grey line: above the figure, unless `options` place it."""
     handles, labels = axes.get_legend_handles_labels()
     if intervals:
         handles = [*handles, Line2D([], [], color=INTERVAL, linewidth=5, alpha=0.35)]
@@ -187,8 +218,8 @@ def legend(axes: Axes, marks: bool = True, intervals: bool = False, **options: A
 
 
 def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str = PAPER) -> Spans:
-    """What each lane does, as rows, in seconds from `start_s`; rollout the paler, the fewer requests a worker has, and in the
-    colour `copies` where it has only those that others have, too. Returns the spans shown."""
+    """Draw the spans of each lane as a row, in seconds from `start_s`; rollout the paler, the fewer requests a worker has, and
+    in the colour `copies` where it has only copies of others' requests. Return the spans shown."""
     part = spans(result).within(start_s, end_s)
     batch = batches(result, start_s, end_s)
     for lane in np.unique(part.lane[part.kind == part.kinds.index("rollout")]):
@@ -206,9 +237,9 @@ def lanes(axes: Axes, result: Result, start_s: float, end_s: float, copies: str 
     return part
 
 
-def batches(result: Result, start_s: float, end_s: float, columns: int = 800) -> Floats:
-    """(rollout workers, columns): the requests at each worker in time, as a share of the most that any has."""
-    at_s = np.linspace(start_s, end_s, columns)
+def batches(result: Result, start_s: float, end_s: float) -> Floats:
+    """Return the requests at each worker in time, as a share of the most that any has. Shape: (rollout workers, 800)."""
+    at_s = np.linspace(start_s, end_s, 800)
     found = []
     for worker in range(result.metadata["rollout_workers"]):
         times, counts = running_requests(result, worker)
@@ -217,13 +248,12 @@ def batches(result: Result, start_s: float, end_s: float, columns: int = 800) ->
 
 
 def look_of(kind: str) -> dict[str, Any]:
-    """Of a kind of span, as on simrl's own timelines."""
     plain = {"facecolor": KIND_COLORS.get(kind, FAINT), "linewidth": 0}
     return {**plain, **BUBBLE} if kind == "idle" else plain
 
 
 def kinds_legend(figure: Picture, kinds: Iterable[str], others: Mapping[str, str] | None = None) -> None:
-    """Below the figure: the colour of each kind of span, and of `others`."""
+    """Draw below the figure the colour of each kind of span, and of `others`."""
     patches = [Patch(label=kind, **look_of(kind)) for kind in KIND_COLORS if kind in set(kinds)]
     patches += [Patch(label=label, facecolor=colour, linewidth=0) for label, colour in (others or {}).items()]
     figure.legend(
@@ -236,12 +266,11 @@ def share(value: float) -> str:
 
 
 def many(values: Sequence[float], form: str = "{:.3g}") -> str:
-    """Values in a row of a sentence."""
     return " / ".join(form.format(value) for value in values)
 
 
 def save(figure: Picture, path: Path) -> None:
-    """A PNG of few colours; the same figure gives the same bytes."""
+    """Write a PNG of few colours; equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     image = Image.open(buffer).convert("RGB").quantize(PALETTE, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

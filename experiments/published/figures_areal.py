@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from drawing import (
     COLOURS,
@@ -9,7 +12,7 @@ from drawing import (
     Bench,
     Draw,
     Drawn,
-    Interval,
+    bar_picture,
     bars,
     batches,
     kinds_legend,
@@ -21,17 +24,17 @@ from drawing import (
 )
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, ScalarFormatter
 
-from simrl.palette import FAINT, INK, VERMILLION
-from simrl.published import areal
-from simrl.result import Result
-from simrl.timeline import time_shares
+from reproduce import areal
+from simrl.result.result import Result
+from simrl.result.timeline import time_shares
+from simrl.show.style import FAINT, INK, VERMILLION
 
 SIZES = {"1.5B": areal.SMALL, "7B": areal.LARGE}
 _, WARMUP_STEPS = areal.ASYNCHRONOUS_STEPS
 
 
 def timelines(bench: Bench) -> Drawn:
-    """Figs. 1 and 3: the same seconds of a synchronous, a one-step-overlapped and an asynchronous run."""
+    """Draw Figs. 1 and 3: equal seconds of a synchronous, a one-step-overlapped and an asynchronous run."""
     inputs = bench.inputs("areal")
     synchronous = {**areal.verl(inputs), "name": "distflow"}
     overlapped = {
@@ -76,32 +79,29 @@ def timelines(bench: Bench) -> Drawn:
         figure,
         "Figs. 1 and 3: synchronous, overlapped, asynchronous (1.5B; 16 of the 128 GPUs)",
         "Generation waits for its longest response: rollout GPUs idle or work on less than a quarter of a batch "
-        f"{share(first + one)} "
-        f"of the time when synchronous, {share(second + two)} with one step of overlap, {share(third + three)} under "
-        "AReaL, which has "
-        "no batch to wait for. The paper draws this without numbers.",
+        f"{share(first + one)} of the time when synchronous, {share(second + two)} with one step of overlap, "
+        f"{share(third + three)} under AReaL, which has no batch to wait for. The paper draws this without numbers.",
     )
 
 
 def thin_share(run: Result, start_s: float, end_s: float) -> float:
-    """Of the rollout GPUs' time, with requests, but less than a quarter of the most that a worker has."""
+    """Return the share of the rollout GPUs' time with requests, but less than a quarter of the most that a worker has."""
     batch = batches(run, start_s, end_s)
     return float(((batch > 0) & (batch < 0.25)).mean())
 
 
 def measured_s(run: Result) -> float:
-    """Seconds from the end of the warm-up to the last update."""
+    """Return the seconds from the end of the warm-up to the last update."""
     finished_s = run.steps.column("finished_s").to_numpy()
     return float(finished_s[-1] - finished_s[WARMUP_STEPS - 1])
 
 
 def steps_s(run: Result) -> float:
-    """Seconds a step after the warm-up."""
     return measured_s(run) / (run.steps.num_rows - WARMUP_STEPS)
 
 
 def scaling(bench: Bench) -> Drawn:
-    """Fig. 4 at a context of 16K: throughput by GPUs, and AReaL over verl."""
+    """Draw Fig. 4 at a context of 16K: throughput by GPUs, and AReaL over verl."""
     inputs = bench.inputs("areal")
     figure, panels = picture(2, 2, 5.8, height_ratios=(3, 2))
     said = []
@@ -110,7 +110,7 @@ def scaling(bench: Bench) -> Drawn:
         simulated, read = {}, {}
         for name, colour in zip(("AReaL", "verl"), COLOURS, strict=False):
             values = areal.throughput_by_gpus(SIZES[size], counts, name == "AReaL")(bench.lab, inputs)
-            marks = bench.values(f"areal-fig4-{size.lower().replace('.', 'p')}-16k-{name.lower()}")
+            marks = bench.values(f"areal-fig4-{row_name(size)}-16k-{name.lower()}")
             simulated[name], read[name] = np.array(values), np.array(marks)
             top.plot(counts, values, color=colour, marker="o", label=name)
             top.plot(counts, marks, **{**MARK, "color": colour, "linestyle": ":"})
@@ -138,24 +138,24 @@ def scaling(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 4: strong scaling at a context of 16K",
-        f"AReaL over verl by rising number of GPUs: {'; '.join(said)}. The published lines (dotted) have another "
-        "level: at 128 GPUs "
-        f"and η 4 the paper's own Fig. 5c has {both:.1f} times the tokens a second of its Fig. 4, so only slopes and "
+        f"AReaL over verl by rising number of GPUs: {'; '.join(said)}. The published lines (dotted) have another level: at "
+        f"128 GPUs and η 4 the paper's own Fig. 5c has {both:.1f} times the tokens a second of its Fig. 4, so only slopes and "
         "ratios compare.",
     )
 
 
 def staleness(bench: Bench) -> Drawn:
-    """Fig. 5c: throughput by the bound η."""
     inputs = bench.inputs("areal")
     values, marks = areal.throughput_by_eta(bench.lab, inputs), bench.values("areal-eta")
-    spread = {"simulated": bench.intervals("areal-eta")}
-    figure, panels = picture(1, 1, 3.4)
-    axes = panels[0, 0]
-    bars(axes, ["0", "1", "2", "4", "8", "16", "∞"], {"simulated": values}, {"simulated": marks}, spread, "{:.0f}")
-    axes.set_xlabel("η, the bound on staleness in updates")
-    axes.set_ylabel("thousand tokens/s")
-    legend(axes, intervals=bench.has("areal-eta"))
+    figure = bar_picture(
+        ["0", "1", "2", "4", "8", "16", "∞"],
+        {"simulated": values},
+        {"simulated": marks},
+        x="η, the bound on staleness in updates",
+        y="thousand tokens/s",
+        form="{:.0f}",
+        intervals={"simulated": bench.intervals("areal-eta")},
+    )
     return Drawn(
         figure,
         "Fig. 5c: throughput by η (1.5B, 128 GPUs)",
@@ -166,36 +166,35 @@ def staleness(bench: Bench) -> Drawn:
 
 
 def interruption(bench: Bench) -> Drawn:
-    """Fig. 6: tokens generated a second on 4 nodes."""
     inputs = bench.inputs("areal")
-    names, runs, marks, spread = ("interruptible", "not interruptible"), {}, {}, {}
-    for size in SIZES:
-        row = f"areal-interrupt-{size.lower().replace('.', 'p')}"
-        marks[size], spread[size] = bench.values(row), bench.intervals(row)
-        runs[size] = areal.ROWS[row](bench.lab, inputs)
-    figure, panels = picture(1, 1, 3.2)
-    axes = panels[0, 0]
-    series = {name: [runs[size][i] for size in SIZES] for i, name in enumerate(names)}
-    read = {name: [marks[size][i] for size in SIZES] for i, name in enumerate(names)}
-    bars(axes, list(SIZES), series, read, by_system(spread, names), "{:.0f}")
-    axes.set_ylabel("thousand tokens/s generated")
-    legend(axes, intervals=bench.has("areal-interrupt-1p5b"))
-    gains = {size: (runs[size][0] / runs[size][1] - 1, marks[size][0] / marks[size][1] - 1) for size in SIZES}
-    said = "; ".join(f"{size} {share(a)} (published: {share(b)})" for size, (a, b) in gains.items())
+    names, rows = ("interruptible", "not interruptible"), [f"areal-interrupt-{row_name(size)}" for size in SIZES]
+    runs, marks = [areal.ROWS[row](bench.lab, inputs) for row in rows], [bench.values(row) for row in rows]
+    figure = bar_picture(
+        list(SIZES),
+        by_system(runs, names),
+        by_system(marks, names),
+        y="thousand tokens/s generated",
+        height_in=3.2,
+        form="{:.0f}",
+        intervals=by_system([bench.intervals(row) for row in rows], names),
+    )
+    said = "; ".join(
+        f"{size} {share(run[0] / run[1] - 1)} (published: {share(mark[0] / mark[1] - 1)})"
+        for size, run, mark in zip(SIZES, runs, marks, strict=True)
+    )
     return Drawn(
         figure,
         "Fig. 6: interruptible generation (4 nodes)",
-        f"What interruption adds to the tokens generated a second: {said}. Where generation cannot be interrupted, a "
-        "worker "
+        f"What interruption adds to the tokens generated a second: {said}. Where generation cannot be interrupted, a worker "
         "takes new weights when its longest response is over.",
     )
 
 
 def microbatches(bench: Bench) -> Drawn:
-    """Fig. 7: what micro-batches by a token budget gain over so many of equal counts."""
+    """Draw Fig. 7: the gain of micro-batches by a token budget over equal counts."""
     inputs = bench.inputs("areal")
     nodes = {"1.5B": 16, "7B": 24}
-    gains = [areal.dynamic_gain(inputs, SIZES[size], nodes[size], size.lower().replace(".", "p")) for size in SIZES]
+    gains = [areal.dynamic_gain(inputs, SIZES[size], nodes[size], row_name(size)) for size in SIZES]
     published = bench.values("areal-dynbatch")[0]
     figure, panels = picture(1, 1, 3.2)
     axes = panels[0, 0]
@@ -221,42 +220,42 @@ def microbatches(bench: Bench) -> Drawn:
         figure,
         "Fig. 7: dynamic micro-batches",
         f"Micro-batches by tokens train {said} more tokens a second than ones of equal counts (published: "
-        f"{share(published - 1)} on average). "
-        "What is simulated is how evenly a pipeline's stages are filled; that small micro-batches use a GPU less "
-        "well is not in it.",
+        f"{share(published - 1)} on average). What is simulated is how evenly a pipeline's stages are filled; that small "
+        "micro-batches use a GPU less well is not in it.",
     )
 
 
 def hours(bench: Bench) -> Drawn:
-    """Table 1: hours of 250 updates."""
     inputs = bench.inputs("areal")
-    values = {"1.5B": areal.hours(areal.SMALL, 16), "7B": areal.hours(areal.LARGE, 24)}
-    found = {size: predict(bench.lab, inputs) for size, predict in values.items()}
-    marks = {size: bench.values(f"areal-hours-{size.lower().replace('.', 'p')}") for size in SIZES}
-    spread = {size: bench.intervals(f"areal-hours-{size.lower().replace('.', 'p')}") for size in SIZES}
-    names = ("AReaL", "verl", "Sync.AReaL")
-    figure, panels = picture(1, 1, 3.2)
-    series = {name: [found[size][i] for size in SIZES] for i, name in enumerate(names)}
-    read = {name: [marks[size][i] for size in SIZES] for i, name in enumerate(names)}
-    bars(panels[0, 0], ["1.5B, 16 nodes", "7B, 24 nodes"], series, read, by_system(spread, names), "{:.1f}")
-    panels[0, 0].set_ylabel("hours of 250 updates")
-    legend(panels[0, 0], intervals=bench.has("areal-hours-1p5b"))
-    ratios = {size: (found[size][1] / found[size][0], marks[size][1] / marks[size][0]) for size in SIZES}
-    said = "; ".join(f"{size} {a:.2f} times (published: {b:.2f})" for size, (a, b) in ratios.items())
+    names, rows = ("AReaL", "verl", "Sync.AReaL"), [f"areal-hours-{row_name(size)}" for size in SIZES]
+    found, marks = [areal.ROWS[row](bench.lab, inputs) for row in rows], [bench.values(row) for row in rows]
+    figure = bar_picture(
+        ["1.5B, 16 nodes", "7B, 24 nodes"],
+        by_system(found, names),
+        by_system(marks, names),
+        y="hours of 250 updates",
+        height_in=3.2,
+        form="{:.1f}",
+        intervals=by_system([bench.intervals(row) for row in rows], names),
+    )
+    of_both = list(zip(SIZES, found, marks, strict=True))
+    said = "; ".join(f"{size} {a[1] / a[0]:.2f} times (published: {b[1] / b[0]:.2f})" for size, a, b in of_both)
+    factors = "; ".join(f"{size} {a[2] / a[0]:.2f} ({b[2] / b[0]:.2f})" for size, a, b in of_both)
     return Drawn(
         figure,
         "Table 1: hours of 250 updates",
-        f"verl takes longer than AReaL: {said}. Over synchronous AReaL the factor is "
-        + "; ".join(
-            f"{size} {found[size][2] / found[size][0]:.2f} ({marks[size][2] / marks[size][0]:.2f})" for size in SIZES
-        )
-        + ".",
+        f"verl takes longer than AReaL: {said}. Over synchronous AReaL the factor is {factors}.",
     )
 
 
-def by_system(found: dict[str, list[Interval]], names: tuple[str, ...]) -> dict[str, list[Interval]]:
-    """By size and system, turned round."""
-    return {name: [found[size][i] for size in found] for i, name in enumerate(names)}
+def row_name(size: str) -> str:
+    """Return a model's size as the names of rows have it."""
+    return size.lower().replace(".", "p")
+
+
+def by_system(sizes: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values by system, from those by size, then system."""
+    return {name: list(values) for name, values in zip(names, zip(*sizes, strict=True), strict=True)}
 
 
 FIGURES: dict[str, Draw] = {

@@ -1,4 +1,4 @@
-"""RhymeRL's figures (arXiv 2508.18588), from its ledger's middle: the tail, how alike epochs are, and what each part brings."""
+"""RhymeRL's figures (arXiv 2508.18588), from its ledger's middle: the tail, the likeness of epochs, and each part's gain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from drawing import (
     Bench,
     Draw,
     Drawn,
+    Mark,
     Scenarios,
+    bar_picture,
     bars,
     batches,
     kinds_legend,
@@ -23,15 +25,14 @@ from drawing import (
     share,
 )
 
-from simrl.palette import VERMILLION
-from simrl.published import rhymerl
-from simrl.published.ledger import Inputs
-from simrl.ranks import rank_history
+from reproduce import rhymerl
+from reproduce.ledger import Inputs
 from simrl.speculation.passes import run_passes, stretches
 from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.windows import Aimd
-from simrl.synthesis import LengthModel, synthesise
-from simrl.trace import Trace
+from simrl.trace.ranks import rank_history
+from simrl.trace.synthesis import LengthModel, synthesise
+from simrl.trace.trace import Trace
 
 RESPONSES = 256
 EPOCHS = 8  # of traces whose ranks are looked at
@@ -39,7 +40,7 @@ TITLES = {"math": "Math-14B", "code": "Code-14B"}
 
 
 def survey(bench: Bench) -> Drawn:
-    """Fig. 3c: who rolls out, in a step of a 32B run."""
+    """Draw Fig. 3c: the workers with requests, in a step of a 32B run."""
     inputs = bench.inputs("rhymerl")
     scenario = Scenarios.of(
         lambda lab: rhymerl.survey(lab, inputs, "math", rhymerl.CAPS["16k"], inputs["survey_mean_tokens"])
@@ -63,16 +64,14 @@ def survey(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 3c: a step of verl, 32B on 64 GPUs",
-        f"The worker that is done first idles {share(idle)} of the rollout (published: {share(published)}), and "
-        "rollout takes "
-        f"{share(part_of)} of the step (published: {share(bench.values('rhyme-rollout-share-math')[0])}). Half of "
-        "the responses are "
-        f"over after {share(float(np.argmax(batch.mean(axis=0) < 0.5) / batch.shape[1]))} of the step.",
+        f"The worker that is done first idles {share(idle)} of the rollout (published: {share(published)}), and rollout takes "
+        f"{share(part_of)} of the step (published: {share(bench.values('rhyme-rollout-share-math')[0])}). Half of the "
+        f"responses are over after {share(float(np.argmax(batch.mean(axis=0) < 0.5) / batch.shape[1]))} of the step.",
     )
 
 
 def hits(bench: Bench) -> Drawn:
-    """Fig. 8: how long the stretches are that drafts have right."""
+    """Draw Fig. 8: lengths of the stretches that drafts have right."""
     inputs = bench.inputs("rhymerl")
     edges = [1, 3, 5, 9, 17, 33, 65, 129, 1_000_000]
     names = ["1–2", "3–4", "5–8", "9–16", "17–32", "33–64", "65–128", "more"]
@@ -94,14 +93,13 @@ def hits(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 8: lengths of hits",
-        f"Hits of one or two tokens are {'; '.join(said)}. Published: short hits dominate in number, long ones have "
-        "most of the tokens; "
-        "here that is how the assumed share of short hits and the stated share of reusable tokens fit together.",
+        f"Hits of one or two tokens are {'; '.join(said)}. Published: short hits dominate in number, long ones have most of "
+        "the tokens; here that is how the assumed share of short hits and the stated share of reusable tokens fit together.",
     )
 
 
 def trace(inputs: Inputs, task: str) -> Trace:
-    """Lengths of some epochs of a task, as the rows of its runs have them."""
+    """Return the lengths of some epochs of a task, as the rows of its runs have them."""
     model = LengthModel.model_validate(
         {
             "steps": EPOCHS * rhymerl.EPOCH_STEPS,
@@ -117,7 +115,7 @@ def trace(inputs: Inputs, task: str) -> Trace:
 
 
 def ranks(bench: Bench) -> Drawn:
-    """Fig. 9: the responses that come to a higher group than their prompt's last epoch says, by epoch."""
+    """Draw Fig. 9: the responses that come to a higher group than their prompt's last epoch says, by epoch."""
     inputs = bench.inputs("rhymerl")
     figure, panels = picture(1, 2, 3.4, sharey=True)
     said = []
@@ -135,8 +133,7 @@ def ranks(bench: Bench) -> Drawn:
         axes.set_ylim(0.5, 1)
         near_all, near_published = found.overall["near_boundary"], inputs[f"moved_up_{task}"][1]
         said.append(
-            f"{task} {share(higher)} come to a higher group, {share(near_all)} of all just beyond its boundary "
-            "(published: "
+            f"{task} {share(higher)} come to a higher group, {share(near_all)} of all just beyond its boundary (published: "
             f"{share(published)}, {share(near_published)})"
         )
     panels[0, 0].set_ylabel("share of responses")
@@ -144,46 +141,39 @@ def ranks(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 9: groups of responses from epoch to epoch (8 groups)",
-        f"Of the responses of {'; of '.join(said)}. These shares are stated inputs that the lengths were set to, so "
-        "the figure shows how "
-        "well a length model of two parameters gives both.",
+        f"Of the responses of {'; of '.join(said)}. These shares are stated inputs that the lengths were set to, so the "
+        "figure shows how well a length model of two parameters gives both.",
     )
 
 
 def rank_table(bench: Bench) -> Drawn:
-    """Table 2: what becomes of predicted ranks, for math; the ledger has the published column of accuracy."""
+    """Draw Table 2: accuracy of predicted ranks, for math; the ledger has the published column of accuracy."""
     inputs = bench.inputs("rhymerl")
     lengths = trace(inputs, "math")
     columns = ("accurate", "not_last", "within", "migrated")
     named = ("accurate", "not last 10 %", "within β", "migrated")
     found = {groups: rank_history(lengths, groups).overall for groups in (8, 16)}
-    figure, panels = picture(1, 1, 3.2)
-    axes = panels[0, 0]
     series = {f"{groups} groups": [100 * found[groups][column] for column in columns] for groups in found}
     spans = {groups: inputs[f"rank_accurate_{groups}"] for groups in found}
     read: dict[str, list[Any]] = {
         f"{groups} groups": [100 * np.mean(spans[groups]), None, None, None] for groups in found
     }
-    bars(axes, named, series, read, form="{:.1f}")
-    axes.set_ylabel("percent of responses")
-    legend(axes)
+    figure = bar_picture(named, series, read, y="percent of responses", height_in=3.2, form="{:.1f}")
     said = "; ".join(
-        f"{groups} groups {share(found[groups]['accurate'])} (published, three data sets: "
-        f"{share(min(spans[groups]))} to "
+        f"{groups} groups {share(found[groups]['accurate'])} (published, three data sets: {share(min(spans[groups]))} to "
         f"{share(max(spans[groups]))}), migrated {100 * found[groups]['migrated']:.1f} %"
         for groups in found
     )
     return Drawn(
         figure,
         "Table 2: accuracy of ranks and migration (math)",
-        f"Responses in the predicted group or a lower one: {said}. Published of migrated: 1.5 to 3.6 % of math with "
-        "8 groups, more with "
-        "16; here a median of 16 alike responses tells their group so well that hardly one is an outlier.",
+        f"Responses in the predicted group or a lower one: {said}. Published of migrated: 1.5 to 3.6 % of math with 8 groups, "
+        "more with 16; here a median of 16 alike responses tells their group so well that hardly one is an outlier.",
     )
 
 
 def throughputs(bench: Bench) -> Drawn:
-    """Fig. 13: training throughput of the systems, 14B."""
+    """Draw Fig. 13: training throughput of the systems, 14B."""
     inputs = bench.inputs("rhymerl")
     systems = {
         "verl": lambda task: rhymerl.one_step_off(inputs),
@@ -199,10 +189,8 @@ def throughputs(bench: Bench) -> Drawn:
             chosen = system(task)
             found = rhymerl.train(bench.lab, inputs, chosen, task, cap) if chosen else {"samples_per_s": np.nan}
             speed[name].append(rhymerl.SCALE * found["samples_per_s"])
-    figure, panels = picture(1, 1, 3.4)
-    bars(panels[0, 0], [f"{task}, {cap}" for task, cap in settings], speed, form="{:.1f}")
-    panels[0, 0].set_ylabel("samples/s")
-    legend(panels[0, 0], marks=False)
+    groups = [f"{task}, {cap}" for task, cap in settings]
+    figure = bar_picture(groups, speed, y="samples/s", form="{:.1f}", marks=False)
     rows = {"verl": "verl", "AReaL, η 1": "areal1", "AReaL, η 8": "areal8"}
     said = []
     for name, row in rows.items():
@@ -225,18 +213,15 @@ def throughputs(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 13: training throughput (14B, half of the 128 GPUs, doubled)",
-        f"RhymeRL's throughput, at 8K / 16K, is so many times that of {'; '.join(said)}; "
-        "over verl a mean of the tasks, over AReaL on math. "
-        "verl's trainer waits "
-        f"{waited} of the time at the middle inputs, which is all that faster "
-        "rollout can win back. (The "
-        "paper's means are over three models and, with DAPO, two algorithms; code under AReaL at η 8 is left out "
-        "for the time it takes.)",
+        f"RhymeRL's throughput, at 8K / 16K, as a multiple of the others': {'; '.join(said)}; over verl a mean of the tasks, "
+        f"over AReaL on math. verl's trainer waits {waited} of the time at the middle inputs, which is all that faster "
+        "rollout can win back. (The paper's means are over three models and, with DAPO, two algorithms; code under AReaL at η "
+        "8 is left out for the time it takes.)",
     )
 
 
 def parts(bench: Bench, task: str, growth: float = 1.0) -> list[float]:
-    """Throughput over verl's as HistoPipe, its tiers and HistoSpec are added, 16K."""
+    """Return the throughput over verl's as HistoPipe, its tiers and HistoSpec are added, 16K."""
     inputs = bench.inputs("rhymerl")
     none = rhymerl.NO_DRAFTS
     added = (
@@ -250,17 +235,14 @@ def parts(bench: Bench, task: str, growth: float = 1.0) -> list[float]:
 
 
 def breakdown(bench: Bench) -> Drawn:
-    """Fig. 14: what the parts add."""
+    """Draw Fig. 14: the gain of each part."""
     names = ("verl", "+ HistoPipe", "+ two tiers", "+ HistoSpec")
     found = {TITLES[task]: parts(bench, task) for task in rhymerl.TASKS}
     gains = {
         task: [bench.values(f"rhyme-abl-{part}-{task}")[0] for part in ("pipe", "2tier", "spec")] for task in TITLES
     }
     read = {TITLES[task]: [1.0, *np.cumprod(gains[task])] for task in TITLES}
-    figure, panels = picture(1, 1, 3.4)
-    bars(panels[0, 0], names, found, read, form="{:.2f}")
-    panels[0, 0].set_ylabel("throughput over verl's")
-    legend(panels[0, 0])
+    figure = bar_picture(names, found, read, y="throughput over verl's")
     said = [
         f"{TITLES[task]} "
         f"{many([b / a for a, b in zip(found[TITLES[task]], found[TITLES[task]][1:], strict=False)], '{:.2f}')} "
@@ -275,42 +257,36 @@ def breakdown(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 14: breakdown (16K)",
-        f"HistoPipe, two tiers and HistoSpec multiply throughput, one after the other, by: {'; '.join(said)}. They "
-        "can bring no more "
-        f"than the trainer waits for: on math {share(waits[0])} of verl's time, of which RhymeRL leaves "
-        f"{share(waits[1])}. Marks are the "
-        "products of the published factors.",
+        f"HistoPipe, two tiers and HistoSpec multiply throughput, one after the other, by: {'; '.join(said)}. They can bring "
+        f"no more than the trainer waits for: on math {share(waits[0])} of verl's time, of which RhymeRL leaves "
+        f"{share(waits[1])}. Marks are the products of the published factors.",
     )
 
 
 def across_steps(bench: Bench) -> Drawn:
-    """Fig. 15: HistoPipe as responses grow."""
+    """Draw Fig. 15: HistoPipe as responses grow."""
     inputs = bench.inputs("rhymerl")
     growths = {"mean length of the steps measured": 1.0, "of the last steps": rhymerl.late(inputs)}
     found = {name: parts(bench, "math", growth)[1:3] for name, growth in growths.items()}
     pipe, tier = (bench.values(f"rhyme-{part}-peak")[0] for part in ("pipe", "2tier"))
-    figure, panels = picture(1, 1, 3.2)
     values = {
         "HistoPipe over verl": [of[0] for of in found.values()],
         "two tiers over HistoPipe": [of[1] / of[0] for of in found.values()],
     }
     names = list(values)
-    bars(panels[0, 0], list(found), values, {names[0]: [None, pipe], names[1]: [None, tier]}, form="{:.2f}")
-    panels[0, 0].axhline(1, color=VERMILLION, linewidth=0.8)
-    panels[0, 0].set_ylabel("ratio of throughput")
-    legend(panels[0, 0])
+    read: dict[str, list[Mark]] = {names[0]: [None, pipe], names[1]: [None, tier]}
+    figure = bar_picture(list(found), values, read, y="ratio of throughput", height_in=3.2, level=True)
     return Drawn(
         figure,
         "Fig. 15: HistoPipe as training goes on (Math-14B, 16K)",
-        f"HistoPipe trains {many(values[names[0]], '{:.2f}')} times as much as verl at the mean length and at that "
-        "of the last steps, and "
-        f"two tiers {many(values[names[1]], '{:.2f}')} times as much again. Published, the best ten steps: {pipe:g} "
-        f"and {tier:g}.",
+        f"HistoPipe trains {many(values[names[0]], '{:.2f}')} times as much as verl at the mean length and at that of the "
+        f"last steps, and two tiers {many(values[names[1]], '{:.2f}')} times as much again. Published, the best ten steps: "
+        f"{pipe:g} and {tier:g}.",
     )
 
 
 def rollout_gains(bench: Bench) -> Drawn:
-    """Fig. 16: what HistoSpec makes of a rollout, by model, 8K, last steps."""
+    """Draw Fig. 16: the speed-up of a rollout by HistoSpec, by model, 8K, last steps."""
     inputs = bench.inputs("rhymerl")
     gains = []
     for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
@@ -325,14 +301,13 @@ def rollout_gains(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 16: HistoSpec's rollout (8K, the last steps)",
-        f"With full histories a rollout is {many(gains, '{:.2f}')} times as fast at 8B / 14B / 32B. Published: up to "
-        f"{peak:g} times, growing "
-        "through training.",
+        f"With full histories a rollout is {many(gains, '{:.2f}')} times as fast at 8B / 14B / 32B. Published: up to {peak:g} "
+        "times, growing through training.",
     )
 
 
 def rates(bench: Bench) -> Drawn:
-    """Fig. 17: how much is drafted right, as histories get closer."""
+    """Draw Fig. 17: acceptance, as histories get closer."""
     inputs = bench.inputs("rhymerl")
     reuse = np.linspace(inputs["early_reuse"], 1.0, 7)
     figure, panels = picture(1, 1, 3.4)
@@ -362,25 +337,21 @@ def rates(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 17: speculation rate and acceptance rate (8K)",
-        f"On math, the share of drafted tokens that is accepted rises from {share(a[0])} to {share(a[1])} "
-        f"(published: {share(low)} to "
-        f"{share(high)}), and the share of tokens that come from drafts from {share(a[2])} to {share(a[3])} "
-        "(published: rising). Both follow "
-        "from the stated share of reusable tokens, in hits whose lengths are assumed.",
+        f"On math, the share of drafted tokens that is accepted rises from {share(a[0])} to {share(a[1])} (published: "
+        f"{share(low)} to {share(high)}), and the share of tokens that come from drafts from {share(a[2])} to {share(a[3])} "
+        "(published: rising). Both follow from the stated share of reusable tokens, in hits whose lengths are assumed.",
     )
 
 
 def migrations(bench: Bench) -> Drawn:
-    """Fig. 18: samples that migrate."""
+    """Draw Fig. 18: samples that migrate."""
     inputs = bench.inputs("rhymerl")
     found = [rhymerl.migrated(task)(bench.lab, inputs)[0] for task in rhymerl.TASKS]
     read = [bench.published(f"rhyme-migr-{task}")[0] for task in rhymerl.TASKS]
-    figure, panels = picture(1, 1, 3.0)
     scaled = [type(bound)(100 * bound.low, 100 * bound.high) for bound in read]
     groups = [f"{task}, {inputs[f'ranking_groups_{task}']} groups" for task in rhymerl.TASKS]
-    bars(panels[0, 0], groups, {"simulated": [100 * each for each in found]}, {"simulated": scaled}, form="{:.1f}")
-    panels[0, 0].set_ylabel("percent of samples")
-    legend(panels[0, 0])
+    series = {"simulated": [100 * each for each in found]}
+    figure = bar_picture(groups, series, {"simulated": scaled}, y="percent of samples", height_in=3.0, form="{:.1f}")
     said = "; ".join(
         f"{task} {100 * value:.1f} % (published: {100 * bound.low:.1f} to {100 * bound.high:.1f} %)"
         for task, value, bound in zip(rhymerl.TASKS, found, read, strict=True)

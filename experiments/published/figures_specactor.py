@@ -1,4 +1,4 @@
-"""SpecActor's figures (arXiv 2511.16193), from its ledger's middle: who idles, when drafting pays, and what each part adds."""
+"""SpecActor's figures (arXiv 2511.16193), from its ledger's middle: idle workers, gains of drafting, and of each part."""
 
 from __future__ import annotations
 
@@ -6,17 +6,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from drawing import COLOURS, Bench, Draw, Drawn, at_foot, bars, kinds_legend, lanes, legend, picture, put_mark, share
+from drawing import (
+    COLOURS,
+    Bench,
+    Draw,
+    Drawn,
+    at_foot,
+    bar_picture,
+    kinds_legend,
+    lanes,
+    legend,
+    picture,
+    put_mark,
+    share,
+)
 
-from simrl.drafting import typical_context
-from simrl.palette import INK, SAND, VERMILLION
-from simrl.published import specactor
-from simrl.published.lab import Measures
-from simrl.published.ledger import Inputs
-from simrl.published.score import Bound
-from simrl.result import Result
-from simrl.simulate import Prepared, prepare
+from reproduce import specactor
+from reproduce.lab import Measures
+from reproduce.ledger import Inputs
+from reproduce.score import Bound
+from simrl.result.result import Result
+from simrl.show.style import INK, SAND, VERMILLION
+from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.best_of_n import draft_ladder
+from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.specactor import coupled_tgs, verification_s
 
@@ -26,7 +39,6 @@ MOST_WINDOW = 12
 
 
 def systems(inputs: Inputs) -> dict[str, System]:
-    """Those of Figs. 11 and 12."""
     return {
         "verl": specactor.VERL,
         "RLHFuse": specactor.RLHFUSE,
@@ -42,14 +54,14 @@ def run(bench: Bench, inputs: Inputs, trace: str, system: System) -> Measures:
 
 
 def rollout_window(result: Result) -> tuple[float, float]:
-    """Start and end of the first rollout after the warm-up."""
+    """Return start and end of the first rollout after the warm-up."""
     spans = result.spans.to_pandas()
     mine = spans[(spans["kind"] == "rollout") & (spans["policy_version"] == specactor.WARMUP_STEPS)]
     return float(mine["started_s"].min()), float(mine["ended_s"].max())
 
 
 def idle(bench: Bench) -> Drawn:
-    """Fig. 2: a rollout of verl, and what overlap or more GPUs make of the step."""
+    """Draw Fig. 2: a rollout of verl, and its step with overlap or more GPUs."""
     inputs = bench.inputs("specactor")
     result = bench.result(specactor.whole(inputs, "dapo", specactor.VERL))
     start_s, end_s = rollout_window(result)
@@ -72,15 +84,14 @@ def idle(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 2: idle GPUs, and what overlap or twice the GPUs give (DAPO)",
-        f"Workers wait {share(wasted)} of a rollout for the slowest one (published: {share(published)}). RLHFuse "
-        "makes verl's "
+        f"Workers wait {share(wasted)} of a rollout for the slowest one (published: {share(published)}). RLHFuse makes verl's "
         f"step {step_s['verl'] / step_s['RLHFuse']:.2f} times as fast (published: {fused.value:.2f}), twice the GPUs "
         f"{step_s['verl'] / step_s['verl, 2× GPUs']:.2f} times (published: {twice.low:g} to {twice.high:g}).",
     )
 
 
 def stacked(axes: Any, names: Sequence[str], runs: Sequence[Measures]) -> None:
-    """Seconds of a step: its rollout, its update, and all else."""
+    """Draw the seconds of a step: its rollout, its update, and all else."""
     rollout = np.array([found["rollout_s"] for found in runs])
     update = np.array([found["phase_s"]["train"] for found in runs])
     rest = np.array([found["step_s"] for found in runs]) - rollout - update
@@ -108,21 +119,21 @@ class Drafts:
         self.prepared: Prepared = prepare(specactor.scenario(inputs, "dapo", system))
         assert self.prepared.drafts is not None and self.prepared.drafts.acceptance is not None
         self.times, self.acceptance = self.prepared.drafts.times, self.prepared.drafts.acceptance
-        self.context = typical_context(self.prepared.trace)
+        self.context = typical_context_tokens(self.prepared.trace)
 
     def verify_s(self, requests: int, tokens: int) -> float:
-        """Of so many query tokens a request."""
+        """Return the seconds to verify `tokens` query tokens of each request."""
         return verification_s(self.prepared.profile, requests, requests * tokens, requests * self.context)
 
     def speedup(self, acceptance: float, window: int, requests: int) -> float:
-        """Over plain decoding, drafter and target in turns."""
+        """Return the speed-up over plain decoding, drafter and target in turns."""
         draft_s = self.times.draft_s(requests, window) / window
         rate = coupled_tgs(acceptance, window, draft_s, self.verify_s(requests, window + 1))
         return rate * self.verify_s(requests, 1)
 
 
 def batch_sizes(bench: Bench) -> Drawn:
-    """Fig. 6b: what drafting brings by the batch of a worker."""
+    """Draw Fig. 6b: the gain of drafting by the batch of a worker."""
     inputs = bench.inputs("specactor")
     drafts = Drafts(inputs, specactor.SMALL)
     p = inputs["accept_0p5b"]
@@ -148,7 +159,7 @@ def batch_sizes(bench: Bench) -> Drawn:
 
 
 def methods(bench: Bench) -> Drawn:
-    """Fig. 7: speed-ups of single requests by drafter."""
+    """Draw Fig. 7: speed-ups of single requests by drafter."""
     inputs = bench.inputs("specactor")
     count, window = 48, inputs["draft_tokens"]
     lengths = np.full(count, round(inputs["mean_tokens"]))
@@ -168,37 +179,25 @@ def methods(bench: Bench) -> Drawn:
     figure, panels = picture(1, 1, 3.4)
     axes = panels[0, 0]
     for (name, values), colour in zip(found.items(), COLOURS, strict=False):
-        axes.plot(
-            range(1, count + 1),
-            np.array(values)[order],
-            marker="o",
-            markersize=4,
-            linestyle="none",
-            color=colour,
-            label=name,
-        )
+        look = {"marker": "o", "markersize": 4, "linestyle": "none", "color": colour, "label": name}
+        axes.plot(range(1, count + 1), np.array(values)[order], **look)
     axes.axhline(1, color=VERMILLION, linewidth=0.8)
-    axes.set(
-        xlabel="requests, the best served by the 0.5B drafter first",
-        ylabel="speed-up alone at a worker",
-        ylim=(0, None),
-    )
+    x = "requests, the best served by the 0.5B drafter first"
+    axes.set(xlabel=x, ylabel="speed-up alone at a worker", ylim=(0, None))
     legend(axes, marks=False)
     best = np.argmax(list(found.values()), axis=0)
     shares = [float(np.mean(best == i)) for i in range(3)]
     return Drawn(
         figure,
         "Fig. 7: which drafter suits which request (alone at a worker)",
-        f"The 0.5B drafter is the fastest for {share(shares[0])} of the requests, the 1.5B for {share(shares[1])}, "
-        "n-grams for "
-        f"{share(shares[2])}. Published: for many the 0.5B, for some the 1.5B or n-grams; that requests differ is an "
-        "assumed "
-        "spread here, and n-grams are assumed to serve the longest hardly.",
+        f"The 0.5B drafter is the fastest for {share(shares[0])} of the requests, the 1.5B for {share(shares[1])}, n-grams "
+        f"for {share(shares[2])}. Published: for many the 0.5B, for some the 1.5B or n-grams; that requests differ is an "
+        "assumed spread here, and n-grams are assumed to serve the longest hardly.",
     )
 
 
 def tokens_a_pass(model: RunModel, lengths: np.ndarray, window: int) -> list[float]:
-    """Tokens that a pass yields of each response, at a fixed window."""
+    """Return the tokens a pass of each response, at a fixed window."""
     runs = draw_runs(model, lengths, np.arange(len(lengths)))
     found = []
     for first, length in zip(runs.first, lengths, strict=True):
@@ -211,7 +210,7 @@ def tokens_a_pass(model: RunModel, lengths: np.ndarray, window: int) -> list[flo
 
 
 def ladder(bench: Bench) -> Drawn:
-    """Fig. 10a: the draft ladder."""
+    """Draw Fig. 10a: the draft ladder."""
     inputs = bench.inputs("specactor")
     models = {drafter: Drafts(inputs, drafter) for drafter in (specactor.SMALL, specactor.LARGER)}
     small = models[specactor.SMALL]
@@ -229,34 +228,25 @@ def ladder(bench: Bench) -> Drawn:
         if name in known:
             axes.plot([known[name]], [found.speedup(name, known[name])], marker="o", color=colour, markeredgecolor=INK)
     axes.axhline(1, color=VERMILLION, linewidth=0.8)
-    axes.set(
-        xlabel="acceptance of a drafted token (dots: assumed of 0.5B and 1.5B)",
-        ylabel="speed-up",
-        xlim=(0, 1),
-        ylim=(0, 5),
-    )
+    axes.set(xlabel="acceptance of a drafted token (dots: assumed of 0.5B and 1.5B)", ylabel="speed-up")
+    axes.set(xlim=(0, 1), ylim=(0, 5))
     legend(axes, marks=False)
     gains = {name: found.speedup(name, p) for name, p in known.items()}
     needed = float(np.interp(gains[specactor.SMALL], found.speedups[1], found.acceptances))
     return Drawn(
         figure,
         f"Fig. 10a: the draft ladder, {at} requests at a worker",
-        f"At the acceptance that is assumed of each, the 0.5B drafter makes decoding {gains[specactor.SMALL]:.2f} "
-        "times as fast and "
-        f"the 1.5B {gains[specactor.LARGER]:.2f} times: to draw level the larger one would have to accept "
-        f"{needed:.2f} of its tokens "
-        f"instead of {known[specactor.LARGER]:.2f}, for its 12 heads divide among the worker's four GPUs, and the 14 "
-        "of the 0.5B do not. "
-        "Published: 0.5B is the sweet spot for 32B.",
+        f"At the acceptance that is assumed of each, the 0.5B drafter makes decoding {gains[specactor.SMALL]:.2f} times as "
+        f"fast and the 1.5B {gains[specactor.LARGER]:.2f} times: to draw level the larger one would have to accept "
+        f"{needed:.2f} of its tokens instead of {known[specactor.LARGER]:.2f}, for its 12 heads divide among the worker's "
+        "four GPUs, and the 14 of the 0.5B do not. Published: 0.5B is the sweet spot for 32B.",
     )
 
 
 def step_times(bench: Bench) -> Drawn:
-    """Fig. 11: steps over SpecActor's."""
+    """Draw Fig. 11: steps over SpecActor's."""
     inputs = bench.inputs("specactor")
     named = systems(inputs)
-    figure, panels = picture(1, 1, 3.6)
-    axes = panels[0, 0]
     over = {}
     for trace in TRACES:
         step_s = {name: run(bench, inputs, trace, system)["step_s"] for name, system in named.items()}
@@ -264,16 +254,9 @@ def step_times(bench: Bench) -> Drawn:
     best, others = bench.published("spec-e2e-best")[0], bench.published("spec-e2e-others")[0]
     of_best = {"grpo": "draft model", "dapo": "verl, 2× GPUs"}
     names = [name for name in named if name != "SpecActor"]
-    bars(
-        axes,
-        names,
-        {TRACES[trace]: [over[trace][name] for name in names] for trace in TRACES},
-        {TRACES[trace]: [best if of_best[trace] == name else others for name in names] for trace in TRACES},
-        form="{:.2f}",
-    )
-    axes.axhline(1, color=VERMILLION, linewidth=0.8)
-    axes.set_ylabel("step time over SpecActor's")
-    legend(axes)
+    series = {TRACES[trace]: [over[trace][name] for name in names] for trace in TRACES}
+    read = {TRACES[trace]: [best if of_best[trace] == name else others for name in names] for trace in TRACES}
+    figure = bar_picture(names, series, read, y="step time over SpecActor's", height_in=3.6, level=True)
     fastest = {trace: min(names, key=lambda name: over[trace][name]) for trace in TRACES}
     return Drawn(
         figure,
@@ -290,7 +273,7 @@ def step_times(bench: Bench) -> Drawn:
 
 
 def breakdown(bench: Bench) -> Drawn:
-    """Fig. 12: what a step consists of."""
+    """Draw Fig. 12: the parts of a step."""
     inputs = bench.inputs("specactor")
     named = systems(inputs)
     figure, panels = picture(2, 1, 5.4)
@@ -312,17 +295,15 @@ def breakdown(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 12: what a step consists of",
-        f"Over SpecActor's rollout, verl's takes {low[0]:.2f} to {high[0]:.2f} times as long (published: {said[0]}), "
-        "with twice the GPUs "
-        f"{low[1]:.2f} to {high[1]:.2f} ({said[1]}), with a draft model or n-grams {min(low[2:]):.2f} to "
-        f"{max(high[2:]):.2f} ({said[2]}). "
-        f"Rollout is {share(min(shares))} to {share(max(shares))} of verl's step (published: {share(part.low)} to "
-        f"{share(part.high)}).",
+        f"Over SpecActor's rollout, verl's takes {low[0]:.2f} to {high[0]:.2f} times as long (published: {said[0]}), with "
+        f"twice the GPUs {low[1]:.2f} to {high[1]:.2f} ({said[1]}), with a draft model or n-grams {min(low[2:]):.2f} to "
+        f"{max(high[2:]):.2f} ({said[2]}). Rollout is {share(min(shares))} to {share(max(shares))} of verl's step (published: "
+        f"{share(part.low)} to {share(part.high)}).",
     )
 
 
 def ablation(bench: Bench) -> Drawn:
-    """Fig. 13: rollout times as parts are added, in a late step."""
+    """Draw Fig. 13: rollout times as parts are added, in a late step."""
     inputs = specactor.late(bench.inputs("specactor"))
     parts: dict[str, System] = {
         "verl": specactor.VERL,
@@ -338,11 +319,9 @@ def ablation(bench: Bench) -> Drawn:
     marks = [1.0, vanilla, bench.values("spec-abl-disagg")[0]]
     for row in ("spec-abl-decoupled", "spec-abl-reconf", "spec-abl-bon"):
         marks.append((vanilla if row == "spec-abl-decoupled" else marks[-1]) / bench.values(row)[0])
-    figure, panels = picture(1, 1, 3.4)
     names = [*list(parts)[:2], "in turns, on\nseparate GPUs", *list(parts)[2:]]
-    bars(panels[0, 0], names, {"simulated": [*relative[:2], apart, *relative[2:]]}, {"simulated": marks}, form="{:.2f}")
-    panels[0, 0].set_ylabel("rollout time over verl's")
-    legend(panels[0, 0])
+    simulated = [*relative[:2], apart, *relative[2:]]
+    figure = bar_picture(names, {"simulated": simulated}, {"simulated": marks}, y="rollout time over verl's")
     gains = [relative[1] / relative[2], relative[2] / relative[3], relative[3] / relative[4]]
     published = [bench.values(row)[0] for row in ("spec-abl-decoupled", "spec-abl-reconf", "spec-abl-bon")]
     return Drawn(
@@ -360,7 +339,7 @@ def ablation(bench: Bench) -> Drawn:
 
 
 def in_action(bench: Bench) -> Drawn:
-    """Fig. 14: one rollout of a late step, worker by worker."""
+    """Draw Fig. 14: one rollout of a late step, worker by worker."""
     inputs = specactor.late(bench.inputs("specactor"))
     shown = {
         "draft model": specactor.vanilla(inputs),
@@ -385,9 +364,8 @@ def in_action(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 14: one rollout of DAPO, worker by worker (a sixth of the GPUs)",
-        f"Drafting in turns takes {first:.0f} s, decoupled {second:.0f} s, and with freed workers drafting for the "
-        "slowest requests "
-        f"{third:.0f} s. Published, of some requests: decoupling speeds them up 1.1 to 1.5 times, best-of-N the "
+        f"Drafting in turns takes {first:.0f} s, decoupled {second:.0f} s, and with freed workers drafting for the slowest "
+        f"requests {third:.0f} s. Published, of some requests: decoupling speeds them up 1.1 to 1.5 times, best-of-N the "
         "slowest ones 1.5 times.",
     )
 

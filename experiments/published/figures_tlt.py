@@ -1,17 +1,17 @@
-"""TLT's figures (arXiv 2511.16665), from its ledger's middle: when trees of drafts pay, and what they do to the tail."""
+"""TLT's figures (arXiv 2511.16665), from its ledger's middle: the gain of trees of drafts, and the tail with them."""
 
 from __future__ import annotations
 
 import numpy as np
-from drawing import COLOURS, Bench, Draw, Drawn, Mark, bars, legend, many, picture, put_mark
+from drawing import COLOURS, Bench, Draw, Drawn, Mark, bar_picture, legend, many, picture, put_mark
 
-from simrl.palette import INK, VERMILLION
-from simrl.published import tlt
-from simrl.published.ledger import Inputs
+from reproduce import tlt
+from reproduce.ledger import Inputs
+from simrl.result.timeline import running_requests
+from simrl.show.style import INK
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.trees import accept_length, tree_log_acceptances
-from simrl.timeline import running_requests
 
 NAMES = {
     "qwen2.5-7b": "Qwen2.5-7B",
@@ -23,7 +23,7 @@ VERIFIED = (16, 32, 48, 64)
 
 
 def end_to_end(bench: Bench) -> Drawn:
-    """Fig. 11: throughput over verl's, by model."""
+    """Draw Fig. 11: throughput over verl's, by model."""
     inputs = bench.inputs("tlt")
     ratios = {}
     for model in inputs["models"]:
@@ -33,37 +33,27 @@ def end_to_end(bench: Bench) -> Drawn:
         )
         ratios[NAMES[model]] = own["tokens_per_s"] / plain["tokens_per_s"]
     published = bench.published("tlt-e2e")[0]
-    figure, panels = picture(1, 1, 3.2)
-    bars(
-        panels[0, 0],
-        list(ratios),
-        {"simulated": list(ratios.values())},
-        {"simulated": [published] * len(ratios)},
-        form="{:.2f}",
-    )
-    panels[0, 0].axhline(1, color=VERMILLION, linewidth=0.8)
-    panels[0, 0].set_ylabel("tokens/s over verl's")
-    legend(panels[0, 0])
+    series, read = {"simulated": list(ratios.values())}, {"simulated": [published] * len(ratios)}
+    figure = bar_picture(list(ratios), series, read, y="tokens/s over verl's", height_in=3.2, level=True)
     least, most = (end(ratios, key=lambda name: ratios[name]) for end in (min, max))
     return Drawn(
         figure,
         "Fig. 11: token throughput over verl's (64 H100)",
-        f"TLT trains {many(list(ratios.values()), '{:.2f}')} times as many tokens a second as verl, the least on "
-        f"{least}, the most on {most}. "
-        f"Published: {published.low:g} to {published.high:g} times over the four models (lines; which is which is "
-        "not in our text).",
+        f"TLT trains {many(list(ratios.values()), '{:.2f}')} times as many tokens a second as verl, the least on {least}, the "
+        f"most on {most}. Published: {published.low:g} to {published.high:g} times over the four models (lines; which is "
+        "which is not in our text).",
     )
 
 
 def length(inputs: Inputs, strategy: Strategy) -> float:
-    """Tokens that a pass yields by a tree, of the drafter that Table 1 is of."""
+    """Return the tokens a pass by a tree, with the drafter of Table 1."""
     known = Strategy(inputs["table_depth"], inputs["topk"], inputs["table_verify_tokens"])
     probability = tlt.first_choice(inputs["grid_accept_length"], known)
     return accept_length(tree_log_acceptances(ModelAcceptance(by_position=(probability,)), strategy))
 
 
 def grid(bench: Bench) -> Drawn:
-    """Fig. 13: accept length and speed-up by draft depth and tokens to verify."""
+    """Draw Fig. 13: accept length and speed-up by draft depth and tokens to verify."""
     inputs = bench.inputs("tlt")
     depths = (2, 4, 6, 8, 10, 12, 14, 16)
     figure, panels = picture(1, 2, 3.6)
@@ -84,46 +74,39 @@ def grid(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 13: accept length and speed-up of trees (batch 1, top-k 8)",
-        f"Deeper trees yield longer accepts, less and less so, while each level costs a pass of the drafter: with "
-        f"{inputs['table_verify_tokens']} tokens to verify the speed-up is largest at depth {depth}, {speed:.2f}. "
-        "Published: the same shape; at "
-        f"top-k 8 an accept length of {inputs['grid_accept_length']:g}, to which the drafter is set here, and "
-        f"{bench.values('tlt-topk8')[0]:g} times.",
+        "Deeper trees yield longer accepts, less and less so, while each level costs a pass of the drafter: with "
+        f"{inputs['table_verify_tokens']} tokens to verify the speed-up is largest at depth {depth}, {speed:.2f}. Published: "
+        f"the same shape; at top-k 8 an accept length of {inputs['grid_accept_length']:g}, to which the drafter is set here, "
+        f"and {bench.values('tlt-topk8')[0]:g} times.",
     )
 
 
 def top_k(bench: Bench) -> Drawn:
-    """Table 1: speed-up by top-k."""
+    """Draw Table 1: speed-up by top-k."""
     inputs = bench.inputs("tlt")
     widths = (4, 6, 8, 10, 12, 16)
     trees = [Strategy(inputs["table_depth"], width, inputs["table_verify_tokens"]) for width in widths]
     lengths = [length(inputs, tree) for tree in trees]
     speed = [tlt.speedup(inputs, 1, tree, n) for tree, n in zip(trees, lengths, strict=True)]
     marks: list[Mark] = [bench.values("tlt-topk8")[0] if width == inputs["topk"] else None for width in widths]
-    figure, panels = picture(1, 1, 3.0)
-    bars(panels[0, 0], [str(width) for width in widths], {"simulated": speed}, {"simulated": marks}, form="{:.2f}")
-    panels[0, 0].set(xlabel="top-k", ylabel="speed-up at batch 1")
-    legend(panels[0, 0])
+    series, read = {"simulated": speed}, {"simulated": marks}
+    figure = bar_picture(list(map(str, widths)), series, read, x="top-k", y="speed-up at batch 1", height_in=3.0)
     return Drawn(
         figure,
         "Table 1: top-k",
-        f"Between top-k 4 and 16 the speed-up is {min(speed):.2f} to {max(speed):.2f}: it hardly depends on top-k, "
-        "as published. At top-k 8 it is "
-        f"{speed[2]:.2f} (published: {bench.values('tlt-topk8')[0]:g}).",
+        f"Between top-k 4 and 16 the speed-up is {min(speed):.2f} to {max(speed):.2f}: it hardly depends on top-k, as "
+        f"published. At top-k 8 it is {speed[2]:.2f} (published: {bench.values('tlt-topk8')[0]:g}).",
     )
 
 
 def batches(bench: Bench) -> Drawn:
-    """Table 2: speed-up by batch and tokens to verify."""
+    """Draw Table 2: speed-up by batch and tokens to verify."""
     inputs = bench.inputs("tlt")
     sizes = (1, 2, 4, 8, 16, 32)
+    trees = {verified: Strategy(inputs["table_depth"], inputs["topk"], verified) for verified in VERIFIED}
     cells = {
-        verified: [
-            tlt.speedup(inputs, batch, tree, length(inputs, tree))
-            for batch in sizes
-            for tree in [Strategy(inputs["table_depth"], inputs["topk"], verified)]
-        ]
-        for verified in VERIFIED
+        verified: [tlt.speedup(inputs, batch, tree, length(inputs, tree)) for batch in sizes]
+        for verified, tree in trees.items()
     }
     rows = {
         (1, 48): "tlt-sd-bs1-v48",
@@ -137,25 +120,21 @@ def batches(bench: Bench) -> Drawn:
         ]
         for verified in VERIFIED
     }
-    figure, panels = picture(1, 1, 3.6)
     series = {f"{verified} tokens": values for verified, values in cells.items()}
-    bars(panels[0, 0], [str(size) for size in sizes], series, marks, form="{:.1f}")
-    panels[0, 0].axhline(1, color=VERMILLION, linewidth=0.8)
-    panels[0, 0].set(xlabel="batch", ylabel="speed-up")
-    legend(panels[0, 0])
+    groups, look = list(map(str, sizes)), {"form": "{:.1f}", "height_in": 3.6, "level": True}
+    figure = bar_picture(groups, series, marks, x="batch", y="speed-up", **look)
     most = {batch: VERIFIED[int(np.argmax([cells[v][i] for v in VERIFIED]))] for i, batch in enumerate(sizes)}
     return Drawn(
         figure,
         "Table 2: speed-up by batch and tokens to verify",
-        f"Larger batches gain less and are best with fewer tokens to verify: {most[1]} at batch 1, {most[8]} at 8, "
-        f"{most[32]} at 32 (published: "
-        f"64, 16, 16). At batch 32 and 16 tokens the speed-up is {cells[16][-1]:.2f} (published: "
+        f"Larger batches gain less and are best with fewer tokens to verify: {most[1]} at batch 1, {most[8]} at 8, {most[32]} "
+        f"at 32 (published: 64, 16, 16). At batch 32 and 16 tokens the speed-up is {cells[16][-1]:.2f} (published: "
         f"{bench.values('tlt-sd-bs32-v16')[0]:g}).",
     )
 
 
 def tail(bench: Bench) -> Drawn:
-    """Fig. 14: the requests that still run, of a worker with 128."""
+    """Draw Fig. 14: the requests that still run, of a worker with 128."""
     inputs = bench.inputs("tlt")
     prompts = inputs["gpus"] // inputs["tp_32b"] * inputs["case_requests"] // inputs["group"]
     figure, panels = picture(1, 1, 3.4)
@@ -184,10 +163,9 @@ def tail(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 14: a rollout of 128 requests a worker (Qwen2.5-32B, all workers' mean)",
-        f"Drafting starts when {inputs['threshold']} requests are left, and makes a worker's rollout {gain:.2f} "
-        "times as fast, a mean over "
-        f"workers, that of the slowest {longest:.2f} times. Published: {bench.values('tlt-rollout-case')[0]:g} "
-        "times, of one worker.",
+        f"Drafting starts when {inputs['threshold']} requests are left, and makes a worker's rollout {gain:.2f} times as "
+        f"fast, a mean over workers, that of the slowest {longest:.2f} times. Published: "
+        f"{bench.values('tlt-rollout-case')[0]:g} times, of one worker.",
     )
 
 

@@ -1,10 +1,10 @@
-"""AReaL's rows once more, with the length of responses that the paper's own figures come to: given.md.
+"""AReaL's rows with the response length that the paper's own figures imply: given.md.
 
     python experiments/published/given.py          (a minute of one core)
 
-Table 1 says how long an update of 8,192 responses takes and Fig. 5c how many of their tokens a second are trained, of the
-same run: their product is its mean length. With it, the other figures of these rows are predictions of schedules and step
-times alone. These are conditional ones, beside the board: an outcome is an input here.
+Table 1 gives the time of an update of 8,192 responses and Fig. 5c the trained tokens a second of one run: they imply its mean
+length. With it, the other figures of these rows are predictions of schedules and step times alone. These predictions are
+conditional and not on the board: an outcome is an input here.
 """
 
 import sys
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from reproduce.lab import Lab
+from reproduce.ledger import read_ledger
+from reproduce.predict import PAPERS
+from reproduce.score import published_rows
 from simrl.files import write_whole_file
-from simrl.published.lab import Lab
-from simrl.published.ledger import read_ledger
-from simrl.published.predict import PAPERS
-from simrl.published.score import published_rows
 
 HERE = Path(__file__).resolve().parent
 ETAS = ("0", "1", "2", "4", "8", "16", "∞")
@@ -39,14 +39,14 @@ class Line(NamedTuple):
 
 
 def implied_tokens(responses: int) -> float:
-    """The mean response of the run of 1.5B, by what is published of it."""
+    """Return the mean response length of the 1.5B run, implied by its published figures."""
     hours = published_rows()["areal-hours-1p5b"].elements[0].low
     tokens_per_s = KILO * published_rows()["areal-eta"].elements[AT_ETA_8].low
     return hours * SECONDS_AN_HOUR / UPDATES * tokens_per_s / responses
 
 
 def lines() -> tuple[float, dict[str, list[Line]]]:
-    """The implied length, and each row's elements at it; all other inputs are at the middle."""
+    """Return the implied length, and each row's elements at it; all other inputs are at the middle."""
     middle = read_ledger("areal").middle
     tokens = implied_tokens(middle["prompts"] * middle["group"])
     lab, inputs = Lab(), {**middle, "mean_tokens": tokens}
@@ -63,10 +63,10 @@ def page() -> Iterator[str]:
     middle = read_ledger("areal").inputs["mean_tokens"]
     yield "# AReaL, given its own lengths\n"
     yield (
-        "Made by `python experiments/published/given.py`. Table 1 and Fig. 5c are of one run, and together they say that "
-        f"a response has {tokens:,.0f} tokens (the ledger has {middle.value:,}, {middle.low:,.0f} to {middle.high:,.0f}). "
-        "With that length, and all else at the middle of the ledger, the rows come out as below. An outcome is an input "
-        "here, so this is no part of [the board](scoreboard.md): it shows what is left to miss when the length is known.\n"
+        "Made by `python experiments/published/given.py`. Table 1 and Fig. 5c are of one run, and together they imply "
+        f"{tokens:,.0f} tokens a response (the ledger has {middle.value:,}, {middle.low:,.0f} to {middle.high:,.0f}). With "
+        "that length, and all else at the middle of the ledger, the predictions are as below. An outcome is an input here, so "
+        "they are not on [the board](scoreboard.md): they show the errors that remain when the length is known.\n"
     )
     for row, elements in found.items():
         yield f"| `{row}` | published | predicted | error |"
@@ -76,7 +76,8 @@ def page() -> Iterator[str]:
                 "%", " %"
             )
         errors = [abs(line.error) for i, line in enumerate(elements) if (row, i) not in LENGTH_IS_OF]
-        yield f"\n{sum(error <= 0.1 for error in errors)} of {len(errors)} within 10 %, the one that the length is of apart.\n"
+        within = sum(error <= 0.1 for error in errors)
+        yield f"\n{within} of {len(errors)} within 10 %, without the one that gives the length.\n"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Under what assumptions RhymeRL's published gains come out of its rules: see rhymerl_map.md for what that says.
+"""Assumptions under which RhymeRL's rules give its published gains: rhymerl_map.md.
 
     python experiments/published/rhymerl_map.py            # simulates (minutes), writes rhymerl_map.csv, then draws
     python experiments/published/rhymerl_map.py --redraw   # draws from rhymerl_map.csv
@@ -23,12 +23,12 @@ from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from simrl.comparison import compile_kernels
-from simrl.palette import BLACK, BLUE, GREEN, INK, ORANGE, PAPER, VERMILLION
-from simrl.published.lab import Lab, Measures
-from simrl.published.ledger import Inputs, read_ledger
-from simrl.published.rhymerl import NO_DRAFTS, likeness, one_step_off, rhymerl, run
-from simrl.published.score import published_rows
+from reproduce.lab import Lab, Measures
+from reproduce.ledger import Inputs, read_ledger
+from reproduce.rhymerl import NO_DRAFTS, likeness, one_step_off, rhymerl, run
+from reproduce.score import published_rows
+from simrl.show.style import BLACK, BLUE, GREEN, INK, ORANGE, PAPER, VERMILLION
+from simrl.study.progress import compile_kernels
 
 PIPE_ROWS = ("rhyme-abl-pipe-math", "rhyme-abl-pipe-code")
 TIER_ROWS = ("rhyme-abl-2tier-math", "rhyme-abl-2tier-code", "rhyme-2tier-peak")
@@ -55,8 +55,8 @@ Row = dict[str, Any]
 
 
 def settings(**given: Any) -> Inputs:
-    """The middle of the ledger; one mini-batch, one pass of log-probs; an engine with CUDA graphs and all of its memory, single
-    responses handed out, so that what differs is the schedule."""
+    """Return the middle of the ledger with one mini-batch, one pass of log-probs, CUDA graphs, all of the memory and dispatch
+    of single responses, so that only the schedule differs."""
     middle = read_ledger("rhymerl").middle
     middle |= {"enforce_eager": False, "gpu_memory_utilization": 0.9, "dispatch": "least_requests"}
     fast = {"mfu": 1.0, "log_prob_mfu": 1.0, "reference": 0, "minibatches": 1, "sequence_parallel": 1}
@@ -64,7 +64,7 @@ def settings(**given: Any) -> Inputs:
 
 
 def epoch_steps(responses: int) -> int:
-    """Steps of an epoch: where a step has fewer prompts there are more, or the map would be that of a few prompts."""
+    """Return the steps of an epoch: more of them where a step has fewer prompts, so that the map is not of a few prompts."""
     return max(2, 2 * 64 // responses)
 
 
@@ -90,7 +90,7 @@ def train(lab: Lab, inputs: Inputs, system: Row, responses: int, mean: float, kv
 
 
 def schedules(lab: Lab, part: str, responses: int, mean: float = 3800.0, kv: int | None = None, **given: float) -> Row:
-    """One step off, HistoPipe without and with two tiers, all without drafts."""
+    """Simulate one step off, and HistoPipe without and with two tiers, all without drafts."""
     inputs = settings(**given)
     piped = {**rhymerl(inputs, "math", speculation=NO_DRAFTS), "ranking_groups": RANKING_GROUPS}
     plain, pipe, tiers = (
@@ -113,7 +113,7 @@ def schedules(lab: Lab, part: str, responses: int, mean: float = 3800.0, kv: int
 
 
 def drafts(lab: Lab, part: str, responses: int, reused: float = 0.85, draft_s: float = DRAFT_S[0]) -> Row:
-    """One worker's rollout of such a batch, with HistoSpec and without."""
+    """Simulate one worker's rollout of a batch, with HistoSpec and without."""
     inputs = settings(reusable_math=reused, draft_efficiency=1.0, draft_s=draft_s)
     gpus = TP + TRAIN_GPUS
     found = [
@@ -136,7 +136,7 @@ def drafts(lab: Lab, part: str, responses: int, reused: float = 0.85, draft_s: f
 
 
 def simulate() -> Iterator[Row]:
-    """The rows, the quickest first."""
+    """Yield the rows, the quickest first."""
     lab = Lab()
     yield from (drafts(lab, "drafts", responses, reused) for responses in DRAFTING for reused in REUSED)
     yield from (drafts(lab, "draft_s", responses, draft_s=draft_s) for responses in DRAFTING for draft_s in DRAFT_S)
@@ -149,7 +149,6 @@ def simulate() -> Iterator[Row]:
 
 
 def write() -> None:
-    """Simulates the table, row by row."""
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
@@ -166,7 +165,7 @@ def read() -> list[Row]:
 
 
 def grid(rows: list[Row], parts: tuple[str, ...], y: str, value: str) -> tuple[list[float], list[float], np.ndarray]:
-    """The responses, the values of `y`, and what was found for each pair."""
+    """Return the responses, the values of `y`, and the value of each pair."""
     chosen = [row for row in rows if row["part"] in parts]
     xs, ys = (sorted({row[key] for row in chosen}) for key in ("responses", y))
     found = {(row["responses"], row[y]): row[value] for row in chosen}
@@ -176,7 +175,7 @@ def grid(rows: list[Row], parts: tuple[str, ...], y: str, value: str) -> tuple[l
 def heat(
     axes: Axes, xs: list[float], labels: list[str], values: np.ndarray, like: tuple[float, float], most: float
 ) -> None:
-    """Cells with their values, those framed that are `like` what was published."""
+    """Draw cells with their values; frame those within `like`, the published range."""
     norm = TwoSlopeNorm(1.0, vmin=2 - most, vmax=most)
     axes.imshow(values, cmap=COLOURS, norm=norm, aspect="auto", origin="lower")
     for i, j in np.ndindex(*values.shape):
@@ -190,7 +189,7 @@ def heat(
 
 
 def about(rows: tuple[str, ...]) -> tuple[float, float]:
-    """From 5 % under the smallest of published values to 5 % over the largest."""
+    """Return the range from 5 % under the smallest to 5 % over the largest of published values."""
     values = [published_rows()[row].elements[0].value for row in rows]
     return 0.95 * min(values), 1.05 * max(values)
 
@@ -260,7 +259,6 @@ def draw_drafts(rows: list[Row], path: Path) -> None:
 
 
 def main(redraw: Annotated[bool, typer.Option(help="draw from the table, simulate nothing")] = False) -> None:
-    """Simulates the map and draws it."""
     if not redraw:
         compile_kernels()
         started_s = time.process_time()

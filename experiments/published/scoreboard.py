@@ -1,4 +1,4 @@
-"""What `simrl reproduce` comes to, as a page: scoreboard.md, and pictures drawn like the papers' in figures/.
+"""The predictions of `simrl reproduce` as a page: scoreboard.md, and pictures drawn like the papers' in figures/.
 
     simrl reproduce --samples 16 -o board.json                  (long)
     python experiments/published/scoreboard.py board.json --figures        the page, and every picture anew
@@ -23,10 +23,10 @@ import figures_tlt
 import typer
 from drawing import Bench, Draw, save
 
+from reproduce.board import board, hits_of, totals
+from reproduce.score import Bound, published_rows
 from simrl.errors import InputError
 from simrl.files import write_whole_file
-from simrl.published.board import board, hits_of, totals
-from simrl.published.score import Bound, published_rows
 
 HERE = Path(__file__).resolve().parent
 CAPTIONS = "captions.json"
@@ -46,11 +46,11 @@ MOVES = 0.1  # a relative half-width up to which open inputs move an element lit
 TIE = 0.02  # published values so near to each other have no order
 LEVEL = 0.01  # predicted ones so near are level
 
-# Rows that follow from what their source prints besides: phases of other runs, an accept length, a batch, a tree.
+# Rows whose inputs their source prints: phases of other runs, an accept length, a batch, a tree.
 GIVEN_THEIR_PHASES = ("verl-", "tlt-sd-", "tlt-topk8")
-# Rows whose elements are of several quantities: their order says nothing.
+# Rows whose elements are of several quantities and have no order.
 SEVERAL_QUANTITIES = ("step/",)
-# Rows that are to be compared with each other, element by element: the same quantity of several systems or settings.
+# Rows that are to be compared with each other, element by element: one quantity of several systems or settings.
 FAMILIES = (
     ("areal-fig4-1p5b-16k-areal", "areal-fig4-1p5b-16k-verl"),
     ("areal-fig4-7b-16k-areal", "areal-fig4-7b-16k-verl"),
@@ -73,43 +73,39 @@ FAMILIES = (
     ("spec-e2e-best", "spec-e2e-others"),
     ("tlt-sd-bs1-v48", "tlt-sd-bs8-v16", "tlt-sd-bs8-v64", "tlt-sd-bs32-v16"),
 )
-# What a miss means, by how the row's name begins and by where the prediction lies. These are readings, not measurements.
+# Reading of a miss, by the prefix of the row's name and the side of the prediction. Not measured.
 MEANINGS = {
     ("areal-fig4", "high"): (
         "The level of Fig. 4 is a quarter of the paper's own Fig. 5c and Table 1 at the same size, so its "
-        "unit is in doubt; what compares are its slopes and AReaL over verl."
+        "unit is in doubt; only its slopes and AReaL over verl can be compared."
     ),
     ("areal-eta", "high"): (
-        "All bounds come out too fast, the synchronous one most: host time or MFU, since the length alone does not "
-        "explain it ([given it](given.md))."
+        "All bounds are predicted too fast, the synchronous one most: host time or MFU, since the length "
+        "alone does not explain it ([predictions with the paper's length](given.md))."
     ),
     ("areal-hours", "low"): (
-        "Their updates take longer than the phases that are stated add up to; the synchronous systems' most "
-        "of all, so what they do between phases is missing."
+        "Their updates take longer than the sum of the stated phases, most of all in the synchronous systems,"
+        " so time between phases is missing."
     ),
     ("areal-interrupt", "low"): (
-        "The row's point is the ratio of its two elements; the level hangs on a roofline's decode times."
+        "The row is about the ratio of its two elements; the level depends on a roofline's decode times."
     ),
-    ("areal-dynbatch", "low"): "That small micro-batches use a GPU less well is not simulated.",
+    ("areal-dynbatch", "low"): "The lower GPU efficiency of small micro-batches is not simulated.",
     ("spec-idle", "low"): (
-        "Of a few hundred responses nearly every worker has one near the cap, so all end together; half of "
-        "the time idle needs workers that differ as a whole."
+        "With a few hundred responses nearly every worker has one near the cap, so all end together; an idle "
+        "share of half needs systematic differences between workers."
     ),
     ("spec-rollout", "low"): (
-        "Decoupled drafting is worth less here than there: drafters take GPUs, so each verifier has more "
-        "requests, and at these batches that costs what drafts bring."
+        "Decoupled drafting gains less here than in the paper: drafters take GPUs, so each verifier has more "
+        "requests, and at these batches the cost cancels the gain of drafts."
     ),
-    ("spec-e2e", "low"): ("As the rollouts: where decoupled drafting brings less, so does all that is built on it."),
-    ("spec-abl", "low"): (
-        "See the rollouts of the same paper: the gain of decoupling is missing from the first step on."
-    ),
+    ("spec-e2e", "low"): ("As the rollouts: a smaller gain of decoupled drafting lowers all that is built on it."),
+    ("spec-abl", "low"): ("See the paper's rollouts: the gain of decoupling is missing from the first step on."),
     ("rhyme-rollout", "low"): (
         "Training takes more of the predicted step than of theirs: a higher MFU, or slower generation, than assumed."
     ),
-    ("rhyme-idle", "low"): "Their workers ended more unevenly than lengths of one distribution do.",
-    ("rhyme-migr", "low"): (
-        "Lengths that are as alike from epoch to epoch as Table 2's ranks ask for have hardly an outlier."
-    ),
+    ("rhyme-idle", "low"): "Their workers ended more unevenly than with lengths from one distribution.",
+    ("rhyme-migr", "low"): ("Lengths as stable from epoch to epoch as Table 2's ranks require have few outliers."),
     ("rhyme-spec-peak", "high"): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
     ("rhyme-batch", "high"): "Drafts are too good or too cheap: host time of drafting, or the length of hits.",
     ("tlt-sd", "high"): (
@@ -120,10 +116,10 @@ MEANINGS = {
         "All runs have the lengths of the asynchronous one on 32 GPUs, and the page says that lengths differ; generation is a "
         "roofline's, up to twice too fast for the page's runs that are not scored as well."
     ),
-    ("verl-async", "low"): "The trainer hardly waits for groups here; what its wait is made of is an open input.",
+    ("verl-async", "low"): "The trainer hardly waits for groups here; the causes of its wait are an open input.",
     ("rhyme-e2e", "low"): (
-        "Training takes so much of a step here that a faster rollout soon waits for it; where it is a small part, and a "
-        "worker has few responses at a time, such gains come out ([map](rhymerl_map.md))."
+        "Training takes so much of a step here that a faster rollout soon waits for it; where it is a small "
+        "part, and a worker has few responses at a time, such gains result ([map](rhymerl_map.md))."
     ),
     ("rhyme-abl-pipe", "low"): (
         "One worker's long responses fill its KV cache here, so that plain ranking groups lose; with few responses a "
@@ -131,23 +127,23 @@ MEANINGS = {
     ),
     ("rhyme-pipe-peak", "low"): "As the ablation.",
     ("rhyme-abl-2tier", "high"): (
-        "Two tiers make good what plain ranking groups lose here; the product of both is nearer to what was published."
+        "Two tiers recover the loss of plain ranking groups here; the product of both is nearer to the published one."
     ),
     ("rhyme-2tier-peak", "high"): "As the ablation.",
-    ("rhyme-abl-spec", "low"): "With faster rollouts training is what a step waits for.",
+    ("rhyme-abl-spec", "low"): "With faster rollouts a step waits for training.",
     ("tlt-e2e", "low"): "Rollout is a smaller part of the step than theirs: longer responses, or faster training.",
     ("weight-sync-30b", "low"): (
-        "Buckets spare the broadcasts; what loading costs for each of 18,867 tensors is an open input."
+        "Buckets avoid the broadcasts; the loading cost of each of 18,867 tensors is an open input."
     ),
     ("weight-sync-7b", "high"): (
-        "15 GB in 0.02 s are more than a link carries: what was timed can only be a part of the transfer."
+        "15 GB in 0.02 s exceed a link's bandwidth: only a part of the transfer can have been timed."
     ),
 }
 
 
 class Board(NamedTuple):
-    """What `simrl reproduce` wrote: the rows, how many sets of inputs were drawn beside the middle, and by which simrl (None in
-    boards of before that was written)."""
+    """The output of `simrl reproduce`: its rows, the number of drawn sets of inputs, and the version of simrl (None in old
+    boards)."""
 
     entries: Sequence[Entry]
     samples: int
@@ -155,7 +151,7 @@ class Board(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """Pairs of published values that differ, by what the prediction says of them."""
+    """Pairs of different published values, by the predicted order."""
 
     right: int
     level: int
@@ -185,8 +181,7 @@ def main(
 
 
 def read_board(path: Path) -> Board:
-    """A board, with the rows that it lacks as not predicted. Raises `InputError` for a file that is none, and for one without
-    intervals."""
+    """Read a board; missing rows count as not predicted. Raise `InputError` for an invalid file, or one without intervals."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         found, samples = {entry["id"]: entry for entry in data["rows"]}, int(data["samples"])
@@ -199,7 +194,6 @@ def read_board(path: Path) -> Board:
 
 
 def draw(names: Sequence[str], entries: Sequence[Entry], folder: Path) -> None:
-    """The pictures of these figures, and their captions among the others'."""
     bench = Bench(entries)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -218,20 +212,15 @@ def read_captions(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
-    """The page."""
     entries, version = found.entries, f", by simrl {found.simrl_version}" if found.simrl_version else ""
     return "\n".join(
         [
             "# Published results, predicted\n",
-            "Made by `python experiments/published/scoreboard.py board.json --figures`, of what `simrl reproduce -o "
-            "board.json` "
-            "found; what is simulated is made by it, sentences included. [How to read it](../../docs/reproduce.md). "
-            "A row is one published "
-            "result, "
-            "predicted from what its paper states and from ranges of what it leaves open; nothing is fitted to an "
-            "outcome. "
-            f"*Predicted* is at the middle of the ranges, *interval* over it and the {found.samples} sets of inputs that were "
-            f"drawn{version}; a row is covered if every element of it lies in its interval.\n",
+            "Made by `python experiments/published/scoreboard.py board.json --figures`, from the predictions of "
+            "`simrl reproduce -o board.json`. [How to read it](../../docs/reproduce.md). A row is one published result, "
+            "predicted from the inputs that its paper states and from ranges of the open ones; nothing is fitted to an "
+            "outcome. *Predicted* is at the middle of the ranges, *interval* over it and "
+            f"{found.samples} drawn sets of inputs{version}; a row is covered if all its elements lie in their intervals.\n",
             *in_short(entries),
             *goals(entries),
             *tables(entries),
@@ -243,7 +232,6 @@ def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def in_short(entries: Sequence[Entry]) -> Iterator[str]:
-    """What may be taken from the board, and what not."""
     found, sums = orders(entries), totals(entries)
     pairs = found.right + found.level + len(found.reversed)
     error = (
@@ -251,19 +239,19 @@ def in_short(entries: Sequence[Entry]) -> Iterator[str]:
     )
     yield "## In short\n"
     yield (
-        f"**Orders and levels.** Of {pairs} pairs of systems or settings that were published apart, "
-        f"{found.right} are predicted in that order, {found.level} level and {len(found.reversed)} reversed; but "
+        f"**Orders and levels.** Of {pairs} pairs of systems or settings with different published values, "
+        f"{found.right} are predicted in the published order, {found.level} level and {len(found.reversed)} reversed; but "
         f"{sums['covered_share'] or 0:.0%} of the figures lie in their intervals, and {error}.\n".replace("%", " %")
     )
     yield (
-        "**A miss is a statement about inputs as often as about schedules.** Papers leave open their batch, their lengths "
-        "and how their engines were set; where gains come out and where they are lost is drawn for RhymeRL "
-        "([map](rhymerl_map.md)) and SpecActor ([map](specactor_map.md)), by simulation.\n"
+        "**A miss is as often due to inputs as to schedules.** Papers leave open their batch, their lengths and their "
+        "engine settings; simulated maps show where the gains of RhymeRL ([map](rhymerl_map.md)) and SpecActor "
+        "([map](specactor_map.md)) result and where they are lost.\n"
     )
 
 
 def goals(entries: Sequence[Entry]) -> Iterator[str]:
-    """What the project aims at, and what the board says."""
+    """Yield the table of the project's goals and the board's values."""
     predicted = [e for e in entries if e["predicted"] is not None]
     covered = [e for e in predicted if all(hits_of(e))]
     sums = totals(entries)
@@ -278,8 +266,7 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
     yield "| goal | reached |"
     yield "|---|---|"
     yield (
-        f"| rows covered: 90 % or more | {percent(len(covered), len(entries))} of all ({len(covered)} of "
-        f"{len(entries)}), "
+        f"| rows covered: 90 % or more | {percent(len(covered), len(entries))} of all ({len(covered)} of {len(entries)}), "
         f"{percent(len(covered), len(predicted))} of the {len(predicted)} that are predicted; "
         + f"{sums['covered_share'] or 0:.0%} of all {sums['elements']} elements |".replace("%", " %")
     )
@@ -300,8 +287,7 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
     )
     pairs = found.right + found.level + len(found.reversed)
     yield (
-        f"| orders of systems and settings: all right | {found.right} of {pairs} pairs right, {found.level} "
-        "predicted level, "
+        f"| orders of systems and settings: all right | {found.right} of {pairs} pairs right, {found.level} predicted level, "
         f"{len(found.reversed)} reversed |"
     )
     yield (
@@ -327,18 +313,18 @@ def said_error(entry: Entry) -> str:
 
 
 def scored(entry: Entry, key: str) -> list[Any]:
-    """Of the elements that are predicted: some may be given."""
+    """Return the values of the predicted elements, without given ones."""
     return [value for value in entry[key] if value is not None]
 
 
 def is_ratio(row: str) -> bool:
-    """Whether the row says how one system compares with another."""
+    """Return whether the row compares one system with another."""
     known = published_rows()[row]
     return known.gain or (known.unit == "x" and known.baseline not in ("", "-"))
 
 
 def same_side(entry: Entry, i: int) -> bool:
-    """Whether the middle prediction of an element is on the published side of 1."""
+    """Return whether the middle prediction of an element is on the published side of 1."""
     bound = published_rows()[entry["id"]].elements[i]
     if bound.low <= 1 <= bound.high:
         return True
@@ -346,7 +332,7 @@ def same_side(entry: Entry, i: int) -> bool:
 
 
 def orders(entries: Sequence[Entry]) -> Orders:
-    """Of all pairs of elements that are one quantity under several systems or settings: in one row, or in a family of rows."""
+    """Compare all pairs of elements of one quantity under several systems or settings, in a row or in a family of rows."""
     predicted = {e["id"]: e["predicted"] for e in entries if e["predicted"] is not None}
     right, level, wrong = 0, 0, []
     for (row, i), (other, j) in comparable(predicted):
@@ -385,7 +371,6 @@ def comparable(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], 
 
 
 def tables(entries: Sequence[Entry]) -> Iterator[str]:
-    """The board, a table a paper."""
     yield "## The board\n"
     for paper, mine in by_paper(entries).items():
         predicted = [e for e in mine if e["predicted"] is not None]
@@ -413,7 +398,7 @@ def tables(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def what(entry: Entry) -> str:
-    """The quantity, of whom against whom, and where it stands."""
+    """Return the quantity of a row, its systems, and its source."""
     against = f" over {entry['baseline']}" if entry["baseline"] not in ("", "-") else ""
     system = f"{entry['system']}{against}: " if entry["system"] not in ("", "-") else ""
     setting = f"; {entry['setting']}" if entry["setting"] not in ("", "-", "same") else ""
@@ -449,7 +434,6 @@ def not_predicted(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def misses(entries: Sequence[Entry]) -> Iterator[str]:
-    """By paper, what lies outside of its interval, and what that means."""
     yield "## What misses mean\n"
     for paper, mine in by_paper(entries).items():
         missed = [e for e in mine if False in (e["covered"] or ())]
@@ -465,8 +449,7 @@ def misses(entries: Sequence[Entry]) -> Iterator[str]:
             places = "" if len(bounds) == 1 else f" (of its elements no. {', '.join(str(i + 1) for i in outside)})"
             said = "predicted too " + {"both": "high and too low"}.get(direction, direction)
             nearest = ", ".join(
-                f"{number(e['low'][i] if e['low'][i] > bounds[i].high else e['high'][i])} against "
-                f"{bound_text(bounds[i])}"
+                f"{number(e['low'][i] if e['low'][i] > bounds[i].high else e['high'][i])} against {bound_text(bounds[i])}"
                 for i in outside
             )
             meaning = next(
@@ -479,19 +462,15 @@ def misses(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def pictures(captions: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """What was drawn, in the order of `FIGURES`."""
     shown = [figure for figure in FIGURES if figure in captions]
     if not shown:
         return
     yield "## Pictures\n"
     yield (
-        "Drawn like the papers' figures, from simulation at the middle of the inputs' ranges. Diamonds and dotted "
-        "lines are "
-        "published values, where `published.csv` has them; wide grey lines are the intervals of the board. Not "
-        "drawn are figures of "
-        "learning, of production data (SpecActor's Fig. 6a), of what is an input here (RhymeRL's Fig. 6, TLT's Fig. "
-        "15 and Table 4), and "
-        "illustrations.\n"
+        "Drawn like the papers' figures, from simulation at the middle of the inputs' ranges. Diamonds and dotted lines are "
+        "published values, where `published.csv` has them; wide grey lines are the intervals of the board. Not drawn are "
+        "figures of learning, of production data (SpecActor's Fig. 6a), of what is an input here (RhymeRL's Fig. 6, TLT's "
+        "Fig. 15 and Table 4), and illustrations.\n"
     )
     for figure in shown:
         paper = next(title for title, start in PAPERS.items() if figure.startswith(start))

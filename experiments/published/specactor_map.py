@@ -1,7 +1,7 @@
-"""Where does SpecActor gain what its paper reports? Its rollouts and verl's, over assumptions that the paper leaves open.
+"""Assumptions under which SpecActor gains as its paper reports: its rollouts and verl's, over open inputs.
 
 Two cuts: for which lengths half of verl's rollout time is waiting (its Fig. 2a); and what SpecActor, and drafts in turns with
-verification, gain over verl by acceptance, by what a round of drafts takes besides its passes, and by responses a worker.
+verification, gain over verl by acceptance, by the overhead of a round of drafts, and by responses a worker.
 
 python experiments/published/specactor_map.py [--folder experiments/published]
 """
@@ -15,31 +15,31 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import typer
 
-from simrl.comparison import compile_kernels, progress_bar
-from simrl.published import specactor
-from simrl.published.lab import Lab
-from simrl.published.ledger import Inputs, read_ledger
-from simrl.published.score import published_rows
+from reproduce import specactor
+from reproduce.lab import Lab
+from reproduce.ledger import Inputs, read_ledger
+from reproduce.score import published_rows
+from simrl.study.progress import compile_kernels, progress_bar
 
 SIGMAS = (0.4, 0.5, 0.6, 0.8, 1.0)
 MEANS_TOKENS = (2500, 4200, 6000)
 PROMPT_SHARES = (0.6, 0.95)
 ACCEPTED = (0.55, 0.7, 0.85)
-ROUNDS_S = (0.001, 0.005, 0.02)  # of drafting, besides the drafter's passes
+ROUNDS_S = (0.001, 0.005, 0.02)  # of drafting, without the drafter's passes
 RESPONSES = (16, 64, 256)  # of a worker
 WORKERS, OF_EACH = 64, 256  # the paper's DAPO trace
 FEW = 10  # workers where drafts are simulated: whole ones of 4 GPUs and, with a drafter, of 5
 
 
 def of(inputs: Inputs, system: dict[str, object], lab: Lab, workers: int, responses: int) -> dict[str, float]:
-    """The rollout of one step."""
+    """Simulate the rollout of one step."""
     scenario = specactor.scenario(inputs, "dapo", system, workers, responses)
     run = lab.run(scenario.model_copy(update={"steps": 1, "warmup_steps": 0}))
     return {key: float(run[key]) for key in ("idle_share", "rollout_s")}
 
 
 def waiting(middle: Inputs, lab: Lab) -> pd.DataFrame:
-    """verl's rollout on 64 workers, by lengths: the share of the workers' time in which they wait for the slowest."""
+    """Return the share of time that verl's 64 workers wait for the slowest, by lengths."""
     rows = []
     for share in PROMPT_SHARES:
         for mean_tokens in MEANS_TOKENS:
@@ -51,8 +51,8 @@ def waiting(middle: Inputs, lab: Lab) -> pd.DataFrame:
 
 
 def gains(middle: Inputs, lab: Lab) -> pd.DataFrame:
-    """verl's rollout over SpecActor's and over that with drafts in turns: by acceptance, by what a round of drafts takes
-    besides its passes, by responses a worker."""
+    """Return verl's rollout over SpecActor's and over drafting in turns: by acceptance, by the overhead of a round of drafts,
+    by responses a worker."""
     rows = []
     for responses in RESPONSES:
         plain_s = of(middle, specactor.VERL, lab, FEW, responses)["rollout_s"]
@@ -71,7 +71,7 @@ def gains(middle: Inputs, lab: Lab) -> pd.DataFrame:
 
 
 def draw(idle: pd.DataFrame, gain: pd.DataFrame, path: Path) -> None:
-    """Left: what waits, by lengths. Right: what each part gains, by responses a worker and acceptance."""
+    """Draw on the left the waiting share by lengths, on the right each part's gain by responses a worker and acceptance."""
     figure, grid = plt.subplots(1, 1 + len(RESPONSES), figsize=(14, 3.6), layout="constrained")
     axes = list(grid)
     waited = published_rows()["spec-idle"].elements[0]

@@ -1,4 +1,4 @@
-"""`python -m replay.grpo CONFIG...`: recorded runs, one after the other."""
+"""`python -m replay.grpo CONFIG...`: recorded runs, one after another."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def main(
         Path, typer.Option("--output", "-o", help="a folder: each run gets one in it, with its name")
     ] = Path("results/grpo"),
 ) -> None:
-    """Train a small model with GRPO on tasks that a function can check, and record everything.
+    """Train a small model with GRPO on tasks with a reward function, and record everything.
 
-    Rollouts run on vLLM engines under simrl's own schedules. A run that was stopped goes on from its last update when it is
-    started again; one that is finished is left as it is.
+    Rollouts run on vLLM engines under simrl's own schedules. A stopped run continues from its last update when it is
+    started again; a finished run is left unchanged.
 
     Example:  python -m replay.grpo experiments/grpo/sync.yaml
 

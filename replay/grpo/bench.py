@@ -1,7 +1,7 @@
-"""What an update takes on this machine, measured apart from any run, in the terms of simrl's training model.
+"""Duration of an update on this machine, measured apart from any run, as efficiencies of simrl's training model.
 
-Invariant: sequences are random tokens of random lengths, so nothing of a run is in what is measured; the efficiency is that
-with which `simrl.training` gives the measured seconds back.
+Invariant: sequences are random tokens of random lengths, so the measurement depends on no run; the efficiency is the one at
+which `simrl.training` predicts the measured seconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from replay.grpo.policy import TokenIds, make_policy, save_policy
 from replay.grpo.run import engine_settings
 from replay.grpo.update import Trajectory, make_optimizer, update
 from simrl.errors import StoppedError
-from simrl.hardware import gpu, model_shape
-from simrl.training import TrainingConfig, TrainingCosts
+from simrl.profile.hardware import gpu, model_shape
+from simrl.runtime.training_costs import TrainingCosts
+from simrl.scenario.training import TrainingConfig
 
 
 class Efficiency(NamedTuple):
-    """Of training and of log-probs, as `TrainingConfig` has them, and the seconds that a version takes to be written; how far
-    the repeats of the first are apart (IQR / median)."""
+    """Efficiencies of training and of log-probs, as in `TrainingConfig`, the seconds to write a version, and the spread of the
+    training repeats (IQR / median)."""
 
     mfu: float
     log_prob_mfu: float
@@ -38,9 +39,9 @@ class Efficiency(NamedTuple):
     spread: float
 
 
-def measure_training(config: RunConfig, repeats: int = 8, quantile: float = 0.5, threads: int = 1) -> Efficiency:
-    """Makes updates of a step's responses, each of another length, from `quantile` of whose seconds the efficiencies are."""
-    torch.set_num_threads(threads)
+def measure_training(config: RunConfig, repeats: int = 8) -> Efficiency:
+    """Measure updates on one thread, each with other response lengths; the efficiencies follow from their median seconds."""
+    torch.set_num_threads(1)
     model = make_policy(config.policy, config.task.vocabulary, config.most_tokens, config.seed).to(config.device)
     optimizer = make_optimizer(model, config.update)
     train, log_prob, publish = [], [], []
@@ -68,24 +69,23 @@ def measure_training(config: RunConfig, repeats: int = 8, quantile: float = 0.5,
             started_s = time.perf_counter()
             save_policy(model, Path(folder) / f"model-{repeat}")
             torch.save(optimizer.state_dict(), Path(folder) / "optimizer.pt")
-            if repeat == 0:  # what is done for the first time takes longer
+            if repeat == 0:  # a first pass takes longer
                 continue
             publish.append(time.perf_counter() - started_s)
             train.append(stats.train_s / sum(s for _, s in ideal.update(lengths, config.update.minibatches)))
             log_prob.append(stats.log_prob_s / sum(s for _, s in ideal.inference(lengths)))
     low, high = np.quantile(train, (0.25, 0.75))
     return Efficiency(
-        1 / float(np.quantile(train, quantile)),
-        1 / float(np.quantile(log_prob, quantile)),
-        float(np.quantile(publish, quantile)),
+        1 / float(np.median(train)),
+        1 / float(np.median(log_prob)),
+        float(np.median(publish)),
         float((high - low) / np.median(train)),
     )
 
 
 @contextmanager
 def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
-    """Meanwhile an engine of the run generates on another core with a whole batch: what updates stand beside in a schedule that
-    does not wait for them."""
+    """Run an engine with a whole batch on another core meanwhile, as beside the updates of an asynchronous schedule."""
     logs.mkdir(parents=True, exist_ok=True)
     settings = replace(engine_settings(config, model), stop_token=None)  # the batch stays whole
     engine, ended, failed = RemoteBench(settings, 0, 0, logs), Event(), list[Exception]()
@@ -106,12 +106,12 @@ def generating(config: RunConfig, model: Path, logs: Path) -> Iterator[None]:
         ended.set()
         thread.join()
         engine.close()
-    if failed:  # what was measured had nothing beside it
+    if failed:  # the measurement ran without its neighbour
         raise failed[0]
 
 
 def _batch(config: RunConfig, rng: np.random.Generator) -> list[Trajectory]:
-    """Responses of a step: rewards differ within groups, so that all are trained on."""
+    """Return the responses of a step; rewards differ within groups, so that all are trained on."""
     batch = []
     for group in range(config.prompts_per_step):
         prompt = rng.integers(2, config.task.vocabulary, config.task.most_prompt_tokens).tolist()

@@ -1,7 +1,7 @@
-"""RunConfig: everything that a recorded run depends on, from one YAML file.
+"""RunConfig: all inputs of a recorded run, from one YAML file.
 
-Invariant: what leads to the warmed-up policy (task, shape, warm-up with its seed) has a digest of its own: runs that agree in
-it begin with the same weights, which are made once. The run's seed is for its prompts, their order and what is drawn.
+Invariant: the inputs of the warmed-up policy (task, shape, warm-up with its seed) have a digest of their own: runs with equal
+digests begin with weights that are made once. The run's seed draws its prompts, their order and its samples.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from replay.grpo.tasks import Countdown
 from replay.grpo.update import UpdateConfig
 from replay.grpo.warm_up import WarmUpConfig
 from simrl.errors import InputError
-from simrl.hardware import GPUS
-from simrl.overrides import parse_override
+from simrl.profile.hardware import GPUS
+from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.validation import explain
-from simrl.yaml_text import read_yaml
 
-WARM_UPS = "warm-ups"  # the folder beside those of the runs that has the policies they begin with
+WARM_UPS = "warm-ups"  # folder of the initial policies, beside the folders of the runs
 
 
 class _Model(BaseModel):
@@ -33,7 +32,7 @@ class _Model(BaseModel):
 
 
 class EngineSizes(_Model):
-    """Of each rollout engine."""
+    """Sizes of each rollout engine."""
 
     max_num_seqs: int = Field(default=64, gt=0)
     max_num_batched_tokens: int = Field(default=256, gt=0)
@@ -48,12 +47,12 @@ class EngineSizes(_Model):
 
     @property
     def kv_blocks(self) -> int:
-        """Whole ones."""
+        """Number of whole KV cache blocks."""
         return self.kv_cache_tokens // self.block_size
 
 
 class SystemChoice(_Model):
-    """The schedule: `split` is synchronous, on GPUs of their own; `eta` is AReaL's."""
+    """The schedule: `split` is synchronous, with separate GPUs for rollout and training; `eta` is AReaL's staleness bound."""
 
     name: Literal["split", "one_step_off", "areal"]
     eta: int | None = Field(default=None, ge=0)
@@ -66,7 +65,7 @@ class SystemChoice(_Model):
 
 
 class RunConfig(_Model):
-    """A run. Prompts come again in every epoch, each time in another order; `prompts_per_step` of them make an update."""
+    """A run. Every epoch has all prompts, in an order of its own; `prompts_per_step` of them make an update."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of its folder, too")
     seed: int = Field(default=0, ge=0)
@@ -95,7 +94,7 @@ class RunConfig(_Model):
 
     @field_validator("name")
     @classmethod
-    def _not_that_of_the_warm_ups(cls, name: str) -> str:
+    def _not_the_warm_ups(cls, name: str) -> str:
         if name == WARM_UPS:
             raise ValueError("the folder of the warm-ups is called so; give another name")
         return name
@@ -125,24 +124,22 @@ class RunConfig(_Model):
 
     @property
     def steps(self) -> int:
-        """Updates in all."""
         return self.epochs * self.prompts // self.prompts_per_step
 
     @property
     def most_tokens(self) -> int:
-        """Of a prompt and its response."""
+        """Largest number of tokens of a prompt and its response."""
         return self.task.most_prompt_tokens + self.task.most_tokens
 
     @property
     def warm_up_digest(self) -> str:
-        """Of what the warmed-up policy depends on."""
         parts = {name: getattr(self, name).model_dump(mode="json") for name in ("task", "policy", "warm_up")}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raises `InputError` that names the file, the
-    place and the remedy."""
+    """Return the run of a file, changed by `key=value` (`update.learning_rate=1e-4`). Raise `InputError` that names the file,
+    the place and the remedy."""
     written: Any = OmegaConf.to_container(read_yaml(file, str(file), "a run", RunConfig.model_fields))
     for key, value in map(parse_override, overrides):
         written = _changed(written, key.split("."), value)
@@ -153,7 +150,7 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _changed(section: Any, path: Sequence[str], value: Any) -> Any:
-    """A section with the value at a path; what is no mapping is left for the validation to name."""
+    """Return a section with the value at a path; values that are no mapping are left to the validation."""
     if not path:
         return value
     if section is not None and not isinstance(section, dict):

@@ -1,4 +1,4 @@
-"""What a policy can do: how many prompts it solves, and how long its responses are.
+"""Evaluation of a policy: the share of prompts it solves, and the lengths of its responses.
 
 Invariant: an evaluation is a pure function of weights, prompts and seed.
 """
@@ -17,7 +17,7 @@ from replay.grpo.tasks import Countdown, Problem
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One response to each prompt. Lengths are in tokens; `capped` is the share of responses that met the cap before an end."""
+    """Result over one response per prompt. Lengths are in tokens; `capped` is the share of responses that reached the cap."""
 
     prompts: int
     solved: float
@@ -35,11 +35,9 @@ class Evaluation:
         )
 
 
-def evaluate(
-    model: Any, task: Countdown, problems: Sequence[Problem], seed: int, temperature: float = 1.0
-) -> Evaluation:
-    """Samples a response to each problem and scores it; temperature 0 is greedy."""
-    responses = generate(model, [p.prompt_ids for p in problems], task.most_tokens, task.eos, temperature, seed)
+def evaluate(model: Any, task: Countdown, problems: Sequence[Problem], seed: int) -> Evaluation:
+    """Sample a response to each problem and score it."""
+    responses = generate(model, [p.prompt_ids for p in problems], task.most_tokens, task.eos, seed=seed)
     lengths = [len(response) for response in responses]
     p50, p90, p99 = np.percentile(lengths, [50, 90, 99]).tolist()
     return Evaluation(

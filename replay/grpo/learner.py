@@ -1,9 +1,8 @@
-"""The learner: holds the policy and its optimizer in a process of its own, makes updates, writes the versions that come of
-them.
+"""The learner: holds the policy and its optimizer in a process of its own, makes updates, and writes policy versions.
 
-Invariant: a version's folder is there, whole, before its update is told; what it holds (weights, optimizer, its number) is all
-that the next update depends on besides its batch and the versions that drew it. Weights are loaded as safetensors, the
-optimizer with `weights_only`.
+Invariant: a version's folder is complete before its update is reported; its content (weights, optimizer, number) is all that
+the next update depends on, with its batch and the versions that generated it. Weights are loaded as safetensors, the optimizer
+with `weights_only`.
 """
 
 from __future__ import annotations
@@ -11,84 +10,57 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 
 from replay.grpo.config import RunConfig
-from replay.grpo.policy import TokenIds, load_policy, save_policy
+from replay.grpo.policy import load_policy, save_policy
 from replay.grpo.records import MANIFEST, RunFolder
 from replay.grpo.update import Trajectory, make_optimizer, update
 from replay.host import Channel, Close, Failed, Ready
 from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_folder
 
-KEPT_WEIGHTS = 16  # versions, beside the current one, that tokens of a batch may be of: AReaL waits for no straggler
-
-
-class Answered(NamedTuple):
-    """A response as it is handed to the learner: the segments are (policy version, tokens), in order."""
-
-    group: tuple[int, int]
-    prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    reward: float
-    segments: tuple[tuple[int, int], ...]
+KEPT_WEIGHTS = 16  # past versions that may have generated tokens of a batch: AReaL has no bound on stragglers
 
 
 class Update(NamedTuple):
-    """Makes the version after `version` of it."""
+    """Command to make the version after `version`."""
 
     version: int
-    batch: tuple[Answered, ...]
+    batch: tuple[Trajectory, ...]
 
 
 class Updated(NamedTuple):
-    """The version after `version` is in its folder. Phases are (kind, start, end), by `time.monotonic()`; `stats` are those of
-    `UpdateStats`."""
+    """Report that the version after `version` is in its folder. Phases are (kind, start, end), by `time.monotonic()`; `stats`
+    are the fields of `UpdateStats`."""
 
     version: int
     phases: tuple[tuple[str, float, float], ...]
     stats: dict[str, float]
 
 
-@dataclass(frozen=True)
-class LearnerSettings:
-    """What the process is started with: the run, its folder, and the version it goes on from."""
-
-    config: RunConfig
-    folder: RunFolder
-    version: int
-    threads: int = 1
-
-
 class Learner:
-    """See the top of the module."""
+    """The policy, its optimizer and the version they are at, on one thread."""
 
-    def __init__(self, settings: LearnerSettings) -> None:
-        torch.set_num_threads(settings.threads)
-        self._config = settings.config.update
-        self._folder = settings.folder
-        self._version = settings.version
-        self._model = load_policy(self._folder.model(self._version)).to(settings.config.device)
+    def __init__(self, config: RunConfig, folder: RunFolder, version: int) -> None:
+        torch.set_num_threads(1)
+        self._config, self._folder, self._version = config.update, folder, version
+        self._model = load_policy(self._folder.model(self._version)).to(config.device)
         self._optimizer = make_optimizer(self._model, self._config)
-        if self._version:  # the warmed-up policy has none
+        if self._version:  # the warmed-up policy has no optimizer
             self._optimizer.load_state_dict(_load(self._folder.version(self._version) / "optimizer.pt"))
         self._past: dict[int, dict[str, torch.Tensor]] = {}
 
     def update(self, command: Update) -> Updated:
-        """Makes an update, and writes the version that it gives."""
+        """Make an update and write its version."""
         if command.version != self._version:
             raise InputError(f"an update of version {command.version}; the learner is at {self._version}")
-        groups = {group: i for i, group in enumerate(dict.fromkeys(answered.group for answered in command.batch))}
-        batch = [
-            Trajectory(TokenIds(a.prompt_ids, a.token_ids), a.reward, groups[a.group], a.segments)
-            for a in command.batch
-        ]
         before = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         started_s = time.monotonic()
-        stats = update(self._model, self._optimizer, batch, self._version, self._past, self._config)
+        stats = update(self._model, self._optimizer, command.batch, self._version, self._past, self._config)
         trained_s = time.monotonic()
         self._past[self._version] = before
         self._past.pop(self._version - KEPT_WEIGHTS, None)
@@ -107,10 +79,10 @@ class Learner:
             torch.save(self._optimizer.state_dict(), temporary / "optimizer.pt")
 
 
-def serve_learner(channel: Channel, settings: LearnerSettings) -> None:
-    """The life of the learner's process. What goes wrong is sent before it ends."""
+def serve_learner(channel: Channel, config: RunConfig, folder: RunFolder, version: int) -> None:
+    """Run the learner's process from a version on. An error is sent before the process ends."""
     try:
-        learner = Learner(settings)
+        learner = Learner(config, folder, version)
         channel.send([Ready(os.getpid(), torch.__version__, 0, 0, time.monotonic())])
         while True:
             for command in channel.recv():
@@ -118,7 +90,7 @@ def serve_learner(channel: Channel, settings: LearnerSettings) -> None:
                     return
                 channel.send([learner.update(command)])  # type: ignore[arg-type, list-item]
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # whoever controlled it is gone
+        return  # the controller is gone
     except (InputError, StoppedError) as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:
@@ -130,7 +102,7 @@ def serve_learner(channel: Channel, settings: LearnerSettings) -> None:
 def _load(file: Any) -> dict[str, Any]:
     try:
         return dict(torch.load(file, map_location="cpu", weights_only=True))
-    except Exception as error:  # what torch raises for a broken file is of many kinds
+    except Exception as error:  # torch raises many kinds for a broken file
         raise InputError(
             f"{file}: no state of an optimizer ({first_line(error)}); begin anew in another --output"
         ) from error

@@ -1,6 +1,6 @@
-"""What an update follows: group-normalised advantages (GRPO), and the clipped objective, decoupled as in AReaL.
+"""Objective of an update: group-normalised advantages (GRPO), and the clipped objective, decoupled as in AReaL.
 
-Three policies meet in a token: π_behaviour drew it, π_proximal is what the update must stay near, π is being trained. The
+A token has three policies: π_behaviour generated it, the update stays near π_proximal, π is being trained. The
 objective of a token (AReaL, arXiv 2505.24298, §5.2, after Hilton et al.) is
 
     π_proximal / π_behaviour · min(ratio · A, clip(ratio, 1 − clip_low, 1 + clip_high) · A),    ratio = π / π_proximal
@@ -8,8 +8,8 @@ objective of a token (AReaL, arXiv 2505.24298, §5.2, after Hilton et al.) is
 The first factor is a constant to the gradient, and capped. With behaviour = proximal it is 1: GRPO, and DAPO (arXiv 2503.14476)
 where clip_high > clip_low. There is no penalty for leaving a reference model (as in DAPO).
 
-Invariant: pure functions of flat tensors, one value for each response token or each response; nothing is averaged here but what
-is told as a statistic. Without gradients there is none in what they return.
+Invariant: pure functions of flat tensors, one value per response token or per response; only statistics are
+averaged here. Their results have gradients only if an argument has.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-_EPSILON = 1e-6  # beside a standard deviation
+_EPSILON = 1e-6  # added to a standard deviation
 
 
 class LossConfig(BaseModel):
-    """The objective. A clip that is null does not clip on its side."""
+    """Parameters of the objective. A clip of null does not clip on its side."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -40,8 +40,8 @@ class LossConfig(BaseModel):
 
 
 class TokenLosses(NamedTuple):
-    """Of each token: the loss (the negative objective), whether the clip stopped its gradient, and whether its weight was
-    capped. Shapes: (tokens,)."""
+    """Per token: the loss (the negative objective), whether the clip stopped its gradient, and whether its weight was capped.
+    Shapes: (tokens,)."""
 
     losses: torch.Tensor
     clipped: torch.Tensor
@@ -49,8 +49,8 @@ class TokenLosses(NamedTuple):
 
 
 def advantages(rewards: Sequence[float], groups: Sequence[int], normalise_std: bool) -> torch.Tensor:
-    """Of each response: its reward less the mean of its group, over the group's standard deviation if that is asked for. In a
-    group of equal rewards exactly 0. Shape: (responses,)."""
+    """Return the advantage of each response: its reward minus the mean of its group, divided by the group's standard deviation
+    if `normalise_std`. Exactly 0 in a group of equal rewards. Shape: (responses,)."""
     values, of = torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups)
     out = torch.zeros_like(values)
     for group in of.unique():
@@ -69,8 +69,8 @@ def token_losses(
     advantages: torch.Tensor,
     config: LossConfig,
 ) -> TokenLosses:
-    """The loss of each token from its log-probs under the three policies and the advantage of its response, all of shape
-    (tokens,). Gradients go to `log_probs` alone."""
+    """Return the loss of each token, from its log-probs under the three policies and the advantage of its response, all of
+    shape (tokens,). Only `log_probs` gets gradients."""
     proximal, behaviour = proximal.detach(), behaviour.detach()
     ratio = (log_probs - proximal).exp()
     lowest = None if config.clip_low is None else 1 - config.clip_low
@@ -85,7 +85,7 @@ def token_losses(
 
 
 def kl(log_probs: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """An estimate, of each token that `of` drew, of KL(of ‖ π): r − 1 − log r with r = π / of, never negative (Schulman's k3).
-    Both arguments are log-probs. Shape: (tokens,)."""
+    """Estimate KL(of ‖ π) at each token drawn by `of`: r − 1 − log r with r = π / of, never negative (Schulman's k3). Both
+    arguments are log-probs. Shape: (tokens,)."""
     difference = log_probs - of
     return difference.exp() - 1 - difference

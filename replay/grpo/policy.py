@@ -1,7 +1,7 @@
-"""The policy: a small Qwen3 in float32, what its tokens are worth to it, and its folders, which vLLM loads.
+"""The policy: a small Qwen3 in float32, the log-probs of tokens under it, and its folders, which vLLM loads.
 
-Invariant: values of tokens are flat, one for each response token, response after response in the order given; how they were
-batched does not show. Sequences are padded on the right, where a causal model never looks: no attention mask is needed.
+Invariant: values of tokens are flat, one per response token, in the order of the responses; they do not depend on
+the batching. Sequences are padded on the right, where a causal model never looks: no attention mask is needed.
 Temperature is 1 throughout, for log-probs of a policy that samples at 1.
 """
 
@@ -30,7 +30,7 @@ Weights = Mapping[str, torch.Tensor]  # a state_dict
 
 
 class PolicyConfig(BaseModel):
-    """The shape of the model. vLLM's attention takes heads of 32, 64, 96 … dimensions."""
+    """Shape of the model. vLLM's attention takes heads of 32, 64, 96 … dimensions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,35 +55,48 @@ class TokenIds(NamedTuple):
 
 
 class TokenValues(NamedTuple):
-    """Of each response token, flat: its log-prob, and the entropy of the distribution it was drawn from, in nat."""
+    """Flat values per response token: its log-prob, and the entropy of the distribution it was drawn from, in nat."""
 
     log_probs: torch.Tensor
     entropies: torch.Tensor
 
 
 def make_policy(config: PolicyConfig, vocabulary: int, most_tokens: int, seed: int) -> Any:
-    """A Qwen3ForCausalLM with random weights that belong to the seed; `most_tokens` of prompt and response."""
+    """Return a Qwen3ForCausalLM with random weights drawn from the seed, for prompts with responses up to `most_tokens`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=vocabulary,
-                hidden_size=config.hidden,
-                intermediate_size=config.intermediate,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.kv_heads,
-                head_dim=config.hidden // config.heads,
-                max_position_embeddings=most_tokens,
-                tie_word_embeddings=False,
-                dtype="float32",
-                architectures=["Qwen3ForCausalLM"],
-            )
-        )
+        return Qwen3ForCausalLM(qwen3(**config.model_dump(), vocabulary=vocabulary, most_tokens=most_tokens))
+
+
+def qwen3(
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    intermediate: int,
+    vocabulary: int,
+    most_tokens: int,
+    **others: Any,
+) -> Any:
+    """Return the configuration of a float32 Qwen3; `others` are further fields of it."""
+    return Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=most_tokens,
+        tie_word_embeddings=False,
+        dtype="float32",
+        architectures=["Qwen3ForCausalLM"],
+        **others,
+    )
 
 
 def save_policy(model: Any, folder: str | Path) -> Path:
-    """Writes config.json and model.safetensors, whole or not at all."""
+    """Write config.json and model.safetensors, both or neither."""
     with write_whole_folder(Path(folder), _MANIFEST) as temporary:
         model.config.save_pretrained(temporary)
         weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
@@ -92,7 +105,7 @@ def save_policy(model: Any, folder: str | Path) -> Path:
 
 
 def load_weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    """The weights in a folder that `save_policy` wrote. Raises `InputError` where there are none."""
+    """Return the weights in a folder that `save_policy` wrote. Raise `InputError` where there are none."""
     file = Path(folder) / WEIGHTS
     try:
         return dict(load_file(file))
@@ -101,7 +114,7 @@ def load_weights(folder: str | Path) -> dict[str, torch.Tensor]:
 
 
 def load_policy(folder: str | Path) -> Any:
-    """The model in a folder that `save_policy` wrote. Raises `InputError` where there is none."""
+    """Return the model in a folder that `save_policy` wrote. Raise `InputError` where there is none."""
     weights = load_weights(folder)
     try:
         model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder, local_files_only=True, dtype="float32"))
@@ -112,8 +125,8 @@ def load_policy(folder: str | Path) -> Any:
 
 
 def micro_batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
-    """Deals sequences, the longest first, into batches of at most so many tokens, padding included; gives their indices. A
-    sequence that is longer goes alone."""
+    """Yield the indices of sequences in batches of at most `most_tokens` tokens with padding, the longest first. A longer
+    sequence gets a batch of its own."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
@@ -123,12 +136,14 @@ def micro_batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int
 
 
 def token_values(model: Any, sequences: Sequence[TokenIds], weights: Weights | None = None) -> TokenValues:
-    """One forward pass over all of these sequences, with gradients unless they are switched off; with `weights` in place of
-    the model's own, as if the model had them."""
+    """Run one forward pass over all sequences, with gradients unless they are switched off; `weights` replace the model's
+    own."""
     device = next(model.parameters()).device
     whole = [torch.tensor([*each.prompt, *each.response][:-1], dtype=torch.long) for each in sequences]
     ids = pad_sequence(whole, batch_first=True).to(device)
-    predicts = torch.zeros(ids.shape, dtype=torch.bool, device=device)  # the positions whose next token is a response's
+    predicts = torch.zeros(
+        ids.shape, dtype=torch.bool, device=device
+    )  # positions whose next token belongs to a response
     for row, each in zip(predicts, sequences, strict=True):
         row[len(each.prompt) - 1 : len(each.prompt) + len(each.response) - 1] = True
     named = {"input_ids": ids, "use_cache": False}
@@ -141,7 +156,7 @@ def token_values(model: Any, sequences: Sequence[TokenIds], weights: Weights | N
 def log_probs(
     model: Any, sequences: Sequence[TokenIds], micro_batch_tokens: int, weights: Weights | None = None
 ) -> torch.Tensor:
-    """The log-prob of each response token, flat, without gradients. Shape: (response tokens of all sequences,)."""
+    """Return the log-prob of each response token, flat, without gradients. Shape: (response tokens of all sequences,)."""
     out = torch.empty(sum(len(each.response) for each in sequences))
     places = token_places([len(each.response) for each in sequences])
     with torch.no_grad():
@@ -152,7 +167,7 @@ def log_probs(
 
 
 def clip_gradient(model: Any, most: float) -> float:
-    """Cuts the gradient to this length; gives the length it had. Raises `StoppedError` for one that is not finite."""
+    """Clip the gradient to the norm `most`; return its norm before. Raise `StoppedError` if it is not finite."""
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), most))
     if not math.isfinite(norm):
         raise StoppedError(f"the gradient is not finite (its length is {norm}); a lower learning_rate may help")
@@ -160,7 +175,7 @@ def clip_gradient(model: Any, most: float) -> float:
 
 
 def token_places(lengths: Sequence[int]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Where the tokens of each response stand in a flat array of all of them."""
+    """Return for each response the indices of its tokens in a flat array of all responses."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
@@ -174,8 +189,8 @@ def generate(
     seed: int = 0,
     at_once: int = 256,
 ) -> list[list[int]]:
-    """A response to each prompt, up to its end or to `most_tokens`; temperature 0 is greedy. Prompts of one length go together,
-    up to `at_once`. For evaluation and tests: the rollouts of a run come from vLLM."""
+    """Return a response to each prompt, up to its end or to `most_tokens`; temperature 0 is greedy. Prompts of equal length are
+    batched, up to `at_once`. For evaluation and tests: the rollouts of a run come from vLLM."""
     draws = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     responses: list[list[int]] = [[] for _ in prompts]
     for length in sorted({len(prompt) for prompt in prompts}):

@@ -1,14 +1,14 @@
-"""Records: what a recorded run leaves in its folder, update by update, and where it goes on from after a kill.
+"""Records: the files of a recorded run, update by update, from which it continues after a kill.
 
     versions/0007/          the policy after seven updates: model/ (safetensors, for engines too), optimizer.pt
     updates/0006.parquet    the samples that the seventh update trained on: tokens, reward, segments, times; in its metadata the
-                            phases of the update, the rewarder's, and what the update told of itself
-    parts/000/              times: the Result of the run from one start to what ended it; its number is that of the part's
-                            first update. It is written now and then, so a kill leaves it some updates short
+                            phases of the update, the rewarder's, and the statistics of the update
+    parts/000/              times: the Result of the run from one start to its end; numbered by the part's
+                            first update. It is written at intervals, so a kill loses the last updates of it
     lock                    held by the process that makes the run
 
-Invariant: a file or folder is there whole or not at all, and a version is there before the update that made it is recorded. So
-the run goes on from the last update that is recorded: what was trained is recorded once, what was not begins anew.
+Invariant: a file or folder is complete or absent, and a version exists before the update that made it is recorded. So
+the run continues from the last recorded update: every update is recorded once, and unrecorded work is repeated.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 
 from simrl.errors import InputError, first_line
 from simrl.files import write_whole_file, write_whole_folder
-from simrl.result import Result
-from simrl.rollout import Rollout, Segment
-from simrl.trace import Trace, TraceMetadata
+from simrl.result.result import Result
+from simrl.runtime.rollout import Rollout, Segment
+from simrl.trace.trace import Trace, TraceMetadata
 
-KEPT_VERSIONS = 4  # engines are never further behind
+KEPT_VERSIONS = 4  # engines are never more versions behind
 MANIFEST = "files.txt"
 FACTS = b"simrl.update"
 SEGMENT = pa.struct(
@@ -61,7 +61,7 @@ COLUMNS = pa.schema(
 
 
 class Group(NamedTuple):
-    """A prompt in an epoch: what is trained once."""
+    """A prompt in an epoch: the unit of training."""
 
     epoch: int
     prompt_id: int
@@ -69,8 +69,8 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. A sample's `uid` is unique in its part, a part in its run: one begins with no update that was
-    recorded before."""
+    """The folder of one run. A sample's `uid` is unique in its part, a part in its run: a part begins with an unrecorded
+    update."""
 
     path: Path
 
@@ -78,7 +78,7 @@ class RunFolder:
         return self.path / "versions" / f"{number:04d}"
 
     def model(self, version: int) -> Path:
-        """The folder that engines load."""
+        """Return the folder of a version that engines load."""
         return self.version(version) / "model"
 
     def part(self, first_update: int) -> Path:
@@ -89,17 +89,17 @@ class RunFolder:
 
     @property
     def updates(self) -> int:
-        """How many updates are recorded."""
+        """Number of recorded updates."""
         return sum(file.stem.isdigit() for file in (self.path / "updates").glob("*.parquet"))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else makes the run meanwhile. Raises `InputError` if somebody does."""
+        """Hold the run's lock meanwhile. Raise `InputError` if another process holds it."""
         with ExitStack() as held:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 file = held.enter_context((self.path / "lock").open("w"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is lifted when the process ends, however that be
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, in any way
             except BlockingIOError:
                 raise InputError(
                     f"{self.path}: another process is making this run; wait for its end, or name another --output"
@@ -111,15 +111,15 @@ class RunFolder:
             yield
 
     def resume(self) -> int:
-        """The number of the update that comes next. What a kill left unfinished is removed. Raises `InputError` for a folder
-        in which something is missing."""
+        """Remove unfinished files of a killed run; return the number of the next update. Raise `InputError` if a file is
+        missing."""
         done = self.updates
         missing = [number for number in range(done) if not self.update(number).exists()]
         if missing or not self.model(done).exists():
             what = self.update(missing[0]) if missing else self.version(done)
             raise InputError(f"{what}: missing, though {done} updates are recorded; begin anew in another --output")
         for folder in ("versions", "updates", "parts"):
-            for left in (self.path / folder).glob(".[0-9]*"):  # as `simrl.files` calls what is not whole yet
+            for left in (self.path / folder).glob(".[0-9]*"):  # the names of unfinished files in `simrl.files`
                 _remove(left)
         for number, version in self._versions():
             if number > done:
@@ -127,8 +127,8 @@ class RunFolder:
         return done
 
     def whole(self) -> bool:
-        """All updates were made in one part, whose times are then the run's. Also of what a reader needs of a finished run,
-        without `updates`: its curve has a row an update."""
+        """Return whether one part made all updates: its times are then the run's. Without `updates`, the rows of the curve
+        count."""
         steps, curve = self.part(0) / "steps.parquet", self.path / "curve.csv"
         updates = self.updates
         if not updates and curve.exists():
@@ -136,20 +136,16 @@ class RunFolder:
         return steps.exists() and pq.read_metadata(steps).num_rows == updates
 
     def record(self, number: int, part: int, rollouts: Sequence[Rollout], facts: dict[str, Any]) -> None:
-        """An update and the samples it trained on, in a part whose steps and versions count from its first update."""
+        """Write an update and the samples it trained on; steps and versions of a part count from its first update."""
         rows = [
             {
+                **{name: getattr(r.sample, name) for name in ("epoch", "prompt_id", "sample", "prompt_tokens", "uid")},
                 "step": number,
-                "epoch": r.sample.epoch,
-                "prompt_id": r.sample.prompt_id,
-                "sample": r.sample.sample,
-                "prompt_tokens": r.sample.prompt_tokens,
                 "response_ids": list(r.token_ids or ()),
                 "reward": r.reward,
                 "first_token_s": r.first_token_s,
                 "segments": [s._replace(policy_version=s.policy_version + part)._asdict() for s in r.segments],
                 "part": part,
-                "uid": r.sample.uid,
             }
             for r in rollouts
         ]
@@ -162,23 +158,22 @@ class RunFolder:
             result.write(temporary)
 
     def forget_versions(self, newest: int) -> None:
-        """Those that nobody loads any more."""
+        """Remove versions that no process loads any more."""
         for number, version in self._versions():
             if 0 < number <= newest - KEPT_VERSIONS:
                 shutil.rmtree(version)
 
     def _versions(self) -> list[tuple[int, Path]]:
-        """Those that are there."""
         folders = (path for path in (self.path / "versions").iterdir() if path.is_dir() and path.name.isdigit())
         return [(int(path.name), path) for path in folders]
 
     def read(self) -> tuple[pa.Table, list[dict[str, Any]]]:
-        """All samples that were trained, and the facts of each update."""
+        """Return all trained samples, and the facts of each update."""
         found = [self._read(number) for number in range(self.updates)]
         return pa.concat_tables([samples for samples, _ in found]), [facts for _, facts in found]
 
     def trained(self) -> set[Group]:
-        """The groups that some update was made with."""
+        """Return the groups of the recorded updates."""
         if not self.updates:
             return set()
         table, _ = self.read()
@@ -200,15 +195,15 @@ def _remove(path: Path) -> None:
 
 
 def segments_of(row: dict[str, Any]) -> list[Segment]:
-    """Those of a row of `RunFolder.read`."""
+    """Return the segments of a row of `RunFolder.read`."""
     return [Segment(**segment) for segment in row["segments"]]
 
 
 def as_trace(samples: pa.Table, per_step: int, metadata: TraceMetadata) -> Trace:
-    """What was generated, in the order in which it was to be (`per_step` responses a step, whichever update trained on them):
-    the workload that the run was, to simulate under any schedule or to draft from. By epoch first: a response lost with
-    its engine, or with the run, is made under a later number. Records from before a run ended with its prompts may have one
-    that came again instead of a slow one: it has a step after that of its epoch before."""
+    """Return the generated responses in schedule order (`per_step` responses a step, whichever update trained on them): the
+    run's workload, to simulate under any schedule or to draft from. Sorted by epoch first: a response lost with its engine or
+    its run is generated again under a later number. In old records a repeated prompt may stand in for a slow one: its step is
+    after the step of its earlier epoch."""
     samples = samples.sort_by([("epoch", "ascending"), ("part", "ascending"), ("uid", "ascending")])
     ids = samples["response_ids"].to_pylist()
     columns: dict[str, Any] = {

@@ -1,13 +1,14 @@
 """A recorded run: GRPO with real rollouts, real rewards and real updates, under one of simrl's own schedules.
 
-Invariant: the schedule, its dispatch and its recorder are those that the simulator runs; only the clock, the workers, the
-trainer and the rewarder are real. A run that is killed at any moment goes on from its last recorded update when it is started
-again (`replay.grpo.records`): what was under way then begins anew.
+Invariant: the schedule, its dispatch and its recorder are the simulator's; only the clock, the workers, the
+trainer and the rewarder are real. A run killed at any moment continues from its last recorded update when it is started
+again (`replay.grpo.records`); unfinished work is repeated.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,40 +23,41 @@ import yaml
 
 from replay.clock import WallClock
 from replay.grpo.config import RunConfig, read_config
-from replay.grpo.learner import LearnerSettings, Updated, serve_learner
+from replay.grpo.learner import Updated, serve_learner
 from replay.grpo.policy import make_policy, save_policy
 from replay.grpo.records import Group, RunFolder, as_trace
 from replay.grpo.tasks import Problem
 from replay.grpo.trainer import LearningTrainer, TaskRewarder
 from replay.grpo.warm_up import warm_up
 from replay.link import ProcessLink, device_variables, first_report, spare_gpu
-from replay.replayer import Fleet, ReplayConfig, process_fleet, reset
+from replay.replayer import Fleet, ReplayConfig, connected, process_fleet, reset
 from replay.vllm_adapter import EngineSettings, vllm_version
 from replay.vllm_worker import VllmWorker
 from simrl.errors import InputError, StoppedError
 from simrl.files import write_whole_file, write_whole_folder
 from simrl.interrupts import ctrl_c_waits
-from simrl.result import Result, Step
-from simrl.rollout import Rollout
-from simrl.scenario import load_scenarios
-from simrl.simulate import Schedule, prepare
-from simrl.trace import Sample, Trace, TraceMetadata, write_trace
+from simrl.result.result import Result, Step
+from simrl.runtime.rollout import Rollout
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import Schedule
+from simrl.trace.trace import Sample, Trace, TraceMetadata, write_trace
 
 Say = Callable[[str], None]
 TRACE, CURVE = "trace.parquet", "curve.csv"
 START_DEADLINE_S, STEP_DEADLINE_S = 600.0, 120.0
-UPDATES_A_WRITE = 8  # the times of a part are written so often
+UPDATES_A_WRITE = 8  # updates between two writes of a part's times
 
 
 def run(config: RunConfig, folder: RunFolder, warm_ups: Path, say: Say = print) -> None:
-    """Runs to the end, from wherever the folder is. `warm_ups` holds the warmed-up policies of all runs. Raises `InputError`
-    for a folder of another configuration, `StoppedError` where a process keeps dying."""
+    """Run to the end, from the last recorded update in the folder. `warm_ups` holds the warmed-up policies of all runs. Raise
+    `InputError` for a folder of another configuration, `StoppedError` if a process keeps dying."""
     _check_machine(config, folder)
     with folder.alone():
         _claim(folder, config)
         if not folder.model(0).exists():
             with write_whole_folder(folder.version(0), "files.txt") as temporary:
-                _copy(warmed_up(config, warm_ups, say), temporary / "model")
+                shutil.copytree(warmed_up(config, warm_ups, say), temporary / "model", copy_function=shutil.copyfile)
         done = folder.resume()
         if done < config.steps:
             say(f"{config.name}: {config.steps - done} of {config.steps} updates to make; engines start …")
@@ -67,7 +69,7 @@ def run(config: RunConfig, folder: RunFolder, warm_ups: Path, say: Say = print) 
 
 
 def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
-    """The folder of the policy that runs with this task, shape and warm-up begin with; it is made if it is not there."""
+    """Return the folder of the initial policy of runs with this task, shape and warm-up; make it if it is missing."""
     model_folder = folder / config.warm_up_digest
     if not (model_folder / "model").exists():
         say(f"{config.name}: supervised warm-up, {config.warm_up.steps} steps …")
@@ -85,14 +87,19 @@ def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
             (temporary / "warm_up.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         del model
         if config.device == "cuda":
-            torch.cuda.empty_cache()  # engines take all the memory that they are allowed
+            torch.cuda.empty_cache()  # leaves the memory to the engines
     return model_folder / "model"
 
 
 def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, Any]:
-    """The scenario of the run: a worker is a GPU (on a CPU, a core), the trainer has one of its own."""
+    """Return the scenario of the run: a worker is a GPU (on a CPU, a core), the trainer has one of its own."""
     gpus = config.workers + 1
-    system = config.system.model_dump(exclude_none=True)
+    system = {
+        **config.system.model_dump(exclude_none=True),
+        "rollout_share": config.workers / gpus,
+        "minibatches": config.update.minibatches,
+        "log_probs": 1 if config.system.name == "split" else 2,  # of older versions: with their weights and the current
+    }
     return {
         "name": config.name,
         "seed": config.seed,
@@ -102,20 +109,12 @@ def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, 
         "workload": {"trace": str(trace.resolve()), "synthetic": None},
         "profile": {"roofline": {}, "path": None},
         "engine": config.engine.model_dump(),
-        # Where tokens are of older versions, these are asked for their log-probs besides the current one.
-        "systems": [
-            {
-                **system,
-                "rollout_share": config.workers / gpus,
-                "minibatches": config.update.minibatches,
-                "log_probs": 1 if config.system.name == "split" else 2,
-            }
-        ],
+        "systems": [system],
     }
 
 
 def finish(config: RunConfig, folder: RunFolder) -> None:
-    """Writes what all updates came to: the trace, and the learning curve."""
+    """Write the results of all updates: the trace and the learning curve."""
     samples, facts = folder.read()
     write_trace(as_trace(samples, config.prompts_per_step * config.group, metadata(config)), folder.path / TRACE)
     with write_whole_file(folder.path / CURVE) as temporary:
@@ -123,7 +122,7 @@ def finish(config: RunConfig, folder: RunFolder) -> None:
 
 
 def metadata(config: RunConfig) -> TraceMetadata:
-    """Of the trace of a run."""
+    """Return the metadata of a run's trace."""
     from importlib.metadata import version
 
     return TraceMetadata(
@@ -139,11 +138,11 @@ def metadata(config: RunConfig) -> TraceMetadata:
 
 
 def curve(samples: Any, facts: Sequence[dict[str, Any]], config: RunConfig) -> pd.DataFrame:
-    """A row an update: rewards, lengths, staleness, what the update told of itself, and its seconds."""
+    """Return a row per update: rewards, lengths, staleness, the update's statistics, and its seconds."""
     table = pd.DataFrame({name: samples[name].to_pylist() for name in ("step", "epoch", "reward")})
     table["tokens"] = [len(ids) for ids in samples["response_ids"].to_pylist()]
     rows = []
-    for step, told in enumerate(facts):
+    for step, fact in enumerate(facts):
         own = table[table["step"] == step]
         lengths = own["tokens"].to_numpy()
         rows.append(
@@ -155,18 +154,18 @@ def curve(samples: Any, facts: Sequence[dict[str, Any]], config: RunConfig) -> p
                 "p50_tokens": np.quantile(lengths, 0.5),
                 "p99_tokens": np.quantile(lengths, 0.99),
                 "at_cap": float((lengths >= config.task.most_tokens).mean()),
-                "off_policyness_mean": told["step"]["off_policyness_mean"],
-                "off_policyness_max": told["step"]["off_policyness_max"],
-                "reward_s": sum(end - start for start, end, _ in told["rewards"]),
-                **{f"{kind}_s": end - start for kind, start, end in told["phases"]},
-                **{name: value for name, value in told["stats"].items() if not name.endswith("_s")},
+                "off_policyness_mean": fact["step"]["off_policyness_mean"],
+                "off_policyness_max": fact["step"]["off_policyness_max"],
+                "reward_s": sum(end - start for start, end, _ in fact["rewards"]),
+                **{f"{kind}_s": end - start for kind, start, end in fact["phases"]},
+                **{name: value for name, value in fact["stats"].items() if not name.endswith("_s")},
             }
         )
     return pd.DataFrame(rows)
 
 
 class _Part:
-    """The run from one start to its end, or to what stops it."""
+    """The run from one start to its end."""
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, done: int, fleet: Fleet, learner: ProcessLink, say: Say
@@ -188,11 +187,9 @@ class _Part:
         reset(self._fleet, _first_weights(config, folder, self._done), None)
         self._env = WallClock()
         self._env.restart()
-        # Once: a prompt that came again would train instead of a slow one, whose responses the records would miss.
+        # Once: a repeated prompt could train in place of a slow one, whose responses the records would miss.
         self._schedule = Schedule(prepared, self._env, self._workers, None, self._learners, once=True)
-        for worker in self._schedule.workers:
-            assert isinstance(worker, VllmWorker)
-            worker.dispatcher = self._schedule.dispatcher
+        connected(self._schedule)
         try:
             self._schedule.run()
         finally:
@@ -220,9 +217,8 @@ class _Part:
     def _learners(self, schedule: Schedule, lanes: Sequence[int]) -> tuple[LearningTrainer, TaskRewarder]:
         (lane,) = lanes
         self._recorder = schedule.recorder
-        self._rewarder = TaskRewarder(
-            self._env, lambda sample, ids: self._config.task.reward(self._problem(sample), ids)
-        )
+        reward = self._config.task.reward
+        self._rewarder = TaskRewarder(self._env, lambda sample, ids: reward(self._problem(sample), ids))
         trainer = LearningTrainer(
             self._env,
             self._learner,
@@ -242,7 +238,6 @@ class _Part:
         return self._problem(sample).prompt_ids
 
     def _recorded(self, step: Step, rollouts: Sequence[Rollout], updated: Updated) -> None:
-        """An update is made: it goes to the folder."""
         rewards, self._rewarder.spans = self._rewarder.spans, []
         facts = {
             "step": step._asdict(),
@@ -261,15 +256,14 @@ class _Part:
         )
 
     def _write_now_and_then(self) -> None:
-        """While the learner is at work: a schedule that waits for an update loses nothing by it."""
+        """Write the part's times while the learner works: a schedule that waits for the update loses no time."""
         if self._recorder.steps and len(self._recorder.steps) % UPDATES_A_WRITE == 0:
             self._write(self._recorder.result(self._env.now, {}))
 
     def _write(self, seen: Result) -> None:
-        """The times of this part, if an update was made in it."""
         if not seen.steps.num_rows:
             return
-        told = {
+        replay = {
             "first_update": self._done,
             "happened": self._happened,
             "clock": "wall",
@@ -277,12 +271,12 @@ class _Part:
             "config": self._config.model_dump(mode="json"),
             "end_s": self._env.now,
         }
-        metadata = {**self._prepared.inputs(), **seen.metadata, "replay": told}
+        metadata = {**self._prepared.inputs(), **seen.metadata, "replay": replay}
         self._folder.write_part(self._done, replace(seen, metadata=metadata))
 
 
 def prompts_left(config: RunConfig, trained: set[Group], problems: Sequence[Problem]) -> Trace:
-    """The groups that are not trained yet, in their order, with as many tokens as a response may have."""
+    """Return the groups that are not trained yet, in order, with the largest number of response tokens."""
     groups = [group for epoch in range(config.epochs) for group in _epoch(config, epoch) if group not in trained]
     rows = [
         (i // config.prompts_per_step, group.epoch, group.prompt_id, sample, len(problems[group.prompt_id].prompt_ids))
@@ -305,21 +299,20 @@ def prompts_left(config: RunConfig, trained: set[Group], problems: Sequence[Prob
 
 
 def _epoch(config: RunConfig, epoch: int) -> list[Group]:
-    """All prompts, in an order of the epoch's own."""
     order = np.random.default_rng([config.seed, epoch]).permutation(config.prompts)
     return [Group(epoch, int(prompt)) for prompt in order]
 
 
 def _check_machine(config: RunConfig, folder: RunFolder) -> None:
-    """Raises `InputError` for what engines or the learner would miss here: a warm-up takes long, and comes before them."""
+    """Raise `InputError` if engines or learner cannot run here; checked before the long warm-up."""
     vllm_version()
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is cuda, and torch finds no GPU here; look at `nvidia-smi`, or take device=cpu")
+        raise InputError("device is cuda, and torch finds no GPU here; check `nvidia-smi`, or set device=cpu")
     device_variables(config.workers, engine_settings(config, folder.model(0)))
 
 
 def _claim(folder: RunFolder, config: RunConfig) -> None:
-    """The folder is of this configuration, or becomes so."""
+    """Bind the folder to this configuration; raise `InputError` if it has another."""
     file, text = folder.path / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     if file.exists() and read_config(file) != config:
         raise InputError(
@@ -330,22 +323,16 @@ def _claim(folder: RunFolder, config: RunConfig) -> None:
             temporary.write_text(text, encoding="utf-8")
 
 
-def _copy(model: Path, to: Path) -> None:
-    to.mkdir()
-    for file in model.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-
-
 @contextmanager
 def _learner(config: RunConfig, folder: RunFolder, version: int) -> Iterator[ProcessLink]:
     log = folder.path / "logs" / "learner.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    life = partial(serve_learner, settings=LearnerSettings(config, folder, version))
+    life = partial(serve_learner, config=config, folder=folder, version=version)
     variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     link = ProcessLink("learner", life, log, variables | (spare_gpu(config.workers) if config.device == "cuda" else {}))
     try:
         if not link.connection.poll(START_DEADLINE_S):
-            raise StoppedError(f"learner: not up after {START_DEADLINE_S:g} s; {log} may say why")
+            raise StoppedError(f"learner: not up after {START_DEADLINE_S:g} s; see {log}")
         first_report(link)
         yield link
     finally:
@@ -353,8 +340,8 @@ def _learner(config: RunConfig, folder: RunFolder, version: int) -> Iterator[Pro
             link.close()
 
 
-def engine_settings(config: RunConfig, model: Path, seed: int = 0) -> EngineSettings:
-    """Of each rollout engine, which begins with the weights of `model`."""
+def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
+    """Return the settings of a rollout engine, which begins with the weights of `model`."""
     sizes = config.engine
     return EngineSettings(
         model=str(model),
@@ -366,13 +353,12 @@ def engine_settings(config: RunConfig, model: Path, seed: int = 0) -> EngineSett
         device=config.device,
         dtype="float32",
         temperature=1.0,
-        seed=seed,
         stop_token=config.task.eos,
     )
 
 
 def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
-    # Version 0 is always there, also when an engine starts again late in a run; it gets the version that it needs after that.
+    # Version 0 always exists, also for an engine that restarts late in a run; the required version is loaded after it.
     settings = engine_settings(config, folder.model(0))
     first = _first_weights(config, folder, version)
     return process_fleet(
@@ -381,8 +367,8 @@ def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
 
 
 def engine_seed(seed: int, version: int, worker: int, restarts: int) -> int:
-    """What an engine draws by. No two are alike, of other workers or later starts: a group that is generated by several would
-    hold a response twice. The first one of a run has the run's."""
+    """Return the seed of an engine, different for every worker and restart: a group generated by two engines with one seed
+    would hold a response twice. The first engine of a run has the run's seed."""
     if (version, worker, restarts) == (0, 0, 0):
         return seed
     return int(np.random.SeedSequence([seed, version, worker, restarts]).generate_state(1)[0])

@@ -1,15 +1,15 @@
-"""Tasks whose answers a function can check, and whose responses are long-tailed because they are searches.
+"""Tasks with exact rewards, whose responses are searches and so have long-tailed lengths.
 
-Countdown: `3 5 2?24:` asks for an expression of these numbers, each used once, that is worth the target. A response tries,
-writes its steps out, holds what they come to against the target, marks a try that misses with x, goes on, and after a hit
+Countdown: `3 5 2?24:` asks for an expression of these numbers, each used once, equal to the target. A response tries,
+writes its steps, compares their value with the target, marks a miss with x, continues, and after a hit
 writes the answer and the end-of-sequence token:
 
     5+3=8,8-2=6?24x 3*2=6,6+5=11?24x …  5+3=8,8*3=24?24>(5+3)*3        (without the spaces)
 
-In random order the number of tries is geometric, with a chance of success that differs from prompt to prompt: a long tail. Who
-searches better, or slips less in arithmetic, needs fewer tokens and is right more often.
+In random order the number of tries is geometric, with a success probability that depends on the prompt: a long tail. A policy
+that searches better, or errs less in arithmetic, needs fewer tokens and is right more often.
 
-Invariant: prompt i of a seed is the same whatever is asked for beside it; a reward is exact, for any token ids: an answer is
+Invariant: prompt i of a seed does not depend on the number of prompts; a reward is exact, for any token ids: an answer is
 parsed, never evaluated as code.
 """
 
@@ -36,17 +36,17 @@ _MOST_DRAWS = 10_000
 
 
 def encode(text: str) -> list[int]:
-    """A token a character."""
+    """Return the token ids of a text, one per character."""
     return [_ID[character] for character in text]
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The text of token ids; pad, end and ids of no character are shown as `_`, which is no character either."""
+    """Return the text of token ids; pad, end and ids without a character are shown as `_`, which is not in the vocabulary."""
     return "".join(_CHARACTER.get(i, "_") for i in ids)
 
 
 class Problem(NamedTuple):
-    """Numbers, each to be used once, the target they should come to, and the prompt that says so."""
+    """Numbers, each to be used once, their target, and the prompt."""
 
     numbers: tuple[int, ...]
     target: int
@@ -54,7 +54,7 @@ class Problem(NamedTuple):
 
 
 class Try(NamedTuple):
-    """The steps of one way to combine the numbers, what they come to, and the same as one expression."""
+    """The steps of one way to combine the numbers, their value, and the corresponding expression."""
 
     steps: str
     value: int
@@ -62,7 +62,7 @@ class Try(NamedTuple):
 
 
 class Countdown(BaseModel):
-    """The task and its parameters. A target is what some random try comes to, so every problem has a solution."""
+    """The task and its parameters. A target is the value of a random try, so every problem has a solution."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -86,15 +86,15 @@ class Countdown(BaseModel):
 
     @property
     def most_prompt_tokens(self) -> int:
-        """No prompt is longer."""
+        """Upper bound on the tokens of a prompt."""
         return max(self.counts) * (len(str(self.largest_number)) + 1) + len(str(self.largest_target)) + 1
 
     def make_prompts(self, seed: int, count: int) -> list[Problem]:
-        """The first `count` problems of a seed."""
+        """Return the first `count` problems of a seed."""
         return [self._problem(np.random.default_rng([seed, i])) for i in range(count)]
 
     def write_solution(self, problem: Problem, rng: np.random.Generator) -> list[int]:
-        """A search in random order, no try twice, written out to its end or to the cap."""
+        """Write a search in random order, without repeated tries, to its end or to the cap."""
         text, tried = "", set[str]()
         while len(text) < self.most_tokens:
             steps, value, expression = _random_try(problem.numbers, rng)
@@ -107,8 +107,8 @@ class Countdown(BaseModel):
         return encode(text)[: self.most_tokens]
 
     def reward(self, problem: Problem, response_ids: Sequence[int]) -> float:
-        """1.0 if the response ends and its answer (what follows the last >) is an expression that uses each number once and is
-        worth the target, else 0.0. What was written before is not judged."""
+        """Return 1.0 if the response ends and its answer (after the last >) is an expression that uses each number once and
+        equals the target, else 0.0. The text before the answer is not judged."""
         if not len(response_ids) or response_ids[-1] != EOS:
             return 0.0
         _, marker, answer = decode(response_ids[:-1]).rpartition(">")
@@ -123,11 +123,8 @@ class Countdown(BaseModel):
         raise InputError(f"task: no problem found in {_MOST_DRAWS} draws; raise task.largest_target")
 
 
-TASKS: dict[str, type[Countdown]] = {"countdown": Countdown}
-
-
 def _random_try(numbers: Sequence[int], rng: np.random.Generator) -> Try:
-    """Two of what is there are combined, the larger first, until one is left: every pair and operation is as likely."""
+    """Combine two numbers, the larger first, until one is left; every pair and operation is equally likely."""
     left = [(number, str(number)) for number in numbers]
     steps = []
     while len(left) > 1:
@@ -142,7 +139,7 @@ def _random_try(numbers: Sequence[int], rng: np.random.Generator) -> Try:
 
 
 def _worth(answer: str, numbers: Sequence[int]) -> int | None:
-    """The value of an expression of +, -, * and parentheses; None if it is none, or is not of these numbers, each once."""
+    """Return the value of an expression of +, -, * and parentheses; None if it is invalid, or does not use each number once."""
     tokens = re.findall("[0-9]+|[^0-9]", answer[: _LONGEST_ANSWER + 1])
     used = Counter(token for token in tokens if token.isdigit())
     if len(answer) > _LONGEST_ANSWER or used != Counter(map(str, numbers)):
@@ -171,7 +168,7 @@ def _product(tokens: list[str]) -> int:
 
 
 def _atom(tokens: list[str]) -> int:
-    """A number, or a sum in parentheses. Raises `ValueError` for anything else."""
+    """Parse a number, or a sum in parentheses. Raise `ValueError` for anything else."""
     token = tokens.pop() if tokens else ""
     if token != "(":
         return int(token)

@@ -1,8 +1,8 @@
-"""Trainer and rewarder of a real run, as schedules see them: what the simulated ones only take time for, these do.
+"""Trainer and rewarder of a real run, with the interfaces of the simulated ones.
 
-Invariant: an update is recorded, with the samples it trained on, before the schedule hears of it; spans are when phases really
-were, by the learner's clock. Versions of the schedule count from the start of this part of the run; the learner's and the
-records' from the beginning.
+Invariant: an update is recorded, with the samples it trained on, before its event fires; spans are the real phases, by the
+learner's clock. Versions of the schedule count from the start of this part of the run; versions of the learner and the records
+count from the start of the run.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from typing import Any, NamedTuple
 import simpy
 
 from replay.clock import WallClock
-from replay.grpo.learner import Answered, Update, Updated
+from replay.grpo.learner import Update, Updated
+from replay.grpo.policy import TokenIds
+from replay.grpo.update import Trajectory
 from replay.host import Failed
 from replay.link import ProcessLink
-from simrl.errors import StoppedError
-from simrl.result import Recorder, Step
-from simrl.rollout import Rollout
-from simrl.trace import Sample
-from simrl.trainer import Publications, step_of
+from simrl.errors import InputError, StoppedError
+from simrl.result.result import Step
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.trainer import Publications, step_of
+from simrl.trace.trace import Sample
 
-UPDATE_DEADLINE_S = 3600.0  # that a learner may take for one
+UPDATE_DEADLINE_S = 3600.0  # for one update of the learner
+WHOLE_BATCHES = "updates of a recorded run have whole batches; choose the system split, one_step_off or areal"
 
 
 class Scored(NamedTuple):
-    """When responses were scored, and how many."""
+    """Time at which responses were scored, and their number."""
 
     started_s: float
     ended_s: float
@@ -34,7 +38,7 @@ class Scored(NamedTuple):
 
 
 class TaskRewarder:
-    """Scores responses by a function, here and at once."""
+    """Scores responses by a function, in this process and at once."""
 
     def __init__(self, env: WallClock, reward: Callable[[Sample, Sequence[int]], float]) -> None:
         self.spans: list[Scored] = []
@@ -49,8 +53,8 @@ class TaskRewarder:
 
 
 class LearningTrainer:
-    """A `Trainer` whose updates a learner makes in a process of its own. `recorded` hears of each with its step; `meanwhile` is
-    called when the learner is at work on one: for what has time, since the schedule waits for nothing sooner."""
+    """A `Trainer` whose updates a learner makes in a process of its own. `recorded` is called with each update and its step;
+    `meanwhile` is called when the learner has begun an update, for work that should not delay the schedule."""
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class LearningTrainer:
         self._recorded = recorded
         self._meanwhile = meanwhile
         self._publications = Publications(env)
-        self._answer: simpy.Event | None = None  # that is waited for
+        self._answer: simpy.Event | None = None  # fires with the learner's report
         self._asked_s = 0.0
         env.listen(link.connection, self._hear, self._gone)
         env.check(self._look)
@@ -82,10 +86,10 @@ class LearningTrainer:
         return self._env.process(self._train(list(rollouts)))
 
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
-        raise NotImplementedError  # no system of a recorded run trains in parts
+        raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
 
     def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
-        raise NotImplementedError  # nor computes log-probs beside the rollouts
+        raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
 
     def published(self, version: int) -> simpy.Event:
         return self._publications.of(version)
@@ -93,7 +97,7 @@ class LearningTrainer:
     def _train(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
         started_s = self._env.now
         self._answer, self._asked_s = self._env.event(), self._env.wall_s()
-        self._link.send([Update(self._first_version + self.version, tuple(map(self._answered, rollouts)))])
+        self._link.send([Update(self._first_version + self.version, self._trajectories(rollouts))])
         self._meanwhile()
         updated: Updated = yield self._answer
         for kind, phase_started_s, phase_ended_s in updated.phases:
@@ -106,16 +110,16 @@ class LearningTrainer:
         self._publications.publish(self.version)
         return step
 
-    def _answered(self, rollout: Rollout) -> Answered:
-        sample = rollout.sample
-        segments = tuple((s.policy_version + self._first_version, s.tokens) for s in rollout.segments)
-        return Answered(
-            (sample.epoch, sample.prompt_id),
-            self._prompt_ids(sample),
-            rollout.token_ids or (),
-            rollout.reward,
-            segments,
-        )
+    def _trajectories(self, rollouts: Sequence[Rollout]) -> tuple[Trajectory, ...]:
+        groups: dict[tuple[int, int], int] = {}
+        found = []
+        for rollout in rollouts:
+            sample = rollout.sample
+            group = groups.setdefault((sample.epoch, sample.prompt_id), len(groups))
+            segments = tuple((s.policy_version + self._first_version, s.tokens) for s in rollout.segments)
+            ids = TokenIds(self._prompt_ids(sample), rollout.token_ids or ())
+            found.append(Trajectory(ids, rollout.reward, group, segments))
+        return tuple(found)
 
     def _time_s(self, monotonic_s: float) -> float:
         return monotonic_s - self._env.monotonic_s
@@ -129,9 +133,9 @@ class LearningTrainer:
             self._answer = None
 
     def _look(self) -> None:
-        """An update that never ends."""
+        """Raise `StoppedError` for an update that exceeds its deadline."""
         if self._answer is not None and self._env.wall_s() - self._asked_s > UPDATE_DEADLINE_S:
-            raise StoppedError(f"{self._link.name}: no update for {UPDATE_DEADLINE_S:g} s; its log may say why")
+            raise StoppedError(f"{self._link.name}: no update for {UPDATE_DEADLINE_S:g} s; see its log")
 
     def _gone(self) -> None:
         raise StoppedError(f"{self._link.name}: {self._link.death()}")

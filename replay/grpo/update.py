@@ -1,10 +1,10 @@
-"""One update of the policy: log-probs first, then a few steps of the optimizer.
+"""One update of the policy: log-probs, then a few steps of the optimizer.
 
-Invariant: proximal is the policy as the update found it; behaviour, of each token, the version that drew it. Both are fixed
-before the first step. The same model, optimizer and trajectories give the same weights: mini-batches are drawn by seed and
+Invariant: proximal is the policy before the update; behaviour, for each token, the version that generated it. Both are fixed
+before the first step. Equal models, optimizers and trajectories give equal weights: mini-batches are drawn by seed and
 version, and micro-batches change nothing but rounding.
 
-Weights of a past version are needed only for the tokens that it drew, and its forward pass ends with the last of them.
+Weights of a past version are needed only for the tokens that it generated; its forward pass ends with the last of them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from replay.grpo.loss import LossConfig, advantages, kl, token_losses
-from replay.grpo.policy import (
-    TokenIds,
-    Weights,
-    clip_gradient,
-    log_probs,
-    micro_batches,
-    token_places,
-    token_values,
-)
+from replay.grpo.policy import TokenIds, Weights, clip_gradient, log_probs, micro_batches, token_places, token_values
 
 
 class UpdateConfig(BaseModel):
-    """How a batch becomes an update."""
+    """Parameters of an update."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -61,8 +53,8 @@ class UpdateConfig(BaseModel):
 
 
 class Trajectory(NamedTuple):
-    """A response as it is trained on: its reward, its group (the prompt's responses, of which it is one), and who drew its
-    tokens: (policy version, tokens), in order."""
+    """A response for training: its reward, its group (the prompt's responses), and its segments (policy version, tokens), in
+    order."""
 
     ids: TokenIds
     reward: float
@@ -72,24 +64,24 @@ class Trajectory(NamedTuple):
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """Of an update; means are over the tokens of all its steps, unless it is said otherwise."""
+    """Statistics of an update; means are over the tokens of all its steps, unless noted."""
 
     responses: int
-    dropped_responses: int  # of equal groups
-    tokens: int  # of responses, once an epoch
+    dropped_responses: int  # in groups of equal rewards
+    tokens: int  # of the responses, each counted once
     loss: float
     clip_fraction: float
     kl: float  # of the proximal policy from the one in training
     entropy: float  # nat a token
     importance_weight: float  # proximal / behaviour, before the cap; 1 on policy
     capped_fraction: float
-    grad_norm: float  # before it is cut; mean of the steps
+    grad_norm: float  # before clipping; mean over the steps
     log_prob_s: float
     train_s: float
 
 
 def make_optimizer(model: Any, config: UpdateConfig) -> Any:
-    """AdamW over all weights."""
+    """Return AdamW over all weights."""
     return torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
     )
@@ -103,8 +95,8 @@ def update(
     past: Mapping[int, Weights],
     config: UpdateConfig,
 ) -> UpdateStats:
-    """Updates `model`, which is at `version`, in place. `past` has the weights of the other versions that drew tokens of the
-    batch. Raises `ValueError` for tokens of a version whose weights are not there, or segments that are not the response;
+    """Update `model`, which is at `version`, in place. `past` has the weights of the other versions that generated tokens of
+    the batch. Raise `ValueError` for tokens of a version without weights, or segments that do not add up to the response;
     `StoppedError` for a gradient that is not finite."""
     weighted = _with_advantages(batch, config)
     trained = [trajectory for trajectory, _ in weighted]
@@ -131,7 +123,6 @@ def update(
 
 
 def _with_advantages(batch: Sequence[Trajectory], config: UpdateConfig) -> list[tuple[Trajectory, float]]:
-    """What is trained on, with its advantages."""
     own = advantages([t.reward for t in batch], [t.group for t in batch], config.loss.normalise_std).tolist()
     rewards: dict[int, set[float]] = {}
     for trajectory in batch:
@@ -146,7 +137,7 @@ def _with_advantages(batch: Sequence[Trajectory], config: UpdateConfig) -> list[
 def _log_prob_phase(
     model: Any, trained: Sequence[Trajectory], version: int, past: Mapping[int, Weights], config: UpdateConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probs of all tokens under the proximal and the behaviour policy, flat."""
+    """Return the log-probs of all tokens under the proximal and the behaviour policy, flat."""
     drew = _drew(trained)
     places = token_places([len(t.ids.response) for t in trained])
     behaviour = torch.empty(len(drew))
@@ -175,7 +166,7 @@ def _log_prob_phase(
 
 
 def _drew(trained: Sequence[Trajectory]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The version that drew each token, flat."""
+    """Return the version that generated each token, flat."""
     for t in trained:
         if sum(tokens for _, tokens in t.segments) != len(t.ids.response):
             raise ValueError(f"a response of {len(t.ids.response)} tokens has the segments {t.segments}")
@@ -192,7 +183,8 @@ def _train_phase(
     version: int,
     config: UpdateConfig,
 ) -> tuple[torch.Tensor, list[float]]:
-    """The steps. Gives sums over tokens (loss, clipped, KL, entropy, capped, 1) and the length of each step's gradient."""
+    """Run the optimizer's steps. Return sums over tokens (loss, clipped, KL, entropy, capped, 1) and each step's gradient
+    norm."""
     device = next(model.parameters()).device
     sequences = [trajectory.ids for trajectory, _ in weighted]
     places = token_places([len(each.response) for each in sequences])

@@ -1,8 +1,8 @@
-"""Supervised warm-up: a policy learns how solutions are written, from solutions that are written at random.
+"""Supervised warm-up: a policy learns the form of solutions, from randomly searched ones.
 
 Invariant: a warm-up is a function of its configuration and seed, on one machine with one number of threads; batch i of a seed
-is the same whatever came before. It teaches the form and the arithmetic of a search, and no better order than a random one:
-what order finds a target sooner is left for RL to learn.
+depends on nothing else. It teaches the form and the arithmetic of a search, and no better order than a random one:
+better search orders are left for RL to learn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replay.grpo.tasks import Countdown
 
 
 class WarmUpConfig(BaseModel):
-    """AdamW with a linear rise and a cosine down to a tenth of the learning rate."""
+    """AdamW with a linear rise and a cosine decay to a tenth of the learning rate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -48,13 +48,13 @@ class WarmUpConfig(BaseModel):
 
 
 def learning_rate(step: int, config: WarmUpConfig) -> float:
-    """Of a step, counted from 0."""
+    """Return the learning rate of a step, counted from 0."""
     rise = min(1.0, (step + 1) / (config.rise_steps + 1))
     return config.learning_rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / config.steps))
 
 
 def warm_up(model: Any, task: Countdown, config: WarmUpConfig, tell: Callable[[str], None] = print) -> None:
-    """Trains `model` in place on the log-probs of the tokens of solutions, and tells how it goes."""
+    """Train `model` in place on the log-probs of the tokens of solutions; report progress to `tell`."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
     )
@@ -83,7 +83,6 @@ def warm_up(model: Any, task: Countdown, config: WarmUpConfig, tell: Callable[[s
 
 
 def _solutions(task: Countdown, config: WarmUpConfig, step: int) -> list[TokenIds]:
-    """The solutions of a step."""
     rng = np.random.default_rng([config.seed, step])
     problems = task.make_prompts(int(rng.integers(2**32)), config.batch)
     problems += task.model_copy(update={"counts": (2,)}).make_prompts(int(rng.integers(2**32)), config.easy_batch)

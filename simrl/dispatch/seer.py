@@ -1,10 +1,11 @@
-"""Seer's order (arXiv 2511.14617): one sample of each group goes first, to tell how long the group is; then the longest groups.
+"""Seer's order (arXiv 2511.14617): one sample of each group goes first, to show how long the group is; then the longest groups.
 
-Invariant: a group's estimate is its longest finished sample, and no bound at all before there is one: who is unknown counts as
-long. A group's first sample is its probe. Probes go before all others, the one with the fewest tokens so far first, so that
-short groups are known soon; then comes the group with the largest estimate, its samples in the order in which they queue up.
+Invariant: a group's estimate is the length of its longest finished sample, infinite before there is one: an unknown group
+counts as long. A group's first sample is its probe. Probes go before all others, the one with the fewest tokens so far first,
+so that short groups are known soon; then comes the group with the largest estimate, its samples in the order in which they
+queue up.
 
-The rest of divided rollout is `Dispatch`'s: chunks of a response, a KV cache in a pool, so many samples at a worker.
+The rest of divided rollout is in `Dispatch`: chunks of a response, a KV cache in a pool, a limit of samples per worker.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import heapq
 import math
 from collections import deque
 
-from simrl.history import LengthHistory
-from simrl.rollout import Rollout
-from simrl.trace import Sample
+from simrl.runtime.history import LengthHistory
+from simrl.runtime.rollout import Rollout
+from simrl.trace.trace import Sample
 
 GroupKey = tuple[int, int, int]
 
 
 class ContextAware:
-    """The queue. A group that waits has an entry in a heap; when its estimate changes, another, and the old one is void."""
+    """The queue. A waiting group has an entry in a heap; when its estimate changes, it gets another, and the old one is
+    void."""
 
     def __init__(self, history: LengthHistory) -> None:
-        self._probes: dict[GroupKey, int] = {}  # uid of each group's first sample
-        self._number: dict[GroupKey, int] = {}
+        self._probes: dict[GroupKey, tuple[int, int]] = {}  # number of each group, and uid of its first sample
         self._estimate: dict[GroupKey, float] = {}
         self._first: list[tuple[int, int, Sample]] = []
         self._waiting: dict[GroupKey, deque[Sample]] = {}
@@ -37,10 +38,8 @@ class ContextAware:
         group = _group(sample)
         self._size += 1
         self._pushed += 1
-        if group not in self._probes:
-            self._number[group] = len(self._probes)
-            self._probes[group] = sample.uid
-        if self._probes[group] == sample.uid and group not in self._estimate:
+        _, probe = self._probes.setdefault(group, (len(self._probes), sample.uid))
+        if probe == sample.uid and group not in self._estimate:
             heapq.heappush(self._first, (partial.tokens if partial else 0, self._pushed, sample))
         elif group in self._waiting:
             self._waiting[group].append(sample)
@@ -72,8 +71,8 @@ class ContextAware:
                 self._enter(group)
 
     def _enter(self, group: GroupKey) -> None:
-        entry = (-self._estimate.get(group, math.inf), self._number[group], group)
-        heapq.heappush(self._longest, entry)
+        number, _ = self._probes[group]
+        heapq.heappush(self._longest, (-self._estimate.get(group, math.inf), number, group))
 
     def __len__(self) -> int:
         return self._size

@@ -1,14 +1,13 @@
 """StreamRL's dispatch (arXiv 2504.15930): prompts expected to be long have workers of their own, which hold fewer samples.
 
-Invariant: lengths are expected from the history alone; prompts are ranked by the median of their last epoch (the paper asks a
-ranker that it trains on such lengths). Where there is no history yet, as in the first epoch, and for who comes while others
-are at work, the worker with the fewest samples is taken.
+Invariant: lengths are expected from the history alone; prompts are ranked by the median of their last epoch (the paper trains a
+ranker on such lengths). Without history, as in the first epoch, and for samples that come while others are at work, the worker
+with the fewest samples is taken.
 
-The longest share of a batch's prompts is long. How many workers they have is found by trying all numbers, none included, for
-the shortest predicted makespan; the paper does so with a profiled latency per token, here a forward pass over b sequences takes
-1 + b / `doubling_batch` units, so that a worker takes the longest of its responses + all of their tokens / `doubling_batch`;
-the longest is the last epoch's longest, the others count with their prompt's mean. Among the workers of either kind, longest
-processing time first: each sample to the worker with the fewest expected tokens.
+The number of workers for the longest share of a batch's prompts is the one with the shortest predicted makespan, 0 included.
+The paper uses a profiled latency per token; here a forward pass over b sequences takes 1 + b / `doubling_batch` units, so that
+a worker takes the longest of its responses (of the last epoch) + all of their tokens (each prompt's mean) / `doubling_batch`.
+Among the workers of either kind, longest processing time first: each sample to the worker with the fewest expected tokens.
 """
 
 from __future__ import annotations
@@ -22,25 +21,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.dispatch.least_requests import least_requests
-from simrl.history import LengthHistory
-from simrl.rollout import Rollout
-from simrl.trace import Sample
+from simrl.dispatch.placement import Ints, least_requests
+from simrl.runtime.history import LengthHistory
+from simrl.runtime.rollout import Rollout
+from simrl.trace.trace import Sample
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SkewnessAware:
-    """The placement. `dedicated_share` of the workers are for the long prompts (None: what is predicted to be best)."""
+    """The placement. `dedicated_share` of the workers are for the long prompts (None: the share predicted to be best)."""
 
     long_share: float = 0.2
     dedicated_share: float | None = None
     doubling_batch: int = 64
 
-    def __call__(
-        self, samples: Sequence[Sample], unfinished: NDArray[np.int64], placed: int, history: LengthHistory
-    ) -> list[int]:
+    def __call__(self, samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory) -> list[int]:
         expected = Expected.of(samples, history)
         if expected is None or unfinished.any():
             return least_requests(samples, unfinished, placed, history)
@@ -54,14 +51,14 @@ class SkewnessAware:
         return list(map(int, places))
 
     def long_prompts(self, samples: Sequence[Sample], tokens: Floats) -> NDArray[np.bool_]:
-        """Whether each sample's prompt is one of the longest; equally long ones in the order of the samples."""
+        """Return whether each sample's prompt is one of the longest; equally long ones in the order of the samples."""
         of_prompt = {sample.prompt_id: length for sample, length in zip(samples, tokens.tolist(), strict=True)}
         ranked = sorted(of_prompt, key=lambda prompt: -of_prompt[prompt])
         longest = set(ranked[: round(self.long_share * len(ranked))])
         return np.array([sample.prompt_id in longest for sample in samples])
 
     def dedicated_workers(self, expected: Expected, is_long: NDArray[np.bool_], workers: int) -> int:
-        """The number of workers for the long ones; of equally good numbers the smallest. 0: all share all workers."""
+        """Return the number of workers for the long prompts; of equally good numbers the smallest. 0: all share all workers."""
         if workers == 1 or not is_long.any() or is_long.all():
             return 0
         if self.dedicated_share is not None:
@@ -72,8 +69,8 @@ class SkewnessAware:
         apart = np.maximum(self.makespan(long, numbers), self.makespan(short, workers - numbers))
         return int(np.concatenate([mixed, apart]).argmin())
 
-    def makespan(self, expected: Expected, workers: NDArray[np.int64]) -> Floats:
-        """Predicted, in passes over one sequence, for each number of workers: all begin at once, evenly shared."""
+    def makespan(self, expected: Expected, workers: Ints) -> Floats:
+        """Predict the makespan for each number of workers, in passes over one sequence: all begin at once, evenly shared."""
         return float(expected.longest.max()) + float(expected.mean.sum()) / (workers * self.doubling_batch)
 
 
@@ -86,22 +83,22 @@ class Expected(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], history: LengthHistory) -> Expected | None:
-        """None where no prompt had any."""
+        """Return the expected tokens; None if no prompt had responses."""
         prompts = dict.fromkeys((sample.prompt_id, sample.epoch) for sample in samples)
         known = {prompt: lengths for prompt in prompts if (lengths := history.lengths(*prompt)).size}
         if not known:
             return None
-        told = {prompt: (np.median(n), n.mean(), n.max()) for prompt, n in known.items()}
-        unknown = tuple(np.mean(list(told.values()), axis=0))
-        table = np.array([told.get((sample.prompt_id, sample.epoch), unknown) for sample in samples], dtype=np.float64)
+        figures = {prompt: (np.median(n), n.mean(), n.max()) for prompt, n in known.items()}
+        unknown = tuple(np.mean(list(figures.values()), axis=0))
+        table = np.array([figures.get((one.prompt_id, one.epoch), unknown) for one in samples], dtype=np.float64)
         return cls(*table.T)
 
     def only(self, which: NDArray[np.bool_]) -> Expected:
         return Expected(*(column[which] for column in self))
 
 
-def share_out(tokens: Floats, workers: int) -> NDArray[np.int64]:
-    """A worker for each: in the order of falling length, to the one with the fewest tokens so far."""
+def share_out(tokens: Floats, workers: int) -> Ints:
+    """Return a worker for each length: in falling order, the worker with the fewest tokens so far."""
     places = np.empty(tokens.size, dtype=np.int64)
     loads = [(0.0, worker) for worker in range(workers)]
     for i in np.argsort(-tokens, kind="stable").tolist():
@@ -112,8 +109,8 @@ def share_out(tokens: Floats, workers: int) -> NDArray[np.int64]:
 
 
 class LongestFirst:
-    """The queue: the longest expected first, in the order of arrival where that is equal. A prompt without history goes first:
-    it may be long."""
+    """The queue: the longest expected first, equal ones in the order of arrival. A prompt without history goes first: it may be
+    long."""
 
     def __init__(self, history: LengthHistory) -> None:
         self._history = history

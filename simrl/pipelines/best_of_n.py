@@ -1,153 +1,128 @@
 """Best-of-N speculation (SpecActor §4.2): the tail's requests run with several drafters at once, on workers that it has freed.
 
-Invariant: what is generated does not change, since every drafter is verified by exact match; a request is done when the first
-of its stays has it whole, the others are aborted and are duplicates. A worker is freed when neither a sample nor a duplicate
-is at it; while samples wait in the queue none is, for the dispatcher gives them to empty workers first. Freed workers get
-drafters, and requests of low acceptance, by Algorithm 3 or its later form (`simrl.speculation.best_of_n`); the routine runs
-once whenever workers are freed. A batch is over when the last duplicate has ended, too; then every worker has its own drafter
-again.
-
-It is the plain collector with this beside it: what it decides comes from the dispatcher's bookkeeping and from what
-verifications showed of each request, which the workers tell.
+Invariant: the generated tokens do not change, since every drafter is verified by exact match. A worker is freed when neither a
+sample nor a duplicate is at it; while samples wait in the queue no worker is, for the dispatcher gives them to empty workers
+first. Whenever workers are freed, they get drafters, and requests of low acceptance, by Algorithm 3 or its later form
+(`simrl.speculation.best_of_n`). A batch is over when the last duplicate has ended; then every worker has its own drafter again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 import simpy
 
-from simrl.events import call_last, gather, on_fire
-from simrl.pipelines import Stage
-from simrl.pipelines.batchwise import Batch, Collector
+from simrl.pipelines.batch import Batch, Collector
+from simrl.pipelines.context import RunContext
 from simrl.pipelines.full_batch import full_batch
-from simrl.rollout import Rollout
-from simrl.speculation.best_of_n import assign_by_drafter, assign_by_request
+from simrl.runtime.events import Signal, gather, on_fire, once_an_instant
+from simrl.runtime.rollout import Rollout
+from simrl.speculation.best_of_n import BestOfN, assign
 from simrl.speculation.specactor import counted_acceptance
 
 
-def best_of_n(stage: Stage) -> Collector:
-    """The plain collector, with the workers that its tail frees at work."""
-    roll_out = full_batch(stage)
+def best_of_n(run: RunContext) -> Collector:
+    """Collect whole batches, and put the workers that a batch's tail frees to work."""
+    roll_out = full_batch(run)
+    assert run.best_of_n is not None
+    rule = run.best_of_n
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:
-        tail = _Tail(stage)
-        helping = stage.env.process(tail.help())
+        freed = _FreedWorkers(run, rule)
+        helping = run.env.process(freed.help())
         yield from roll_out(batch)
-        tail.end()
+        freed.over = True
+        freed.wake()
         yield helping
 
     return collect
 
 
-class _Tail:
-    """One batch's rollout, as far as workers are freed in it."""
+class _FreedWorkers:
+    """The workers freed in the rollout of one batch, and what they do."""
 
-    def __init__(self, stage: Stage) -> None:
-        assert stage.best_of_n is not None
-        self.rule = stage.best_of_n
-        self.stage = stage
-        self.drafter: dict[int, str] = {}  # of workers that have another than their own
-        self.freed: set[int] = set(range(len(stage.workers)))
-        self.news = stage.env.event()
-        self.told = False
-        self.woken = False
-        self.over = False
+    def __init__(self, run: RunContext, rule: BestOfN) -> None:
+        self.over = False  # nothing of the batch runs any more
+        self.wake = once_an_instant(run.env, self._wake)
+        self._run = run
+        self._rule = rule
+        self._drafter: dict[int, str] = {}  # of the workers that were given one
+        self._freed: set[int] = set(range(len(run.workers)))
+        self._news = Signal(run.env)
+        self._woken = False
 
     def help(self) -> simpy.events.ProcessGenerator:
-        """Until the batch is rolled out, and all duplicates have ended."""
-        dispatcher, workers = self.stage.dispatcher, self.stage.workers
-        on_fire(dispatcher.freed(), self.is_freed)
-        self.tell()
+        """Put freed workers to work until the batch is rolled out, and wait until all duplicates have ended."""
+        on_fire(self._run.dispatcher.freed(), self._is_freed)
+        self.wake()
         while not self.over:
-            if not self.woken:  # it may have been in the middle of an assignment
-                yield self.news
-            self.woken = False
-            freed, self.freed = sorted(self.freed & self.free_workers()), set()
+            if not self._woken:  # it may have been in the middle of an assignment
+                yield self._news.next
+            self._woken = False
+            freed, self._freed = sorted(self._freed & self._free_workers()), set()
             if freed and not self.over:
-                yield from self.assign(freed)
-        for worker in range(len(workers)):
-            yield dispatcher.empty(worker)
-        for worker in self.drafter:
-            workers[worker].draft_with(None)
+                yield from self._assign(freed)
+        for worker in range(len(self._run.workers)):
+            yield self._run.dispatcher.empty(worker)
+        for worker in self._drafter:
+            self._run.workers[worker].draft_with(None)
 
-    def end(self) -> None:
-        """Nothing of the batch runs any more."""
-        self.over = True
-        self.tell()
+    def _wake(self) -> None:
+        self._woken = True
+        self._news.fire()
 
-    def tell(self) -> None:
-        """Wakes the process when all that happens at this instant has happened."""
-        if not self.told:
-            self.told = True
-            call_last(self.stage.env, self.wake)
-
-    def wake(self) -> None:
-        self.told, self.woken = False, True
-        news, self.news = self.news, self.stage.env.event()
-        news.succeed()
-
-    def is_freed(self, freed: Any) -> None:
+    def _is_freed(self, freed: Any) -> None:
         if not self.over:
-            on_fire(self.stage.dispatcher.freed(), self.is_freed)
-            self.freed.add(freed.value)
-            self.tell()
+            on_fire(self._run.dispatcher.freed(), self._is_freed)
+            self._freed.add(freed.value)
+            self.wake()
 
-    def free_workers(self) -> set[int]:
-        """Those that take samples, and have nothing."""
-        dispatcher = self.stage.dispatcher
-        at_each = zip(dispatcher.number_held(), dispatcher.duplicated(), strict=True)
-        empty = {worker for worker, (held, duplicated) in enumerate(at_each) if not held and not duplicated}
-        return empty & set(dispatcher.active)
+    def _free_workers(self) -> set[int]:
+        """Return the workers that take samples and have nothing."""
+        dispatcher = self._run.dispatcher
+        held, duplicated = dispatcher.number_held(), dispatcher.duplicated()
+        return {worker for worker in dispatcher.active if not held[worker] and not duplicated[worker]}
 
-    def assign(self, freed: Sequence[int]) -> simpy.events.ProcessGenerator:
-        """The routine: freed workers get their drafters, and begin what is assigned to them."""
-        progress = yield from self.ask_for_progress()
-        # Meanwhile a sample may have ended or moved, and a worker may have gone, or got samples.
-        dispatcher, workers = self.stage.dispatcher, self.stage.workers
-        held, duplicated, free = dispatcher.held(), dispatcher.duplicated(), self.free_workers()
+    def _assign(self, freed: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """Give freed workers their drafters, and the requests that are assigned to them."""
+        rule, dispatcher, workers = self._rule, self._run.dispatcher, self._run.workers
+        asked = [workers[i].progress(sample) for i, samples in enumerate(dispatcher.held()) for sample in samples]
+        reported = yield gather(self._run.env, asked)
+        progress = {rollout.sample.uid: rollout for rollout in reported if rollout is not None}
+        # Meanwhile a sample may have ended or moved, and a worker may have left, or received samples.
+        held, duplicated, free = dispatcher.held(), dispatcher.duplicated(), self._free_workers()
         freed = [worker for worker in freed if worker in free]
         active = {sample.uid: sample for samples in held for sample in samples if sample.uid in progress}
         if not active or not freed:
             return
-        drafters = {worker: self.drafter.get(worker, self.rule.own) for worker in range(len(workers))}
-        there = [worker for worker in dispatcher.active if worker not in freed]
-        by_drafter = {name: [w for w in there if drafters[w] == name] for name in self.rule.drafters}
+        drafters = {worker: self._drafter.get(worker, rule.own) for worker in range(len(workers))}
+        busy = [worker for worker in dispatcher.active if worker not in freed]
+        by_drafter = {name: [worker for worker in busy if drafters[worker] == name] for name in rule.drafters}
         at = [samples + others for samples, others in zip(held, duplicated, strict=True)]
         load = {worker: len(samples) for worker, samples in enumerate(at)}
         already = {(sample.uid, drafters[worker]) for worker, samples in enumerate(at) for sample in samples}
-        acceptances = _known({uid: _acceptance(progress[uid]) for uid in active})
-        common = acceptances, by_drafter, freed, load, self.rule.most_load
-        if self.rule.assignment == "by_drafter":
-            chosen = assign_by_drafter(*common, already)
-        else:
-            chosen = assign_by_request(*common, self.rule.order, already)
+        acceptances = _acceptances([progress[uid] for uid in active])
+        chosen = assign(rule, acceptances, by_drafter, freed, load, already)
         for name, own in chosen.workers.items():
             for worker in own:
-                if worker in freed and self.drafter.get(worker) != name:
-                    self.drafter[worker] = name
+                if worker in freed and self._drafter.get(worker) != name:
+                    self._drafter[worker] = name
                     workers[worker].draft_with(name)
         for (uid, _), worker in chosen.added.items():
-            dispatcher.duplicate(active[uid], worker, progress[uid], self.rule.kv == "transfer")
+            dispatcher.duplicate(active[uid], worker, progress[uid], rule.kv == "transfer")
 
-    def ask_for_progress(self) -> Generator[simpy.Event, Any, dict[int, Rollout]]:
-        """What there is of every sample at a worker, by uid."""
-        workers, held = self.stage.workers, self.stage.dispatcher.held()
-        asked = [workers[i].progress(sample) for i, samples in enumerate(held) for sample in samples]
-        told = yield gather(self.stage.env, asked)
-        return {rollout.sample.uid: rollout for rollout in told if rollout is not None}
+
+def _acceptances(rollouts: Sequence[Rollout]) -> dict[int, float]:
+    """Return the acceptance of each request, by uid; the mean of the others where it is unknown, 0 if none is known."""
+    found = {rollout.sample.uid: _acceptance(rollout) for rollout in rollouts}
+    known = [p for p in found.values() if not math.isnan(p)]
+    mean = fmean(known) if known else 0.0
+    return {uid: mean if math.isnan(p) else p for uid, p in found.items()}
 
 
 def _acceptance(rollout: Rollout) -> float:
     verified = rollout.drafted_tokens - rollout.unverified_tokens
     return counted_acceptance(verified, rollout.accepted_tokens, rollout.verifications)
-
-
-def _known(acceptances: dict[int, float]) -> dict[int, float]:
-    """Of whom nothing is known, the mean of the others is assumed; 0 if nothing is known at all."""
-    known = [p for p in acceptances.values() if not math.isnan(p)]
-    mean = fmean(known) if known else 0.0
-    return {uid: mean if math.isnan(p) else p for uid, p in acceptances.items()}

@@ -3,13 +3,12 @@
 Invariant: a worker begins its part of step k when its part of step k - 1 is over and version k - 1 is published, and takes the
 newest weights from its own host buffer then; so every token is at most one version old when it is trained, but for those that
 an inter-step migration carries into the next step, which are marked (`Rollout.carried_tokens`). There is no barrier between
-workers: what makes them wait for one another is only that version k - 1 needs all of step k - 2.
+workers: they wait for one another only because version k - 1 needs all of step k - 2.
 
 From the second epoch on, a step's prompts are ranked by the median length of their responses in their last epoch, cut into
-ranking groups, and given to the workers in ascending order in one step and in descending order in the next (ascending where
-the step, counted from 0, is even), so that short and long parts complement each other. With two tiers, long groups get more
-workers (`simrl.dispatch.allocation`). A response that is far longer than its ranking group ever was moves to a worker with
-more time left, or into the next step.
+ranking groups (`simrl.dispatch.allocation`), and given to the workers in ascending order in even steps, counted from 0, and in
+descending order in odd ones. A response that is far longer than its ranking group ever was moves to a worker with more time
+left, or into the next step.
 """
 
 from __future__ import annotations
@@ -19,25 +18,23 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import simpy
 
 from simrl.dispatch import allocation
-from simrl.errors import InputError
-from simrl.events import on_fire
-from simrl.pipelines import Stage
-from simrl.pipelines.batchwise import Batch
-from simrl.rollout import Rollout
-from simrl.trace import Sample
-from simrl.worker import TokensReached
-from simrl.workload import Group
+from simrl.pipelines.batch import Batch
+from simrl.pipelines.context import RunContext
+from simrl.runtime.events import on_fire
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.worker import TokensReached
+from simrl.trace.trace import Sample
+from simrl.trace.workload import Group
 
 
-@dataclass(frozen=True)
-class HistoPipe:
-    """The pipeline with its parameters: see `simrl.systems.rhymerl`."""
+class HistoPipe(NamedTuple):
+    """The parameters of the rule, as in `simrl systems show rhymerl`; `ranked`: ranking groups, in place of equal parts."""
 
     ranked: bool
     two_tier: bool
@@ -48,274 +45,241 @@ class HistoPipe:
     alpha: float
     least_beta: float
 
-    def __call__(self, stage: Stage) -> simpy.events.ProcessGenerator:
-        run = _Run(self, stage)
-        for worker in range(len(stage.workers)):
-            stage.env.process(run.work(worker))
-        return run.train()
+
+def histopipe(run: RunContext, *, rule: HistoPipe) -> simpy.events.ProcessGenerator:
+    """Train step after step, each when all its samples are finished or carried into the next step."""
+    steps = _Steps(run, rule, simpy.Store(run.env))
+    for worker in range(len(run.workers)):
+        run.env.process(steps.work(worker))
+    for _ in range(run.steps):
+        batch = yield steps.batches.get()
+        yield batch.complete
+        update = yield run.trainer.train(batch.rollouts)
+        steps.train_s = update.finished_s - update.started_s
 
 
+@dataclass
 class _RankingGroup:
-    """The samples of a ranking group in one step: those unfinished, and from how many tokens on one is an outlier."""
+    """A ranking group in one step. Of its `last` unfinished samples (by uid), those that reach `outlier_tokens` are
+    outliers."""
 
-    def __init__(self, samples: list[Sample], outlier_tokens: int, watched_from: int) -> None:
-        self.unfinished = {sample.uid: sample for sample in samples}
-        self.outlier_tokens = outlier_tokens
-        self.watched_from = watched_from  # so many unfinished ones, or fewer, are the last of the group
+    unfinished: dict[int, Sample]
+    outlier_tokens: int
+    last: int
 
 
 @dataclass
 class _Step:
-    """A step's plan: what each worker gets, how long that is thought to take, and the batch it becomes."""
+    """A step's plan, made from the history, the profile and when workers are predicted to be free, and its progress.
+
+    By worker: the samples, the seconds they are predicted to take, the ranking group (none in a plain plan), and the predicted
+    end, once begun. By uid: the worker of each submitted sample, and the group so far of each unfinished one. `kept` samples
+    will be in the batch; `carried` come from the step before, and wait for the worker that is predicted to end last.
+    """
 
     k: int
     batch: Batch
-    parts: dict[int, list[Sample]]
-    predicted_s: dict[int, float]
-    rank_of: dict[int, int] = field(
-        default_factory=dict
-    )  # the ranking group of each worker; empty where nothing is ranked
-    group_of: dict[int, _RankingGroup] = field(default_factory=dict)  # by uid; empty where nothing is ranked
-    siblings: dict[int, list[Rollout | None]] = field(default_factory=dict)  # by uid: what has come of its group so far
-    left: int = 0
-    kept: int = 0  # samples that will be in the batch
+    parts: dict[int, list[Sample]] = field(default_factory=dict)
+    predicted_s: dict[int, float] = field(default_factory=dict)
+    rank_of: dict[int, int] = field(default_factory=dict)
+    ends_s: dict[int, float] = field(default_factory=dict)
     worker_of: dict[int, int] = field(default_factory=dict)
-    ends_s: dict[int, float] = field(default_factory=dict)  # when a worker that has begun is thought to be done
-    carried: list[Rollout] = field(default_factory=list)  # partial rollouts from the step before, for who begins last
+    siblings: dict[int, list[Rollout | None]] = field(default_factory=dict)
+    groups: list[_RankingGroup] = field(default_factory=list)
+    kept: int = 0
+    carried: list[Rollout] = field(default_factory=list)
+
+    @property
+    def last_worker(self) -> int:
+        return max(self.predicted_s, key=lambda worker: (self.predicted_s[worker], worker))
 
 
-class _Run:
-    """One run's bookkeeping."""
+@dataclass
+class _Steps:
+    """The steps of a run: the samples that each worker begins, and what becomes of them. `train_s` is the last update's time,
+    `recent` has the rollouts that ended since the last plan, `betas` has β by epoch."""
 
-    def __init__(self, rule: HistoPipe, stage: Stage) -> None:
-        self.rule = rule
-        self.stage = stage
-        self.steps: list[_Step] = []
-        self.batches: simpy.Store = simpy.Store(stage.env)
-        self.train_s = 0.0
-        self.migrated: set[int] = set()
-        self.betas: dict[int, float] = {}
-        self.lately: list[Rollout] = []  # what ended since the last plan
-
-    # The trainer's side.
-
-    def train(self) -> simpy.events.ProcessGenerator:
-        """Step after step, each when all its samples are in."""
-        stage = self.stage
-        for _ in range(stage.steps):
-            batch = yield self.batches.get()
-            yield batch.complete
-            step = yield stage.trainer.train(batch.rollouts)
-            self.train_s = step.finished_s - step.started_s
-
-    # A worker's side.
+    run: RunContext
+    rule: HistoPipe
+    batches: simpy.Store
+    steps: list[_Step] = field(default_factory=list)
+    migrated: set[int] = field(default_factory=set)
+    train_s: float = 0.0
+    recent: list[Rollout] = field(default_factory=list)
+    betas: dict[int, float] = field(default_factory=dict)
 
     def work(self, worker: int) -> simpy.events.ProcessGenerator:
-        """One worker's way through the steps."""
-        stage, loaded = self.stage, 0
+        """Take a worker through the steps."""
+        run, loaded = self.run, 0
         for k in count():
-            yield stage.dispatcher.empty(worker)
-            yield stage.trainer.published(k - 1)
+            yield run.dispatcher.empty(worker)
+            yield run.trainer.published(k - 1)
             step = self.step(k)
-            if stage.trainer.version > loaded:
-                loaded = stage.trainer.version
-                yield stage.workers[worker].load_weights(loaded)
-                stage.dispatcher.weights_changed()
+            if run.trainer.version > loaded:
+                loaded = run.trainer.version
+                yield run.workers[worker].load_weights(loaded)
+                run.dispatcher.weights_changed()
             self.begin(step, worker)
 
-    def begin(self, step: _Step, worker: int) -> None:
-        """Submits a worker's part of a step; who is predicted to be last takes what was carried into it."""
-        samples = step.parts.get(worker, [])
-        step.ends_s[worker] = self.stage.env.now + step.predicted_s.get(worker, 0.0)
-        partials: list[Rollout | None] = [None] * len(samples)
-        if step.carried and worker == max(step.predicted_s, key=lambda w: (step.predicted_s[w], w)):
-            samples = [*samples, *(rollout.sample for rollout in step.carried)]
-            partials += step.carried
-            step.carried = []
-        if samples:
-            self.submit(step, samples, partials, worker)
-
-    def submit(self, step: _Step, samples: list[Sample], partials: list[Rollout | None], worker: int) -> None:
-        """To a worker, with weights that the step may have."""
-        to, version = [worker] * len(samples), max(step.k - 1, 0)
-        for sample, end in zip(
-            samples, self.stage.dispatcher.submit(samples, partials, to=to, min_version=version), strict=True
-        ):
-            step.worker_of[sample.uid] = worker
-            on_fire(end, partial(self.ended, step, sample))
-        for group in {id(g): g for uid in samples if (g := step.group_of.get(uid.uid))}.values():
-            self.watch_the_last(step, group)
-
-    # Planning a step.
-
     def step(self, k: int) -> _Step:
-        """The plan of step k, made when the first worker asks for it: until then more history may come in."""
+        """Return the plan of step k, made when the first worker asks for it: until then more history may come in."""
         while len(self.steps) <= k:
-            groups = self.stage.workload.next_batch()
-            batch = Batch(self.stage)
-            self.batches.put(batch)
-            plan = self.rank(len(self.steps), batch, groups) if self.rule.ranked else None
-            step = plan or self.plain(len(self.steps), batch, groups)
+            groups, step = self.run.workload.next_batch(), _Step(len(self.steps), Batch(self.run))
+            self.batches.put(step.batch)
+            if not (self.rule.ranked and self.rank(step, groups)):
+                self.cut(step, groups)
             for group in groups:
-                come: list[Rollout | None] = [None] * len(group)
-                step.siblings.update(dict.fromkeys((sample.uid for sample in group), come))
-                step.left += len(group)
-            step.kept = step.left
+                so_far: list[Rollout | None] = [None] * len(group)
+                step.siblings.update(dict.fromkeys((sample.uid for sample in group), so_far))
+            step.kept = len(step.siblings)
             self.steps.append(step)
         return self.steps[k]
 
     @property
     def active(self) -> list[int]:
-        """The workers that a step is planned for; all of them while all are lost: the first that is back takes what waits."""
-        return self.stage.dispatcher.active or list(range(len(self.stage.workers)))
+        """Return the workers of a plan; all of them while all are lost: the first that is back takes what waits."""
+        return self.run.dispatcher.active or list(range(len(self.run.workers)))
 
-    def plain(self, k: int, batch: Batch, groups: list[Group]) -> _Step:
-        """Equal contiguous parts, as there is nothing to rank by."""
-        active = self.active
+    def cut(self, step: _Step, groups: list[Group]) -> None:
+        """Plan equal contiguous parts."""
         samples = [sample for group in groups for sample in group]
-        cuts = np.array_split(np.arange(len(samples)), len(active))
-        parts = {worker: [samples[i] for i in cut] for worker, cut in zip(active, cuts, strict=True)}
-        return _Step(k, batch, parts, dict.fromkeys(active, 0.0))
+        cuts = np.array_split(np.arange(len(samples)), len(self.active))
+        step.parts = {worker: [samples[i] for i in cut] for worker, cut in zip(self.active, cuts, strict=True)}
+        step.predicted_s = dict.fromkeys(self.active, 0.0)
 
-    def rank(self, k: int, batch: Batch, groups: list[Group]) -> _Step | None:
-        """Ranking groups on the workers, ascending or descending; None in the first epoch, without history."""
-        stage, history = self.stage, self.stage.dispatcher.history
-        epoch = groups[0][0].epoch
-        lengths = {group[0].prompt_id: history.lengths(group[0].prompt_id, epoch) for group in groups}
+    def rank(self, step: _Step, groups: list[Group]) -> bool:
+        """Plan ranking groups, ascending or descending. Return false in the first epoch, without history."""
+        history, epoch, active = self.run.dispatcher.history, groups[0][0].epoch, self.active
+        samples_of = {group[0].prompt_id: group for group in groups}
+        lengths = {prompt: history.lengths(prompt, epoch) for prompt in samples_of}
         known = [tokens for tokens in lengths.values() if tokens.size]
         if not known:
-            return None
-        # A prompt that was never seen is thought to be as long as the others are.
+            return False
+        # A prompt without history is expected to be as long as the others.
         unseen = np.array([float(np.median(np.concatenate(known)))])
         lengths = {prompt: tokens if tokens.size else unseen for prompt, tokens in lengths.items()}
         prompts = np.repeat(list(lengths), [tokens.size for tokens in lengths.values()])
-        active = self.active
         number = min(self.rule.ranking_groups or len(active), len(active), len(groups))
         ranking = allocation.ranking_groups(prompts, np.concatenate(list(lengths.values())), number)
-        samples_of = {group[0].prompt_id: group for group in groups}
-        ranked = [[sample for prompt in part.prompts for sample in samples_of[prompt]] for part in ranking]
+        ranks = [[sample for prompt in part.prompts for sample in samples_of[prompt]] for part in ranking]
 
-        representative = [part.representative_tokens for part in ranking]
-        table = (
-            stage.times.table(representative, [len(samples) for samples in ranked], len(active)) / self.tokens_a_pass()
-        )
-        workers = self.workers_per_group(table)
+        tokens = [part.representative_tokens for part in ranking]
+        table = self.run.times.table(tokens, [len(samples) for samples in ranks], len(active)) / self.tokens_per_pass()
+        workers = allocation.equal_workers(number, len(active))
+        if self.rule.two_tier:
+            workers = allocation.two_tier_workers(table, len(active), self.train_s, self.rule.max_workers)
         group_s = allocation.predicted_s(table, workers)
+        places = (allocation.reversed_fill if step.k % 2 else allocation.ascending_fill)(workers)
         if self.rule.alternation == "pairing" and self.steps:
-            now_s = stage.env.now
-            busy = [max(self.steps[-1].ends_s.get(worker, now_s), now_s) - now_s for worker in active]
+            now_s, ends_s = self.run.env.now, self.steps[-1].ends_s
+            busy = [max(ends_s.get(worker, now_s), now_s) - now_s for worker in active]
             places = allocation.best_pairing(busy, group_s, workers)
-        else:
-            places = (allocation.reversed_fill if k % 2 else allocation.ascending_fill)(workers)
-        step = _Step(k, batch, {}, {})
-        for g, samples in enumerate(ranked):
+        for g, samples in enumerate(ranks):
             mine = [worker for worker, place in zip(active, places, strict=True) if place == g]
             for i, worker in enumerate(mine):
                 step.parts[worker] = samples[i :: len(mine)]
                 step.predicted_s[worker], step.rank_of[worker] = group_s[g], g
             longest = max(int(lengths[prompt].max()) for prompt in ranking[g].prompts)
-            outlier_tokens = math.floor(self.beta(epoch) * longest) + 1
-            group = _RankingGroup(samples, outlier_tokens, int(self.rule.alpha * len(samples)))
-            if self.rule.migration:
-                step.group_of.update(dict.fromkeys((sample.uid for sample in samples), group))
-        return step
+            outlier_tokens, last = math.floor(self.beta(epoch) * longest) + 1, int(self.rule.alpha * len(samples))
+            step.groups.append(_RankingGroup({sample.uid: sample for sample in samples}, outlier_tokens, last))
+        return True
 
-    def tokens_a_pass(self) -> float:
-        """What a pass yields of a response now that speculation goes as it does (RhymeRL Fig. 12: τ knows the acceptance):
-        of the responses that ended since the last plan."""
-        tokens = sum(rollout.tokens for rollout in self.lately)
-        accepted = sum(rollout.accepted_tokens for rollout in self.lately)
-        self.lately = []
+    def tokens_per_pass(self) -> float:
+        """Return the tokens per forward pass of a response, recently (RhymeRL Fig. 12: τ knows the acceptance)."""
+        tokens = sum(rollout.tokens for rollout in self.recent)
+        accepted = sum(rollout.accepted_tokens for rollout in self.recent)
+        self.recent = []
         return tokens / (tokens - accepted) if tokens > accepted else 1.0
 
-    def workers_per_group(self, table: allocation.Floats) -> tuple[int, ...]:
-        """The two-tier plan; the exact one where the search finds none; equal numbers if `max_workers` allows neither."""
-        groups, workers = table.shape
-        equal = allocation.equal_workers(groups, workers)
-        if not self.rule.two_tier:
-            return equal
-        try:
-            most = self.rule.max_workers or allocation.best_max_workers(table, workers, self.train_s)
-            table = table[:, :most]
-            try:
-                return allocation.two_tier(table, workers, self.train_s).workers
-            except InputError:
-                return allocation.exact(table, workers, self.train_s).workers
-        except InputError:
-            return equal
-
     def beta(self, epoch: int) -> float:
-        """The 75th percentile of the growth of lengths over the last epoch, at least `least_beta` (§6.3)."""
+        """Return the 75th percentile of the growth of lengths over the last epoch, at least `least_beta` (§6.3)."""
         if epoch not in self.betas:
-            history = self.stage.dispatcher.history
+            history = self.run.dispatcher.history
             before, last = history.medians(epoch - 2), history.medians(epoch - 1)
             grown = allocation.growth_factor(before, last) if before.keys() & last.keys() else 0.0
             self.betas[epoch] = max(grown, self.rule.least_beta)
         return self.betas[epoch]
 
-    # What comes out, and what is too long.
+    def begin(self, step: _Step, worker: int) -> None:
+        """Submit a worker's part of a step; the worker predicted to end last takes what was carried into the step."""
+        going = [Rollout(sample, (), False) for sample in step.parts.get(worker, [])]
+        step.ends_s[worker] = self.run.env.now + step.predicted_s.get(worker, 0.0)
+        if worker == step.last_worker:
+            going, step.carried = going + step.carried, []
+        if going:
+            self._submit(step, going, worker)
 
-    def ended(self, step: _Step, sample: Sample, end: Any) -> None:
-        """A sample is finished, or is carried into the next step."""
+    def _submit(self, step: _Step, rollouts: list[Rollout], worker: int) -> None:
+        """Submit rollouts to a worker; if they have to move, only weights that the step may have will do."""
+        to, version = [worker] * len(rollouts), max(step.k - 1, 0)
+        partials = [rollout if rollout.segments else None for rollout in rollouts]
+        samples = [rollout.sample for rollout in rollouts]
+        ends = self.run.dispatcher.submit(samples, partials, to=to, min_version=version)
+        for sample, end in zip(samples, ends, strict=True):
+            step.worker_of[sample.uid] = worker
+            on_fire(end, partial(self._ended, step, sample))
+        self._watch_the_last(step)
+
+    def _ended(self, step: _Step, sample: Sample, end: Any) -> None:
+        """Add a finished sample to its group, or carry an unfinished one into the next step."""
         if not end.ok:
             raise end.value  # a worker that died, or its engine's error
         rollout: Rollout = end.value
-        self.lately.append(rollout)
-        group = step.group_of.get(sample.uid)
-        if group is not None:
-            del group.unfinished[sample.uid]
-            self.watch_the_last(step, group)
+        self.recent.append(rollout)
+        for group in step.groups:
+            group.unfinished.pop(sample.uid, None)
+        self._watch_the_last(step)
         if not rollout.done:
-            self.carry(step, rollout)
-        come = step.siblings.pop(sample.uid)
-        come[come.index(None)] = rollout
-        if None not in come:
-            finished = [one for one in come if one is not None and one.done]
+            self._carry(step, rollout)
+        so_far = step.siblings.pop(sample.uid)
+        so_far[so_far.index(None)] = rollout
+        if None not in so_far:
+            finished = [one for one in so_far if one is not None and one.done]
             if finished:
                 step.batch.add(finished)
-        step.left -= 1
-        if step.left == 0:
+        if not step.siblings:
             step.batch.close()
 
-    def watch_the_last(self, step: _Step, group: _RankingGroup) -> None:
-        """Once only the last α of a ranking group are unfinished, those are outliers that pass β × its longest history."""
-        if len(group.unfinished) > group.watched_from or any(uid not in step.worker_of for uid in group.unfinished):
-            return
-        group.watched_from = -1
-        for sample in group.unfinished.values():
-            if sample.uid not in self.migrated:
-                worker = self.stage.workers[step.worker_of[sample.uid]]
-                told = worker.when(TokensReached(sample, group.outlier_tokens))
-                on_fire(told, partial(self.migrate, step, sample))
+    def _watch_the_last(self, step: _Step) -> None:
+        """Watch the last samples of each ranking group, once they are submitted, for those that become outliers."""
+        for group in step.groups if self.rule.migration else []:
+            last = group.unfinished
+            if len(last) > group.last or any(uid not in step.worker_of for uid in last):
+                continue
+            group.last = -1
+            for sample in last.values():
+                if sample.uid not in self.migrated:
+                    worker = self.run.workers[step.worker_of[sample.uid]]
+                    on_fire(
+                        worker.when(TokensReached(sample, group.outlier_tokens)), partial(self._migrate, step, sample)
+                    )
 
-    def migrate(self, step: _Step, sample: Sample, told: Any) -> None:
-        """An outlier goes to a worker that is busy with a longer group of the same step, the longest and of its workers the one
-        with the fewest samples left; where there is none, as for the longest group itself, it goes on in the next step."""
+    def _migrate(self, step: _Step, sample: Sample, reached: Any) -> None:
+        """Move an outlier to a worker that is busy with a longer group of its step: with the longest group, and of its workers
+        the one with the fewest samples left. If there is none, carry it into the next step."""
         if sample.uid not in step.siblings:
             return  # it has ended at this very boundary
         self.migrated.add(sample.uid)
-        own = step.worker_of[sample.uid]
+        rank = step.rank_of.get(step.worker_of[sample.uid], -1)
         left = Counter(worker for uid, worker in step.worker_of.items() if uid in step.siblings)
-        longer = [worker for worker in left if step.rank_of.get(worker, -1) > step.rank_of.get(own, -1)]
+        longer = [worker for worker in left if step.rank_of.get(worker, -1) > rank]
         if longer:
             target = max(longer, key=lambda worker: (step.rank_of[worker], -left[worker], -worker))
             step.worker_of[sample.uid] = target
-            self.stage.dispatcher.move(sample, target)
-        elif step.kept > 1:  # a step is not left without any sample
+            self.run.dispatcher.move(sample, target)
+        elif step.kept > 1:  # no step is left without samples
             step.kept -= 1
-            self.stage.dispatcher.withdraw([sample])
+            self.run.dispatcher.withdraw([sample])
 
-    def carry(self, step: _Step, rollout: Rollout) -> None:
-        """Into the next step: to the worker that is predicted to be its last, when that begins; now if it has begun."""
+    def _carry(self, step: _Step, rollout: Rollout) -> None:
+        """Carry a response into the next unfinished step: to the worker predicted to end last, when it begins or at once."""
         later = self.step(step.k + 1)
-        while later.left == 0:  # complete already: its workers had less to do
+        while not later.siblings:
             later = self.step(later.k + 1)
         carried = rollout._replace(carried_tokens=rollout.tokens)
-        later.left += 1
         later.kept += 1
         later.siblings[rollout.sample.uid] = [None]
-        last = max(later.predicted_s, key=lambda w: (later.predicted_s[w], w))
-        if last in later.ends_s:
-            self.submit(later, [rollout.sample], [carried], last)
+        if later.last_worker in later.ends_s:
+            self._submit(later, [carried], later.last_worker)
         else:
             later.carried.append(carried)

@@ -1,148 +1,128 @@
 """Laminar (arXiv 2510.12633): every worker goes from sub-batch to sub-batch on its own; tails of several are packed onto few.
 
 Invariant: a worker changes its weights only when it has nothing left to generate, so a response has one version, from its
-first token to its last, also when it moves: it moves only to a worker with the same weights that has work of its own, and that
-worker then ends what came to it before it loads others. Nobody waits for anybody: workers pull what is published from the
-relay on their host, the trainer takes finished groups from a buffer, those that were finished first before others. (Only what
-a lost worker had goes on elsewhere under the weights that are there.)
+first token to its last, also when it moves: only to a worker with the same weights that has work of its own, and that finishes
+what it received before it loads others. (Only the responses of a lost worker go on elsewhere under other weights.)
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import simpy
 
-from simrl.events import call_last, on_fire
-from simrl.pipelines import Stage
+from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import GroupStream
-from simrl.trace import Sample
+from simrl.runtime.events import on_fire, once_an_instant
+from simrl.trace.trace import Sample
 
 
 def consolidate(left: Mapping[int, int], most: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Which workers give all they have left to which (best fit, the paper's Algorithm 1): the emptiest first, each to the
-    fullest that then holds no more than `most`; ties to the lower index. A worker that was given something keeps what it has.
+    """Return the pairs (source, destination) of workers in which the source gives away all it has left (best fit, the paper's
+    Algorithm 1): the emptiest source first, to the fullest destination that then holds no more than `most`; ties to the lower
+    index. A destination keeps what it has.
 
     `left` and `most` are responses by worker, of workers that have the same weights and are ramping down.
     """
     held = dict(left)
     plan: list[tuple[int, int]] = []
-    receivers: set[int] = set()
+    destinations: set[int] = set()
     for source in sorted(left, key=lambda worker: (left[worker], worker)):
-        if source in receivers:
+        if source in destinations:
             continue
         fitting = [d for d in held if d != source and held[d] + held[source] <= most[d]]
         if fitting:
             destination = max(fitting, key=lambda worker: (held[worker], -worker))
             held[destination] += held.pop(source)
-            receivers.add(destination)
+            destinations.add(destination)
             plan.append((source, destination))
     return plan
 
 
-@dataclass(frozen=True)
-class Laminar:
-    """The pipeline with its parameters: see `simrl.systems.laminar`. `ramp_down` is None where nothing is repacked."""
+def laminar(run: RunContext, *, sub_batch: int | None, ramp_down: float | None) -> simpy.events.ProcessGenerator:
+    """Train whenever a batch of groups is finished, and wait for no worker. `ramp_down` None: nothing is repacked."""
+    stream = GroupStream(run, room=lambda: 0)  # workers submit, each for itself
+    sub_batches = _SubBatches(run, stream, ramp_down)
+    for worker in range(len(run.workers)):
+        run.env.process(sub_batches.work(worker, sub_batch))
+    batch = run.workload.batch_groups
+    for _ in range(run.steps):
+        while len(stream.buffer) < batch:
+            yield stream.news()
+        yield run.trainer.train(stream.take(stream.buffer[:batch]))
+        sub_batches.repack_soon()
 
-    sub_batch: int | None
-    ramp_down: float | None
 
-    def __call__(self, stage: Stage) -> simpy.events.ProcessGenerator:
-        run = _Run(self, stage)
-        for worker in range(len(stage.workers)):
-            stage.env.process(run.work(worker))
-        return run.train()
+@dataclass
+class _SubBatch:
+    """A worker's sub-batch: the samples left to generate, by uid, its size in responses, and the version of its weights."""
+
+    done: simpy.Event
+    left: dict[int, Sample] = field(default_factory=dict)
+    size: int = 0
+    version: int = 0
+
+    def end_if_empty(self) -> None:
+        if not self.left and not self.done.triggered:
+            self.done.succeed()
 
 
-class _Run:
-    """One run: what each worker still has to generate, and under which weights."""
+class _SubBatches:
+    """The sub-batches of all workers, and the rule that moves their tails together."""
 
-    def __init__(self, rule: Laminar, stage: Stage) -> None:
-        self.rule = rule
-        self.stage = stage
-        self.stream = GroupStream(stage, room=lambda: 0)  # workers submit, each for itself
-        workers = len(stage.workers)
-        self.left: list[dict[int, Sample]] = [{} for _ in range(workers)]  # by uid
-        self.worker_of: dict[int, int] = {}
-        self.most = [0] * workers  # responses of the sub-batch, as it began
-        self.version = [0] * workers
-        self.done = [stage.env.event() for _ in range(workers)]
-        self.ramping: set[int] = set()  # workers that have little left
-        self.looking = False
+    def __init__(self, run: RunContext, stream: GroupStream, ramp_down: float | None) -> None:
+        self.repack_soon = once_an_instant(run.env, self._repack)  # after everything else that happens in it
+        self._at = [_SubBatch(run.env.event()) for _ in run.workers]
+        self._worker_of: dict[int, int] = {}  # by uid
+        self._run = run
+        self._stream = stream
+        self._ramp_down = ramp_down
 
-    def train(self) -> simpy.events.ProcessGenerator:
-        """Trains whenever a batch of groups is there; waits for no worker."""
-        batch = self.stage.workload.batch_groups
-        for _ in range(self.stage.steps):
-            while len(self.stream.buffer) < batch:
-                yield self.stream.news()
-            yield self.stage.trainer.train(self.stream.take(self.stream.buffer[:batch]))
-            self.look_whether_to_repack()
-
-    def work(self, worker: int) -> simpy.events.ProcessGenerator:
-        """One worker's way through its sub-batches."""
-        stage = self.stage
+    def work(self, worker: int, groups: int | None) -> simpy.events.ProcessGenerator:
+        """Take a worker through its sub-batches of `groups` groups (None: its even share of a batch)."""
+        run, mine = self._run, self._at[worker]
         while True:
-            yield stage.dispatcher.activated(worker)
-            if stage.trainer.version > self.version[worker]:
-                self.version[worker] = stage.trainer.version
-                # Nothing runs, but for what came from a worker that was lost: that ends first.
-                yield stage.workers[worker].load_weights(self.version[worker], running="drain")
-            self.done[worker] = stage.env.event()
-            groups = self.rule.sub_batch or -(-stage.workload.batch_groups // max(len(stage.dispatcher.active), 1))
-            submitted = [pair for _ in range(groups) for pair in self.stream.submit(to=worker)]
-            self.left[worker] = {sample.uid: sample for sample, _ in submitted}
-            self.most[worker] = len(submitted)
-            self.look_whether_ramping(worker)
+            yield run.dispatcher.activated(worker)
+            if run.trainer.version > mine.version:
+                mine.version = run.trainer.version
+                # Nothing runs but what came from a lost worker, which ends first.
+                yield run.workers[worker].load_weights(mine.version, running="drain")
+            number = groups or -(-run.workload.batch_groups // max(len(run.dispatcher.active), 1))
+            submitted = [pair for _ in range(number) for pair in self._stream.submit(to=worker)]
+            mine.left, mine.done = {sample.uid: sample for sample, _ in submitted}, run.env.event()
+            mine.size = len(submitted)
             for sample, end in submitted:
-                self.worker_of[sample.uid] = worker
-                on_fire(end, partial(self.ended, sample))
-            yield self.done[worker]
+                self._worker_of[sample.uid] = worker
+                on_fire(end, partial(self._ended, sample))
+            yield mine.done
 
-    def ended(self, sample: Sample, end: Any) -> None:
-        """A response is finished: its worker may be done, or ramping down."""
-        worker = self.worker_of.pop(sample.uid)
-        del self.left[worker][sample.uid]
-        if not end.ok:
-            return  # the stream tells
-        self.look_whether_ramping(worker)
-        self.look_whether_done(worker)
-        self.look_whether_to_repack()
+    def _ended(self, sample: Sample, end: Any) -> None:
+        """Take a finished response out of its worker's sub-batch."""
+        sub_batch = self._at[self._worker_of.pop(sample.uid)]
+        del sub_batch.left[sample.uid]
+        if end.ok:  # a failure reaches the run through the stream
+            sub_batch.end_if_empty()
+            self.repack_soon()
 
-    def look_whether_ramping(self, worker: int) -> None:
-        if 0 < len(self.left[worker]) <= (self.rule.ramp_down or 0.0) * self.most[worker]:
-            self.ramping.add(worker)
-        else:
-            self.ramping.discard(worker)
-
-    def look_whether_done(self, worker: int) -> None:
-        if not self.left[worker] and not self.done[worker].triggered:
-            self.done[worker].succeed()
-
-    def look_whether_to_repack(self) -> None:
-        """Once an instant, when all that happens in it has happened."""
-        if self.rule.ramp_down is not None and not self.looking:
-            self.looking = True
-            call_last(self.stage.env, self.repack)
-
-    def repack(self) -> None:
-        """Among workers with the same weights, those that are ramping down empty themselves into few of them."""
-        self.looking = False
+    def _repack(self) -> None:
+        """Move the responses of workers that are ramping down to few of them, among workers with the same weights."""
+        if self._ramp_down is None:
+            return
+        dispatcher, active = self._run.dispatcher, self._run.dispatcher.active
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
-        for worker in sorted(self.ramping):
-            if self.stage.dispatcher.takes_samples(worker):
-                ramping[self.version[worker]][worker] = len(self.left[worker])
+        for worker, sub_batch in enumerate(self._at):
+            if 0 < len(sub_batch.left) <= self._ramp_down * sub_batch.size and worker in active:
+                ramping[sub_batch.version][worker] = len(sub_batch.left)
         for workers in ramping.values():
-            for source, destination in consolidate(workers, dict(enumerate(self.most))):
-                for sample in self.left[source].values():
-                    self.worker_of[sample.uid] = destination
-                    self.stage.dispatcher.move(sample, destination)
-                self.left[destination].update(self.left[source])
-                self.left[source] = {}
-                self.look_whether_ramping(source)
-                self.look_whether_ramping(destination)
-                self.look_whether_done(source)
+            for source, destination in consolidate(workers, {worker: self._at[worker].size for worker in workers}):
+                emptied = self._at[source]
+                for sample in emptied.left.values():
+                    self._worker_of[sample.uid] = destination
+                    dispatcher.move(sample, destination)
+                self._at[destination].left.update(emptied.left)
+                emptied.left = {}
+                emptied.end_if_empty()

@@ -1,178 +1,168 @@
 """RLHFuse (arXiv 2409.13221), inter-stage fusion: while the tail of a rollout runs on a few workers, the others' GPUs infer.
 
 Invariant: on-policy; every sample of a step is generated with one version and trained in that step. Once no more than a share
-of a step's samples is unfinished, those go on at the few workers that hold most of them, their tokens kept, their KV cache
-prefilled anew. GPUs that hold no sample from then on switch to training and compute the log-probs of what is finished,
-round after round; when the tail is done, all GPUs compute the rest and update. Where the tail's workers are all lost, the GPUs
-that were freed go on with it, after the round that runs. (The paper has no losses.)
+of a step's samples is unfinished, those go on at the few workers that hold most of them. GPUs that hold no sample from then on
+switch to training and compute the log-probs of what is finished, round after round. Where the tail's workers are all lost, the
+GPUs that were freed go on with it, after the round that runs. (The paper has no losses.)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import simpy
 
-from simrl.events import call_last, gather, on_fire
-from simrl.pipelines import Stage
-from simrl.pipelines.batchwise import Batch
-from simrl.profile import RolloutTimes
-from simrl.rollout import Rollout
+from simrl.pipelines.batch import Batch, submit_groups
+from simrl.pipelines.context import RunContext
+from simrl.profile.rollout_times import RolloutTimes
+from simrl.runtime.events import Signal, gather, on_fire, once_an_instant
+from simrl.runtime.rollout import Rollout
 
 _LONGEST = 1 << 40  # tokens: more than any response has
 
 
-@dataclass(frozen=True)
-class RLHFuse:
-    """The pipeline with its parameters: see `simrl.systems.rlhfuse`."""
+def rlhfuse(
+    run: RunContext,
+    *,
+    threshold: float,
+    destinations: int | None,
+    slowdown: float,
+    round_samples: int,
+    migration: bool,
+    fusion: bool,
+) -> simpy.events.ProcessGenerator:
+    """Train step after step; GPUs that the tail of a rollout does not need compute log-probs meanwhile."""
+    destinations_of = partial(number_of_destinations, run.times, destinations, slowdown) if migration else None
+    for k in range(run.steps):
+        if k:
+            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
+        step = _Step(run, threshold, destinations_of)
+        yield from step.roll_out(round_samples if fusion else 0)
+        yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)
+        step.give_back()
 
-    threshold: float
-    destinations: int | None
-    slowdown: float
-    round_samples: int
-    migration: bool
-    fusion: bool
 
-    def __call__(self, stage: Stage) -> simpy.events.ProcessGenerator:
-        for k in range(stage.steps):
-            if k:
-                yield gather(stage.env, [worker.load_weights(stage.trainer.version) for worker in stage.workers])
-            step = _Step(self, stage)
-            yield from step.roll_out()
-            yield stage.trainer.train(step.batch.rollouts, prepared=step.inferred)
-            step.give_back()
-
-    def number_of_destinations(self, unfinished: int, started: int, workers: int, times: RolloutTimes) -> int:
-        """If they are not given, so few workers that none gets more of the tail than each had of the whole step, which it could
-        hold, and that the longest response takes at most `slowdown` longer than with the tail spread over all workers."""
-        if self.destinations is not None:
-            return min(self.destinations, workers)
-        most_s = (1 + self.slowdown) * times.batch_s(_LONGEST, math.ceil(unfinished / workers))
-        fewest = math.ceil(unfinished / math.ceil(started / workers))
-        for count in range(fewest, workers):
-            if times.batch_s(_LONGEST, math.ceil(unfinished / count)) <= most_s:
-                return count
-        return workers
+def number_of_destinations(
+    times: RolloutTimes, destinations: int | None, slowdown: float, unfinished: int, started: int, workers: int
+) -> int:
+    """Return the number of workers for the tail: `destinations`, or the fewest with which none gets more of the tail than each
+    had of the whole step, which it could hold, and the longest response takes at most `slowdown` longer than on all workers."""
+    if destinations is not None:
+        return min(destinations, workers)
+    most_s = (1 + slowdown) * times.batch_s(_LONGEST, math.ceil(unfinished / workers))
+    fewest = math.ceil(unfinished / math.ceil(started / workers))
+    for number in range(fewest, workers):
+        if times.batch_s(_LONGEST, math.ceil(unfinished / number)) <= most_s:
+            return number
+    return workers
 
 
 class _Step:
-    """One step's rollout: what is finished, what of it is inferred, the workers that were freed for that."""
+    """The rollout of one step: what is finished, for which of that log-probs are inferred, and the workers freed for it."""
 
-    def __init__(self, rule: RLHFuse, stage: Stage) -> None:
-        self.rule = rule
-        self.stage = stage
-        self.batch = Batch(stage)
-        self.started = 0
-        self.finished: list[Rollout] = []
+    def __init__(
+        self, run: RunContext, threshold: float, destinations_of: Callable[[int, int, int], int] | None
+    ) -> None:
+        self.batch = Batch(run)
         self.inferred: list[Rollout] = []
-        self.freed: list[int] = []
-        self.in_tail = False
-        self.inferring = False
-        self.recalled = False
-        self.news = stage.env.event()
-        self.told = False
+        self._run = run
+        self._threshold = threshold
+        self._destinations_of = destinations_of
+        self._started = 0
+        self._finished: list[Rollout] = []
+        self._freed: list[int] = []
+        self._in_tail = False
+        self._inferring = False
+        self._recalled = False
+        self._news = Signal(run.env)
+        self._wake = once_an_instant(run.env, self._look)
 
     @property
-    def unfinished(self) -> int:
-        return self.started - len(self.finished)
+    def _unfinished(self) -> int:
+        return self._started - len(self._finished)
 
-    def roll_out(self) -> simpy.events.ProcessGenerator:
-        """To the last reward, and to the end of the round of inference that runs then."""
-        stage, groups = self.stage, self.stage.workload.next_batch()
-        samples = [sample for group in groups for sample in group]
-        self.started = len(samples)
-        ends = stage.dispatcher.submit(samples)
-        for end in ends:
-            on_fire(end, self.ended)
-        each = iter(ends)
-        of_groups = [gather(stage.env, [next(each) for _ in group]) for group in groups]
-        for of_group in of_groups:
-            on_fire(of_group, lambda end: self.batch.add(end.value) if end.ok else None)
-        on_fire(stage.dispatcher.loss(), self.somebody_lost)
-        inference = stage.env.process(self.infer_in_rounds())
-        yield gather(stage.env, of_groups)
+    def roll_out(self, round_samples: int) -> simpy.events.ProcessGenerator:
+        """Roll out to the last reward, and to the end of the round of inference that runs then."""
+        groups = self._run.workload.next_batch()
+        self._started = sum(map(len, groups))
+        finished = submit_groups(self._run, self.batch, groups, self._response_ended)
+        on_fire(self._run.dispatcher.loss(), self._worker_lost)
+        inference = self._run.env.process(self._infer_in_rounds(round_samples))
+        yield finished
         self.batch.close()
         yield inference
         yield self.batch.complete
 
-    def ended(self, end: Any) -> None:
-        """A response is finished."""
-        if end.ok:  # else who gathers them hears of it
-            self.finished.append(end.value)
-            self.tell()
+    def give_back(self) -> None:
+        """Let the workers that were freed take samples again."""
+        while self._freed:
+            self._run.dispatcher.activate(self._freed.pop(0))
 
-    def tell(self) -> None:
-        """Wakes the inference when all that ends at this instant has ended."""
-        if not self.told:
-            self.told = True
-            call_last(self.stage.env, self.look)
+    def _response_ended(self, end: Any) -> None:
+        if end.ok:  # a failure reaches the run through its group
+            self._finished.append(end.value)
+            self._wake()
 
-    def somebody_lost(self, loss: Any) -> None:
-        if self.unfinished:
-            on_fire(self.stage.dispatcher.loss(), self.somebody_lost)
-            self.tell()
+    def _worker_lost(self, loss: Any) -> None:
+        if self._unfinished:
+            on_fire(self._run.dispatcher.loss(), self._worker_lost)
+            self._wake()
 
-    def look(self) -> None:
-        self.told = False
-        if self.freed and self.unfinished and not self.inferring and not self.stage.dispatcher.active:
-            self.recalled = True
+    def _look(self) -> None:
+        """Begin the tail when it is time, recall freed workers when no others are left, and wake the inference."""
+        if self._freed and self._unfinished and not self._inferring and not self._run.dispatcher.active:
+            self._recalled = True
             self.give_back()
-        if not self.in_tail and self.unfinished <= self.rule.threshold * self.started:
-            self.in_tail = True
-            if self.rule.migration and self.unfinished and self.stage.dispatcher.active:
-                self.migrate()
-        news, self.news = self.news, self.stage.env.event()
-        news.succeed()
+        if not self._in_tail and self._unfinished <= self._threshold * self._started:
+            self._in_tail = True
+            if self._destinations_of is not None and self._unfinished and self._run.dispatcher.active:
+                self._migrate(self._destinations_of)
+        self._news.fire()
 
-    def migrate(self) -> None:
-        """The tail goes on at the workers that hold most of it, shared evenly; the others are free when they have let it go."""
-        dispatcher = self.stage.dispatcher
+    def _migrate(self, destinations_of: Callable[[int, int, int], int]) -> None:
+        """Move the tail to the workers that hold most of it, shared evenly; the others are free when they have let it go."""
+        dispatcher = self._run.dispatcher
         active, held = dispatcher.active, dispatcher.held()
-        count = self.rule.number_of_destinations(self.unfinished, self.started, len(active), self.stage.times)
+        number = destinations_of(self._unfinished, self._started, len(active))
         by_held = sorted(active, key=lambda worker: -len(held[worker]))
-        load = {worker: len(held[worker]) for worker in by_held[:count]}
-        for worker in sorted(by_held[count:]):
+        load = {worker: len(held[worker]) for worker in by_held[:number]}
+        for worker in sorted(by_held[number:]):
             for sample in held[worker]:
                 target = min(load, key=lambda destination: (load[destination], destination))
                 load[target] += 1
                 dispatcher.move(sample, target)
-            self.free(worker)
+            self._free(worker)
 
-    def free(self, worker: int) -> None:
-        self.freed.append(worker)
-        self.stage.dispatcher.retire(worker)
-        on_fire(self.stage.dispatcher.empty(worker), lambda _: self.tell())
+    def _free(self, worker: int) -> None:
+        self._freed.append(worker)
+        self._run.dispatcher.retire(worker)
+        on_fire(self._run.dispatcher.empty(worker), lambda _: self._wake())
 
-    def infer_in_rounds(self) -> simpy.events.ProcessGenerator:
-        """Rounds while the tail runs, of at least one sample a free worker, for fewer would leave GPUs idle, and at most
-        `round_samples`: the update waits for the last round."""
-        while self.rule.fusion and self.unfinished:
-            free = self.free_workers() if self.in_tail and not self.recalled else []
+    def _infer_in_rounds(self, round_samples: int) -> simpy.events.ProcessGenerator:
+        """Infer in rounds while the tail runs. A round has at least one sample per free worker, or GPUs would idle, and at most
+        `round_samples`, as the update waits for the last round."""
+        while round_samples and self._unfinished:
+            free = self._free_workers() if self._in_tail and not self._recalled else []
             done = len(self.inferred)
-            ready = self.finished[done : done + self.rule.round_samples * len(free)]
+            ready = self._finished[done : done + round_samples * len(free)]
             if free and len(ready) >= len(free):
                 for worker in free:
-                    if worker not in self.freed:
-                        self.free(worker)
+                    if worker not in self._freed:
+                        self._free(worker)
                 self.inferred += ready
-                self.inferring = True
-                yield self.stage.trainer.infer(ready, free)
-                self.inferring = False
-                self.tell()
+                self._inferring = True
+                yield self._run.trainer.infer(ready, free)
+                self._inferring = False
+                self._wake()
             else:
-                yield self.news
+                yield self._news.next
 
-    def free_workers(self) -> list[int]:
-        """Those that hold no sample, and are there; none while one that was freed still has to let go of some."""
-        lost, held = self.stage.dispatcher.lost, self.stage.dispatcher.number_held()
-        if any(held[worker] for worker in self.freed):
+    def _free_workers(self) -> list[int]:
+        """Return the workers that hold no sample and are not lost; none while a freed one still has to let go of samples."""
+        lost, held = self._run.dispatcher.lost, self._run.dispatcher.number_held()
+        if any(held[worker] for worker in self._freed):
             return []
         return [worker for worker, number in enumerate(held) if not number and worker not in lost]
-
-    def give_back(self) -> None:
-        """The workers that were freed take samples again."""
-        freed, self.freed = self.freed, []
-        for worker in freed:
-            self.stage.dispatcher.activate(worker)

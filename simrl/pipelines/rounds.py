@@ -1,8 +1,7 @@
-"""Rounds: groups are at the workers together, until enough of them are complete; what is left of the others is taken back.
+"""Rounds: groups are at the workers together, until enough of them are complete; the rest is taken back.
 
-Invariant: when a round is over, none of its samples is at a worker or waits for one. What a group has come to is in its
-`Progress`, and whoever began the round decides what becomes of it: it trains, goes on in a later round from where it is,
-begins anew, or is dropped.
+Invariant: when a round is over, none of its samples is at a worker or waits for one. The pipeline that began the round decides
+what becomes of each group: it trains, goes on in a later round from where it is, begins anew, or is dropped.
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from typing import Any
 
 import simpy
 
-from simrl.events import call_last, on_fire
-from simrl.pipelines import Stage
-from simrl.pipelines.batchwise import Batch
-from simrl.rollout import Rollout
-from simrl.trace import Sample
-from simrl.workload import Group
+from simrl.pipelines.batch import Batch
+from simrl.pipelines.context import RunContext
+from simrl.runtime.events import call_last, on_fire
+from simrl.runtime.rollout import Rollout
+from simrl.trace.trace import Sample
+from simrl.trace.workload import Group
 
 
 def times(factor: float, number: int) -> int:
-    """So many times a number, rounded up; 1.1 · 10 is 11, though not to a float."""
+    """Return ceil(factor × number), safe against float error (1.1 × 10 is 11)."""
     return math.ceil(round(factor * number, 9))
 
 
-class Progress:
-    """A group on its way. With `needed` finished responses (None: all) it is complete; `others` are the rest, as they are."""
+class GroupProgress:
+    """A group on its way. It is complete with `needed` finished responses (None: all)."""
 
     def __init__(self, samples: Group, needed: int | None = None) -> None:
         self.samples = samples
         self.needed = len(samples) if needed is None else needed
         self.finished: list[Rollout] = []
-        self._others = {sample.uid: Rollout(sample, (), False) for sample in samples}
+        self._unfinished = {sample.uid: Rollout(sample, (), False) for sample in samples}
 
     @property
     def complete(self) -> bool:
@@ -42,81 +41,71 @@ class Progress:
 
     @property
     def trainable(self) -> list[Rollout]:
-        """The first responses to finish, as many as are needed."""
+        """Return the first `needed` responses to finish."""
         return self.finished[: self.needed]
 
     @property
-    def others(self) -> list[Rollout]:
-        """What has not finished, and what has beyond need."""
-        return self.finished[self.needed :] + self.unfinished
-
-    @property
     def unfinished(self) -> list[Rollout]:
-        return list(self._others.values())
+        return list(self._unfinished.values())
 
     def come(self, rollout: Rollout) -> None:
-        """A sample came back from the workers."""
+        """Note a sample that came back from the workers."""
         if rollout.done:
-            del self._others[rollout.sample.uid]
+            del self._unfinished[rollout.sample.uid]
             self.finished.append(rollout)
         else:
-            self._others[rollout.sample.uid] = rollout
+            self._unfinished[rollout.sample.uid] = rollout
 
 
 class Round:
-    """Groups that are at the workers together. `over` fires when nothing of them is there any more.
+    """Groups that are at the workers together. `over` fires when none of their samples is there any more.
 
-    A group that is complete is told to `on_complete`, and has what is unfinished of it taken back. When `enough` groups are
-    complete, so has every other; those that become complete at that very instant, or before their worker hears of it, are
-    in `complete` after the first `enough` (all of them in the order in which they became so). With `budget_tokens`, each
-    response is cut when it has so many tokens more than it came with.
+    `on_complete` is called with each of the first `enough` groups to be complete, and the unfinished responses of a complete
+    group are taken back. When `enough` groups are complete, all other groups are taken back, too; those that are complete
+    at that very instant, or before their worker hears of it, follow in `complete`, in the order in which they became so. With
+    `budget_tokens`, each response is cut when it has that many tokens more than at the beginning.
     """
 
     def __init__(
         self,
-        stage: Stage,
-        groups: Sequence[Progress],
+        run: RunContext,
+        groups: Sequence[GroupProgress],
         enough: int | None = None,
         budget_tokens: int | None = None,
-        on_complete: Callable[[Progress], None] = lambda group: None,
+        on_complete: Callable[[GroupProgress], None] = lambda group: None,
     ) -> None:
-        self.complete: list[Progress] = []
-        self.over = stage.env.event()
-        self._stage = stage
+        self.complete: list[GroupProgress] = []
+        self.over = run.env.event()
+        self._run = run
         self._enough = len(groups) if enough is None else enough
         self._on_complete = on_complete
         self._groups = list(groups)
         self._withdrawn: set[int] = set()
         going = [(group, rollout) for group in groups for rollout in group.unfinished]
         self._out: dict[int, Sample] = {rollout.sample.uid: rollout.sample for _, rollout in going}
-        # The dispatcher cuts what it gets together at the same token, so those with equally many tokens go together.
+        # The dispatcher cuts samples submitted together at one number of tokens.
         ends_at = [None if budget_tokens is None else rollout.tokens + budget_tokens for _, rollout in going]
         for max_tokens in dict.fromkeys(ends_at):
-            self._submit([one for one, end in zip(going, ends_at, strict=True) if end == max_tokens], max_tokens)
+            together = [one for one, end in zip(going, ends_at, strict=True) if end == max_tokens]
+            samples = [rollout.sample for _, rollout in together]
+            partials = [rollout if rollout.segments else None for _, rollout in together]
+            for (group, _), end in zip(together, run.dispatcher.submit(samples, partials, max_tokens), strict=True):
+                on_fire(end, partial(self._ended, group))
         if not self._out:
             self.over.succeed()
 
     @property
-    def first(self) -> list[Progress]:
-        """The groups that were complete first, as many as were enough."""
+    def first(self) -> list[GroupProgress]:
+        """Return the first `enough` groups to be complete."""
         return self.complete[: self._enough]
 
     @property
-    def rest(self) -> list[Progress]:
-        """The other groups, in the order in which they came."""
-        first = set(map(id, self.first))
-        return [group for group in self._groups if id(group) not in first]
+    def rest(self) -> list[GroupProgress]:
+        """Return the other groups, in the order in which they came."""
+        first = set(self.first)
+        return [group for group in self._groups if group not in first]
 
-    def _submit(self, going: list[tuple[Progress, Rollout]], max_tokens: int | None) -> None:
-        ends = self._stage.dispatcher.submit(
-            [rollout.sample for _, rollout in going],
-            [rollout if rollout.segments else None for _, rollout in going],
-            max_tokens,
-        )
-        for (group, _), end in zip(going, ends, strict=True):
-            on_fire(end, partial(self._ended, group))
-
-    def _ended(self, group: Progress, end: Any) -> None:
+    def _ended(self, group: GroupProgress, end: Any) -> None:
         if not end.ok:
             raise end.value  # a worker that died, or its engine's error
         was_complete = group.complete
@@ -127,32 +116,31 @@ class Round:
             if len(self.complete) <= self._enough:
                 self._on_complete(group)
             if len(self.complete) == self._enough:
-                call_last(self._stage.env, lambda: self._take_back(self._groups))
+                call_last(self._run.env, lambda: self._take_back(self._groups))
             elif group.unfinished:
-                call_last(self._stage.env, lambda: self._take_back([group]))
+                call_last(self._run.env, lambda: self._take_back([group]))
         if not self._out:
             self.over.succeed()
 
-    def _take_back(self, groups: Sequence[Progress]) -> None:
-        """At the end of an instant, when all that ended in it is known."""
+    def _take_back(self, groups: Sequence[GroupProgress]) -> None:
+        """Withdraw the unfinished responses of groups, at the end of an instant, when all that ended in it is known."""
         uids = [rollout.sample.uid for group in groups for rollout in group.unfinished]
         mine = [uid for uid in uids if uid in self._out and uid not in self._withdrawn]
         self._withdrawn.update(mine)
-        self._stage.dispatcher.withdraw([self._out[uid] for uid in mine])
+        self._run.dispatcher.withdraw([self._out[uid] for uid in mine])
 
 
 def hand_over(
-    stage: Stage, batch: Batch, groups: Sequence[Progress], enough: int
-) -> Generator[simpy.Event, Any, list[Progress]]:
-    """Adds `enough` groups to the batch: those that are complete already, then the first to be so in a round of the others.
-    Returns what is left, in its order."""
-    complete = [group for group in groups if group.complete][:enough]
+    run: RunContext, batch: Batch, groups: Sequence[GroupProgress], enough: int
+) -> Generator[simpy.Event, Any, list[GroupProgress]]:
+    """Add `enough` groups to the batch: those complete already, then the first to be complete in a round of the others. Return
+    the groups that are left, in their order."""
+    complete = dict.fromkeys([group for group in groups if group.complete][:enough])
     for group in complete:
         batch.add(group.trainable)
-    chosen = set(map(id, complete))
-    left = [group for group in groups if id(group) not in chosen]
+    left = [group for group in groups if group not in complete]
     if len(complete) == enough:
         return left
-    a_round = Round(stage, left, enough - len(complete), on_complete=lambda group: batch.add(group.trainable))
+    a_round = Round(run, left, enough - len(complete), on_complete=lambda group: batch.add(group.trainable))
     yield a_round.over
     return a_round.rest

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import simpy
 
 from simrl.errors import StoppedError
-from simrl.events import gather, on_fire
-from simrl.pipelines import Stage
-from simrl.rollout import Rollout
-from simrl.trace import Sample
+from simrl.pipelines.context import RunContext
+from simrl.runtime.events import Signal, gather, on_fire
+from simrl.runtime.rollout import Rollout
+from simrl.trace.trace import Sample
 
 
 class Finished(NamedTuple):
-    """A group whose responses are all there and scored: how many were submitted before it, under which version it was, and
-    what came out."""
+    """A group whose responses are all finished and scored: the number of groups submitted before it, the trainer's version when
+    it was submitted, and its responses."""
 
     number: int
     version: int
@@ -34,78 +34,67 @@ class Finished(NamedTuple):
 
 
 class GroupStream:
-    """The groups of one run. `room` says how many more may be submitted now; it is asked whenever a group is finished. What
-    `accepts` refuses, when it is scored, is dropped."""
+    """The groups of one run. `room` gives the number of groups that may be submitted now, whenever a group is finished. A
+    scored group that the run does not accept is dropped."""
 
-    def __init__(
-        self, stage: Stage, room: Callable[[], int], accepts: Callable[[list[Rollout]], bool] = lambda group: True
-    ) -> None:
+    def __init__(self, run: RunContext, room: Callable[[], int]) -> None:
         self.running: dict[int, int] = {}  # by number: the trainer's version when the group was submitted
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
-        self.taken = 0
         self.dropped = 0
-        self._stage = stage
+        self._run = run
         self._room = room
-        self._accepts = accepts
-        self._news = stage.env.event()
+        self._news = Signal(run.env)
 
     def admit(self) -> None:
-        """Submits groups while the rule has room for them, and there are any."""
-        while self._room() > 0 and not self._stage.workload.ended:
+        """Submit groups while the rule has room for them and the workload has groups."""
+        while self._room() > 0 and not self._run.workload.ended:
             self.submit()
 
     def submit(self, to: int | None = None) -> list[tuple[Sample, simpy.Event]]:
-        """Submits the next group, where dispatch places it or all to one worker: its samples and the ends of their stays."""
-        stage, number = self._stage, self.submitted
-        [group] = stage.workload.next_groups(1)
+        """Submit the next group, all of it to one worker if `to` is given. Return its samples with their dispatcher events."""
+        number = self.submitted
+        [group] = self._run.workload.next_groups(1)
         self.submitted += 1
-        self.running[number] = stage.trainer.version
-        ends = stage.dispatcher.submit(group, to=None if to is None else [to] * len(group))
-        on_fire(gather(stage.env, ends), partial(self._ended, number))
+        self.running[number] = self._run.trainer.version
+        ends = self._run.dispatcher.submit(group, to=None if to is None else [to] * len(group))
+        on_fire(gather(self._run.env, ends), partial(self._ended, number))
         return list(zip(group, ends, strict=True))
 
     def take(self, groups: list[Finished]) -> list[Rollout]:
-        """Groups leave the buffer for training."""
-        self.taken += len(groups)
-        self._remove(groups)
+        """Take groups out of the buffer. Return their responses."""
+        gone = {group.number for group in groups}
+        self.buffer = [group for group in self.buffer if group.number not in gone]
         return [rollout for group in groups for rollout in group.rollouts]
 
     def drop(self, groups: list[Finished]) -> None:
-        """Groups leave the buffer for good."""
+        """Drop groups of the buffer."""
         self.dropped += len(groups)
-        self._remove(groups)
-        for group in groups:
-            self._stage.recorder.dropped(group.rollouts)
+        self._run.recorder.dropped(self.take(groups))
 
     def news(self) -> simpy.Event:
-        """Fires when the next group is finished."""
-        return self._news
+        """Return an event that fires when the next group is finished."""
+        return self._news.next
 
     def news_for(self, batch: int) -> simpy.Event:
-        """The same, for an update of so many groups. Raises `StoppedError` where none comes: the workload has ended."""
-        stage = self._stage
-        if stage.workload.ended and not self.running:
+        """Return `news` for an update of `batch` groups. Raises `StoppedError` if none will come: the trace has ended."""
+        if self._run.workload.ended and not self.running:
             raise StoppedError(
-                f"the trace ended after {stage.trainer.version} of {stage.steps} updates: the next has {len(self.buffer)} of "
-                f"{batch} groups (dropped: {self.dropped}); give the trace more groups, or ask for fewer steps"
+                f"the trace ended after {self._run.trainer.version} of {self._run.steps} updates: the next has "
+                f"{len(self.buffer)} of {batch} groups (dropped: {self.dropped}); give the trace more groups, or ask for fewer "
+                "steps"
             )
-        return self._news
-
-    def _remove(self, groups: list[Finished]) -> None:
-        gone = {group.number for group in groups}
-        self.buffer = [group for group in self.buffer if group.number not in gone]
+        return self._news.next
 
     def _ended(self, number: int, ended: Any) -> None:
         if not ended.ok:
             raise ended.value  # a worker that died, or its engine's error
-        on_fire(self._stage.rewarder.score(ended.value), partial(self._scored, number))
+        on_fire(self._run.rewarder.score(ended.value), partial(self._scored, number))
 
     def _scored(self, number: int, scored: Any) -> None:
         group = Finished(number, self.running.pop(number), scored.value)
         self.buffer.append(group)
-        if not self._accepts(group.rollouts):
+        if not self._run.accepts(group.rollouts):
             self.drop([group])
         self.admit()
-        news, self._news = self._news, self._stage.env.event()
-        news.succeed()
+        self._news.fire()

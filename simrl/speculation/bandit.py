@@ -1,26 +1,29 @@
 """Which speculative decoding strategy to use next, learnt while decoding: TLT's BEG-MAB (Taming the Long Tail, §5.2).
 
-Invariant: a batch size has one bucket, a bucket one group of strategies, all of which verify the same number of tokens; what is
+Invariant: a batch size has one bucket, a bucket one group of strategies, all of which verify equally many tokens; what is
 chosen for a batch is always of its bucket's group. The larger the batch, the fewer tokens are verified (TLT, Table 2).
 
 Within a group, an ε-greedy bandit: now and then a strategy at random, else the one whose rewards have the largest median over a
-sliding window. The reward of a pass is its tokens per second. Where the paper is silent, this follows the code (fastrl).
+sliding window. The reward of a pass is its tokens per second. An arm without a reward is worth more than any other, so such
+arms go first; of equals, the one that was given first. Where the paper is silent, this follows the code (fastrl).
+
+`choose` before a pass, `observe` after it, compiled; `tests/reference_bandit.py` is the rule, readable. An engine can look
+ahead on a copy of the state: a draw belongs to (key, number of draws before). An arm is the index of a strategy as they were
+given. An arm that is alone in its group is chosen without being compared, so its rewards are not kept.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from numba import njit
+from pydantic import BaseModel, Field, model_validator
+
+from simrl.speculation.draws import uniform
+from simrl.speculation.matching import Floats, Ints
 
 Tokens = Annotated[int, Field(ge=1, le=4096)]
-
-# Batch sizes at which the public code begins to learn anew: each to 31, every 8th to 127, every 32nd to 256.
-BATCH_GROUPS = (*range(1, 32), *range(32, 128, 8), *range(128, 257, 32))
 
 
 class Strategy(NamedTuple):
@@ -32,11 +35,9 @@ class Strategy(NamedTuple):
     tokens_to_verify: Tokens
 
 
-class BegMab(BaseModel):
+class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Parameters of BEG-MAB. Strategies that verify equally many tokens are a group; the groups, from the most tokens to the
     fewest, are matched to the buckets of batch sizes, from the smallest to the largest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     strategies: tuple[Strategy, ...] = Field(min_length=1, description="(draft_depth, topk, tokens_to_verify) each")
     batch_thresholds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
@@ -45,11 +46,6 @@ class BegMab(BaseModel):
     )
     epsilon: float = Field(default=0.1, ge=0, le=1, description="probability of a strategy at random (code)")
     window: int = Field(default=300, ge=1, le=1_000_000, description="rewards of an arm that count, the latest (code)")
-    pool_batches: bool = Field(
-        default=True,
-        description="one window an arm (paper); false: one for each arm and batch size (code: sizes from 32 on in steps of "
-        "8, from 128 on of 32), so that rewards, which grow with the batch, are compared at like sizes only",
-    )
 
     @model_validator(mode="after")
     def _every_bucket_has_its_group(self) -> BegMab:
@@ -68,86 +64,116 @@ class BegMab(BaseModel):
         return self
 
 
-class BegMabSelector:
-    """BEG-MAB at work on one engine: `choose` before a pass, `observe` after it.
-
-    All its randomness comes from `rng`: one `random()` for each choice within a group of several, one `integers(n)` for each
-    choice at random. A choice learns nothing; a pass that was not speculative need not be observed.
-    """
-
-    def __init__(self, parameters: BegMab, rng: np.random.Generator) -> None:
-        self._epsilon = parameters.epsilon
-        self._pool_batches = parameters.pool_batches
-        self._window = parameters.window
-        self._thresholds = parameters.batch_thresholds
-        self._rng = rng
-        numbers = sorted({strategy.tokens_to_verify for strategy in parameters.strategies}, reverse=True)
-        self._groups = [[s for s in parameters.strategies if s.tokens_to_verify == number] for number in numbers]
-        self._strategies = frozenset(parameters.strategies)
-        self._rewards: dict[tuple[Strategy, int], _RecentRewards] = {}
-
-    def candidates(self, batch: int) -> tuple[Strategy, ...]:
-        """The strategies for `batch` sequences, in the order in which they were given. `ValueError` if batch < 1."""
-        if batch < 1:
-            raise ValueError(f"a batch of {batch} sequences has no strategy")
-        return tuple(self._groups[bisect_right(self._thresholds, batch) - 1])
-
-    def choose(self, batch: int) -> Strategy:
-        """The strategy for the next pass over `batch` sequences.
-
-        An arm without a reward is worth more than any other, so such arms go first; not before the draw, though: with
-        probability epsilon it is any arm of the group. Of equals, the one that was given first.
-        """
-        arms = self.candidates(batch)
-        if len(arms) == 1:
-            return arms[0]
-        if self._rng.random() < self._epsilon:
-            return arms[int(self._rng.integers(len(arms)))]
-        return max(arms, key=lambda arm: self.value(arm, batch))
-
-    def value(self, strategy: Strategy, batch: int) -> float:
-        """The median of the arm's recent rewards, tokens per second; infinite as long as there is none."""
-        rewards = self._rewards.get((strategy, self._place(batch)))
-        return math.inf if rewards is None else rewards.median
-
-    def observe(self, strategy: Strategy, accept_length: float, batch: int, step_s: float) -> None:
-        """What a pass did: `accept_length` tokens a sequence (the bonus token included, so at least 1), mean over the `batch`
-        sequences, in `step_s` seconds of drafting and verifying.
-
-        The code gives as accept_length the median of all that the strategy reached so far, at any batch size, which leaves
-        only the time to vary; its caller may do so here.
-
-        Raises `ValueError` for a strategy that is no arm, and for numbers that no pass can have.
-        """
-        if strategy not in self._strategies:
-            raise ValueError(f"{strategy} is none of the strategies")
-        if not (batch >= 1 and 1 <= accept_length < math.inf and 0 < step_s < math.inf):
-            raise ValueError(f"no pass accepts {accept_length} tokens for each of {batch} sequences in {step_s} s")
-        place = (strategy, self._place(batch))
-        if place not in self._rewards:
-            self._rewards[place] = _RecentRewards(self._window)
-        self._rewards[place].add(accept_length * batch / step_s)
-
-    def _place(self, batch: int) -> int:
-        return 0 if self._pool_batches else bisect_right(BATCH_GROUPS, batch)
+# Rows of `counts`, one column a window of rewards: their number, and the place of the oldest in a full one. The first entry of
+# the last column is the number of draws so far.
+_SIZE, _OLDEST = range(2)
 
 
-class _RecentRewards:
-    """The latest rewards in the order they came and in order of size, so that the median costs no sorting."""
+class BanditRule(NamedTuple):
+    """The parameters. `group_first[g] … group_first[g + 1]` are the places in `group_arms` of the arms for batches from
+    `thresholds[g]` on, in the order in which they were given. `window_of[arm]` is an arm's window of rewards, -1 for an arm
+    that needs none."""
 
-    def __init__(self, window: int) -> None:
-        self._arrived: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._window = window
+    epsilon: float
+    thresholds: Ints
+    group_first: Ints
+    group_arms: Ints
+    window_of: Ints
 
-    def add(self, reward: float) -> None:
-        if len(self._arrived) == self._window:
-            del self._sorted[bisect_left(self._sorted, self._arrived.popleft())]
-        self._arrived.append(reward)
-        insort(self._sorted, reward)
 
-    @property
-    def median(self) -> float:
-        """The middle one, or the mean of the two in the middle."""
-        middle = len(self._sorted) // 2
-        return (self._sorted[middle] + self._sorted[~middle]) / 2
+class BanditState(NamedTuple):
+    """The latest rewards of each window in the order they came (a ring) and by size; shape (windows, window)."""
+
+    arrived: Floats
+    ordered: Floats
+    counts: Ints
+
+
+def bandit_rule(parameters: BegMab) -> BanditRule:
+    """Return the parameters as compiled code takes them."""
+    numbers = sorted({strategy.tokens_to_verify for strategy in parameters.strategies}, reverse=True)
+    groups = [[i for i, s in enumerate(parameters.strategies) if s.tokens_to_verify == number] for number in numbers]
+    window_of = np.full(len(parameters.strategies), -1, dtype=np.int64)
+    compared = [arm for group in groups if len(group) > 1 for arm in group]
+    window_of[compared] = np.arange(len(compared))
+    thresholds = np.array(parameters.batch_thresholds, dtype=np.int64)
+    group_arms = np.array([arm for group in groups for arm in group], dtype=np.int64)
+    group_first = np.cumsum([0, *map(len, groups)], dtype=np.int64)
+    return BanditRule(parameters.epsilon, thresholds, group_first, group_arms, window_of)
+
+
+def bandit_state(rule: BanditRule, window: int) -> BanditState:
+    """Return the state with nothing learnt and nothing drawn; `window` is `BegMab.window`."""
+    windows = int((rule.window_of >= 0).sum())
+    rewards = np.zeros((windows, window))
+    return BanditState(rewards, rewards.copy(), np.zeros((2, windows + 1), dtype=np.int64))
+
+
+def copied(state: BanditState) -> BanditState:
+    """Return a copy of a state, for a look ahead."""
+    return BanditState(state.arrived.copy(), state.ordered.copy(), state.counts.copy())
+
+
+@njit(cache=True)
+def choose(rule: BanditRule, state: BanditState, key: int, batch: int) -> int:
+    """Return the arm for the next pass over `batch` >= 1 sequences; advance the draws of `state`. With probability epsilon it
+    is any arm of the group, also while another one has no reward yet."""
+    group = np.searchsorted(rule.thresholds, batch, side="right") - 1
+    first = rule.group_first[group]
+    arms = rule.group_first[group + 1] - first
+    if arms == 1:
+        return rule.group_arms[first]
+    if _draw(state, key) < rule.epsilon:
+        return rule.group_arms[first + min(int(_draw(state, key) * arms), arms - 1)]
+    best, largest = -1, -1.0
+    for arm in rule.group_arms[first : first + arms]:
+        reward = value(rule, state, arm)
+        if reward > largest:
+            best, largest = arm, reward
+    return best
+
+
+@njit(cache=True)
+def value(rule: BanditRule, state: BanditState, arm: int) -> float:
+    """Return the median of the arm's recent rewards, tokens per second; infinity while there is none."""
+    window = rule.window_of[arm]
+    size = state.counts[_SIZE, window] if window >= 0 else 0
+    if size == 0:
+        return np.inf
+    return (state.ordered[window, size // 2] + state.ordered[window, size - 1 - size // 2]) / 2
+
+
+@njit(cache=True)
+def observe(rule: BanditRule, state: BanditState, arm: int, accept_length: float, batch: int, step_s: float) -> None:
+    """Add the reward of a pass: `accept_length` tokens a sequence (with the bonus token, so at least 1), mean over the `batch`
+    sequences, in `step_s` seconds of drafting and verifying. (The code takes the strategy's median accept_length so far.)"""
+    window = rule.window_of[arm]
+    if window < 0:
+        return
+    reward = accept_length * batch / step_s
+    ordered, most = state.ordered[window], state.ordered.shape[1]
+    size = state.counts[_SIZE, window]
+    if size == most:
+        # The oldest goes: the ring's next place is its, and those above it in size move down.
+        at = state.counts[_OLDEST, window]
+        gone = np.searchsorted(ordered[:size], state.arrived[window, at])
+        for i in range(gone, size - 1):
+            ordered[i] = ordered[i + 1]
+        state.counts[_OLDEST, window] = (at + 1) % most
+        size -= 1
+    else:
+        at = size
+    state.arrived[window, at] = reward
+    i = size
+    while i > 0 and ordered[i - 1] > reward:
+        ordered[i] = ordered[i - 1]
+        i -= 1
+    ordered[i] = reward
+    state.counts[_SIZE, window] = size + 1
+
+
+@njit(cache=True)
+def _draw(state: BanditState, key: int) -> float:
+    place = state.counts[0, -1]
+    state.counts[0, -1] = place + 1
+    return uniform(key, place)

@@ -1,31 +1,47 @@
-"""Which drafter drafts for whom: SpecActor's draft ladder and its best-of-N assignment (arXiv 2511.16193, §4.2).
+"""SpecActor's draft ladder and its best-of-N assignment: which drafter drafts for which request (arXiv 2511.16193, §4.2).
 
-Invariant: pure functions over plain data, equal inputs give equal outputs; ties go to the drafter named first, the smaller
-worker and the smaller request. Whoever calls them moves the requests. A request that several drafters draft for is over when
-the first of them has it whole; the others' copies are duplicates.
+Invariant: pure functions; ties go to the drafter named first, the smaller worker and the smaller request. A request with
+several drafters is over when the first of them has finished it; the others' copies are duplicates.
+
+The drafters that freed workers may get are planned before anything runs. Such a drafter works coupled, on the worker's own tp
+GPUs, and verifies by exact match. It is resident: the weights of all drafters are on every worker's GPUs from the start, and
+the KV cache is laid out for the one that takes most a token, so a worker changes its drafter at once; the price is room for
+requests.
+
+The draft ladder gives each drafter's window, and their order by the speed-up at a batch of `most_load` and at the acceptance
+rate known before the run, which is the scenario's: of a model its acceptance; of the n-gram the share of positions whose next
+token it would draft right in responses of typical length, by its run model.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.speculation.specactor import coupled_tgs, renewal_rate
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.deployment import Deployment, typical_context_tokens
+from simrl.speculation.inputs import SpeculationInputs
+from simrl.speculation.matching import Floats, Ints
+from simrl.speculation.methods import Speculation, draft_model, ngram
+from simrl.speculation.plan import PREDICTED_RESPONSES, DraftPlan, plan_drafting
+from simrl.speculation.run_model import RunModel, draw_runs
+from simrl.speculation.specactor import RATES, coupled_tgs, fit_verify
+from simrl.speculation.windows import Fixed
 
-Floats = NDArray[np.float64]
-Execution = Literal["coupled", "decoupled"]
+NGRAM: Literal["ngram"] = "ngram"
+MOST_WINDOW = 15  # as far as the planner of decoupled drafting looks: verifications of 16 tokens
 
 
 @dataclass(frozen=True)
 class BestOfN:
-    """What freed workers do: the drafters there are, how many requests at most a worker drafts for (b_max), the routine that
-    assigns them, and how a duplicate gets its KV cache. `own` is the drafter that all workers begin with, `order` that of the
-    draft ladder, the fastest first; both are known once a scenario is prepared."""
+    """The rule of freed workers: their drafters, the most requests that a worker drafts for (b_max), the routine that assigns
+    them, and how a duplicate gets its KV cache. `own` is the drafter that all workers begin with, `order` the draft ladder, the
+    fastest first; both are known once a scenario is prepared."""
 
     drafters: tuple[str, ...]
     most_load: int
@@ -36,22 +52,16 @@ class BestOfN:
 
 
 class Ladder(NamedTuple):
-    """How much faster than plain decoding each drafter is at each acceptance rate.
-
-    `speedups` has the shape (drafters, acceptances), each with the window that suits it best, `windows` of the same shape.
-    """
+    """The speed-up of each drafter over plain decoding at each acceptance rate, with its best window; shapes (drafters,
+    acceptances)."""
 
     drafters: tuple[str, ...]
     acceptances: Floats
     speedups: Floats
-    windows: NDArray[np.int64]
+    windows: Ints
 
     def speedup(self, drafter: str, acceptance: float) -> float:
-        """Between two rates of the ladder, linear. Raises `InputError` for a drafter that is not on it."""
-        if drafter not in self.drafters:
-            raise InputError(f"draft ladder: no drafter {drafter!r}; it has {', '.join(self.drafters)}")
-        if not 0 <= acceptance <= 1:
-            raise InputError(f"draft ladder: acceptance of {drafter!r} is {acceptance}; it is a probability, 0 to 1")
+        """Return a drafter's speed-up, linear between two rates of the ladder."""
         return float(np.interp(acceptance, self.acceptances, self.speedups[self.drafters.index(drafter)]))
 
 
@@ -59,128 +69,154 @@ def draft_ladder(
     drafters: Mapping[str, Callable[[int, int], float]],
     verify: Sequence[Callable[[int], float]],
     requests: int,
-    execution: Execution = "coupled",
-    steps: int = 101,
 ) -> Ladder:
-    """The ladder at a batch of `requests`, at the acceptance rates 0 … 1 in `steps` steps (§4.2, Figure 10a).
+    """Return the ladder at a batch of `requests`, at the acceptance rates 0, 1, … 100 % (§4.2, Figure 10a).
 
-    `drafters` give the seconds in which so many tokens are drafted for each of b requests, `verify` those of verifications with
-    1, 2, … query tokens a request, the first of which is plain decoding. SpecActor runs drafter and target on random
-    verdicts; here it is what such runs yield in the long run: `coupled_tgs`, or `renewal_rate` for drafters on GPUs of their
-    own (which the speed-up does not count). Raises `InputError` for an empty ladder.
+    `drafters` give the seconds in which (b, n): n tokens are drafted for each of b requests; `verify` the seconds of
+    verifications with 1, 2, … query tokens a request, the first of which is plain decoding. SpecActor runs drafter and target
+    on random verdicts; here it is the long-run rate of such runs, `coupled_tgs`.
     """
-    if not drafters or len(verify) < 2 or requests < 1 or steps < 2:
-        raise InputError(
-            f"draft ladder: {len(drafters)} drafters, {len(verify)} verification times, {requests} requests, {steps} steps; "
-            "give at least 1, 2, 1 and 2"
-        )
-    acceptances = np.linspace(0.0, 1.0, steps)
+    acceptances, windows = np.linspace(0.0, 1.0, RATES), range(1, len(verify))
     verify_s = [v(requests) for v in verify]
-    rates = np.empty((len(drafters), steps, len(verify) - 1))
-    for i, draft in enumerate(drafters.values()):
-        draft_s = [draft(requests, window) / window for window in range(1, len(verify))]
-        for j, p in enumerate(acceptances.tolist()):
-            for window in range(1, len(verify)):
-                if execution == "coupled":
-                    rates[i, j, window - 1] = coupled_tgs(p, window, draft_s[window - 1], verify_s[window])
-                else:
-                    rates[i, j, window - 1] = renewal_rate(p, window, draft_s[window - 1], verify_s[window - 1])
-    return Ladder(tuple(drafters), acceptances, rates.max(axis=2) * verify_s[0], rates.argmax(axis=2) + 1)
+    rates = []
+    for draft in drafters.values():
+        draft_s = [0.0, *(draft(requests, window) / window for window in windows)]
+        rates.append([[coupled_tgs(p, w, draft_s[w], verify_s[w]) for w in windows] for p in acceptances.tolist()])
+    best = np.array(rates)
+    return Ladder(tuple(drafters), acceptances, best.max(axis=2) * verify_s[0], best.argmax(axis=2) + 1)
 
 
 def ladder_order(ladder: Ladder, acceptances: Mapping[str, float]) -> tuple[str, ...]:
-    """The drafters from the fastest on, each at its own acceptance rate; the first may be slower than none, as `ladder.speedup`
-    says. Raises `InputError` where one has no rate."""
-    missing = [drafter for drafter in ladder.drafters if drafter not in acceptances]
-    if missing:
-        raise InputError(
-            f"draft ladder: no acceptance rate of {missing[0]!r}; give one for every drafter on the ladder"
-        )
+    """Return the drafters from the fastest to the slowest, each at its own acceptance rate; even the first may be slower than
+    no drafter (`Ladder.speedup` below 1)."""
     return tuple(sorted(ladder.drafters, key=lambda drafter: -ladder.speedup(drafter, acceptances[drafter])))
 
 
 class Assignment(NamedTuple):
-    """`workers` of each drafter, the freed ones included; `added` gives the worker that drafts and verifies with a drafter
-    for a request, for every (request, drafter) that is new, in the order in which they were assigned."""
+    """The `workers` of each drafter, the freed ones included; `added` is the worker of every new (request, drafter), in the
+    order of assignment."""
 
     workers: dict[str, tuple[int, ...]]
     added: dict[tuple[int, str], int]
 
 
-def assign_by_drafter(
+def assign(
+    rule: BestOfN,
     acceptances: Mapping[int, float],
     workers: Mapping[str, Sequence[int]],
     freed: Sequence[int],
     load: Mapping[int, int],
-    most_load: int,
     already: Collection[tuple[int, str]] = (),
 ) -> Assignment:
-    """Algorithm 3. Each freed worker gets the drafter with the fewest workers; then, drafter by drafter, its workers take the
-    requests of least acceptance while their load is below `most_load` (b_max).
+    """Assign each freed worker the drafter with the fewest workers, then requests of low acceptance to workers whose load is
+    below `most_load` (b_max).
 
-    `acceptances` are those of the active requests, `workers` those there are by drafter (all drafters, in the order that
-    decides ties), `load` the requests of a worker (0 if it is not there). The routine runs whenever workers are freed, so a
-    pair (request, drafter) that is `already` there is not made again; the paper does not say.
-    Raises `InputError` for a worker that is there twice.
+    "by_drafter" is Algorithm 3: drafter by drafter, its workers fill up one after another. "by_request" is SpecActor's later
+    form ("Fastest-of-N"): request by request over the drafters in the `order` of the ladder, each on its least loaded worker;
+    so the slowest request has all its drafters before the next one gets any, as §4.2 says in words.
+
+    `acceptances` are by active request, `workers` by drafter (all drafters, in the order that decides ties), `load` is the
+    number of requests by worker (0 if absent). The routine runs whenever workers are freed, so a pair (request, drafter) that
+    is `already` assigned is not made again; the paper does not mention this.
     """
-    by_drafter = _with_freed(workers, freed)
-    loads = dict(load)
-    added: dict[tuple[int, str], int] = {}
-    for drafter, own in by_drafter.items():
-        waiting = [request for request in _slowest_first(acceptances) if (request, drafter) not in already]
-        for worker in own:
-            while waiting and loads.get(worker, 0) < most_load:
-                added[waiting.pop(0), drafter] = worker
-                loads[worker] = loads.get(worker, 0) + 1
-    return Assignment(by_drafter, added)
-
-
-def assign_by_request(
-    acceptances: Mapping[int, float],
-    workers: Mapping[str, Sequence[int]],
-    freed: Sequence[int],
-    load: Mapping[int, int],
-    most_load: int,
-    order: Sequence[str],
-    already: Collection[tuple[int, str]] = (),
-) -> Assignment:
-    """SpecActor's later form ("Fastest-of-N"): request by request, that of least acceptance first, over the drafters in
-    the `order` of the ladder; each is asked for on its least loaded worker, if that has room.
-
-    So the slowest request has all its drafters before the next one gets any, which is what §4.2 says in words. Freed workers
-    get their drafters as in Algorithm 3. Arguments and errors as of `assign_by_drafter`.
-    """
-    by_drafter = _with_freed(workers, freed)
-    unknown = [drafter for drafter in order if drafter not in by_drafter]
-    if unknown:
-        raise InputError(f"best-of-N: no drafter {unknown[0]!r} in the order; there are {', '.join(by_drafter)}")
-    loads = dict(load)
-    added: dict[tuple[int, str], int] = {}
-    for request in _slowest_first(acceptances):
-        for drafter in order:
-            if (request, drafter) in already or not by_drafter[drafter]:
-                continue
-            worker = min(by_drafter[drafter], key=lambda w: (loads.get(w, 0), w))
-            if loads.get(worker, 0) < most_load:
-                added[request, drafter] = worker
-                loads[worker] = loads.get(worker, 0) + 1
-    return Assignment(by_drafter, added)
-
-
-def _with_freed(workers: Mapping[str, Sequence[int]], freed: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Lines 1 to 3 of Algorithm 3: each freed worker goes to the drafter that has the fewest."""
-    if not workers:
-        raise InputError("best-of-N: no drafters; give each with its workers, of which there may be none")
-    everyone = [worker for own in workers.values() for worker in own] + list(freed)
-    twice = [worker for i, worker in enumerate(everyone) if worker in everyone[:i]]
-    if twice:
-        raise InputError(f"best-of-N: worker {twice[0]} is there twice; it has one drafter, or is freed")
     by_drafter = {drafter: tuple(own) for drafter, own in workers.items()}
     for worker in freed:
-        fewest = min(by_drafter, key=lambda drafter: len(by_drafter[drafter]))
-        by_drafter[fewest] += (worker,)
-    return by_drafter
+        by_drafter[min(by_drafter, key=lambda drafter: len(by_drafter[drafter]))] += (worker,)
+    slowest_first = sorted(acceptances, key=lambda request: (acceptances[request], request))
+    fill_up = rule.assignment == "by_drafter"
+    if fill_up:
+        pairs = [(request, drafter) for drafter in by_drafter for request in slowest_first]
+    else:
+        pairs = [(request, drafter) for request in slowest_first for drafter in rule.order]
+    loads, added = Counter(load), dict[tuple[int, str], int]()
+    for request, drafter in pairs:
+        room = [worker for worker in by_drafter[drafter] if loads[worker] < rule.most_load]
+        if room and (request, drafter) not in already:
+            worker = room[0] if fill_up else min(room, key=lambda w: (loads[w], w))
+            added[request, drafter] = worker
+            loads[worker] += 1
+    return Assignment(by_drafter, added)
 
 
-def _slowest_first(acceptances: Mapping[int, float]) -> list[int]:
-    return sorted(acceptances, key=lambda request: (acceptances[request], request))
+@dataclass(frozen=True)
+class TailPlan:
+    """The complete `rule`, the plan of each of its drafters, and the bytes that they take of each GPU of a worker, without the
+    drafter that all begin with."""
+
+    rule: BestOfN
+    plans: dict[str, DraftPlan]
+    weight_bytes: float
+    kv_bytes_per_token: float
+    facts: dict[str, Any]
+
+
+def plan_tail(
+    rule: BestOfN, own: DraftPlan | None, inputs: SpeculationInputs, deployment: Deployment, gpus: int
+) -> TailPlan:
+    """Plan the drafters of freed workers; `own` is the drafter that all workers begin with. Raise `InputError` where that does
+    not verify by exact match, for a drafter that is named twice or unknown, and as `plan_drafting` does."""
+    if own is not None and own.speculation.drafter == "model" and not own.speculation.exact_match:
+        raise InputError(
+            f"speculation {own.speculation.name}: with best_of_n, requests run with several drafters, which must verify by "
+            "exact match, and this method does not; set best_of_n to false, or use specactor's"
+        )
+    for i, name in enumerate(rule.drafters):
+        if name in rule.drafters[:i]:
+            raise InputError(f"best_of_n: drafter {name!r} is named twice; name each once")
+    profile = deployment.profile
+    most = int(min(rule.most_load, profile.tables.decode_sequences[-1]))
+    plans = {name: plan_drafting(_speculation(name, 1), inputs, deployment, gpus) for name in rule.drafters}
+    rates = {name: _rate(plan) for name, plan in plans.items()}
+    batches = sorted({1, 2, max(most // 2, 1), most})
+    # As functions: to a type checker, a NamedTuple is a tuple.
+    kv_tokens = typical_context_tokens(deployment.trace)
+    verify = [v.__call__ for v in fit_verify(profile, MOST_WINDOW + 1, batches, kv_tokens)]
+    ladder = draft_ladder({name: plan.times.draft_s for name, plan in plans.items()}, verify, most)
+    windows = {}
+    for i, name in enumerate(ladder.drafters):
+        step = round(rates[name] * (len(ladder.acceptances) - 1))
+        windows[name] = int(ladder.windows[i, step])
+        plans[name] = replace(plans[name], speculation=_speculation(name, windows[name]))
+    first = "none" if own is None else own.speculation.model or own.speculation.name
+    order = ladder_order(ladder, rates)
+    resident = own.speculation.model if own is not None and not own.draft_gpus else ""
+    weight_bytes = sum(plan.weight_bytes for name, plan in plans.items() if name != resident)
+    return TailPlan(
+        rule=replace(rule, own=first, order=order),
+        plans=plans,
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=max(plan.kv_bytes_per_token for plan in plans.values()),
+        facts={
+            "ladder": {
+                name: {
+                    "acceptance": rates[name],
+                    "source": _known(plans[name]).source,
+                    "window": windows[name],
+                    "speedup": ladder.speedup(name, rates[name]),
+                }
+                for name in order
+            },
+            "drafters": {name: plan.facts for name, plan in plans.items()},
+            "weight_bytes": weight_bytes,
+        },
+    )
+
+
+def _speculation(name: str, window: int) -> Speculation:
+    if name == NGRAM:
+        return ngram(Fixed(tokens=window))
+    return replace(draft_model(name, Fixed(tokens=window)), exact_match=True)
+
+
+def _known(plan: DraftPlan) -> ModelAcceptance | RunModel:
+    """Return the acceptance that a scenario states for a drafter."""
+    return plan.acceptance or plan.inputs.runs_of(NGRAM)
+
+
+def _rate(plan: DraftPlan) -> float:
+    """Return the probability that the next token is drafted right."""
+    known = _known(plan)
+    if isinstance(known, ModelAcceptance):
+        return known.by_position[0]
+    lengths = np.full(PREDICTED_RESPONSES, max(round(known.typical_tokens), 2))
+    return float((draw_runs(known, lengths, np.arange(PREDICTED_RESPONSES)).accepted > 0).mean())

@@ -1,19 +1,18 @@
-"""How an engine decodes with drafts: what each request may draft from, and what becomes of it in a pass.
+"""Decoding with drafts: the sources from which each request may draft, and the fate of its draft in a pass.
 
 Invariant: what a pass drafts and accepts depends on the request, the tokens it has, and the state that is copied with the
-engine's (windows, gauges); never on the time. So an engine can look ahead on a copy, and two systems meet the same luck.
+engine's (windows, gauges); never on the time. So an engine can look ahead on a copy, and two systems have equal luck.
 
 A request has a *source*: nothing, recorded runs (`AcceptRuns`), a model's acceptance, or its siblings' responses as far as
-this engine has generated them. The window, the gate and the strategy are the engine's. All of it is compiled.
-
-Drafts are chains as long as the window, but for those of a model where the engine has *strategies*: then they are trees, of the
-one strategy, or in each pass of the one that a bandit chooses. Of a tree, levels are drafted and accepted; nodes are verified.
+this engine has generated them. The window, the gate and the strategy are the engine's. Drafts are chains as long as the window;
+where the engine has *strategies*, a model's are trees, in each pass of the strategy that a bandit chooses. Of a tree, levels
+are drafted and accepted; nodes are verified.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from numba import njit
@@ -21,8 +20,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
-from simrl.speculation.bandit import BegMab, Strategy
-from simrl.speculation.bandit_kernel import BanditRule, bandit_rule
+from simrl.speculation.bandit import BanditRule, BegMab, Strategy, bandit_rule
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import ELASTIC_ON, gate_allows
@@ -30,49 +28,106 @@ from simrl.speculation.siblings import SiblingIndex
 from simrl.speculation.windows import Fixed, WindowRule
 
 Ints = NDArray[np.int64]
+Runs = NDArray[np.uint16]
 Floats = NDArray[np.float64]
+Records = Any  # a structured array; Python reads `array["field"]`, compiled code `array.field`
 
-# Rows of `drafts`, one column a request: where its drafts come from (with the offset of its runs, the key of its draws, or its
-# row of the trace), its window; whether it drafts for the present pass, how many tokens, and how many of them are accepted; the
-# old response that is verified as a whole and how much of it stands ...
-SOURCE, AT, WINDOW, PROPOSED, DRAFTED, ACCEPTED, OLD_TOKENS, OLD_ACCEPTED = range(8)
-# ... and totals: tokens drafted, tokens accepted, passes that verified a draft, tokens that these passes
-# yielded, drafts with a wrong token (decoupled only).
-DRAFTED_TOTAL, ACCEPTED_TOTAL, VERIFICATIONS, VERIFIED_TOTAL, MISSES_TOTAL = range(8, 13)
-# Where drafting is decoupled: whether a request is coupled all the same; tokens drafted ahead, and those in verification, of
-# which the first are right; tokens that it may still gain; whether the drafter works for it now, and may; of the tokens drafted
-# in all, those in no window that was verified.
-COUPLED, AHEAD, IN_VERIFICATION, RIGHT, LEFT, DRAFTING, DECODES, UNVERIFIED_TOTAL = range(13, 21)
-ROWS = 21
+NONE, RUNS, MODEL, SIBLINGS = range(4)  # kinds of sources
+OPEN, BATCH, ELASTIC = range(3)  # kinds of gates
+MEMORY_PASSES = 64.0  # a pass forgets 1 of this number of recently drafted tokens
 
-# Kinds of sources.
-NONE, RUNS, MODEL, SIBLINGS = range(4)
 
-# Kinds of gates.
-OPEN, BATCH, ELASTIC = range(3)
+class Draft:
+    """The drafts of a request, one entry each; see `fields_of`."""
 
-# Entries of `gauges`: drafted and accepted tokens of late, the drift of the model's hardness; of a decoupled drafter, when its
-# pass ends (infinity: it rests) and how many tokens it drafted.
-LATE_DRAFTED, LATE_ACCEPTED, DRIFT, DRAFT_ENDS_S, DRAFT_TOKENS = range(5)
-GAUGES = 5
-# Entries of `flags`: the state of an elastic gate (`simrl.speculation.gates.next_elastic`); the key of the bandit's draws.
-ELASTIC_STATE, BANDIT_KEY = range(2)
-FLAGS = 2
+    source: int  # NONE, RUNS, MODEL or SIBLINGS …
+    at: int  # … with the offset of its runs, the key of its draws, or its row of the trace
+    hardness: float  # of its acceptance (`simrl.speculation.acceptance`)
+    window: int
+    proposed: int  # whether it drafts for the present pass …
+    drafted: int  # … how many tokens (-1: it waits for its draft) …
+    accepted: int  # … and how many of them are accepted
+    left: int  # tokens that it may still gain
+    old_tokens: int  # of an old response that is verified as a whole …
+    old_accepted: int  # … and how many of them are accepted
 
-# Of the tokens drafted of late a pass forgets one in so many.
-MEMORY_PASSES = 64.0
+    drafted_total: int
+    accepted_total: int
+    verifications: int  # passes that verified a draft of it …
+    verified_total: int  # … and the tokens that they yielded
+
+    # Where drafting is decoupled:
+    coupled: int  # whether the request is nevertheless coupled
+    ahead: int  # tokens drafted ahead
+    in_verification: int  # tokens of the window in verification …
+    right: int  # … of which that many are right
+    drafting: int  # whether the drafter works for it now …
+    decodes: int  # … and whether it may
+    misses_total: int  # drafts with a wrong token
+    unverified_total: int  # drafted tokens in no window that was verified
+
+
+Drafts = Sequence[Draft]
+
+
+class Gauges:
+    """The memory of drafting for an engine, one number each; see `fields_of`."""
+
+    recent_drafted: float  # drafted tokens, fading pass by pass …
+    recent_accepted: float  # … and how many of them were accepted
+    drift: float  # multiplies the hardness of every response
+    elastic_state: int  # of an elastic gate (`simrl.speculation.gates.next_elastic`)
+    bandit_key: int  # of the draws of the bandit
+    draft_ends_s: float  # when the pass of a decoupled drafter ends; infinity: it rests
+    draft_tokens: int  # that a decoupled drafter has drafted
+
+
+def fields_of(kind: type) -> np.dtype[np.void]:
+    """Return the fields of a class as those of a structured array, whose mutable records compiled code reads like the class:
+    `drafts[slot].window`, `gauges.drift`."""
+    hints = get_type_hints(kind)
+    return np.dtype([(name, np.float64 if of is float else np.int64) for name, of in hints.items()])
+
+
+GAUGES = fields_of(Gauges)
+
+
+class Rule(NamedTuple):
+    """The rules of an engine. `threshold` and `patience` are those of an elastic gate."""
+
+    gate: int = OPEN
+    window: WindowRule = Fixed(tokens=1).rule
+    threshold: int = 0
+    patience: int = 0
+    decoupled: bool = False
+    reconfigure_every: int = 0  # tokens after which a decoupled request may change its window and mode; 0: never
+    own_text: bool = False  # whether a request with the source SIBLINGS drafts from its own text too
+    trees: bool = False  # whether a model drafts trees; see `trees`
+    rewards: int = 0  # latest rewards of an arm that count (`BegMab.window`)
+
+
+def read_only(index: SiblingIndex) -> SiblingIndex:
+    """Return an index as an engine takes it: its tokens, which may belong to a trace, cannot be written to. Compiled code tells
+    arrays that can from those that cannot, and would be compiled once more for the other kind."""
+    ids = index.ids.view()
+    ids.flags.writeable = False
+    return index._replace(ids=ids)
+
+
+_NO_TIMES, _ONE = np.zeros((1, 1)), np.zeros(1, dtype=np.int64)
+_NONE, _NONE_32 = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+_NO_SIBLINGS = SiblingIndex(_NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(np.int32), _NONE_32, 1, 1)
 
 
 class Decoding(NamedTuple):
-    """What compiled code knows of a speculation. `plain()` is none; `chains` and `trees` are a drafter's; what else a scenario
-    has (runs, siblings, a gate's table …) is put in by `_replace`.
+    """A speculation as compiled code knows it; by default none. `chains` and `trees` are a drafter's; what else a scenario has
+    (runs, siblings, a gate's table …) is put in by `_replace`.
 
-    `rule` has the entries named below. `runs` holds accepted × 256 + drafted for every position of every response that has
-    runs (`packed`).
+    `runs` holds accepted × 256 + drafted for every position of every response that has runs (`packed`).
 
     An arm is a strategy; chains are one arm. `log_acceptances` (arms, levels) is -ln P(the first j levels are accepted) at
     hardness 1 (`ModelAcceptance.log_acceptances`, `trees.tree_log_acceptances`), infinite where an arm has no such level. Of
-    trees, `arm_levels` and `arm_nodes` (arms,) are drafted and verified besides the last token. A round of drafting for b
+    trees, `arm_levels` are drafted and `arm_nodes` verified with the last token, both (arms,). A round of drafting for b
     sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches `draft_sequences`; a decoupled
     drafter's pass takes `step_s`. `bandit` chooses among the arms.
 
@@ -81,73 +136,29 @@ class Decoding(NamedTuple):
     source SIBLINGS are (`read_only`).
     """
 
-    rule: Ints
-    runs: NDArray[np.uint16]
-    log_acceptances: Floats
-    arm_levels: Ints
-    arm_nodes: Ints
-    draft_sequences: Floats
-    round_s: Floats
-    step_s: Floats
-    gate_batch: Ints
-    best_window: Ints
-    best_coupled: Ints
-    siblings: SiblingIndex
-    bandit: BanditRule
-
-
-# Entries of `Decoding.rule`. `RECONFIGURE_EVERY` so many tokens (0: never) a decoupled request may change its window and mode.
-# `OWN_TEXT`: 1 if a request with the source SIBLINGS drafts from its own text too. `TREES`: 1 if a model's drafts are those of
-# the arms. `REWARDS`: so many of an arm's rewards count, the latest (`BegMab.window`).
-GATE, THRESHOLD, PATIENCE, WINDOW_CODE, WINDOW_START, WINDOW_STEP, WINDOW_MOST = range(7)
-DECOUPLED, RECONFIGURE_EVERY, OWN_TEXT, TREES, REWARDS = range(7, 12)
-RULES = 12
-
-
-def rules(gate: int = OPEN, window: WindowRule | None = None, **more: int) -> Ints:
-    """The entries of `Decoding.rule`; `more` are threshold, patience, decoupled, reconfigure_every and own_text (`trees` sees
-    to its own)."""
-    window = window or Fixed(tokens=1).rule
-    first = {"threshold": 0, "patience": 0}
-    last = {"decoupled": 0, "reconfigure_every": 0, "own_text": 0, "trees": 0, "rewards": 0}
-    unknown = more.keys() - first.keys() - last.keys()
-    if unknown:
-        raise TypeError(f"no entries of a rule: {sorted(unknown)}")
-    entries = first | last | more
-    return np.array(
-        [gate, *(entries[name] for name in first), *window, *(entries[name] for name in last)], dtype=np.int64
-    )
-
-
-def plain() -> Decoding:
-    """No drafts at all."""
-    nothing, no_arm = np.zeros((1, 1)), np.zeros(1, dtype=np.int64)
-    return Decoding(
-        rule=rules(),
-        runs=np.zeros(1, dtype=np.uint16),
-        log_acceptances=nothing,
-        arm_levels=no_arm,
-        arm_nodes=no_arm,
-        draft_sequences=np.zeros(1),
-        round_s=nothing,
-        step_s=nothing,
-        gate_batch=np.zeros(101, dtype=np.int64),
-        best_window=np.zeros(1, dtype=np.int64),
-        best_coupled=np.zeros(1, dtype=np.int64),
-        siblings=no_siblings(),
-        bandit=bandit_rule(BegMab(strategies=(Strategy(1, 1, 2),), batch_thresholds=(1,))),
-    )
+    rule: Rule = Rule()
+    runs: Runs = np.zeros(1, dtype=np.uint16)
+    log_acceptances: Floats = _NO_TIMES
+    arm_levels: Ints = _ONE
+    arm_nodes: Ints = _ONE
+    draft_sequences: Floats = _NO_TIMES[0]
+    round_s: Floats = _NO_TIMES
+    step_s: Floats = _NO_TIMES
+    gate_batch: Ints = np.zeros(101, dtype=np.int64)
+    best_window: Ints = _ONE
+    best_coupled: Ints = _ONE
+    siblings: SiblingIndex = read_only(_NO_SIBLINGS)
+    bandit: BanditRule = bandit_rule(BegMab(strategies=(Strategy(1, 1, 2),), batch_thresholds=(1,)))
 
 
 def chains(
-    rule: Ints, times: DraftTimes, acceptance: ModelAcceptance | None = None, longest_tokens: int = 0
+    rule: Rule, times: DraftTimes, acceptance: ModelAcceptance | None = None, longest_tokens: int = 0
 ) -> Decoding:
-    """Drafts as long as the window, and how long drafting takes; `rule` by `rules`. With a model's acceptance, requests may
-    have the source MODEL. `longest_tokens` is the longest window where decoupled requests may have longer ones than the
-    rule's."""
-    levels = max(int(rule[WINDOW_MOST]), longest_tokens)
+    """Return the decoding of a drafter of chains. With a model's acceptance, requests may have the source MODEL.
+    `longest_tokens` is the longest window where decoupled requests may have longer ones than the rule's."""
+    levels = max(rule.window.most_tokens, longest_tokens)
     logs = acceptance.log_acceptances(levels) if acceptance else np.full(levels, np.inf)
-    return plain()._replace(
+    return Decoding(
         rule=rule,
         log_acceptances=logs[None, :],
         draft_sequences=times.sequences,
@@ -156,81 +167,43 @@ def chains(
     )
 
 
-def trees(rule: Ints, bandit: BegMab, times: Sequence[DraftTimes], log_acceptances: Sequence[Floats]) -> Decoding:
-    """A model's drafts are trees, of the bandit's strategies; of its only one where there is one. Other sources have chains,
-    with the windows of `rule`.
+def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptances: Sequence[Floats]) -> Decoding:
+    """Return the decoding of a model that drafts trees: of the strategies that the bandit chooses, or of its only one. Other
+    sources draft chains, with the windows of `rule`.
 
-    `times` and `log_acceptances` have one entry a strategy: `model_drafts` or `eagle_drafts` with its topk, and
-    `tree_log_acceptances` of it. Raises `InputError` for a strategy that verifies nothing besides the last token, and for
-    draft times on different batches.
+    `times` and `log_acceptances` have one entry a strategy, on equal batches: `model_drafts` or `eagle_drafts` with its topk,
+    and `tree_log_acceptances` of it. Raise `InputError` for a strategy that verifies nothing with the last token.
     """
-    strategies = bandit.strategies
-    if not len(times) == len(log_acceptances) == len(strategies):
-        raise InputError(f"{len(strategies)} strategies, {len(times)} draft times, {len(log_acceptances)} acceptances")
-    for strategy, logs in zip(strategies, log_acceptances, strict=True):
-        if strategy.tokens_to_verify < 2 or logs.shape != (strategy.draft_depth,):
+    logs = np.full((len(times), max(strategy.draft_depth for strategy in bandit.strategies)), np.inf)
+    for arm, (strategy, given) in enumerate(zip(bandit.strategies, log_acceptances, strict=True)):
+        if strategy.tokens_to_verify < 2:
             raise InputError(
-                f"draft tree {tuple(strategy)} with an acceptance of shape {logs.shape}; "
+                f"draft tree {tuple(strategy)} with an acceptance of shape {given.shape}; "
                 "let tokens_to_verify be at least 2, and the acceptance have one entry a level"
             )
-    sequences = times[0].sequences
-    if any(not np.array_equal(each.sequences, sequences) for each in times):
-        raise InputError("draft times of strategies are given for different batches; let them be the same")
-    levels = np.array([strategy.draft_depth for strategy in strategies], dtype=np.int64)
-    logs = np.full((len(strategies), levels.max()), np.inf)
-    for arm, given in enumerate(log_acceptances):
         logs[arm, : given.size] = given
-    rule = rule.copy()
-    rule[TREES], rule[REWARDS] = 1, bandit.window
-    return plain()._replace(
-        rule=rule,
+    return Decoding(
+        rule=rule._replace(trees=True, rewards=bandit.window),
         log_acceptances=logs,
-        arm_levels=levels,
-        arm_nodes=np.array([strategy.tokens_to_verify - 1 for strategy in strategies], dtype=np.int64),
-        draft_sequences=sequences,
+        arm_levels=np.array([strategy.draft_depth for strategy in bandit.strategies], dtype=np.int64),
+        arm_nodes=np.array([strategy.tokens_to_verify - 1 for strategy in bandit.strategies], dtype=np.int64),
+        draft_sequences=times[0].sequences,
         round_s=np.stack([each.round_s for each in times]),
         step_s=np.stack([each.step_s for each in times]),
         bandit=bandit_rule(bandit),
     )
 
 
-def no_siblings() -> SiblingIndex:
-    """The index of a trace without rows."""
-    none, one = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    none32, one32 = none.astype(np.int32), one.astype(np.int32)
-    return read_only(SiblingIndex(none32, one, none, none, none32, one32, none32, 1, 1))
-
-
-def read_only(index: SiblingIndex) -> SiblingIndex:
-    """The same index as an engine takes it: its tokens, which may belong to a trace, cannot be written to. Compiled code tells
-    arrays that can from those that cannot, and would be compiled once more for the other kind."""
-    ids = index.ids.view()
-    ids.flags.writeable = False
-    return index._replace(ids=ids)
-
-
-def packed(runs: AcceptRuns) -> NDArray[np.uint16]:
-    """Runs as one array, so that a pass reads one place."""
+def packed(runs: AcceptRuns) -> Runs:
+    """Return runs as one array, so that a pass reads one place."""
     return (runs.accepted.astype(np.uint16) << 8 | runs.drafted).astype(np.uint16)
 
 
 @njit(cache=True)
-def window_rule(rule: Ints) -> WindowRule:
-    """The rule of windows among the entries of `Decoding.rule`."""
-    return WindowRule(rule[WINDOW_CODE], rule[WINDOW_START], rule[WINDOW_STEP], rule[WINDOW_MOST])
-
-
-@njit(cache=True)
 def draft(
-    source: int,
-    at: int,
-    generated: int,
-    window: int,
-    hardness: float,
-    runs: NDArray[np.uint16],
-    log_acceptances: Floats,
+    source: int, at: int, generated: int, window: int, hardness: float, runs: Runs, log_acceptances: Floats
 ) -> tuple[int, int]:
-    """Tokens of the chain that a request drafts, and how many of them are accepted, when it has `generated` tokens.
+    """Return the tokens that a request with `generated` tokens drafts as a chain, and how many of them are accepted.
     `log_acceptances` are an arm's."""
     if source == RUNS:
         run = int(runs[at + generated])
@@ -242,27 +215,27 @@ def draft(
 
 
 @njit(cache=True)
-def remember(gauges: Floats, drafted: int, accepted: int) -> None:
-    """A pass is over: its drafts count among those of late, and what came before fades."""
-    gauges[LATE_DRAFTED] = (gauges[LATE_DRAFTED] + drafted) * (1.0 - 1.0 / MEMORY_PASSES)
-    gauges[LATE_ACCEPTED] = (gauges[LATE_ACCEPTED] + accepted) * (1.0 - 1.0 / MEMORY_PASSES)
+def remember(gauges: Gauges, drafted: int, accepted: int) -> None:
+    """Count the drafts of a pass that is over among the recent ones; what came before fades."""
+    gauges.recent_drafted = (gauges.recent_drafted + drafted) * (1.0 - 1.0 / MEMORY_PASSES)
+    gauges.recent_accepted = (gauges.recent_accepted + accepted) * (1.0 - 1.0 / MEMORY_PASSES)
 
 
 @njit(cache=True)
-def passes_to_next_try(gauges: Floats, most: int) -> int:
-    """Of passes without drafts, at most so many: those after which too little of the drafts of late is remembered."""
-    late, passes = gauges[LATE_DRAFTED], 0
-    while late >= 1.0 and passes < most:
-        late *= 1.0 - 1.0 / MEMORY_PASSES
+def passes_to_next_try(gauges: Gauges, most: int) -> int:
+    """Return the passes without drafts, at most `most`, after which too little of the recent drafts is remembered."""
+    recent, passes = gauges.recent_drafted, 0
+    while recent >= 1.0 and passes < most:
+        recent *= 1.0 - 1.0 / MEMORY_PASSES
         passes += 1
     return max(passes, 1)
 
 
 @njit(cache=True)
-def gate_opens(rule: Ints, gate_batch: Ints, flags: Ints, gauges: Floats, batch: int) -> bool:
-    """Whether a pass over `batch` running requests verifies drafts (`simrl.speculation.gates`)."""
-    if rule[GATE] == BATCH:
-        return gate_allows(gate_batch, gauges[LATE_DRAFTED], gauges[LATE_ACCEPTED], batch)
-    if rule[GATE] == ELASTIC:
-        return flags[ELASTIC_STATE] == ELASTIC_ON
+def gate_opens(rule: Rule, gate_batch: Ints, gauges: Gauges, batch: int) -> bool:
+    """Return whether a pass over `batch` running requests verifies drafts (`simrl.speculation.gates`)."""
+    if rule.gate == BATCH:
+        return gate_allows(gate_batch, gauges.recent_drafted, gauges.recent_accepted, batch)
+    if rule.gate == ELASTIC:
+        return gauges.elastic_state == ELASTIC_ON
     return True

@@ -1,52 +1,59 @@
-"""What drafting costs a worker: the seconds before a verification, and the memory that the KV cache does not get.
+"""The cost of drafting for a worker: seconds before a verification, and memory that the KV cache does not get.
 
     draft_s(b, levels) = round_s(b) + levels × step_s(b)
 
-A round drafts for all b sequences of a pass; a level is one token further for each of them, and with a model the levels come
-one after another. Invariant: times are not negative, and neither falls where the batch grows; a drafter of text works on the
-CPU, and takes no memory of the GPU.
+A round drafts for all b sequences of a pass; a level is one token further for each of them, and the levels of a model come one
+after another. Invariant: times are not negative, and neither falls where the batch grows.
 
-A small model's time is its layers' as much as its bytes': each layer waits for its kernels to be launched and joined, however
-little they do. `LAYER_S` is what that comes to, in CUDA graphs, in measured kernels.
+A small model's time is as much its layers' as its bytes': each layer waits for its kernels to be launched and joined, however
+little they do. `LAYER_S` is that time, in CUDA graphs, in measured kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.hardware import Gpu, ModelShape, require_dense
-from simrl.profile import TableProfile
+from simrl.profile.hardware import Gpu, ModelShape, require_dense
+from simrl.profile.profile import TableProfile
+from simrl.speculation.bandit import Strategy
+from simrl.speculation.matching import Floats
 
-Floats = NDArray[np.float64]
 Kind = Literal["measured", "derived", "assumed"]
+Capture = Literal["vanilla", "bucketed"]
 
-# The time of a layer beside its bytes and multiply-adds. Derived: decode steps of Qwen2.5-0.5B (24 layers) and 1.5B (28) on one
-# H100 by aiconfigurator 0.12 (kernels measured by NVIDIA, vLLM) take 1188 and 2097 µs at one sequence of 1k tokens. What 80 %
-# of the data sheet's bandwidth leaves of that is 34 µs a layer for both. Layers of wider models take no longer: the same number
-# gives the step of a one-layer model as wide as Qwen2.5-32B within 7 % at tp 1, 2, 4 and 8 (916, 487, 264, 162 µs).
+# Time of a layer in addition to its bytes and multiply-adds. Derived: decode steps of Qwen2.5-0.5B (24 layers) and 1.5B (28) on
+# one H100 by aiconfigurator 0.12 (kernels measured by NVIDIA, vLLM) take 1188 and 2097 µs at one sequence of 1k tokens. 80 % of
+# the data sheet's bandwidth leaves 34 µs a layer of both. Layers of wider models take no longer: the same number gives the step
+# of a one-layer model as wide as Qwen2.5-32B within 7 % at tp 1, 2, 4 and 8 (916, 487, 264, 162 µs).
 LAYER_S = 34e-6
-# Of the CPU, for each request and round, in a batch of 64. Measured on one core of an AMD EPYC: this project's history
-# proposes in 1.4 to 2.5 µs (1 to 64 stores of 100k tokens) and observes in less than 2 µs, its n-gram proposes in 1.6 to 2.9
-# µs.
+COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.7, 0.8  # of the data sheet's rates
+# CPU time for each request and round, in a batch of 64. Measured on one core of an AMD EPYC: this project's history drafter
+# proposes in 1.4 to 2.5 µs (1 to 64 stores of 100k tokens) and observes in less than 2 µs, its n-gram drafter proposes in 1.6
+# to 2.9 µs. (The suffix cache of arctic-inference 0.3.0 over a store of 1 M tokens: 12 µs to propose, median.)
 TEXT_REQUEST_S = 5e-6
-# The same of arctic-inference 0.3.0's suffix cache over a store of 1 M tokens: 12 µs to propose, median.
-SUFFIX_CACHE_REQUEST_S = 12e-6
 WEIGHT_BYTES = 2  # bfloat16
 MOST_SEQUENCES = 1024
 
 
+class Overheads(NamedTuple):
+    """Time of a model drafter that no roofline has: host time of a round (sampling, building and masking a tree) and of each
+    level (picking branches, preparing its pass), both unknown and so 0 by default; the launch of a layer's kernels."""
+
+    round_s: float = 0.0
+    level_s: float = 0.0
+    layer_s: float = LAYER_S
+
+
 @dataclass(frozen=True)
 class DraftTimes:
-    """Seconds of drafting on a grid of batches, and where they come from.
-
-    `sequences`, `round_s` and `step_s` have one shape; between the batches of the grid all is linear, none may exceed the last.
-    The bytes are those on each GPU of a worker: the drafter's own weights, and the KV cache of one token in its layers.
-    """
+    """Seconds of drafting on a grid of batches, linear between them, and their source. The bytes are per GPU of a worker: the
+    drafter's own weights, and the KV cache of one token in its layers."""
 
     sequences: Floats
     round_s: Floats
@@ -57,23 +64,20 @@ class DraftTimes:
     source: str
 
     def __post_init__(self) -> None:
-        grids = (self.sequences, self.round_s, self.step_s)
-        if len({grid.shape for grid in grids}) != 1 or self.sequences.ndim != 1 or self.sequences.size == 0:
+        seconds = (self.round_s, self.step_s)
+        if not self.sequences.size or any(s.shape != self.sequences.shape for s in seconds):
             raise InputError(
                 f"draft times ({self.source}): sequences, round_s and step_s need one entry for each batch"
             )
-        if (
-            not all(np.isfinite(grid).all() and (grid >= 0).all() for grid in grids)
-            or (np.diff(self.sequences) <= 0).any()
-        ):
-            raise InputError(f"draft times ({self.source}): batches must rise, seconds be finite and zero or more")
-        if (np.diff(self.round_s) < -1e-12).any() or (np.diff(self.step_s) < -1e-12).any():
-            raise InputError(f"draft times ({self.source}): a larger batch takes less time; smooth the measurement")
-        if not (0 <= self.weight_bytes_per_gpu < np.inf and 0 <= self.kv_bytes_per_token_per_gpu < np.inf):
-            raise InputError(f"draft times ({self.source}): bytes must be finite and zero or more")
+        rise = all(np.isfinite(s).all() and (s >= 0).all() and (np.diff(s) >= -1e-12).all() for s in seconds)
+        if not rise or not (np.diff(self.sequences) > 0).all():
+            raise InputError(
+                f"draft times ({self.source}): batches must rise, and seconds be finite, 0 or more, and not fall where the "
+                "batch grows; smooth the measurement"
+            )
 
     def draft_s(self, sequences: float, levels: float) -> float:
-        """Seconds of one round for so many sequences, `levels` tokens deep. Raises `InputError` beyond the grid."""
+        """Return the seconds of one round for `sequences`, `levels` tokens deep. Raise `InputError` beyond the grid."""
         if sequences > self.sequences[-1]:
             raise InputError(
                 f"draft times ({self.source}): given up to {self.sequences[-1]:.0f} sequences, asked for {sequences:g}"
@@ -82,115 +86,19 @@ class DraftTimes:
         return float(round_s + levels * np.interp(sequences, self.sequences, self.step_s))
 
 
-def text_drafts(
-    request_s: float = TEXT_REQUEST_S,
-    round_s: float = 0.0,
-    kind: Kind = "measured",
-    source: str = "simrl's history and n-gram drafters, batch of 64, one core of an AMD EPYC",
-) -> DraftTimes:
-    """A drafter that looks text up on the CPU (history, n-gram, siblings): `request_s` for each request, one after another, and
-    `round_s` a round. How many tokens it drafts does not matter."""
+def text_drafts() -> DraftTimes:
+    """Return the times of a drafter that looks text up on the CPU (history, n-gram, siblings): `TEXT_REQUEST_S` a request, one
+    after another, however many tokens it drafts."""
     sequences = np.array([0.0, 65536.0])
-    return DraftTimes(sequences, round_s + request_s * sequences, np.zeros(2), 0.0, 0.0, kind, source)
-
-
-def model_drafts(
-    shape: ModelShape,
-    gpu: Gpu,
-    tp: int = 1,
-    kv_tokens: float = 2048,
-    branches: int = 1,
-    round_s: float = 0.0,
-    layer_s: float = LAYER_S,
-    compute_efficiency: float = 0.7,
-    memory_efficiency: float = 0.8,
-) -> DraftTimes:
-    """A small model of the family, split over `tp` GPUs of the worker, by a roofline and `layer_s` a layer.
-
-    `kv_tokens` is the typical length of a sequence, whose cache the drafter reads at each level; `branches` is the top-k of a
-    tree: so many tokens a sequence work at each level, and each reads the cache for itself (as the public code of TLT has it).
-    The level that catches up on the tokens which the last verification accepted counts as the first of the round. `round_s` is
-    host time and the building of a tree, unknown and so 0 by default.
-    Raises `InputError` for efficiencies outside (0, 1] and a `tp` that the heads do not share.
-    """
-    require_dense(shape, "drafter")
-    own_bytes = WEIGHT_BYTES * shape.parameters
-    return _roofline(
-        shape, 0, own_bytes, gpu, tp, kv_tokens, branches, round_s, layer_s, compute_efficiency, memory_efficiency
-    )
-
-
-def eagle_drafts(
-    target: ModelShape,
-    gpu: Gpu,
-    tp: int = 1,
-    kv_tokens: float = 2048,
-    branches: int = 1,
-    round_s: float = 0.0,
-    layer_s: float = LAYER_S,
-    compute_efficiency: float = 0.7,
-    memory_efficiency: float = 0.8,
-    level_s: float = 0.0,
-) -> DraftTimes:
-    """A drafter of EAGLE's type: one layer like the target's, before it a projection that joins the target's hidden state with
-    the token's embedding (2 hidden → hidden), after it the target's output head, which is read at each level but held once.
-    `level_s` is host time of each level: picking its branches, preparing its pass. What the other arguments mean,
-    `model_drafts` says. TLT §4.1; shapes as in its public code.
-
-    How much a `round_s` of 0 leaves out: 8.67 tokens a pass at 3.64 times the speed (TLT Table 1), if that is Qwen2.5-32B on
-    H100, leave about 7 ms a round at tp 4 and 11 ms at tp 2 beside these kernels: host time, sampling, building and masking
-    the tree."""
-    shape = eagle_shape(target)
-    projection = 2 * target.hidden * target.hidden
-    own_bytes = WEIGHT_BYTES * (shape.layer_parameters + projection)
-    return _roofline(
-        shape,
-        projection,
-        own_bytes,
-        gpu,
-        tp,
-        kv_tokens,
-        branches,
-        round_s,
-        layer_s,
-        compute_efficiency,
-        memory_efficiency,
-        level_s,
-    )
-
-
-def eagle_shape(target: ModelShape) -> ModelShape:
-    """The one layer of an EAGLE-type drafter of `target`, with the embedding and the output head that are the target's."""
-    return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1})
-
-
-def profiled_drafts(
-    profile: TableProfile, shape: ModelShape, kv_tokens: float = 2048, round_s: float = 0.0
-) -> DraftTimes:
-    """A model drafter whose passes are profiled like any engine's: a level is a decode step at sequences of `kv_tokens`."""
-    t = profile.tables
-    most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
-    profile.require_covers(int(most), int(most), int(kv_tokens))
-    sequences = _batches(most)
-    step_s = np.array([profile.decode_s(int(b), kv_tokens) for b in sequences])
-    tp = profile.metadata.tp
-    return DraftTimes(
-        sequences,
-        np.full(sequences.size, round_s),
-        step_s,
-        shape.weight_bytes / tp,
-        shape.kv_bytes_per_token / min(tp, shape.kv_heads),
-        _kind(profile.metadata.kind),
-        f"{profile.metadata.model} on {tp} {profile.metadata.gpu}: {profile.metadata.source}; "
-        f"{kv_tokens:g} tokens a sequence, {round_s * 1e3:g} ms a round",
-    )
+    source = "simrl's history and n-gram drafters, batch of 64, one core of an AMD EPYC"
+    return DraftTimes(sequences, TEXT_REQUEST_S * sequences, np.zeros(2), 0.0, 0.0, "measured", source)
 
 
 def text_drafts_of(profile: TableProfile) -> DraftTimes:
-    """A drafter of text in the engine of a profile: `text_drafts`, and what drafts take there besides, where that was measured.
+    """Return `text_drafts` plus the time that drafts take in the engine of a profile, where that was measured.
 
-    It was measured with drafts of one length; a simulated round counts that of the longest draft in its batch as the length
-    of all, so `step_s` is an upper bound where lengths differ."""
+    It was measured with drafts of one length; a simulated round counts the length of the longest draft in its batch for all, so
+    `step_s` is an upper bound where lengths differ."""
     text, drafts = text_drafts(), profile.metadata.drafts
     if drafts is None:
         return text
@@ -199,33 +107,36 @@ def text_drafts_of(profile: TableProfile) -> DraftTimes:
     return DraftTimes(sequences, round_s + TEXT_REQUEST_S * sequences, step_s, 0.0, 0.0, "measured", source)
 
 
-def _kind(kind: str) -> Kind:
-    return "measured" if kind == "measured" else "derived" if kind == "derived" else "assumed"
-
-
-def _roofline(
+def model_drafts(
     shape: ModelShape,
-    projection: int,
-    own_bytes: int,
     gpu: Gpu,
-    tp: int,
-    kv_tokens: float,
-    branches: int,
-    round_s: float,
-    layer_s: float,
-    compute_efficiency: float,
-    memory_efficiency: float,
-    level_s: float = 0.0,
+    tp: int = 1,
+    kv_tokens: float = 2048,
+    branches: int = 1,
+    overheads: Overheads = Overheads(),  # noqa: B008 (a constant)
+    eagle: bool = False,
 ) -> DraftTimes:
-    for name, efficiency in (("compute", compute_efficiency), ("memory", memory_efficiency)):
-        if not 0 < efficiency <= 1:
-            raise InputError(f"draft times: {name}_efficiency is {efficiency}; it must be above 0 and at most 1")
-    if tp < 1 or shape.heads % tp:
-        raise InputError(f"draft times: tp is {tp}; it must divide the {shape.heads} attention heads of {shape.name}")
-    if branches < 1 or kv_tokens < 0:
-        raise InputError(f"draft times: {branches} branches, {kv_tokens} tokens a sequence; give at least 1 and 0")
-    flops_per_s = compute_efficiency * gpu.bf16_flops
-    bytes_per_s = memory_efficiency * gpu.memory_bytes_per_s
+    """Return the times of a small model of the family, split over `tp` GPUs of the worker, by a roofline and the overheads.
+
+    `kv_tokens` is the typical length of a sequence, whose cache the drafter reads at each level; `branches` is the top-k of a
+    tree: the tokens of a sequence at each level, each of which reads the cache for itself (as in TLT's public code). The level
+    that catches up on the tokens accepted by the last verification counts as the first of the round.
+
+    `eagle`: of an EAGLE-type drafter of the target `shape`, one layer like the target's, before it a projection that joins the
+    target's hidden state with the token's embedding (2 hidden → hidden), after it the target's output head, which is read at
+    each level but held once. TLT §4.1; shapes as in its public code. What a `round_s` of 0 leaves out: 8.67 tokens a pass at
+    3.64 times the speed (TLT Table 1), if that is Qwen2.5-32B on H100, leave about 7 ms a round at tp 4 and 11 ms at tp 2 to
+    host time, sampling, building and masking the tree.
+    """
+    if eagle:
+        shape, projection = eagle_shape(shape), 2 * shape.hidden * shape.hidden
+        held = shape.layer_parameters + projection
+    else:
+        require_dense(shape, "drafter")
+        projection, held = 0, shape.parameters
+    round_s, level_s, layer_s = overheads
+    flops_per_s = COMPUTE_EFFICIENCY * gpu.bf16_flops
+    bytes_per_s = MEMORY_EFFICIENCY * gpu.memory_bytes_per_s
     weights = (shape.layers * shape.layer_parameters + projection + shape.vocab * shape.hidden) / tp
     kv_bytes = shape.kv_bytes_per_token / min(tp, shape.kv_heads)
 
@@ -233,20 +144,83 @@ def _roofline(
     tokens = branches * sequences
     matrices_s = np.maximum(2.0 * weights * tokens / flops_per_s, WEIGHT_BYTES * weights / bytes_per_s)
     step_s = level_s + shape.layers * layer_s + matrices_s + tokens * kv_tokens * kv_bytes / bytes_per_s
+    source = (
+        f"{shape.name} on {tp} {gpu.name}: {layer_s * 1e6:g} µs a layer (derived from measured kernels) and a roofline of "
+        f"{gpu.source} at {COMPUTE_EFFICIENCY:.0%} of its flops, {MEMORY_EFFICIENCY:.0%} of its bandwidth; "
+        f"{kv_tokens:g} tokens a sequence, {branches} branches, {round_s * 1e3:g} ms a round"
+        + (f" and {level_s * 1e3:g} ms a level" if level_s else "")
+    )
+    times = np.full(sequences.size, round_s), step_s
+    return DraftTimes(sequences, *times, WEIGHT_BYTES * held / tp, kv_bytes, "assumed", source)
+
+
+eagle_drafts = partial(model_drafts, eagle=True)
+
+
+def eagle_shape(target: ModelShape) -> ModelShape:
+    """Return the shape of the one layer, with the target's embedding and output head."""
+    return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1})
+
+
+def profiled_drafts(
+    profile: TableProfile, shape: ModelShape, kv_tokens: float = 2048, round_s: float = 0.0
+) -> DraftTimes:
+    """Return the times of a model drafter whose passes are profiled: a level is a decode step at sequences of `kv_tokens`."""
+    t, m = profile.tables, profile.metadata
+    most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
+    profile.require_covers(int(most), int(most), int(kv_tokens))
+    sequences = _batches(most)
     return DraftTimes(
         sequences,
         np.full(sequences.size, round_s),
-        step_s,
-        own_bytes / tp,
-        kv_bytes,
-        "assumed",
-        f"{shape.name} on {tp} {gpu.name}: {layer_s * 1e6:g} µs a layer (derived from measured kernels) and a roofline of "
-        f"{gpu.source} at {compute_efficiency:.0%} of its flops, {memory_efficiency:.0%} of its bandwidth; "
-        f"{kv_tokens:g} tokens a sequence, {branches} branches, {round_s * 1e3:g} ms a round"
-        + (f" and {level_s * 1e3:g} ms a level" if level_s else ""),
+        np.array([profile.decode_s(int(b), kv_tokens) for b in sequences]),
+        shape.weight_bytes / m.tp,
+        shape.kv_bytes_per_token / min(m.tp, shape.kv_heads),
+        "measured" if m.kind == "measured" else "derived" if m.kind == "derived" else "assumed",
+        f"{m.model} on {m.tp} {m.gpu}: {m.source}; {kv_tokens:g} tokens a sequence, {round_s * 1e3:g} ms a round",
     )
 
 
 def _batches(most: float) -> Floats:
-    """Whole numbers from 1 to `most`, four an octave."""
+    """Return whole numbers from 1 to `most`, four an octave."""
     return np.unique(np.minimum(np.round(2 ** np.arange(0, np.log2(most) + 0.25, 0.25)), most))
+
+
+# Bytes of CUDA graphs = FIXED_BYTES + BYTES_PER_LAYER × layers captured, a graph for each batch size that the engine
+# captures. TLT states 7.81, 30.39 and 10.69 GB for one and for four strategies; not the model, the strategies, the batch
+# sizes, nor whether that is one GPU's share (assumed). The constants are solved from the first two for the model of its case
+# studies (Qwen2.5-32B, 64 layers) and the public code's depth (8); the third then follows as 10.59 GB (-0.9 %) for four
+# different drafters. With the models of 28 and 80 layers that it also uses, it would be off by +24 % and -6 %. If equal
+# drafters were captured once, or each only for its own batch sizes (as in the public code), it would be 7.81 GB (-27 %).
+# Buffers that grow with the tokens to verify (the public code keeps logits of the largest batch) are in `BYTES_PER_LAYER`, as
+# if all strategies had equal ones. A graph holds launches, not weights, so bytes a layer are assumed not to depend on the
+# model's width or its tensor-parallel size.
+_SINGLE_BYTES, _VANILLA_BYTES = 7.81e9, 30.39e9  # TLT Table 3: one strategy, four captured one by one
+_LAYERS, _DRAFT_LAYERS = 64, 8 + 1  # of Qwen2.5-32B; of a drafter of depth 8
+_STRATEGY_BYTES = (_VANILLA_BYTES - _SINGLE_BYTES) / 3
+FIXED_BYTES = _SINGLE_BYTES - _STRATEGY_BYTES  # however little is captured (0.28 GB)
+BYTES_PER_LAYER = _STRATEGY_BYTES / (_LAYERS + _DRAFT_LAYERS)  # in the graphs of all batch sizes (0.10 GB)
+
+
+def graph_bytes(
+    capture: Capture,
+    target: ModelShape,
+    strategies: Sequence[Strategy],
+    drafter_layers: int = 1,
+    bytes_per_layer: float = BYTES_PER_LAYER,
+) -> float:
+    """Return the bytes on each GPU that the graphs of tree speculation take, which the KV cache does not get; 0 without a
+    strategy (TLT §5.1, Table 3).
+
+    A strategy needs the target's graphs for its tokens to verify, and the drafter's for its depth and top-k: draft_depth levels
+    and one pass that catches up on accepted tokens. "vanilla" captures target and drafter of each strategy; "bucketed" the
+    target's once (each batch size belongs to one number of tokens to verify), the drafter's for each different (draft_depth,
+    topk): never more."""
+    if not strategies:
+        return 0.0
+    drafters = [(strategy.draft_depth, strategy.topk) for strategy in strategies]
+    targets = len(strategies)
+    if capture == "bucketed":
+        drafters, targets = sorted(set(drafters)), 1
+    layers = targets * target.layers + drafter_layers * sum(depth + 1 for depth, _ in drafters)
+    return FIXED_BYTES + bytes_per_layer * layers

@@ -1,6 +1,6 @@
-"""Random numbers that belong to what they are drawn for, not to when: the same in every system that is compared.
+"""Random numbers keyed by their purpose, not by the time of the draw, so that compared systems have equal luck.
 
-Invariant: a draw is a pure function of its key and its place. Compiled, so that an engine draws one a pass and request.
+Invariant: a draw is a pure function of its key and its place. Compiled, so that an engine draws one for each pass and request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(
 
 @njit(cache=True)
 def mixed(key: int, place: int) -> int:
-    """64 bits for a key and a place (splitmix64: Steele, Lea, Flood 2014), as int64; a key for further draws."""
+    """Return 64 bits for a key and a place (splitmix64: Steele, Lea, Flood 2014), as int64; a key for further draws."""
     z = np.uint64(key) + (np.uint64(place) + np.uint64(1)) * _GOLDEN
     z = (z ^ (z >> _S30)) * _MIX_1
     z = (z ^ (z >> _S27)) * _MIX_2
@@ -25,5 +25,5 @@ def mixed(key: int, place: int) -> int:
 
 @njit(cache=True)
 def uniform(key: int, place: int) -> float:
-    """A number in the open interval (0, 1) for a key and a place."""
+    """Return a number in the open interval (0, 1) for a key and a place."""
     return (float(np.uint64(mixed(key, place)) >> _S11) + 0.5) * 2.0**-53

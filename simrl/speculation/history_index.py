@@ -1,58 +1,55 @@
-"""One prompt's old responses, arranged so that what followed a few tokens then is found at once now (HistoSpec, RhymeRL §5.3).
+"""Index of one prompt's old responses that finds at once what followed a few tokens (HistoSpec, RhymeRL §5.3).
 
-Invariant: an index is one array of int32, and holds all it needs: it can be saved, mapped from disk or sent as it is.
+Invariant: an index is one self-contained array of int32: it can be saved, mapped from disk or sent as it is.
 
     sizes | text | order | weights | directory
 
 `text` is the responses, a -1 after each, so that no match and no draft crosses from one into another. `order` is its suffix
-array: the places of the text, sorted by the `SORTED_TOKENS` tokens that begin there. Whatever shares a prefix lies side by
-side, so a node of the paper's suffix tree is an interval of `order`; how often its branch was taken is its length, and the sum
-of the rewards is a difference of two `weights` (cumulative, modulo 2³²). `directory` is a hash table that finds where a run of
-three tokens begins in `order`. 12 bytes a token (8 where rewards are equal), and 5⅓ for each distinct run of three.
+array: the places of the text, sorted by the `SORTED_TOKENS` tokens that begin there. A node of the paper's suffix tree is an
+interval of `order`; the count of its branch is its length, and the sum of the rewards is a difference of two `weights`
+(cumulative, modulo 2³²). `directory` is a hash table from a run of three tokens to its first place in `order`. 12 bytes a token
+(8 where rewards are equal), and 5⅓ for each distinct run of three.
 
 Sorting is by prefix doubling (Manber and Myers; groups of one are left alone, as in Larsson and Sadakane), from as many tokens
 as fit into 63 bits: three for a vocabulary of up to 2 M.
 
-A draft is the tokens after the longest match of the response's last tokens that anything follows. It goes down the tree
-greedily, so its first w tokens do not depend on how many are asked for; and it is always some piece of the text, so a draft is
-told by where it begins and how long it is.
+A draft is the tokens after the longest match of the response's last tokens that has a continuation, greedily down the tree: a
+place in the text and a length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from simrl.errors import InputError
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+from simrl.speculation.matching import joined
 
 SORTED_TOKENS = 48
 LONGEST_MATCH_TOKENS = SORTED_TOKENS - MOST_DRAFT_TOKENS
 LARGEST_TOKEN_ID = (1 << 21) - 2
 
 _RUN = 3  # tokens that the directory looks up
-_SIZES = 4  # text tokens (ends counted), slots of the directory, 1 if there are weights, version
-_VERSION = 1
+_SIZES = 3  # text tokens (with the ends), slots of the directory, 1 if there are weights
 _ENDS = -1
 _MODULO = 0xFFFFFFFF
 
 
-class HistoryRule(BaseModel):
-    """How HistoSpec finds a draft. The defaults are the paper's (RhymeRL §5.3-5.4)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """The rule by which HistoSpec finds a draft. The defaults are the paper's (RhymeRL §5.3-5.4)."""
 
     longest_match_tokens: int = Field(default=7, ge=_RUN, le=LONGEST_MATCH_TOKENS, description="tried first")
     shortest_match_tokens: int = Field(default=3, ge=_RUN, le=LONGEST_MATCH_TOKENS, description="tried last")
     branch: Literal["reward", "count"] = Field(
         default="reward",
-        description="where responses part: reward follows the largest sum of rewards, of equals the most frequent token; "
-        "count follows the most frequent. Of equals there, the smallest token id",
+        description="where responses part: reward follows the largest sum of rewards, and of equals the most frequent token; "
+        "count follows the most frequent token. Of equals there, the smallest token id",
     )
     least_probability: float = Field(
         default=0.0,
@@ -72,65 +69,47 @@ class HistoryRule(BaseModel):
 
     @property
     def compiled(self) -> tuple[int, int, bool, float]:
-        """As the compiled functions take it."""
+        """Return the rule as the compiled functions take it."""
         return self.longest_match_tokens, self.shortest_match_tokens, self.branch == "reward", self.least_probability
 
 
 PAPER = HistoryRule()
-PUBLIC_CODE = HistoryRule(
-    shortest_match_tokens=4, branch="count", least_probability=0.1
-)  # verl recipe specRL/histoSpec
+# verl recipe specRL/histoSpec
+PUBLIC_CODE = HistoryRule(shortest_match_tokens=4, branch="count", least_probability=0.1)
 
 
 def build_index(responses: Sequence[Tokens], rewards: ArrayLike | None = None) -> Tokens:
-    """The index of these responses: one array of int32.
+    """Return the index of these responses: one array of int32.
 
-    Rewards below 0 shift all of the prompt's by the lowest, so that they start at 0: raw sums would prefer what was hardly ever
-    tried to what often failed and often succeeded. Others count as they are. One that is unknown (NaN) counts as 0. Sums are
-    exact in steps of the largest reward / min(65,535, 2³² / tokens). Where all are equal, counts decide.
-
-    Raises `InputError` for ids that are negative or beyond `LARGEST_TOKEN_ID`, and if rewards and responses differ in number.
+    If a reward is below 0, all rewards of the prompt are shifted so that the lowest is 0: raw sums would prefer a rare branch
+    to one that often failed and often succeeded. An unknown reward (NaN) counts as 0. Where all rewards are equal, counts
+    decide. Raise `InputError` for ids that are negative or beyond `LARGEST_TOKEN_ID`, and if rewards and responses differ in
+    number.
     """
-    ends = np.cumsum([len(response) + 1 for response in responses], dtype=np.int64)
-    text = np.full(int(ends[-1]) if len(ends) else 0, _ENDS, dtype=np.int32)
-    for response, end in zip(responses, ends.tolist(), strict=True):
-        text[end - 1 - len(response) : end - 1] = response
-    largest = _checked_largest(text, len(ends))
-    if largest < 0:
+    text, begins = joined(responses)
+    largest = int(text.max(initial=0))
+    if largest > LARGEST_TOKEN_ID or np.count_nonzero(text < 0) > len(responses):
         raise InputError(
             f"history: a response holds a token id below 0 or above {LARGEST_TOKEN_ID}; give vocabulary ids"
         )
-    return index_of_text(text, ends, _weights(rewards, len(ends), len(text)), largest)
-
-
-def index_of_text(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], largest_id: int) -> Tokens:
-    """The same from a text that is arranged already; `weights` are empty where counts decide."""
-    return _build(text, ends, weights, int(largest_id + 1).bit_length())
+    weights = _weights(rewards, len(responses), len(text))
+    return _build(text, begins[1:], weights, (largest + 1).bit_length())
 
 
 def text_of(index: Tokens) -> Tokens:
-    """The responses in an index, a -1 after each; a view."""
+    """Return the responses in an index, a -1 after each; a view."""
     return index[_SIZES : _SIZES + index[0]]
 
 
-def is_index_of(index: Tokens, responses: int) -> bool:
-    """Whether the array can be an index, of this version, of so many responses."""
-    if len(index) < _SIZES or index[3] != _VERSION:
-        return False
-    n, slots, weighted = index[:3].tolist()
-    whole = n >= 0 and slots > 0 and len(index) == _SIZES + 2 * n + weighted * (n + 1) + slots
-    return whole and int(np.count_nonzero(text_of(index) == _ENDS)) == responses
-
-
 def draft(index: Tokens, tail: Tokens, most_tokens: int, rule: HistoryRule = PAPER) -> Tokens:
-    """What follows `tail`, the last tokens of a response (at least `longest_match_tokens` of them if it has as many)."""
+    """Return the draft after `tail`, a response's last tokens (at least `longest_match_tokens` if it has as many)."""
     tail = np.ascontiguousarray(tail, dtype=np.int32)
-    start, tokens = _draft(index, tail, 0, len(tail), min(most_tokens, MOST_DRAFT_TOKENS), rule.compiled)
+    start, tokens = find_draft(index, tail, 0, len(tail), min(most_tokens, MOST_DRAFT_TOKENS), rule.compiled)
     return index[start : start + tokens].copy()
 
 
 def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[np.int64]:
-    """Whole numbers in proportion to the rewards; none where all are equal."""
+    """Return whole numbers in proportion to the rewards; none where all are equal."""
     if rewards is None:
         return np.empty(0, dtype=np.int64)
     values = np.asarray(rewards, dtype=np.float64)
@@ -148,25 +127,13 @@ def _weights(rewards: ArrayLike | None, responses: int, tokens: int) -> NDArray[
 
 
 @njit(cache=True, nogil=True)
-def _checked_largest(text: Tokens, responses: int) -> int:
-    """The largest id, 0 if there is none; -1 if an id is none."""
-    largest, ends = 0, 0
-    for i in range(text.shape[0]):
-        ends += text[i] == _ENDS
-        largest = max(largest, text[i])
-        if text[i] < _ENDS:
-            return -1
-    return -1 if ends != responses or largest > LARGEST_TOKEN_ID else largest
-
-
-@njit(cache=True, nogil=True)
 def _build(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], bits: int) -> Tokens:
     n = text.shape[0]
     order, runs = _sorted_suffixes(text, bits)
     slots = runs.shape[0] * 4 // 3 + 1
     weighted = weights.shape[0] > 0
     index = np.empty(_SIZES + 2 * n + (n + 1 if weighted else 0) + slots, np.int32)
-    index[0], index[1], index[2], index[3] = n, slots, weighted, _VERSION
+    index[0], index[1], index[2] = n, slots, weighted
     index[_SIZES : _SIZES + n] = text
     index[_SIZES + n : _SIZES + 2 * n] = order
     if weighted:
@@ -194,7 +161,7 @@ def _build(text: Tokens, ends: NDArray[np.int64], weights: NDArray[np.int64], bi
 
 @njit(cache=True, nogil=True)
 def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
-    """The places of the text in the order of what begins there, and where in it each run of three tokens begins."""
+    """Return the places of the text in the order of their suffixes, and where in it each run of three tokens begins."""
     n = text.shape[0]
     width = min(63 // bits, SORTED_TOKENS)
     keys = np.empty(n, np.int64)
@@ -235,7 +202,7 @@ def _sorted_suffixes(text: Tokens, bits: int) -> tuple[Tokens, Tokens]:
 def _sort_deeper(
     order: Tokens, rank: Tokens, begins: Tokens, ends: Tokens, groups: int, depth: int, scratch: NDArray[np.int64]
 ) -> None:
-    """Sorts within the groups, which are equal to `depth` tokens, until they are sorted to `SORTED_TOKENS`."""
+    """Sort within the groups, which are equal to `depth` tokens, until they are sorted to `SORTED_TOKENS`."""
     more_begins, more_ends = np.empty_like(begins), np.empty_like(ends)
     while depth < SORTED_TOKENS and groups > 0:
         more = 0
@@ -276,7 +243,7 @@ def _sort_deeper(
 
 @njit(cache=True, nogil=True)
 def _radix_sorted(keys: NDArray[np.int64], bits: int) -> tuple[NDArray[np.int64], Tokens]:
-    """The keys sorted, and where each was."""
+    """Return the sorted keys, and where each was."""
     n = keys.shape[0]
     order = np.arange(n).astype(np.int32)
     other_keys, other_order = np.empty_like(keys), np.empty_like(order)
@@ -311,7 +278,7 @@ def _radix_sorted(keys: NDArray[np.int64], bits: int) -> tuple[NDArray[np.int64]
 
 @njit(cache=True, nogil=True)
 def _slot(a: int, b: int, c: int, slots: int) -> int:
-    """Where the directory begins to look for these three tokens."""
+    """Return the slot where the directory begins to look for these three tokens."""
     z = np.uint64(a) * np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(b) * np.uint64(0xC2B2AE3D27D4EB4F)
     z += np.uint64(c) * np.uint64(0x165667B19E3779F9)
@@ -321,10 +288,10 @@ def _slot(a: int, b: int, c: int, slots: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _draft(
+def find_draft(
     index: Tokens, tokens: Tokens, begin: int, end: int, most_tokens: int, rule: tuple[int, int, bool, float]
 ) -> tuple[int, int]:
-    """Where in `index` the draft after tokens[begin:end] stands, and its length."""
+    """Return the place in `index` of the draft after tokens[begin:end], and its length."""
     longest, shortest, by_reward, least_probability = rule
     for length in range(min(longest, end - begin), shortest - 1, -1):
         first, last = _node(index, tokens, end - length, length)
@@ -335,7 +302,7 @@ def _draft(
 
 @njit(cache=True, nogil=True)
 def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]:
-    """The interval of `order` that begins with tokens[q : q + length] and that anything follows; else an empty one."""
+    """Return the interval of `order` that begins with tokens[q : q + length] and has a continuation; else an empty one."""
     n, slots = index[0], index[1]
     text, order = index[_SIZES : _SIZES + n], index[_SIZES + n : _SIZES + 2 * n]
     directory = index[index.shape[0] - slots :]
@@ -349,7 +316,6 @@ def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]
         if text[i] == a and text[i + 1] == b and text[i + 2] == c:
             break
         slot = slot + 1 if slot + 1 < slots else 0
-    # From there on: the first that is not less, then the first that is more.
     first = _first_beyond(text, order, first, tokens, q, length, 0)
     if first == n or _compared(text, order[first], tokens, q, length) != 0:
         return 0, 0
@@ -361,7 +327,8 @@ def _node(index: Tokens, tokens: Tokens, q: int, length: int) -> tuple[int, int]
 
 @njit(cache=True, nogil=True)
 def _first_beyond(text: Tokens, order: Tokens, first: int, tokens: Tokens, q: int, length: int, least: int) -> int:
-    """The first j from `first` on where order[j] compares at `least`, 0 or 1, or above: steps that double, then halve."""
+    """Return the first j from `first` on where order[j] compares at `least`, 0 or 1, or above: by doubling, then halving
+    steps."""
     n = order.shape[0]
     if _compared(text, order[first], tokens, q, length) >= least:
         return first
@@ -381,8 +348,8 @@ def _first_beyond(text: Tokens, order: Tokens, first: int, tokens: Tokens, q: in
 
 @njit(cache=True, nogil=True)
 def _compared(text: Tokens, i: int, tokens: Tokens, q: int, length: int) -> int:
-    """-1, 0 or 1: what begins at i is less than `length` tokens from q on, the same or more. An end differs from any token, so
-    the text is not left."""
+    """Compare the suffix at i with `length` tokens from q on: -1 if less, 0 if equal, 1 if more. An end differs from any token,
+    so the comparison stays in the text."""
     for k in range(length):
         if text[i + k] != tokens[q + k]:
             return 1 if text[i + k] > tokens[q + k] else -1
@@ -393,7 +360,7 @@ def _compared(text: Tokens, i: int, tokens: Tokens, q: int, length: int) -> int:
 def _path(
     index: Tokens, first: int, last: int, depth: int, most_tokens: int, by_reward: bool, least_probability: float
 ) -> tuple[int, int]:
-    """The way down from order[first:last], whose first `depth` tokens agree: where it stands in `index`, and its length."""
+    """Return the way down from order[first:last], whose first `depth` tokens agree: its place in `index`, and its length."""
     n = index[0]
     text, order = index[_SIZES : _SIZES + n], index[_SIZES + n : _SIZES + 2 * n]
     weighted = by_reward and index[2] == 1
@@ -426,7 +393,7 @@ def _path(
 
 @njit(cache=True, nogil=True)
 def _end_of_branch(text: Tokens, order: Tokens, first: int, last: int, at: int) -> int:
-    """Where in order[first:last] the branch of its first suffix ends: steps that double, then halve."""
+    """Return where in order[first:last] the branch of its first suffix ends: by doubling, then halving steps."""
     token = text[order[first] + at]
     if text[order[last - 1] + at] == token:
         return last
@@ -454,53 +421,14 @@ def accept_runs_of(
     drafted: NDArray[np.uint8],
     accepted: NDArray[np.uint8],
 ) -> None:
-    """Fills `drafted` and `accepted` for responses to the prompt of `index`: rows of (begin in `tokens`, end, begin in
+    """Fill `drafted` and `accepted` for responses to the prompt of `index`: rows of (begin in `tokens`, end, begin in
     `drafted`); see `AcceptRuns`."""
     for r in range(rows.shape[0]):
         begin, end, out = rows[r, 0], rows[r, 1], rows[r, 2]
         for p in range(begin, end):
-            start, size = _draft(index, tokens, begin, p, most_tokens, rule)
+            start, size = find_draft(index, tokens, begin, p, most_tokens, rule)
             right = 0
             while right < size and p + right < end and index[start + right] == tokens[p + right]:
                 right += 1
             drafted[out + p - begin] = size
             accepted[out + p - begin] = right
-
-
-@njit(cache=True, nogil=True)
-def drafts_of(
-    indexes: Any,
-    tails: Tokens,
-    tail_tokens: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    most_tokens: NDArray[np.int64],
-    rule: tuple[int, int, bool, float],
-    out: Tokens,
-    out_tokens: NDArray[np.int64],
-) -> None:
-    """A draft for each of `slots`: the slot has an index in the list `indexes` and the last `tail_tokens` tokens of its
-    response at the end of a row of `tails`. Row r of `out` takes the draft of slots[r], of `out_tokens[r]` tokens."""
-    for r in range(slots.shape[0]):
-        slot = slots[r]
-        width = tails.shape[1]
-        index = indexes[slot]
-        tail = tails[slot]
-        start, size = _draft(index, tail, width - tail_tokens[slot], width, most_tokens[r], rule)
-        out_tokens[r] = size
-        for k in range(size):
-            out[r, k] = index[start + k]
-
-
-@njit(cache=True, nogil=True)
-def remember(tails: Tokens, tail_tokens: NDArray[np.int64], slot: int, ids: Tokens) -> bool:
-    """Appends tokens to the row of `tails` that belongs to a slot; does nothing and says False if an id is below 0."""
-    for id_ in ids:
-        if id_ < 0:
-            return False
-    width, new = tails.shape[1], min(ids.shape[0], tails.shape[1])
-    for k in range(width - new):
-        tails[slot, k] = tails[slot, k + new]
-    for k in range(new):
-        tails[slot, width - new + k] = ids[ids.shape[0] - new + k]
-    tail_tokens[slot] = min(tail_tokens[slot] + new, width)
-    return True

@@ -1,17 +1,17 @@
-"""What a scenario says of speculation: how much is accepted where it cannot be measured from tokens, and who builds indexes.
+"""A scenario's inputs to speculation: acceptance where it cannot be measured from tokens, and the builders of indexes.
 
-Invariant: an input that nobody gave is a stated default, and says so (`kind: assumed`); which were used is in every result.
+Invariant: an input that is not given is a stated default and marked so (`kind: assumed`); every result has the inputs used.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from simrl.errors import InputError, meant
-from simrl.hardware import MODELS
+from simrl.profile.hardware import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
@@ -19,58 +19,58 @@ from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
 TextDrafter = Literal["history", "ngram", "siblings"]
 
 
-class HistoryWorkers(BaseModel):
+class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The CPU workers that build HistoSpec's indexes (RhymeRL §5.3)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     workers: int = Field(default=8, ge=1, le=100_000, description="index builders, one core each")
     tokens_per_s: float = Field(
-        default=2e6, gt=0, description="of each; what one core of this project's machine builds, at the least"
+        default=2e6, gt=0, description="indexing rate of a worker; a lower bound for one core of this project's machine"
     )
-    memory_bytes: float = Field(default=640e9, gt=0, description="of all nodes (RhymeRL: 8 nodes with less than 80 GB)")
-    bytes_per_token: float = Field(default=16.0, gt=0, description="of an index in memory")
+    memory_bytes: float = Field(default=640e9, gt=0, description="total of all nodes (RhymeRL: 8 with less than 80 GB)")
+    bytes_per_token: float = Field(default=16.0, gt=0, description="size of an index in memory")
 
 
-class SpeculationInputs(BaseModel):
-    """The section `speculation` of a scenario. What a trace's tokens say comes before what is said here."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """The section `speculation` of a scenario. A trace's tokens take precedence over it."""
 
     verification: Verification | None = Field(
         default=None,
-        description="exact_match accepts a token only if it equals the sampled one, rejection_sampling more; null is the "
-        "method's own: exact_match for specactor, else rejection_sampling",
+        description="exact_match accepts a token only if it equals the sampled one, rejection_sampling accepts more; null: the "
+        "method's rule, exact_match for specactor, else rejection_sampling",
     )
     temperature: float = Field(
         default=1.0,
         ge=0,
         le=10,
-        description="of sampling; what is given here belongs to it, nothing is computed from it",
+        description="sampling temperature at which the acceptance values below were measured (recorded only, not used in any "
+        "formula)",
     )
     acceptance: dict[str, ModelAcceptance] = Field(
-        default={}, description="of model drafters, by name: eagle, qwen2.5-0.5b … What is not given is assumed"
+        default={},
+        description="acceptance of model drafters, by name: eagle, qwen2.5-0.5b …; assumed for those not given",
     )
     runs: dict[TextDrafter, RunModel] = Field(
-        default={}, description="of text drafters on traces without token ids, as `simrl acceptance` fits them"
+        default={},
+        description="run models of text drafters for traces without token ids, as `simrl acceptance` fits them",
     )
     history_workers: HistoryWorkers = HistoryWorkers()
     acceptance_factor: float = Field(
         default=1.0,
         gt=0,
         le=2,
-        description="multiplies the probability that a drafted token is accepted, to see what hangs on it; 1 = as counted, "
-        "drawn or given. Drafts from texts cannot have more than 1, those from running siblings no other",
+        description="multiplies the probability that a drafted token is accepted, to test how a result depends on it; 1: as "
+        "counted, drawn or given. At most 1 for text drafters; always 1 for drafts from running siblings",
     )
     draft_profile: str | None = Field(
-        default=None, description="of the method's draft model, as `simrl measure` writes it; null derives its times"
+        default=None,
+        description="profile of the method's draft model, as `simrl measure` writes it; null derives its times",
     )
     draft_round_s: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="of a round of a model's drafts besides its passes: the host's time, sampling, hand-over; null: as the "
-        "method says (tlt 2 ms, the others none, both assumed)",
+        description="time of a round of a model's drafts outside its passes: host, sampling, hand-over; null: the method's "
+        "value (tlt 2 ms, the others 0, both assumed)",
     )
 
     @field_validator("acceptance")
@@ -85,10 +85,8 @@ class SpeculationInputs(BaseModel):
         return given
 
     def acceptance_of(self, speculation: Speculation) -> ModelAcceptance:
-        """The acceptance of a method's model drafter under the scenario's verification rule.
-
-        Raises `InputError` where the rule is another one than the acceptance was found under, or the method needs another.
-        """
+        """Return the acceptance of a method's model drafter under the scenario's verification rule. Raise `InputError` where it
+        was measured under another rule, or the method needs another."""
         own: Verification = "exact_match" if speculation.exact_match else "rejection_sampling"
         rule = self.verification or own
         if speculation.exact_match and rule != own:
@@ -100,50 +98,38 @@ class SpeculationInputs(BaseModel):
             given = assumed_acceptance(speculation.model, rule)
         elif given.verification != rule:
             raise InputError(
-                f"speculation.acceptance.{speculation.model} was found under {given.verification}, the scenario verifies by "
+                f"speculation.acceptance.{speculation.model} was measured under {given.verification}, the scenario verifies by "
                 f"{rule}; give the acceptance under that rule"
             )
         return given.times(self.acceptance_factor)
 
     def runs_of(self, drafter: TextDrafter) -> RunModel:
-        """The run model of a text drafter."""
+        """Return the run model of a text drafter."""
         return self.runs.get(drafter, ASSUMED_RUNS[drafter])
 
 
 def assumed_acceptance(model: str, verification: Verification) -> ModelAcceptance:
-    """What stands where nobody measured. EAGLE: such that a tree of 48 tokens and depth 8 accepts 6.5 tokens freshly trained,
-    and 4.6 as it was at first (TLT Table 4). Small models: 0.75, of which exact match (Σ p·q instead of Σ min(p, q)) leaves
-    0.65. Long responses accept less (SpecActor §5: 49 to 72 % on the last ones)."""
+    """Return the default where nothing was measured. EAGLE: such that a tree of 48 tokens and depth 8 accepts 6.5 tokens
+    freshly trained, and 4.6 with the initial drafter (TLT Table 4). Small models: 0.75, and 0.65 by exact match (Σ p·q instead
+    of Σ min(p, q)). Long responses accept less (SpecActor §5: 49 to 72 % on the last ones)."""
     exact = verification == "exact_match"
+    differs: dict[str, Any]
     if model == EAGLE:
-        return ModelAcceptance(
-            by_position=(0.75 if exact else 0.85,),
-            drift_per_update=0.05,
-            most_drift=0.78,
-            verification=verification,
-            source="assumed; the level is TLT Table 4's, read through a tree of 48 tokens",
-        )
-    return ModelAcceptance(
-        by_position=(0.65 if exact else 0.75,),
-        spread=0.2,
-        length_exponent=0.1,
-        verification=verification,
-        source="assumed",
-    )
+        level, source = 0.75 if exact else 0.85, "assumed; the level is TLT Table 4's, read through a tree of 48 tokens"
+        differs = {"drift_per_update": 0.05, "most_drift": 0.78}
+    else:
+        level, source = 0.65 if exact else 0.75, "assumed"
+        differs = {"spread": 0.2, "length_exponent": 0.1}
+    return ModelAcceptance(by_position=(level,), verification=verification, source=source, **differs)
 
 
 def _assumed(gap_tokens: float, hit_tokens: float, first_epoch: bool) -> RunModel:
-    """Hits of two lengths, few long ones with most of the tokens (RhymeRL Fig. 8), and gaps of one to a few tokens."""
-    short, long = (
-        Bucket(up_to_tokens=2, share=0.7, mean_tokens=1.4),
-        Bucket(up_to_tokens=128, share=0.3, mean_tokens=hit_tokens),
-    )
+    """Return a model with hits of two lengths, few long ones with most of the tokens (RhymeRL Fig. 8), and short gaps."""
+    short = Bucket(up_to_tokens=2, share=0.7, mean_tokens=1.4)
+    long = Bucket(up_to_tokens=128, share=0.3, mean_tokens=hit_tokens)
     gap = Bucket(up_to_tokens=64, share=1.0, mean_tokens=gap_tokens)
-    return RunModel(
-        classes=(ResponseClass(share=1.0, share_of_long=1.0, wrong_drafts=0.5, gaps=(gap,), hits=(short, long)),),
-        first_epoch=first_epoch,
-        source="assumed",
-    )
+    every = ResponseClass(share=1.0, share_of_long=1.0, wrong_drafts=0.5, gaps=(gap,), hits=(short, long))
+    return RunModel(classes=(every,), first_epoch=first_epoch, source="assumed")
 
 
 ASSUMED_RUNS: dict[str, RunModel] = {

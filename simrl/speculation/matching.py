@@ -1,41 +1,77 @@
-"""Recorded tokens as compiled code takes them, and how a few tokens are looked up among many.
+"""Recorded tokens for compiled code, and hash tables that look a few tokens up among many.
 
-Invariant: whatever is found by its hash is compared token by token; a collision costs time and changes nothing.
+Invariant: what a hash finds is compared token by token; a collision costs time and changes nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.trace import Trace
+from simrl.trace.trace import Trace
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 
 
-def token_ids(trace: Trace) -> tuple[Ints32, Ints]:
-    """The tokens of all responses one after the other, and where each row begins among them; shapes (tokens,), (rows + 1,)."""
-    if "response_ids" not in trace.table.column_names:
+def has_token_ids(trace: Trace) -> bool:
+    """Return whether the trace has the tokens of its responses."""
+    return "response_ids" in trace.table.column_names
+
+
+def token_ids(trace: Trace, some: bool = False) -> tuple[Ints32, Ints]:
+    """Return the tokens of all responses one after the other, and where each row begins; shapes (tokens,), (rows + 1,). Raise
+    `InputError` for a trace without them, and for a row without unless `some` rows are enough."""
+    if not has_token_ids(trace):
         raise InputError(
             f"trace {trace.metadata.name!r}: no column 'response_ids'; import the run with --tokenizer, so that it keeps them"
         )
     lists = trace.table.column("response_ids").combine_chunks()
-    if lists.null_count:
-        row = int(np.flatnonzero(lists.is_null().to_numpy(zero_copy_only=False))[0])
+    known = lists.is_valid().to_numpy(zero_copy_only=False)
+    if not some and not known.all():
         raise InputError(
-            f"trace {trace.metadata.name!r}: row {row}, column 'response_ids' is empty; keep the rows that have token ids"
+            f"trace {trace.metadata.name!r}: row {int(np.argmin(known))}, column 'response_ids' is empty; keep the rows that "
+            "have token ids"
         )
     ids = np.ascontiguousarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int32)
-    first = np.r_[0, np.cumsum(trace.column("response_tokens"), dtype=np.int64)]
-    return ids, first
+    lengths = np.where(known, trace.column("response_tokens"), 0)
+    return ids, np.r_[0, np.cumsum(lengths, dtype=np.int64)]
+
+
+def epoch_keys(trace: Trace) -> tuple[Ints, int]:
+    """Return a key for the prompt and epoch of each row, and the number of epochs: prompt k has in epoch e the key
+    k × epochs + e."""
+    epoch = trace.column("epoch").astype(np.int64)
+    epochs = int(epoch.max()) + 1
+    return np.unique(trace.column("prompt_id"), return_inverse=True)[1] * epochs + epoch, epochs
+
+
+def joined(responses: Sequence[Ints32]) -> tuple[Ints32, Ints]:
+    """Return responses as one text, a -1 after each, and where each begins in it, with the end of the text."""
+    begins = np.cumsum([0, *(len(response) + 1 for response in responses)], dtype=np.int64)
+    text = np.full(begins[-1], -1, dtype=np.int32)
+    for response, begin in zip(responses, begins.tolist(), strict=False):
+        text[begin : begin + len(response)] = response
+    return text, begins
+
+
+@njit(cache=True)
+def table_size(entries: int) -> int:
+    """Return the size of a hash table, a power of two that at most half of it fill."""
+    size = 16
+    while size < 2 * entries:
+        size *= 2
+    return size
 
 
 @njit(cache=True)
 def hashed(ids: Ints32, end: int, count: int) -> int:
-    """A hash, not negative, of the `count` tokens before `end`."""
+    """Return a hash, not negative, of the `count` tokens before `end`."""
     h = np.uint64(1469598103934665603)
     for i in range(end - count, end):
         h = (h ^ np.uint64(ids[i])) * np.uint64(0x9E3779B97F4A7C15)
@@ -44,17 +80,25 @@ def hashed(ids: Ints32, end: int, count: int) -> int:
 
 
 @njit(cache=True)
-def same(ids: Ints32, a: int, b: int, count: int) -> bool:
-    """Whether the `count` tokens before a and before b are equal."""
+def _same(text: Ints32, a: int, ids: Ints32, b: int, count: int) -> bool:
     for i in range(1, count + 1):  # noqa: SIM110 (compiled: a generator is slower)
-        if ids[a - i] != ids[b - i]:
+        if text[a - i] != ids[b - i]:
             return False
     return True
 
 
 @njit(cache=True)
+def slot_of(text: Ints32, table: Ints32, size: int, ids: Ints32, end: int, count: int) -> int:
+    """Return the slot where the table of places in `text` has, or would have, the `count` tokens before `end` of `ids`."""
+    slot = hashed(ids, end, count) & (size - 1)
+    while table[slot] >= 0 and not _same(text, table[slot], ids, end, count):
+        slot = (slot + 1) & (size - 1)
+    return slot
+
+
+@njit(cache=True)
 def common_tokens(ids: Ints32, a: int, b: int, most: int) -> int:
-    """How many tokens from a on and from b on are equal, at most `most`."""
+    """Return how many tokens from a on and from b on are equal, at most `most`."""
     common = 0
     while common < most and ids[a + common] == ids[b + common]:
         common += 1

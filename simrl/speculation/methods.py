@@ -1,9 +1,9 @@
 """Speculation, the third choice of a system: what drafts, how long, when to stop. A method is a function that returns one.
 
-Invariant: a `Speculation` says what a worker does, never how well it works out: acceptance comes from the trace's tokens or
-from the scenario's inputs (`simrl.speculation.inputs`).
+Invariant: a `Speculation` states what a worker does, never how well it works: acceptance comes from the trace's tokens or from
+the scenario's inputs (`simrl.speculation.inputs`).
 
-The docstrings are what `simrl systems show` prints of a method. Defaults are the paper's or the public code's.
+`simrl speculation show NAME` prints a method's docstring. Defaults are the paper's or the public code's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pydantic import Field, ValidationError, validate_call
 from simrl.errors import InputError, meant
 from simrl.extensions import Extended
 from simrl.speculation.bandit import BegMab, Strategy
+from simrl.speculation.draft_times import Capture
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
 from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.gates import Elastic
-from simrl.speculation.graph_memory import GraphMemory
 from simrl.speculation.history_index import HistoryRule
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 from simrl.validation import call_error
@@ -29,14 +29,14 @@ from simrl.validation import call_error
 Tokens = Annotated[int, Field(ge=1, le=255)]
 DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model", "own"]
 EAGLE = "eagle"
-# Tokens to verify are those of TLT's Table 2; that each has a deep and a shallow tree to choose from is assumed.
+# Tokens to verify are from TLT's Table 2; a deep and a shallow tree for each are assumed.
 _TREES = ((64, (10, 6)), (48, (8, 6)), (32, (6, 4)), (16, (4, 3)))
 TLT_STRATEGIES = tuple(Strategy(depth, 8, tokens) for tokens, depths in _TREES for depth in depths)
 
 
 @dataclass(frozen=True)
 class LengthBudget:
-    """DAS: how many tokens to draft by what a prompt's responses were in the epoch before, beside those of all prompts."""
+    """DAS: tokens to draft, by the quantile of the prompt's median response in the epoch before among all prompts."""
 
     quantiles: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -44,7 +44,7 @@ class LengthBudget:
 
 @dataclass(frozen=True)
 class Decoupled:
-    """SpecActor: drafter GPUs of their own. What is None, Algorithm 1 chooses before the run, by the objective."""
+    """SpecActor: drafters on GPUs of their own. Algorithm 1 chooses what is None before the run, by the objective."""
 
     draft_gpus: int | None
     window: int | None
@@ -54,8 +54,8 @@ class Decoupled:
 
 @dataclass(frozen=True)
 class ModelFree:
-    """TLT: drafts from the group's other responses take the place of the learned drafter's under policy versions before
-    `before_version`, and (`if_slower`) under those for which its drafts are predicted to be slower."""
+    """TLT: drafts from the group's other responses replace the learned drafter's under policy versions before
+    `before_version`, and (`if_slower`) under versions for which its drafts are predicted to be slower."""
 
     before_version: int
     if_slower: bool
@@ -63,25 +63,25 @@ class ModelFree:
 
 @dataclass(frozen=True)
 class Speculation:
-    """What a worker drafts with. `model` names a model drafter: `eagle`, or a model that `simrl.hardware` knows; `round_s` is
-    what a round of its drafts takes beside its passes, `level_s` what each pass of `eagle` takes beside its kernels.
+    """A worker's way to draft. `model` names a model drafter: `eagle`, or a model of `simrl.profile.hardware`; `round_s` is the
+    time of a round of its drafts outside its passes, `level_s` the time of each pass of `eagle` outside its kernels.
     `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so that other processes find
-    it, too. `gate` says when it drafts at all. With `strategies` drafts are trees, chosen by BEG-MAB. `exact_match`: the method
-    needs it."""
+    it too. `gate` decides when it drafts at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the
+    method verifies by exact match only."""
 
     name: str
     drafter: DrafterKind
     paper: str
-    window: Window = field(default_factory=lambda: Fixed(tokens=4))
-    model: str = ""
-    history: HistoryRule = field(default_factory=HistoryRule)
-    epochs_back: int = 1
+    window: Window = Fixed(tokens=4)  # noqa: RUF009 (frozen)
     gate: Literal["open", "batch"] | Elastic = "open"
+    model: str = ""
+    history: HistoryRule = HistoryRule()  # noqa: RUF009 (frozen)
+    epochs_back: int = 1
     budget: LengthBudget | None = None
     strategies: BegMab | None = None
     training: SpotTraining | None = None
     model_free: ModelFree | None = None
-    graphs: GraphMemory | None = None
+    graphs: Capture | None = None
     decoupled: Decoupled | None = None
     round_s: float = 0.0
     level_s: float = 0.0
@@ -92,7 +92,7 @@ class Speculation:
 
     @property
     def label(self) -> str:
-        """The name with the parameters that were given."""
+        """The name with its given parameters."""
         given = ", ".join(f"{key}={value}" for key, value in self.parameters.items() if key != "name")
         return f"{self.name}({given})" if given else self.name
 
@@ -106,30 +106,21 @@ def histospec(
     shortest_match_tokens: Annotated[int, Field(ge=1, le=24)] = 3,
     epochs_back: Annotated[int, Field(ge=1, le=100)] = 1,
 ) -> Speculation:
-    """Drafts from the prompt's responses of the epoch before, along the branch with the most reward (RhymeRL's paper).
+    """Draft from the prompt's responses of the epoch before, along the branch with the most reward (RhymeRL's paper).
 
-    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch; the window starts at 2,
-    grows by 2
-    when all of it was accepted, up to 32, and falls back to 2. Workers whose batch is larger than pays, by the profile and
-    the
-    acceptance of late, decode without drafts. Indexes are built by history workers (scenario: speculation.history_workers); a
-    prompt whose index is not ready decodes without drafts, as all do in the first epoch.
-    With `epochs_back` of more than one, all of these epochs' indexes have to be there.
-    Not modelled: the way of an index (megabytes) to its worker; indexes that come while a sample runs; indexes of a part of a
-    group: a prompt of which a response was dropped (RollPacker, APRIL …) decodes without drafts in the next epoch.
+    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch. The window starts at 2, grows by
+    2 (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting while its batch is too large
+    for drafts to pay, judged from the profile and the recent acceptance rate. History workers build the indexes (scenario:
+    speculation.history_workers); a prompt whose index is not ready decodes without drafts, as all prompts do in the first
+    epoch. With `epochs_back` above 1, the indexes of all these epochs must be ready.
+    Not modelled: the transfer of an index (megabytes) to its worker; indexes that become ready while a sample runs; indexes of
+    incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in the next epoch.
     """
     rule = HistoryRule(
         longest_match_tokens=longest_match_tokens, shortest_match_tokens=shortest_match_tokens, branch=branch
     )
-    return Speculation(
-        name="histospec",
-        drafter="history",
-        paper="RhymeRL, arXiv 2508.18588 §5",
-        window=window or Aimd(),
-        history=rule,
-        epochs_back=epochs_back,
-        gate=gate,
-    )
+    paper = "RhymeRL, arXiv 2508.18588 §5"
+    return Speculation("histospec", "history", paper, window or Aimd(), gate, history=rule, epochs_back=epochs_back)
 
 
 @validate_call
@@ -139,75 +130,51 @@ def histospec_code(
     least_probability: Annotated[float, Field(ge=0, le=1)] = 0.1,
     epochs_back: Annotated[int, Field(ge=1, le=100)] = 1,
 ) -> Speculation:
-    """As histospec, but as its public code has it: branches by count, other windows, no gate.
+    """Like histospec, but as in its public code: branches by count, other windows, no gate.
 
-    Matches of 7 to 4 tokens, the most frequent branch, drafts that end before their path's probability falls under
-    `least_probability`; windows double when a whole one was accepted and halve otherwise, from 2 to 16.
-    Not modelled: as histospec.
+    Matches of 7 to 4 tokens, the most frequent branch, drafts that end before their path's probability falls below
+    `least_probability`. The window doubles after a fully accepted one and halves otherwise, from 2 to 16.
+    Not modelled: as in histospec.
     """
     rule = HistoryRule(shortest_match_tokens=4, branch="count", least_probability=least_probability)
+    paper = "RhymeRL's public code: verl recipe specRL/histoSpec"
     return Speculation(
-        name="histospec_code",
-        drafter="history",
-        paper="RhymeRL's public code: verl recipe specRL/histoSpec",
-        window=window or Mimd(),
-        history=rule,
-        epochs_back=epochs_back,
-        gate=gate,
+        "histospec_code", "history", paper, window or Mimd(), gate, history=rule, epochs_back=epochs_back
     )
 
 
 @validate_call
 def ngram(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
-    """Drafts from the response's own text (n-gram, prompt lookup): what followed the same last tokens before.
+    """Draft from the response's own text (n-gram, prompt lookup): the tokens after an earlier match of its last tokens.
 
-    The last tokens of a response are looked up in it; what followed the earliest match is the draft.
+    The last tokens of a response are looked up in its own text; the tokens after the earliest match are the draft.
     Not modelled: matches in the prompt, whose tokens a trace does not have.
     """
-    return Speculation(
-        name="ngram",
-        drafter="ngram",
-        paper="prompt lookup decoding, as in vLLM",
-        window=window or Fixed(tokens=4),
-        gate=gate,
-    )
+    return Speculation("ngram", "ngram", "prompt lookup decoding, as in vLLM", window or Fixed(tokens=4), gate)
 
 
 @validate_call
 def siblings(
     window: Window | None = None, gate: Literal["open", "batch"] | Elastic = "open", own_text: bool = False
 ) -> Speculation:
-    """Drafts from the other responses of the group that are, or were, at the same worker (TLT's model-free drafter).
+    """Draft from the other responses of the group that are, or were, on the same worker (TLT's model-free drafter).
 
-    Also from those that are still running, as far as they are. `own_text` looks in the response itself as well. On a trace
-    without token ids, what the run model says of siblings stands for it.
-    Not modelled: siblings at other workers; on a trace without token ids, that siblings may be at other workers.
+    Running responses lend the tokens that they have so far. `own_text` also looks in the response itself. On a trace without
+    token ids, drafts are drawn from the run model of siblings.
+    Not modelled: siblings on other workers; on a trace without token ids, that siblings may be on other workers.
     """
-    return Speculation(
-        name="siblings",
-        drafter="siblings",
-        paper="Taming the Long Tail, arXiv 2511.16665 §5.3",
-        window=window or Fixed(tokens=8),
-        gate=gate,
-        own_text=own_text,
-    )
+    paper = "Taming the Long Tail, arXiv 2511.16665 §5.3"
+    return Speculation("siblings", "siblings", paper, window or Fixed(tokens=8), gate, own_text=own_text)
 
 
 @validate_call
 def srt(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
-    """A tree for each prompt, updated while its responses run: drafts from siblings and the response's own text.
+    """Draft from siblings and the response's own text: a tree for each prompt, updated while its responses run.
 
-    As siblings with `own_text`: whatever the group has generated at a worker so far can be drafted from at once.
-    Not modelled: what the tree keeps of earlier epochs (that is histospec), and siblings at other workers.
+    Like siblings with `own_text`: every token that the group has generated on a worker can be drafted from at once.
+    Not modelled: responses of earlier epochs in the tree (see histospec), and siblings on other workers.
     """
-    return Speculation(
-        name="srt",
-        drafter="siblings",
-        paper="SRT, arXiv 2601.09083",
-        window=window or Fixed(tokens=8),
-        gate=gate,
-        own_text=True,
-    )
+    return replace(siblings(window, gate, own_text=True), name="srt", paper="SRT, arXiv 2601.09083")
 
 
 @validate_call
@@ -216,34 +183,25 @@ def das(
     quantiles: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0, lt=1)]] = (0.5, 0.8),
     gate: Literal["open", "batch"] = "open",
 ) -> Speculation:
-    """Drafts from the epoch before, with larger budgets for responses that are expected to be long.
+    """Draft from the epoch before, with larger budgets for responses that are expected to be long.
 
-    A prompt whose median response of the epoch before is under the first of the `quantiles` of all prompts drafts the
-    first of
-    the `budgets`, and so on; the second where nothing is known. Both are assumed: the paper solves for budgets, and its
-    numbers
-    belong to its models.
+    The prompt's median response in the epoch before, compared with the `quantiles` of all prompts, selects one of the
+    `budgets`: below the first quantile the first, and so on; the second budget if the median is not known. Both are assumed:
+    the paper solves for budgets, and its numbers belong to its models.
     Not modelled: the paper's own solution for the budgets.
     """
     if not quantiles[0] < quantiles[1]:
         raise InputError(f"speculation das: quantiles {quantiles} must rise")
-    return Speculation(
-        name="das",
-        drafter="history",
-        paper="DAS, arXiv 2511.13841",
-        window=Fixed(tokens=max(budgets)),
-        history=HistoryRule(branch="count"),
-        gate=gate,
-        budget=LengthBudget(quantiles, budgets),
-    )
+    longest, rule, budget = Fixed(tokens=max(budgets)), HistoryRule(branch="count"), LengthBudget(quantiles, budgets)
+    return Speculation("das", "history", "DAS, arXiv 2511.13841", longest, gate, history=rule, budget=budget)
 
 
 @validate_call
 def spec_rl() -> Speculation:
-    """Verifies the whole response of the epoch before with the prompt, and decodes on from where it stands (lenience 0).
+    """Verify the whole response of the epoch before with the prompt, and decode from the first difference (lenience 0).
 
-    One prefill of prompt and old response; what agrees from the beginning on is kept, so nothing that is generated changes.
-    Needs a trace with token ids. The old response is verified only if it is finished by then.
+    One prefill of prompt and old response; the tokens that agree from the beginning are kept, so the generated text does not
+    change. Needs a trace with token ids. The old response is verified only if it has finished by then.
     Not modelled: lenience, which accepts tokens that the policy would not have sampled.
     """
     return Speculation(name="spec_rl", drafter="old_response", paper="SPEC-RL, arXiv 2509.23232")
@@ -255,20 +213,14 @@ def draft_model(
     window: Window | None = None,
     gate: Literal["open", "batch"] | Elastic = "open",
 ) -> Speculation:
-    """A small model of the family drafts on the worker's own GPUs, then the target verifies (vanilla, coupled).
+    """Draft with a small model of the family on the worker's own GPUs; then the target verifies (vanilla, coupled).
 
-    Its weights and KV cache come out of the worker's memory. Its acceptance is an input of the scenario
+    The drafter's weights and KV cache take memory of the worker. Its acceptance is an input of the scenario
     (speculation.acceptance).
-    Not modelled: its prefill of prompts.
+    Not modelled: the drafter's prefill of prompts.
     """
-    return Speculation(
-        name="draft_model",
-        drafter="model",
-        paper="speculative decoding, arXiv 2211.17192",
-        window=window or Fixed(tokens=4),
-        model=model,
-        gate=gate,
-    )
+    paper = "speculative decoding, arXiv 2211.17192"
+    return Speculation("draft_model", "model", paper, window or Fixed(tokens=4), gate, model)
 
 
 @validate_call
@@ -286,40 +238,40 @@ def tlt(
     training: SpotTraining | None = None,
     strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)] | None = None,
 ) -> Speculation:
-    """An EAGLE-type drafter with draft trees once few responses are left, trained on idle workers.
+    """Draft trees with an EAGLE-type drafter once few responses are left, and train it on idle workers.
 
-    A worker speculates once it has had at most `threshold` running requests for `patience` decode passes in a row,
-    after a prefill of all that runs. BEG-MAB chooses depth, top-k and tokens to verify by batch (`bandit`; otherwise
-    always the strategy of 8 levels and 48 tokens), among the trees of Table 2's sizes or those given (`strategies`, of
-    four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes
-    `round_s` (assumed) beside the drafter's kernels, and `level_s` a level of the tree in use: host time, and the
-    building of trees. Workers that have no samples train the drafter until the rollout ends (`adaptive`), in every 10th
-    step (`training` has this and all else of it: every_updates, iteration_s, recovery_iterations, idle_workers, join …);
-    what was saved comes with the next weights. Otherwise it falls behind the policy. Before policy version
-    `drafter_from_update` there is no learned drafter (0: one that was trained before, as the paper has it): a worker
-    drafts from the group's other responses there (method siblings), and where these are predicted to be faster
-    (`model_free_if_slower`): tokens a second of one response of typical length, by the profile, the times of drafting,
-    the learned drafter's acceptance as far as it has drifted, and what the scenario says of siblings
-    (speculation.runs). The graphs of all strategies, captured in buckets or not, come out of the KV cache.
-    Not modelled: the drafter's prefill beside the target's; the drafter's optimizer states on the GPUs that train it;
-    what its training data take of the inference phase.
+    A worker starts to speculate after `patience` consecutive decode passes with at most `threshold` running requests, and
+    prefills the drafter for all running requests first. BEG-MAB chooses depth, top-k and tokens to verify by batch size
+    (`bandit`; without it, always 8 levels and 48 tokens), among the trees of Table 2's sizes or the given `strategies` (of
+    four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes `round_s`
+    (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree: host time and tree building.
+    Workers without samples train the drafter until the rollout ends (`adaptive`), in every 10th step; `training` sets this
+    and the rest (every_updates, iteration_s, recovery_iterations, idle_workers, join …). Saved drafter weights arrive with
+    the next policy weights; an untrained drafter falls behind the policy. Before policy version `drafter_from_update` there
+    is no learned drafter (0: it was trained before the run, as in the paper): a worker then drafts from the group's other
+    responses (method siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in tokens
+    per second of one response of typical length: from the profile, the drafting times, the drifted acceptance of the learned
+    drafter, and the scenario's run model of siblings (speculation.runs). The CUDA graphs of all strategies, captured in
+    buckets or not, take memory of the KV cache.
+    Not modelled: the drafter's prefill next to the target's; the drafter's optimizer states on the GPUs that train it; the
+    cost of its training data in the inference phase.
     """
     training = training or SpotTraining()
     strategies = (strategies or TLT_STRATEGIES) if bandit else TLT_STRATEGIES[2:3]
     thresholds = (1, 2, 5, 21) if bandit else (1,)
     return Speculation(
-        name="tlt",
-        drafter="model",
-        paper="Taming the Long Tail, arXiv 2511.16665",
-        model=EAGLE,
-        window=Fixed(tokens=8),
-        gate=Elastic(threshold=threshold, patience=patience),
+        "tlt",
+        "model",
+        "Taming the Long Tail, arXiv 2511.16665",
+        Fixed(tokens=8),
+        Elastic(threshold=threshold, patience=patience),
+        EAGLE,
         strategies=BegMab(strategies=strategies, batch_thresholds=thresholds, epsilon=epsilon),
         training=training.model_copy(update={"adaptive": adaptive and training.adaptive}),
         model_free=ModelFree(drafter_from_update, model_free_if_slower),
         round_s=round_s,
         level_s=level_s,
-        graphs=GraphMemory(capture="bucketed" if bucketed_graphs else "vanilla"),
+        graphs="bucketed" if bucketed_graphs else "vanilla",
     )
 
 
@@ -332,40 +284,31 @@ def specactor(
     objective: Literal["tgs", "renewal"] = "tgs",
     reconfigure: bool = True,
 ) -> Speculation:
-    """A draft model on GPUs of its own that drafts ahead while windows are verified, planned by Algorithm 1.
+    """Draft ahead with a model on GPUs of its own while windows are verified, planned by Algorithm 1.
 
-    The verifier is the worker's tp; Algorithm 1 chooses the drafter GPUs beside it and the window, by the published TGS or by
-    the renewal rate of what is executed (`objective`). Where `draft_gpus` or `window` is set, it chooses the other alone.
-    Every 1,000 tokens a response whose acceptance is under its worker's mean gets its own window and mode (`reconfigure`,
-    Algorithm 2). A miss throws away what was drafted ahead. The drafter's weights, the target's (which drafter GPUs keep, too,
-    a worker's share each) and the KV cache of its requests at their typical length must fit a drafter GPU.
+    The verifier is the worker's tp group; Algorithm 1 chooses the number of drafter GPUs and the window, by the published TGS
+    or by the renewal rate of the loops as executed (`objective`). If `draft_gpus` or `window` is set, it chooses only the
+    other. Every 1,000 tokens, a response whose acceptance is below its worker's mean gets its own window and mode
+    (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold the drafter's weights, a
+    worker's share of the target's weights (drafter GPUs keep them too) and the KV cache of its requests at typical length.
     `decoupled=False` drafts on the worker's own GPUs, in turns with verification.
-    Not modelled: the drafter's prefill, the messages between drafter and verifier; that drafters have no room for longer
-    requests than typical ones; verifiers of another size than the worker's tp, which Algorithm 1 compares as well.
+    Not modelled: the drafter's prefill; messages between drafter and verifier; drafters that have no room for requests longer
+    than typical; verifiers of another size than the worker's tp, which Algorithm 1 also compares.
     """
     plan = Decoupled(draft_gpus, window, objective, 1000 if reconfigure else 0) if decoupled else None
-    return Speculation(
-        name="specactor",
-        drafter="model",
-        paper="SpecActor, arXiv 2511.16193",
-        model=model,
-        window=Fixed(tokens=window or 4),
-        decoupled=plan,
-        exact_match=True,
-    )
+    rule, paper = Fixed(tokens=window or 4), "SpecActor, arXiv 2511.16193"
+    return Speculation("specactor", "model", paper, rule, model=model, decoupled=plan, exact_match=True)
 
 
-_OWN: dict[str, Callable[..., Speculation]] = {
-    method.__name__: method
-    for method in (
-        histospec, histospec_code, ngram, siblings, srt, das, spec_rl, draft_model, tlt, specactor,
-    )
-}  # fmt: skip
-METHODS: Extended[Speculation] = Extended(_OWN, "simrl.speculation", "speculation")
+_OWN = (histospec, histospec_code, ngram, siblings, srt, das, spec_rl, draft_model, tlt, specactor)
+METHODS: Extended[Speculation] = Extended(
+    {method.__name__: method for method in _OWN}, "simrl.speculation", "speculation"
+)
 
 
 def make_speculation(asked: str | dict[str, Any]) -> Speculation | None:
-    """A method by its name, or `{name: histospec, gate: open}`; None for `none`. Raises `InputError` as `make_system` does."""
+    """Return a method by its name, or by `{name: histospec, gate: open}`; None for `none`. Raise `InputError` for an unknown
+    name or parameter, and for a value that the method does not take."""
     given: dict[str, Any] = {"name": asked} if isinstance(asked, str) else dict(asked)
     name = given.pop("name", None)
     if name == "none" and not given:

@@ -1,7 +1,7 @@
-"""The passes that recorded runs and a window rule make of each response, and what the hits among them look like.
+"""The passes of each response for recorded runs and a window rule, and the hits among them.
 
-Invariant: a response is decoded from its first to its last token, each token once: accepted from a draft, or yielded by a pass
-besides. Its first token comes with its prompt, so decoding begins at the second. A window sees what it would see in an engine.
+Invariant: each token of a response is decoded once: accepted from a draft, or yielded by the pass itself. The first comes with
+the prompt, so decoding begins at the second. A window sees what it would see in an engine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.matching import Ints
 from simrl.speculation.windows import WindowRule, next_window
 
-Bytes = NDArray[np.uint8]
-
 
 class Passes(NamedTuple):
-    """What decoding took, row by row; arrays (rows,). `tokens` are those decoded: all but the first of a response."""
+    """The counts of decoding by row; arrays (rows,). `tokens` are the decoded ones: all but the first of a response."""
 
     tokens: Ints
     passes: Ints
@@ -30,21 +28,21 @@ class Passes(NamedTuple):
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted draft tokens of those drafted; NaN where none was."""
+        """Return accepted over drafted tokens; NaN where none was drafted."""
         return _share(self.accepted, self.drafted)
 
     @property
     def speculation_rate(self) -> float:
-        """Tokens that came from drafts, of all that were decoded."""
+        """Return the share of decoded tokens that came from drafts."""
         return _share(self.accepted, self.tokens)
 
     @property
     def accept_length(self) -> float:
-        """Tokens that a pass yields, those without a draft included."""
+        """Return the tokens per pass, with the passes without a draft."""
         return _share(self.tokens, self.passes)
 
     def of(self, rows: NDArray[np.bool_]) -> Passes:
-        """Those of some rows."""
+        """Return the counts of some rows."""
         return Passes(*(column[rows] for column in self))
 
 
@@ -54,41 +52,36 @@ def _share(part: Ints, whole: Ints) -> float:
 
 
 def run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> Passes:
-    """Decodes every response alone, drafting in every pass as far as its window goes."""
-    return Passes(*_run_passes(*runs, response_tokens.astype(np.int64), rule))
+    """Decode every response alone, drafting in every pass up to its window."""
+    return Passes(*_run_passes(runs, response_tokens.astype(np.int64), rule))
 
 
 @njit(cache=True)
-def _run_passes(
-    first: Ints, drafted: Bytes, accepted: Bytes, response_tokens: Ints, rule: WindowRule
-) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    rows = response_tokens.shape[0]
-    out = np.zeros((5, rows), dtype=np.int64)
-    for row in range(rows):
-        p, end = 1, response_tokens[row]
+def _run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> Ints:
+    out = np.zeros((5, response_tokens.shape[0]), dtype=np.int64)
+    for row in range(response_tokens.shape[0]):
+        at, p, end = runs.first[row], 1, response_tokens[row]
         out[0, row] = end - 1
         window = rule.start_tokens
         while p < end:
             d, a = 0, 0
-            if first[row] >= 0:
-                d = min(int(drafted[first[row] + p]), window)
-                a = min(int(accepted[first[row] + p]), d)
+            if at >= 0:
+                d = min(int(runs.drafted[at + p]), window)
+                a = min(int(runs.accepted[at + p]), d)
                 window = next_window(rule, window, d, a)
             out[1, row] += 1
             out[2, row] += d > 0
             out[3, row] += d
             out[4, row] += a
             p += a + 1
-    return out[0], out[1], out[2], out[3], out[4]
+    return out
 
 
 class Stretches(NamedTuple):
-    """Each response as stretches that its drafter knows and gaps that it does not, in turn; arrays (stretches,).
+    """Each response as gaps that its drafter does not know and stretches that it does, in turn; arrays (stretches,).
 
-    `hit[i]` tokens are what the drafts give, `gap[i]` tokens before them are generated. A stretch is followed as long as whole
-    drafts are accepted and the next one hits, so it may be longer than a draft; the token that follows it was drafted wrong, or
-    not at all, and is the first of the next gap. The last of a row has `hit` 0 where the response ends with a gap.
-    """
+    `gap[i]` tokens are generated, then `hit[i]` tokens come from drafts. A stretch goes on as long as whole drafts are accepted
+    and the next one hits; the token after it is the first of the next gap. `hit` is 0 where the response ends with a gap."""
 
     row: Ints
     gap: Ints
@@ -96,37 +89,31 @@ class Stretches(NamedTuple):
 
 
 def stretches(runs: AcceptRuns, response_tokens: Ints) -> Stretches:
-    """The stretches and gaps of the rows for which there are drafts, as a window without limits would see them."""
-    return Stretches(*_stretches(*runs, response_tokens.astype(np.int64)))
+    """Return the stretches and gaps of the rows with drafts, as a window without limits would see them."""
+    return Stretches(*_stretches(runs, response_tokens.astype(np.int64)))
 
 
 @njit(cache=True)
-def _stretches(first: Ints, drafted: Bytes, accepted: Bytes, response_tokens: Ints) -> tuple[Ints, Ints, Ints]:
-    number = 0
-    for row in range(response_tokens.shape[0]):
-        number += response_tokens[row] // 2 + 1  # a stretch and the token after it are at least two
-    rows, gaps, hits = np.empty(number, np.int64), np.empty(number, np.int64), np.empty(number, np.int64)
+def _stretches(runs: AcceptRuns, response_tokens: Ints) -> Ints:
+    # A stretch and the token after it are at least two.
+    out = np.empty((3, np.sum(response_tokens // 2 + 1)), dtype=np.int64)
     n = 0
     for row in range(response_tokens.shape[0]):
-        at, p, end = first[row], 1, response_tokens[row]
+        at, p, end = runs.first[row], 1, response_tokens[row]
         gap = 0
         while at >= 0 and p < end:
-            hit = 0
-            while p + hit < end and accepted[at + p + hit] > 0:
-                a = int(accepted[at + p + hit])
-                whole = a == drafted[at + p + hit]
+            hit, whole = 0, True
+            while whole and p + hit < end and runs.accepted[at + p + hit] > 0:
+                a = int(runs.accepted[at + p + hit])
+                whole = a == runs.drafted[at + p + hit]
                 hit += a
-                if not whole:
-                    break
             if hit:
-                rows[n], gaps[n], hits[n] = row, gap, hit
+                out[0, n], out[1, n], out[2, n] = row, gap, hit
                 n += 1
-                p += hit + 1
-                gap = 1
-            else:
-                p += 1
-                gap += 1
+                gap = 0
+            p += hit + 1
+            gap += 1
         if at >= 0 and gap > (p > end):
-            rows[n], gaps[n], hits[n] = row, gap - (p > end), 0
+            out[0, n], out[1, n], out[2, n] = row, gap - (p > end), 0
             n += 1
-    return rows[:n], gaps[:n], hits[:n]
+    return out[:, :n]

@@ -1,0 +1,206 @@
+"""Allocation of one step of a trace to workers in RhymeRL's two tiers, as data.
+
+Invariant: every time here is predicted by `RolloutTimes` from the profile and the history's mean lengths; nothing is
+simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.dispatch.allocation import (
+    PRECISION_S,
+    RankingGroup,
+    best_max_workers,
+    equal_workers,
+    exact,
+    growth_factor,
+    median_tokens,
+    predicted_s,
+    ranking_groups,
+    shortest_two_steps,
+    step_s,
+    two_step_sums,
+    two_tier,
+)
+from simrl.errors import InputError
+from simrl.profile.profile import TableProfile
+from simrl.profile.rollout_times import RolloutTimes
+from simrl.trace.trace import Trace
+
+
+def allocate_step(
+    trace: Trace,
+    profile: TableProfile,
+    workers: int,
+    groups: int,
+    epoch: int | None = None,
+    step: int | None = None,
+    train_s: float = 0.0,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    accept_length: float = 1.0,
+    max_num_seqs: int = 256,
+    pairing: bool = False,
+    precision_s: float = PRECISION_S,
+    optimum: bool = False,
+) -> dict[str, Any]:
+    """Return the allocation of one step's prompts to `workers`, ready for JSON.
+
+    `epoch` is the history, `step` what is allocated; left out, they are the last epoch but one and the first step after it.
+    Where no epoch comes before the step, its own lengths stand for the history, which `notes` then say. `max_workers` left
+    out is `best_max_workers`. `optimum` adds `shortest_two_steps` to the plans compared. Raises `InputError` for what the
+    trace does not have and for an allocation that cannot be.
+    """
+    if not 1 <= groups <= workers:
+        raise InputError(f"allocate: {groups} groups on {workers} workers; each group needs a worker of its own")
+    epoch, step = _history_and_step(trace, epoch, step)
+    ranked, samples, of_history = _ranked(trace, epoch, step, groups)
+    most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
+    lengths = [group.representative_tokens for group in ranked]
+    prompt_tokens = of_history.pop("prompt_tokens")
+    batch, longest = min(max(samples), max_num_seqs), round(max(lengths))
+    profile.require_covers(batch, batch, prompt_tokens + longest)
+    times = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens, accept_length)
+    seconds = times.table(lengths, samples, most)
+    if max_workers is None:
+        most = best_max_workers(seconds, workers, train_s, min_workers, precision_s)
+    table = seconds[:, :most]
+    plan = two_tier(table, workers, train_s, min_workers, precision_s)
+    smallest = exact(table, workers, train_s, min_workers)
+
+    equal = equal_workers(groups, workers)
+    plans = {"equal": equal, "two_tier": plan.workers, "exact": smallest.workers}
+    if optimum:
+        plans["optimum"] = shortest_two_steps(seconds, workers, min_workers)
+    result: dict[str, Any] = {
+        "history_epoch": epoch,
+        "step": step,
+        **of_history,
+        "samples": sum(samples),
+        "workers": workers,
+        "min_workers": min_workers,
+        "max_workers": most,
+        "max_workers_chosen": max_workers is None,
+        "train_s": train_s,
+        "accept_length": accept_length,
+        "max_num_seqs": max_num_seqs,
+        "precision_s": precision_s,
+        "groups": _records(
+            group=range(groups),
+            prompts=[len(group.prompts) for group in ranked],
+            samples=samples,
+            representative_tokens=lengths,
+            workers=plan.workers,
+            equal_workers=equal,
+            predicted_s=plan.predicted_s,
+            equal_predicted_s=predicted_s(seconds, equal),
+            target_s=plan.target_s,
+        ),
+        "t0_s": plan.t0_s,
+        "gradient_s": plan.gradient_s,
+        "exact_gradient_s": smallest.gradient_s,
+        "needed_workers": list(plan.needed_workers),
+        "leftover_workers": plan.leftover_workers,
+        "alternation": "pairing" if pairing else "reversed",
+        "two_step_sums": two_step_sums(plan.predicted_s, plan.workers, pairing).tolist(),
+        "plans": [_compared(name, seconds, counts, train_s) for name, counts in plans.items()],
+        "growth_factor": _growth(trace, epoch),
+        "profile": f"{profile.metadata.model} on {profile.metadata.gpu}, tp {profile.metadata.tp}",
+    }
+    return {**result, "notes": _notes(result)}
+
+
+def _ranked(
+    trace: Trace, epoch: int, step: int, groups: int
+) -> tuple[Sequence[RankingGroup], list[int], dict[str, Any]]:
+    """Return the ranking groups of the step's prompts, the samples of each, and how far the history covers the step."""
+    epochs, steps, prompts, tokens = (trace.column(c) for c in ("epoch", "step", "prompt_id", "response_tokens"))
+    in_step, in_history = steps == step, epochs == epoch
+    known = in_step & np.isin(prompts, prompts[in_history])
+    past = in_history & np.isin(prompts, prompts[in_step])
+    if not known.any():
+        raise InputError(f"allocate: no prompt of step {step} is in epoch {epoch}; choose another --epoch or --step")
+    ranked = ranking_groups(prompts[past], tokens[past], groups)
+    samples = [int(np.isin(prompts[known], group.prompts).sum()) for group in ranked]
+    covered = {
+        "history_is_own": bool((in_step & in_history).any()),
+        "prompts_without_history": len(np.unique(prompts[in_step & ~known])),
+        "prompt_tokens": round(float(trace.column("prompt_tokens")[known].mean())),
+    }
+    return ranked, samples, covered
+
+
+def _records(**columns: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a dictionary for each row of the columns."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _history_and_step(trace: Trace, epoch: int | None, step: int | None) -> tuple[int, int]:
+    """Return the epoch whose lengths are the history, and the step to allocate, from either, both or neither."""
+    epochs, steps = trace.column("epoch"), trace.column("step")
+    every = np.unique(epochs).tolist()
+    if epoch is not None and epoch not in every:
+        raise InputError(f"--epoch {epoch}: the trace has the epochs {every[0]} to {every[-1]}; choose one of them")
+    if step is not None:
+        if step not in steps:
+            raise InputError(
+                f"--step {step}: the trace has the steps {steps.min()} to {steps.max()}; choose one of them"
+            )
+        of_step = int(epochs[steps == step].max())
+        if epoch is None:
+            return max((e for e in every if e < of_step), default=of_step), step
+        if epoch > of_step:
+            raise InputError(
+                f"--epoch {epoch}: step {step} is of epoch {of_step}, before it; choose an earlier history"
+            )
+        return epoch, step
+    epoch = every[max(len(every) - 2, 0)] if epoch is None else epoch
+    later = steps[epochs > epoch]
+    return epoch, int(later.min() if later.size else steps[epochs == epoch].max())
+
+
+def _compared(name: str, seconds: NDArray[np.float64], counts: Sequence[int], train_s: float) -> dict[str, Any]:
+    times = predicted_s(seconds, counts)
+    return {
+        "plan": name,
+        "workers": list(counts),
+        "longest_group_s": max(times),
+        "longest_two_steps_s": float(two_step_sums(times, counts).max()),
+        "step_s": {"reversed": step_s(times, counts, train_s), "pairing": step_s(times, counts, train_s, pairing=True)},
+    }
+
+
+def _growth(trace: Trace, epoch: int) -> float | None:
+    """Return β from the epoch before the history to the history; None if they share no prompt."""
+    epochs, prompts, tokens = (trace.column(c) for c in ("epoch", "prompt_id", "response_tokens"))
+    before, now = epochs == max(epochs[epochs < epoch], default=epoch), epochs == epoch
+    if epochs.min() == epoch or not np.isin(prompts[now], prompts[before]).any():
+        return None
+    return growth_factor(median_tokens(prompts[before], tokens[before]), median_tokens(prompts[now], tokens[now]))
+
+
+def _notes(d: dict[str, Any]) -> list[str]:
+    """Return the decisions that the paper, or the trace, leaves open."""
+    several = len(d["groups"]) > 1
+    bounded = d["groups"][0]["workers"] == d["max_workers"] and d["t0_s"] > d["train_s"]
+    notes = {
+        f"No epoch before step {d['step']} is the history: its own lengths (epoch {d['history_epoch']}) stand for it, "
+        "a forecast that is never wrong.": d["history_is_own"],
+        f"Left out for want of a history: {d['prompts_without_history']} of the step's prompts.": d[
+            "prompts_without_history"
+        ],
+        f"At most {d['max_workers']} workers a group: the bound with which a step is shortest in the long run; "
+        "the paper leaves it to its user.": d["max_workers_chosen"],
+        f"Training ({d['train_s']:g} s) is shorter than the shortest group on {d['max_workers']} workers "
+        f"({d['t0_s']:.1f} s), so t0 is that, and the group gets as many.": several and bounded,
+        f"{d['leftover_workers']} workers were not needed for the target: they went to the slowest groups that "
+        "they make faster (the paper does not say where they go).": d["leftover_workers"],
+        "The longest group ends by t0 with the fewest workers: no gradient is needed.": d["gradient_s"] == 0
+        and several,
+    }
+    return [note for note, holds in notes.items() if holds]

@@ -1,0 +1,275 @@
+"""Diagnosis: known signs of a run that goes wrong, each with its figure, the threshold and whose it is, and what to try.
+
+Invariant: a figure is computed from the result's tables, over the updates after the warm-up unless its words say otherwise; a
+finding is made where it is beyond the threshold, and nowhere else. A remedy is a command whose options simrl has (SCENARIO is
+the run's scenario file). Whether it helps is for the command to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from simrl.analysis.critical_path import CriticalPath, seconds_of
+from simrl.analysis.gpu_hours import SYNC, Waterfall
+from simrl.analysis.run_view import busy_clock
+from simrl.dispatch.split import BUSY_ENOUGH, TARGET
+from simrl.result.result import Result
+from simrl.result.timeline import rolls_out, spans
+from simrl.systems.recipes import RECIPES, parameters_of
+
+RHYMERL = "RhymeRL's failure signatures (arXiv 2508.18588)"
+OWN = "simrl's own threshold"
+
+
+class Finding(NamedTuple):
+    """A sign that shows: its name, what it means, its figure (a share) and the threshold, whose that is, what to try."""
+
+    name: str
+    says: str
+    figure: float
+    threshold: float
+    source: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The evidence of a run: its result, its summary, its waterfall after the warm-up, the paths of these updates."""
+
+    result: Result
+    row: Mapping[str, Any]
+    parts: Waterfall
+    paths: Sequence[CriticalPath]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.result.metadata
+
+    @property
+    def system(self) -> str:
+        return str(self.metadata["scenario"]["system"]["name"])
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Return the system's parameters that the scenario gives."""
+        return {key: value for key, value in self.metadata["scenario"]["system"].items() if key != "name"}
+
+    def takes(self, parameter: str) -> bool:
+        """Return whether the system has the parameter."""
+        return self.system in RECIPES and parameter in parameters_of(self.system)
+
+    def again(self, *changes: str) -> str:
+        """Return the command of the run with changes."""
+        changed = [change.partition("=")[0] for change in changes]
+        given = [(key, value) for key, value in self.parameters.items() if isinstance(value, str | int | float)]
+        kept = [f"{key}={value}" for key, value in given if key not in changed]
+        return " ".join(["simrl run SCENARIO", f"--system {self.system}", *kept, *changes])
+
+    def beside(self, *others: str) -> str:
+        """Return the command that compares the run's system with others."""
+        names = dict.fromkeys((self.system, *others))
+        return " ".join(["simrl compare SCENARIO", *(f"--pipeline {name}" for name in names)])
+
+    @property
+    def adapted(self) -> str | None:
+        """Return the command of the run with a split that follows idle time; None for a system without such a split."""
+        return self.again("adapt_split_every=2") if self.takes("adapt_split_every") else None
+
+    def share(self, part: str) -> float:
+        """Return a part's share of the GPU time of the lanes that roll out."""
+        return self.parts.gpu_s[part] / self.rollout_gpu_s if self.rollout_gpu_s > 0 else 0.0
+
+    @property
+    def rollout_gpu_s(self) -> float:
+        found = spans(self.result).within(self.parts.start_s, self.parts.end_s)
+        here = found.where(found.rolls_out())
+        return float(((here.ended_s - here.started_s) * here.gpus).sum())
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """Return the findings, in the order of the rules below."""
+    return [finding for rule in RULES for finding in rule(evidence)]
+
+
+def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
+    """Find low acceptance, but not of trees and drafts ahead of the verifier, which throw most away by design."""
+    facts, rate = e.metadata.get("speculation"), e.row["acceptance_rate"]
+    if facts is None or rate is None or facts.get("trees") or "plan" in facts or rate >= 0.5:
+        return
+    wasted = e.share("drafts_wasted")
+    yield Finding(
+        "few drafts accepted",
+        f"{rate:.0%} of the tokens that {facts['method']} drafted were accepted, over the whole run; what was thrown away took "
+        f"{wasted:.1%} of the workers' time. Responses are not like what they are drafted from: look at clipping and "
+        "learning rate, or draft otherwise",
+        rate,
+        0.5,
+        RHYMERL,
+        f"{e.beside()} --speculation none --speculation siblings",
+    )
+
+
+def many_migrate(e: Evidence) -> Iterator[Finding]:
+    """Find many migrations that the history did not predict; in other systems responses move by design."""
+    share = e.row["migrated_share"]
+    if e.system != "rhymerl" or share <= 0.1:
+        return
+    yield Finding(
+        "many samples migrate",
+        f"{share:.1%} of the samples were at more than one worker, over the whole run: lengths do not keep to their history. "
+        f"Computing their caches again took {e.share('recompute_moved'):.1%} of the workers' time",
+        share,
+        0.1,
+        RHYMERL,
+        e.again("migration=false"),
+    )
+
+
+def early_workers_idle(e: Evidence) -> Iterator[Finding]:
+    """Find the half of the workers that idles most next to busy ones, in each update: they had least to do."""
+    found = spans(e.result)
+    workers = [i for i, lane in enumerate(found.lanes) if rolls_out(lane) and lane.name[-1].isdecimal()]
+    if len(workers) < 2 or not e.paths:
+        return
+    rolls, idle = found.of_kind("rollout"), found.of_kind("idle")
+    rolling = busy_clock(found.started_s[rolls], found.ended_s[rolls])
+    shares = []
+    for path in e.paths:
+        rolled_s = float(rolling(path.ended_s) - rolling(path.started_s))
+        if rolled_s <= 0:
+            continue
+        a_s, b_s = (np.clip(at_s, path.started_s, path.ended_s) for at_s in (found.started_s, found.ended_s))
+        beside_s = np.where(idle, rolling(b_s) - rolling(a_s), 0.0)
+        of_each = np.sort(np.bincount(found.lane, beside_s, len(found.lanes))[workers] / rolled_s)[::-1]
+        shares.append(float(of_each[: len(workers) // 2].mean()))
+    share = float(np.mean(shares)) if shares else 0.0
+    if share <= 0.5:
+        return
+    allocate = f"simrl allocate --trace TRACE --profile PROFILE --workers {len(workers)}"
+    yield Finding(
+        "early workers idle",
+        f"the half of the workers that is done first idles for {share:.0%} of the time in which some worker rolls out: the "
+        "work is divided unevenly, or a few long responses hold up all",
+        share,
+        0.5,
+        RHYMERL,
+        allocate if e.system == "rhymerl" else e.beside("areal", "rhymerl"),
+    )
+
+
+def caches_preempted(e: Evidence) -> Iterator[Finding]:
+    """Find preemptions, counted and not timed: the prefill that follows is cheap next to the smaller batch until then."""
+    work, samples = e.result.spans, e.result.samples.num_rows
+    if "preemptions" not in work.column_names or not samples:
+        return
+    count = sum(filter(None, work.column("preemptions").to_pylist()))
+    share = count / samples
+    if share <= 0.1:
+        return
+    running = int(e.metadata["scenario"]["engine"]["max_num_seqs"])
+    full = e.metadata.get("full_batch")
+    fits = min(int(full["sequences"]) if full else running, running)
+    wanted = max(fits // 2 if fits == running else fits * 3 // 4, 1)
+    yield Finding(
+        "KV cache preempted",
+        f"{count:,.0f} preemptions for want of KV blocks in the whole run, {share:.0%} of its samples; computing their caches "
+        f"again took {e.share('recompute_preempted'):.1%} of the workers' time, and {running} sequences may run at a time",
+        share,
+        0.1,
+        f"{OWN}; vLLM's documentation on preemption has the remedies",
+        e.again(f"engine.max_num_seqs={wanted}"),
+    )
+
+
+def staleness_binds(e: Evidence) -> Iterator[Finding]:
+    """Find workers that idle while the staleness bound is reached; without a numeric bound, while all wait for the trainer."""
+    eta = {**parameters_of("areal"), **e.parameters}["eta"] if e.system == "areal" else None
+    share = e.share("trainer_wait") if eta is None else _idle_at_bound(e, eta)
+    separate = any(lane.name == "train" for lane in spans(e.result).lanes)
+    if share <= 0.1 or not separate:
+        return
+    if eta is None:
+        says = f"all workers wait for {share:.0%} of their time while the trainer works: nothing newer may be rolled out yet"
+        remedy = e.adapted or e.beside("areal")
+    else:
+        says = f"workers idle for {share:.0%} of their time while no more may be submitted under η = {eta}"
+        remedy = e.again(f"eta={max(2 * eta, 1)}")
+        if e.row["train_idle"] <= 1 - BUSY_ENOUGH[0]:
+            says += f"; the trainer idles for {e.row['train_idle']:.0%} of its own: a looser bound fills a buffer"
+            remedy = e.again("adapt_split_every=2")
+    yield Finding("staleness bound binds", says, share, 0.1, OWN, remedy)
+
+
+def _idle_at_bound(e: Evidence, eta: int) -> float:
+    """Return the share of the workers' time that is idle while the begun samples are within a group of `eta` + 1 batches more
+    than the trained ones (AReaL's inequality)."""
+    steps, samples, parts = e.result.steps, e.result.samples, e.parts
+    batch = float(np.mean(steps.column("samples").to_numpy()))
+    started_s = np.sort(pc.drop_null(samples.column("started_s")).to_numpy())
+    trained_s = steps.column("finished_s").to_numpy()
+    keys = np.stack([samples.column(name).to_numpy() for name in ("trace_step", "epoch", "prompt_id")])
+    group = int(np.unique(keys, axis=1, return_counts=True)[1].max(initial=1))
+    found = spans(e.result).within(parts.start_s, parts.end_s)
+    idle = found.where(found.of_kind("idle") & found.rolls_out())
+    # Nothing begins and nothing is trained between two of these instants.
+    times = np.unique(np.concatenate([started_s, trained_s, [parts.start_s, parts.end_s]]))
+    begun = np.searchsorted(started_s, times, side="right")
+    allowed = (np.searchsorted(trained_s, times, side="right") + eta + 1) * batch
+    reached = (begun > allowed - group)[:-1]
+    clock = np.concatenate([[0.0], np.cumsum(np.diff(times) * reached)])
+    at_bound_s = np.interp(idle.ended_s, times, clock) - np.interp(idle.started_s, times, clock)
+    return float((at_bound_s * idle.gpus).sum()) / e.rollout_gpu_s if e.rollout_gpu_s else 0.0
+
+
+def trainer_starves(e: Evidence) -> Iterator[Finding]:
+    """Find train GPUs that wait."""
+    share, most = e.row["train_idle"], 1 - BUSY_ENOUGH[0]
+    if share <= most:
+        return
+    gpus, train, workers = (int(e.metadata[key]) for key in ("gpus", "train_gpus", "rollout_workers"))
+    unit = max((gpus - train) // max(workers, 1), 1)
+    wanted = min(max(-(-int(np.ceil(train * (1 - share) / TARGET)) // unit) * unit, unit), train)
+    remedy = e.adapted or e.beside("verl_colocated")
+    if e.takes("rollout_share") and wanted < train:
+        remedy = e.again(f"rollout_share={(gpus - wanted) / gpus:.4g}")
+    busy = min(train * (1 - share) / wanted, 1)
+    fewer = f"; {wanted} would be busy for about {busy:.0%} with the same work, if they hold the model"
+    says = f"the trainer's {train} GPUs idle for {share:.0%} of the time{fewer if wanted < train else ''}"
+    yield Finding("trainer starves", says, share, most, "where simrl's adaptive split moves GPUs", remedy)
+
+
+def sync_holds_up(e: Evidence) -> Iterator[Finding]:
+    """Find weight sync on the critical paths; what overlaps with other work holds nothing up."""
+    length_s = sum(path.ended_s - path.started_s for path in e.paths)
+    sync_s = sum(path.sync_s for path in e.paths)
+    if not length_s or sync_s <= 0.1 * length_s:
+        return
+    by_kind = seconds_of(e.paths)
+    largest = max(SYNC, key=lambda kind: by_kind.get(kind, 0.0))
+    words = {"load_weights": "loading weights", "publish": "publishing them"}
+    words |= {"switch": "switching between rollout and training", "transfer": "handing on batches"}
+    yield Finding(
+        "sync on the critical path",
+        f"{sync_s / length_s:.0%} of the updates' critical paths is weights and batches on their way, most of it "
+        f"{words[largest]} ({by_kind[largest] / len(e.paths):.1f} s an update)",
+        sync_s / length_s,
+        0.1,
+        OWN,
+        e.beside("laminar", "rhymerl"),
+    )
+
+
+RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    few_drafts_accepted,
+    many_migrate,
+    early_workers_idle,
+    caches_preempted,
+    staleness_binds,
+    trainer_starves,
+    sync_holds_up,
+)

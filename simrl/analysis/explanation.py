@@ -1,0 +1,209 @@
+"""An explanation of one result, and of the difference between two: data, for the screen and for scripts.
+
+Invariant: computed from the tables of results alone. Rates (GPU-seconds a trained sample, findings, critical paths) are of the
+window of `simrl.metrics`, the updates after the warm-up, as a comparison has them; GPU-hours are of the whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simrl.analysis.critical_path import CriticalPath, HeldUp, Paths, seconds_of
+from simrl.analysis.diagnosis import Evidence, Finding, diagnose
+from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
+from simrl.errors import InputError
+from simrl.result.check import require
+from simrl.result.metrics import summary, totals, window
+from simrl.result.result import Result
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why one run took as long as it did.
+
+    `whole` is the waterfall of the run, `steady` the waterfall of the updates after the first `warmup_steps`; `path` is the
+    critical path of one update, `paths_s` the seconds by kind on the paths of all updates after the warm-up; `held_up` are the
+    samples that came last in the update, and `held_up_s` the seconds by which its batch had been complete without them.
+    """
+
+    label: str
+    variant: str
+    measured: bool
+    warmup_steps: int
+    updates: int
+    full_batch: Mapping[str, Any] | None
+    whole: Waterfall
+    steady: Waterfall
+    path: CriticalPath
+    paths_s: Mapping[str, float]
+    held_up: tuple[HeldUp, ...]
+    held_up_s: float
+    findings: tuple[Finding, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the explanation for `json.dumps`, with the parts that the run has."""
+        parts = [
+            {
+                "part": key,
+                "words": PARTS[key].words,
+                "ideal": PARTS[key].ideal,
+                "gpu_s": value,
+                "gpu_s_per_sample": self.steady.per_sample.get(key),
+            }
+            for key, value in self.whole.gpu_s.items()
+            if value
+        ]
+        return {
+            "label": self.label,
+            "variant": self.variant,
+            "measured": self.measured,
+            "gpus": self.whole.gpus,
+            "end_s": self.whole.end_s,
+            "updates": self.updates,
+            "warmup_steps": self.warmup_steps,
+            "gpu_s": self.whole.total_gpu_s,
+            "gpu_s_per_sample": self.steady.total_gpu_s / self.steady.samples,
+            "full_batch": self.full_batch,
+            "parts": parts,
+            "critical_path": {
+                "step": self.path.step,
+                "started_s": self.path.started_s,
+                "ended_s": self.path.ended_s,
+                "seconds_by_kind": self.path.seconds(),
+                "links": [link._asdict() for link in self.path.links],
+            },
+            "critical_paths_s": dict(self.paths_s),
+            "held_up": [sample._asdict() for sample in self.held_up],
+            "held_up_s": self.held_up_s,
+            "findings": [finding._asdict() for finding in self.findings],
+        }
+
+
+@dataclass(frozen=True)
+class Change:
+    """A part of the waterfall, in GPU-seconds a trained sample of both runs, and by how much B has less."""
+
+    part: str
+    words: str
+    a_gpu_s: float
+    b_gpu_s: float
+    saved_gpu_s: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Run B against run A: GPU-seconds and seconds a trained sample, and the parts of the former, the largest change first.
+    `cautions` say why the two may not be comparable."""
+
+    a: str
+    b: str
+    a_gpus: int
+    b_gpus: int
+    a_gpu_s: float
+    b_gpu_s: float
+    a_s: float
+    b_s: float
+    changes: tuple[Change, ...]
+    cautions: tuple[str, ...]
+
+
+def explain_result(result: Result, step: int | None = None) -> Explanation:
+    """Explain a result. Raise `InputError` if it has no updates after its warm-up, or not the step."""
+    _require_facts(result)
+    warmup_steps, updates = counted_warmup(result), result.steps.num_rows
+    if step is not None and not 0 <= step < updates:
+        raise InputError(f"--step {step}: the run has updates 0 to {updates - 1}; choose one of them")
+    paths = Paths(result)
+    chosen = paths.typical_step(warmup_steps) if step is None else step
+    steady = waterfall(result, *window(result, warmup_steps))
+    of_updates = [paths.of(k) for k in range(warmup_steps, updates)]
+    held_up, held_up_s = paths.held_up(chosen)
+    return Explanation(
+        label=_name(result),
+        variant=str(result.metadata.get("variant") or ""),
+        measured="replay" in result.metadata,
+        warmup_steps=warmup_steps,
+        updates=updates,
+        full_batch=result.metadata.get("full_batch"),
+        whole=waterfall(result),
+        steady=steady,
+        path=paths.of(chosen),
+        paths_s=seconds_of(of_updates),
+        held_up=tuple(held_up),
+        held_up_s=held_up_s,
+        findings=tuple(diagnose(Evidence(result, summary(result, warmup_steps), steady, of_updates))),
+    )
+
+
+def diff_results(a: Result, b: Result) -> Difference:
+    """Compare two results. Raise `InputError` for one without updates after its warm-up."""
+    for each in (a, b):
+        _require_facts(each)
+    falls = [waterfall(each, *window(each, counted_warmup(each))) for each in (a, b)]
+    if any(fall.gpu_s["undivided"] for fall in falls):
+        falls = [undivided(fall) for fall in falls]
+    of_a, of_b = falls[0].per_sample, falls[1].per_sample
+    changes = [
+        Change(key, part.clause, of_a[key], of_b[key], of_a[key] - of_b[key])
+        for key, part in PARTS.items()
+        if of_a[key] or of_b[key]
+    ]
+    a_gpu_s, b_gpu_s = (fall.total_gpu_s / fall.samples for fall in falls)
+    return Difference(
+        a=_name(a),
+        b=_name(b),
+        a_gpus=falls[0].gpus,
+        b_gpus=falls[1].gpus,
+        a_gpu_s=a_gpu_s,
+        b_gpu_s=b_gpu_s,
+        a_s=a_gpu_s / falls[0].gpus,
+        b_s=b_gpu_s / falls[1].gpus,
+        changes=tuple(sorted(changes, key=lambda change: -abs(change.saved_gpu_s))),
+        cautions=tuple(_cautions(a, b, falls)),
+    )
+
+
+def _require_facts(result: Result) -> None:
+    require(result.metadata, "label", "gpus", "train_gpus", "rollout_workers", "end_s", "scenario")
+
+
+def counted_warmup(result: Result) -> int:
+    """Return the warm-up steps, of a run that was stopped early at most half of its updates."""
+    updates: int = result.steps.num_rows
+    if not updates:
+        raise InputError("the run made no policy update; explain one that made some")
+    return min(int(result.metadata["scenario"]["warmup_steps"]), updates // 2)
+
+
+def _name(result: Result) -> str:
+    return f"{result.metadata['label']}{', measured' if 'replay' in result.metadata else ''}"
+
+
+def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:
+    """Return the differences of two runs beyond their systems."""
+    found = []
+    facts = [
+        {
+            "model": each.metadata["scenario"]["model"],
+            "GPU": each.metadata["scenario"]["cluster"]["gpu"],
+            "workload": each.metadata["scenario"]["workload"],
+            "seed": each.metadata["scenario"]["seed"],
+            "warm-up": counted_warmup(each),
+            "updates": each.steps.num_rows,
+        }
+        for each in (a, b)
+    ]
+    for what, value in facts[0].items():
+        if value != facts[1][what]:
+            shown = f": {value} and {facts[1][what]}" if isinstance(value, str | int) else ""
+            found.append(f"the two differ in {what}{shown}")
+    trained = [sum(totals(each.steps.slice(counted_warmup(each)), "response_tokens")) for each in (a, b)]
+    tokens = [n / fall.samples for n, fall in zip(trained, falls, strict=True)]
+    if abs(tokens[0] / tokens[1] - 1) > 0.03:
+        found.append(
+            f"A trained on {tokens[0]:,.0f} response tokens a sample, B on {tokens[1]:,.0f}: part of the difference is other "
+            "samples; simulate more steps"
+        )
+    return found

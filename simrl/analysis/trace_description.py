@@ -1,0 +1,115 @@
+"""Describes a trace as data. Every number is computed from the rows of the trace."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.errors import InputError
+from simrl.trace.ranks import rank_history, rank_stability
+from simrl.trace.trace import Trace
+
+PERCENTILES = (5, 25, 50, 75, 95, 99)
+RANKING_GROUPS = 8
+HISTORY_GROUPS = (8, 16)  # as RhymeRL's Table 2 has
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """Return the trace in numbers, ready for JSON; what cannot be computed from it is None.
+
+    `within_group_variance_share` is the share of the variance of log response lengths, each step's mean taken away,
+    that lies inside groups (a prompt's samples in one step); unbiased, so it may pass 1 a little. None without groups
+    of two or where all lengths are equal. `rank_stability` (RhymeRL Fig. 9, 8 groups) is None unless two successive
+    epochs share at least 8 prompts. `share_at_cap` counts responses as long as the cap, whatever their finish_reason.
+    """
+    tokens, prompt_tokens = trace.column("response_tokens"), trace.column("prompt_tokens")
+    starts = _group_starts(trace)
+    sizes = np.diff(starts, append=len(trace))
+    return {
+        "rows": len(trace),
+        "steps": len(trace.step_slices),
+        "epochs": len(np.unique(trace.column("epoch"))),
+        "prompts": len(np.unique(trace.column("prompt_id"))),
+        "group_min": int(sizes.min()),
+        "group_max": int(sizes.max()),
+        "group_mean": float(sizes.mean()),
+        "prompt_tokens": _distribution(prompt_tokens),
+        "response_tokens": _distribution(tokens),
+        "prompt_tokens_total": int(prompt_tokens.sum(dtype=np.int64)),
+        "response_tokens_total": int(tokens.sum(dtype=np.int64)),
+        "cap_tokens": trace.metadata.cap_tokens,
+        "share_at_cap": float(np.mean(tokens >= trace.metadata.cap_tokens)),
+        "within_group_variance_share": _within_group_variance_share(trace, starts, sizes),
+        "reward_mean": _reward_mean(trace),
+        "has_token_ids": "response_ids" in trace.table.column_names,
+        **_turns(trace),
+        "rank_stability": _ranks(trace),
+        "metadata": trace.metadata.model_dump(),
+    }
+
+
+def _turns(trace: Trace) -> dict[str, float]:
+    """Return the mean pauses, seconds and tokens of observations of a response."""
+    has_turns = {"turn_tokens", "environment_s"} & set(trace.table.column_names)
+    turns = [turn for r in trace.responses(0, len(trace)) for turn in r.turns] if has_turns else []
+    return {
+        "pauses_mean": len(turns) / len(trace),
+        "environment_s_mean": sum(turn.environment_s for turn in turns) / len(trace),
+        "observation_tokens_mean": sum(turn.observation_tokens for turn in turns) / len(trace),
+    }
+
+
+def _group_starts(trace: Trace) -> NDArray[np.intp]:
+    """Return the first row of each group, a prompt's samples in one step."""
+    step, prompt = trace.column("step"), trace.column("prompt_id")
+    return np.flatnonzero(np.r_[True, (step[1:] != step[:-1]) | (prompt[1:] != prompt[:-1])])
+
+
+def _distribution(tokens: NDArray[Any]) -> dict[str, float]:
+    values = np.percentile(tokens, PERCENTILES).tolist()
+    named = {f"p{p}": value for p, value in zip(PERCENTILES, values, strict=True)}
+    return {"mean": float(tokens.mean()), **named, "max": float(tokens.max())}
+
+
+def _within_group_variance_share(trace: Trace, starts: NDArray[np.intp], sizes: NDArray[np.intp]) -> float | None:
+    log_tokens = np.log(trace.column("response_tokens"))
+    step_starts = np.array([first for _, first, _ in trace.step_slices])
+    step_sizes = np.diff(step_starts, append=len(trace))
+
+    def variance_around(first: NDArray[np.intp], size: NDArray[np.intp]) -> float:
+        """Return the variance around the mean of each part; each part's mean takes one degree of freedom."""
+        if len(trace) == len(first):
+            return float("nan")
+        rest = log_tokens - np.repeat(np.add.reduceat(log_tokens, first) / size, size)
+        return float(rest @ rest) / (len(trace) - len(first))
+
+    inside, total = variance_around(starts, sizes), variance_around(step_starts, step_sizes)
+    return inside / total if inside >= 0 and total > 0 else None
+
+
+def _reward_mean(trace: Trace) -> float | None:
+    reward = trace.column("reward") if "reward" in trace.table.column_names else np.empty(0)
+    known = reward[~np.isnan(reward)]
+    return float(known.mean(dtype=np.float64)) if known.size else None
+
+
+def _ranks(trace: Trace) -> dict[str, Any] | None:
+    try:
+        return asdict(rank_stability(trace, RANKING_GROUPS))
+    except InputError:
+        return None
+
+
+def describe_history(trace: Trace) -> list[dict[str, Any]]:
+    """Return `simrl.trace.ranks.rank_history` for 8 and 16 groups, as far as the prompts suffice, ready for JSON.
+
+    Raises `InputError` where no two successive epochs share 8 prompts.
+    """
+    found = [asdict(rank_history(trace, HISTORY_GROUPS[0]))]
+    with suppress(InputError):
+        found += [asdict(rank_history(trace, groups)) for groups in HISTORY_GROUPS[1:]]
+    return found

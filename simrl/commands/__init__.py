@@ -1,0 +1,1 @@
+"""The commands, for the command line and for `import simrl`."""

@@ -1,0 +1,78 @@
+"""`simrl allocate`: how many rollout workers each ranking group of a step gets, by RhymeRL's two-tier scheduling."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simrl.commands.options import Picture
+from simrl.commands.view import DataView, View, drawn
+from simrl.errors import InputError
+
+
+def allocate(
+    trace: Annotated[Path, typer.Option(help="a trace (Parquet)")],
+    profile: Annotated[Path, typer.Option(help="a profile of a worker (Parquet)")],
+    workers: Annotated[int, typer.Option(min=1, help="rollout workers to allocate")],
+    groups: Annotated[int, typer.Option(min=1, help="ranking groups (the paper: 8 or 16)")] = 8,
+    epoch: Annotated[
+        int | None, typer.Option(min=0, help="the epoch whose lengths are the history (default: the last but one)")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="the step to allocate (default: the first after the history)")
+    ] = None,
+    train_seconds: Annotated[float, typer.Option(min=0, help="training time of a step")] = 0.0,
+    min_workers: Annotated[int, typer.Option(min=1, help="fewest workers of a group")] = 1,
+    max_workers: Annotated[
+        int | None, typer.Option(min=1, help="most workers of a group (default: the number with the shortest step)")
+    ] = None,
+    accept_length: Annotated[float, typer.Option(min=1, help="tokens per forward pass, with speculation")] = 1.0,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="responses that a worker decodes at a time")] = 256,
+    precision_seconds: Annotated[float, typer.Option(min=0, help="precision of the search for the gradient")] = 1.0,
+    alternation: Annotated[str, typer.Option(help="the second step: reversed (the paper) or pairing (the best)")] = (
+        "reversed"
+    ),
+    optimum: Annotated[
+        bool, typer.Option("--optimum", help="compare with the exact optimum, too (minutes beyond 200 workers)")
+    ] = False,
+    picture: Picture = None,
+) -> View:
+    """Allocate the workers of a step by RhymeRL's two tiers: prompts ranked by history, more workers for groups with long
+    responses."""
+    from simrl.analysis.allocation import allocate_step
+    from simrl.profile.profile import read_profile
+    from simrl.show.figures.allocation import allocation_figure
+    from simrl.show.tables.allocation import print_allocation
+    from simrl.trace.trace import read_trace
+
+    if alternation not in ("reversed", "pairing"):
+        raise InputError(f"--alternation {alternation}: choose reversed or pairing")
+    finite = {
+        "--train-seconds": train_seconds,
+        "--accept-length": accept_length,
+        "--precision-seconds": precision_seconds,
+    }
+    for option, value in finite.items():
+        if not math.isfinite(value):
+            raise InputError(f"{option} {value}: give a finite number")
+    allocation = allocate_step(
+        read_trace(trace),
+        read_profile(profile),
+        workers,
+        groups,
+        epoch=epoch,
+        step=step,
+        train_s=train_seconds,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        accept_length=accept_length,
+        max_num_seqs=max_num_seqs,
+        pairing=alternation == "pairing",
+        precision_s=precision_seconds,
+        optimum=optimum,
+    )
+    view = DataView(allocation, print_allocation, width=80)
+    return drawn(view, picture, f"{trace.stem}-allocation.png", lambda: allocation_figure(allocation))

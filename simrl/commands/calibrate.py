@@ -1,0 +1,194 @@
+"""`simrl calibrate` and `simrl whatif`: from a real run's log, the few corrections that make the simulator match that run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+
+import typer
+
+from simrl.commands.command import command
+from simrl.commands.compare import Comparison, simulate_all
+from simrl.commands.options import JOBS, ByKey, File, Folder, Jobs, Systems, WindowLike
+from simrl.commands.view import DataView, View, frame, place
+from simrl.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from simrl.study.calibration import Calibration
+
+RunLog = Annotated[
+    File,
+    typer.Argument(
+        metavar="RUN_LOG", help="a metrics log: verl's console log or file logger, TRL's history, slime's console log"
+    ),
+]
+Settings = Annotated[
+    ByKey | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="how the run was started, as in a scenario: model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1 …",
+    ),
+]
+Window = Annotated[WindowLike, typer.Option(help="the steps to fit, FIRST-LAST; all others are held out")]
+Group = Annotated[int, typer.Option(min=1, help="responses per prompt, which no log has")]
+
+
+class Logged(TypedDict, total=False):
+    """The facts about a run that its log may lack. All are None where they are not given."""
+
+    launch: Annotated[
+        File | None,
+        typer.Option(
+            help="how the run was started as a scenario file; its name, steps and workload are taken from the log"
+        ),
+    ]
+    samples: Annotated[int | None, typer.Option(min=1, help="responses per step, if the log does not have them")]
+    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="mean prompt length, if the log does not have it")]
+    cap_tokens: Annotated[
+        int | None,
+        typer.Option("--cap-tokens", min=1, help="max_response_length of the run (default: the longest logged)"),
+    ]
+    log_format: Annotated[str | None, typer.Option("--format", help="verl, trl or slime (default: from the file)")]
+    trace: Annotated[
+        File | None,
+        typer.Option(
+            "--trace", help="the run's own lengths (simrl trace import …), in place of lengths drawn from the log"
+        ),
+    ]
+
+
+class CalibrationView(DataView):
+    """The few corrections that make simrl match a real run, and its error. `data` has all of it, the `scenario` too; `table`
+    has a row per correction: its value, standard error and range, and its key in a scenario."""
+
+    data: Calibration
+
+    @property
+    def errors(self) -> pd.DataFrame:
+        """A row per phase: the error of simulated against logged seconds, in the window and on the held-out steps."""
+        return frame(self.data.as_json()["errors"])
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row per step of the log, measured and simulated seconds of its phases."""
+        return self.data.steps
+
+
+@dataclass(frozen=True, repr=False)
+class WhatIf(View):
+    """A real run and its prediction under other systems: its `calibration`, the `comparison` on its own steps, and `said`, a
+    line for each system that cannot share the GPUs as the run did."""
+
+    calibration: CalibrationView
+    comparison: Comparison
+    said: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<What if: {', '.join(self.comparison.names)}>"
+
+    def _show(self, console: Console) -> None:
+        self.calibration._show(console)
+        console.print()
+        self.comparison._show(console)
+        for line in self.said:
+            console.print(line)
+
+    def json(self) -> Any:
+        """Return what `--json` prints."""
+        return {"systems": self.comparison.rows, **self.calibration.data.as_json(), "said": self.said}
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row per run, the columns of a comparison; the first is the run's own system."""
+        return self.comparison.table
+
+
+@command
+def calibrate(
+    log: RunLog,
+    overrides: Settings = None,
+    *,
+    window: Window = "1-20",
+    group: Group = 1,
+    folder: Folder = None,
+    **logged: Unpack[Logged],
+) -> CalibrationView:
+    """Fit a few named corrections to some steps of a real run's log, and report the error on the others.
+    \f
+    `overrides` may be a dictionary: {"model": "qwen2.5-3b", "cluster.gpu": "a100", "cluster.gpus": 4, "cluster.tp": 1};
+    `window` may be (1, 20). Raises `InputError` for a log without the data to fit, and without a description of the launch.
+    """
+    from simrl.commands.workload import folder_or_temporary
+    from simrl.study.calibration import CALIBRATED, run_name
+
+    output = place(folder, Path("results") / f"{run_name(Path(log))}-calibrated")
+    with folder_or_temporary(output) as written:
+        found = _calibrated(log, overrides, window, group, written, logged)
+    if output is None:
+        return found
+    note = (
+        f"\nWritten to {output}: calibrated.yaml, the run as a scenario (simrl compare {output / CALIBRATED}), its lengths, "
+        "calibration.json"
+    )
+    return replace(found, more={"scenario": str(output / CALIBRATED)}, notes=[note])
+
+
+@command
+def whatif(
+    log: RunLog,
+    systems: Systems = None,
+    overrides: Settings = None,
+    *,
+    window: Window = "1-20",
+    group: Group = 1,
+    folder: Folder = None,
+    jobs: Jobs = JOBS,
+    **logged: Unpack[Logged],
+) -> WhatIf:
+    """Predict a real run under other systems: calibrate on its log, then simulate its own steps under each system.
+    \f
+    `systems` are as for `compare`, all other arguments as for `calibrate`; the run's own system comes first.
+    """
+    from simrl.commands.workload import folder_or_temporary, listed_systems
+    from simrl.study.calibration import CALIBRATED, alternatives, check_system, run_name
+
+    if not systems:
+        raise InputError("whatif: no --system; name one to try, such as --system rhymerl (simrl systems lists them)")
+    others = listed_systems("whatif", systems)
+    for system in others:  # before minutes are spent on a calibration
+        check_system(system)
+    output = place(folder, Path("results") / f"{run_name(Path(log))}-whatif")
+    with folder_or_temporary(output and output.with_name(f"{output.name}-run")) as own:
+        found = _calibrated(log, overrides, window, group, own, logged)
+        scenarios, said = alternatives(own / CALIBRATED, others)
+        compared = simulate_all(scenarios, None, jobs, output)
+    return WhatIf(found, compared, said, notes=compared.notes, width=200)
+
+
+def _calibrated(
+    log: Any, overrides: Any, window: Any, group: int, folder: Path, logged: Mapping[str, Any]
+) -> CalibrationView:
+    """Calibrate on a log, with the files in `folder`."""
+    from simrl.commands.workload import settings_of
+    from simrl.show.tables.calibration import print_calibration
+    from simrl.study.calibration import calibrated
+
+    settings_of(overrides)  # a wrong type is refused
+    texts = overrides or []
+    if isinstance(overrides, Mapping):
+        texts = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    steps = window if isinstance(window, str) else "-".join(map(str, window))
+    first, _, last = steps.partition("-")
+    if not first.isdecimal() or not last.isdecimal() or int(first) > int(last):
+        raise InputError(f"--window {steps}: write FIRST-LAST, steps of the log, such as 1-20")
+    facts: dict[str, Any] = {**dict.fromkeys(Logged.__annotations__), **logged}
+    facts |= {key: Path(facts[key]) for key in ("launch", "trace") if facts[key] is not None}
+    found = calibrated(Path(log), texts, window=(int(first), int(last)), group=group, folder=folder, **facts)
+    name = f"Calibration of {found.scenario.name} on steps {first} to {last}"
+    return CalibrationView(found, print_calibration, name, found.as_json()["corrections"], width=200)

@@ -1,0 +1,271 @@
+"""The `simrl` command: its commands with their examples, and how it ends.
+
+Heavy modules are imported inside the commands, so that `--help` is quick. Exit codes: 0 done, 1 stopped (Ctrl-C), 2 bad input,
+reported in one line on stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import entry_points
+from typing import Any, NoReturn
+
+import typer
+
+from simrl.commands import allocate, calibrate, compare, optimize, profile, results, sweep, systems, trace
+from simrl.commands.acceptance import acceptance
+from simrl.commands.command import add_command
+from simrl.commands.view import DataView
+from simrl.errors import InputError, StoppedError, first_line
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
+INTERRUPTED = "interrupted; nothing was written"
+
+
+def version() -> DataView:
+    """Print the version."""
+    from simrl import __version__
+
+    return DataView({"version": __version__}, lambda data, console: console.print(data["version"]))
+
+
+def make_app() -> typer.Typer:
+    """Return the command with all its commands: simrl's own, then those of other packages."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        help="Which RL post-training system finishes first on your model, rollouts and cluster, and why?",
+        epilog="Start with:  simrl compare experiments/math_14b.yaml",
+    )
+    traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
+    imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
+    for name, example in IMPORTS.items():
+        add_command(imports, trace.IMPORTERS.own[name], f"simrl trace import {name} {example}", name=name)
+    for name in trace.IMPORTERS.added():
+        add_command(imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name)
+    profiles = _group(app, "profile", "Profiles of step times: look at one, derive one.")
+    groups = {"trace": traces, "profile": profiles}
+    for name, (listed, shown, *examples) in LISTS.items():
+        groups[name] = typer.Typer(rich_markup_mode="rich")
+        app.add_typer(groups[name], name=name)
+        add_command(groups[name], listed, *examples, keys=JSON_KEYS[name], group=True)
+        add_command(groups[name], shown, examples[1], name="show")
+    for path, (function, *ends) in COMMANDS.items():
+        *above, name = path.split()
+        examples = [f"simrl {path} {end}" for end in ends]
+        add_command(groups[above[0]] if above else app, function, *examples, name=name, keys=JSON_KEYS.get(path, ""))
+    for entry in entry_points(group="simrl.commands"):
+        _add_entry(app, entry)
+    add_command(app, version, "simrl version")
+    return app
+
+
+def _group(app: typer.Typer, name: str, summary: str) -> typer.Typer:
+    group = typer.Typer(no_args_is_help=True, help=summary)
+    app.add_typer(group, name=name)
+    return group
+
+
+def _add_entry(app: typer.Typer, entry: Any) -> None:
+    """Add a command of another package, such as `simrl measure`: a function, and the `EXAMPLE` of its module. A command that
+    cannot be loaded reports why when it is called."""
+    try:
+        command = entry.load()
+    except (ImportError, AttributeError) as error:
+        command = _missing(entry.name, error)
+    example = getattr(sys.modules[command.__module__], "EXAMPLE", f"Example:  simrl {entry.name} --help")
+    app.command(entry.name, epilog=example)(command)
+
+
+def _missing(name: str, error: Exception) -> Callable[[], NoReturn]:
+    def command() -> NoReturn:
+        raise InputError(f"simrl {name}: cannot be loaded ({first_line(error)}); install simrl again, with all of it")
+
+    command.__doc__ = f"Cannot be loaded: {first_line(error)}."
+    return command
+
+
+JSON_KEYS = {
+    "systems": "name, pipeline, dispatch, speculation, paper, parameters",
+    "speculation": "name, drafter, paper, parameters",
+    "sweep": "table, points, simulated, failed, errors",
+    "acceptance": "drafter, history, acceptance_rate, speculation_rate, accept_length, by_epoch, hit_lengths, by_response, "
+    "similarity, pays, run_model, run_model_accept_length, window, responses, responses_with_drafts, tokens_with_drafts, "
+    "trace, picture",
+    "allocate": "groups (group, prompts, samples, representative_tokens, workers, equal_workers, predicted_s, "
+    "equal_predicted_s, target_s), t0_s, gradient_s, exact_gradient_s, needed_workers, leftover_workers, two_step_sums, plans, "
+    "growth_factor, notes, and the arguments",
+}
+IMPORTS = {
+    "verl": "wandb/run-1 -o my_run.parquet --chars-per-token 3.2",
+    "trl": "out/completions -o my_run.parquet --tokenizer model/",
+    "areal": "logs/me/exp/trial/rollout -o my_run.parquet",
+    "slime": "debug/ -o my_run.parquet",
+    "csv": "lengths.csv -o my_run.parquet --column response_tokens=out_len",
+    "jsonl": "run.jsonl -o my_run.parquet --column prompt_id=question",
+}
+LISTS: dict[str, tuple[Any, ...]] = {
+    "systems": (
+        systems.systems, systems.show_system, "simrl systems", "simrl systems show areal", "simrl systems show rhymerl --json"
+    ),
+    "speculation": (
+        systems.speculation, systems.show_method,
+        "simrl speculation", "simrl speculation show histospec", "simrl speculation --json",
+    ),
+}  # fmt: skip
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "compare": (
+        compare.compare,
+        "experiments/quickstart.yaml",
+        "experiments/quickstart.yaml cluster.gpus=128 seed=3 'systems=\\[split,{name: areal, eta: 4}]'",
+        "experiments/quickstart.yaml --pipeline areal --pipeline rhymerl --speculation none --speculation histospec",
+        "my_run.parquet --model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated --system areal",
+        "scenario.yaml --measured results/replay",
+    ),
+    "run": (
+        compare.run,
+        "experiments/quickstart.yaml --system areal eta=8 cluster.gpus=64",
+        "experiments/quickstart.yaml --pipeline one_step_off --dispatch seer --speculation siblings",
+    ),
+    "sweep": (
+        sweep.sweep,
+        "experiments/quickstart.yaml cluster.gpus=64,128,256 seed=0..4",
+        "experiments/quickstart.yaml 'systems=one_step_off,{name: areal, eta: 2}' system.rollout_share=0.5,0.75",
+        "experiments/quickstart.yaml cluster.gpus=64,128 cluster.tp=2,4 --zip cluster.gpus,cluster.tp",
+        "experiments/quickstart.yaml systems=areal system.eta=0..8 system.rollout_share=0.5..0.95 --sample 200",
+        "experiments/quickstart.yaml seed=0..99 --ray auto",
+    ),
+    "optimize": (
+        optimize.optimize,
+        "experiments/quickstart.yaml cluster.gpus=16",
+        "experiments/quickstart.yaml cluster.gpus=16 systems=one_step_off,areal system.eta=1,2,4 --max-off-policyness 2",
+        "experiments/math_14b.yaml cluster.gpus=32,64,128 --updates 500 --deadline 36h",
+        "experiments/math_14b.yaml cluster.gpus=32,64,128 --updates 500 --budget 5000",
+    ),
+    "explain": (results.explain, "results/quickstart/cluster.gpus-64-areal-eta-4"),
+    "diff": (
+        results.diff,
+        "results/quickstart/cluster.gpus-64-verl-colocated results/quickstart/cluster.gpus-64-areal-eta-4",
+    ),
+    "report": (
+        results.report,
+        "results/quickstart -o quickstart.html",
+        "results/quickstart-sweep",
+        "results/quickstart/cluster.gpus-64-areal-eta-4",
+    ),
+    "calibrate": (
+        calibrate.calibrate,
+        "run.log --window 1-20 model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1",
+        "run.log --launch experiments/verl_run_launch.yaml --group 16",
+    ),
+    "whatif": (
+        calibrate.whatif,
+        "run.log --launch experiments/verl_run_launch.yaml --group 16 --system rhymerl --system areal",
+    ),
+    "acceptance": (
+        acceptance,
+        "my_run.parquet --profile profiles/qwen3-14b_h100_tp2.parquet",
+        "my_run.parquet --drafter siblings --window 8 --model qwen3-8b --gpu h100",
+    ),
+    "allocate": (allocate.allocate, "--trace my_run.parquet --profile p.parquet --workers 32"),
+    "trace show": (trace.show, "my_run.parquet", "my_run.parquet --history"),
+    "trace synth": (
+        trace.synth,
+        "-o math.parquet --preset rhymerl-math steps=40 group=16",
+        "-o t.parquet steps=10 prompts_per_step=64 group=8 cap_tokens=8192 mean_tokens=2000 sigma=0.8",
+    ),
+    "profile show": (profile.show, "profiles/qwen3-14b_h100_tp2.parquet"),
+    "profile derive": (
+        profile.derive,
+        "qwen3-14b --gpu h100 --tp 2 -o profiles/qwen3-14b_h100_tp2.parquet",
+        "path/to/config.json --gpu a100 --source roofline -o mine.parquet",
+    ),
+}
+app = make_app()
+
+
+def main() -> None:
+    """Run a command; end with a line and an exit code for bad input, an error that stops a run, and Ctrl-C."""
+    _report_on_stderr()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half-written is removed
+    warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a picture has boxes in place of them
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names and signs that the terminal cannot show
+    try:
+        try:
+            _check_arguments(sys.argv[1:])
+            code = app(standalone_mode=False)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a failure can still be reported
+        if code == 130:  # what typer makes of Ctrl-C
+            _end(INTERRUPTED, 1)
+        if isinstance(code, int):
+            sys.exit(code)
+    except InputError as error:
+        _end(error, 2)
+    except UsageError as error:
+        _end_of_usage(error)
+    except StoppedError as error:
+        _end(error, 1)
+    except KeyboardInterrupt:
+        _end(INTERRUPTED, 1)
+    except MemoryError:
+        _end("out of memory; nothing was written; simulate fewer samples, or fewer --jobs at a time", 1)
+    except OSError as error:
+        if error.filename is not None:  # a file that may not be read, a name that is too long
+            _end(f"{error.filename}: {error.strerror}; name another", 2)
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        if error.errno == errno.EPIPE:
+            sys.exit(1)  # the reader has gone, and needs no message
+        _end(f"stdout cannot be written ({error.strerror}); send it where there is room", 2)
+
+
+def _report_on_stderr() -> None:
+    """Show what the commands log on stderr, in the form of messages."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("simrl: %(message)s"))
+    log = logging.getLogger("simrl")
+    log.handlers, log.level, log.propagate = [handler], logging.INFO, False
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"argument {argument!r} is not UTF-8; rename the file") from error
+
+
+def _end_of_usage(error: Any) -> NoReturn:
+    """End with the mistake in the words of a command; with nothing more where its help was shown."""
+    said = str(error.format_message()).rstrip(".")
+    if not said:
+        sys.exit(2)
+    command = error.ctx.command_path if error.ctx else "simrl"
+    more = "" if said.endswith("?") else f"; {command} --help tells what it takes"
+    _end(f"{said[0].lower()}{said[1:]}{more}", 2)
+
+
+def _end(message: object, code: int) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C again gets no traceback
+    with suppress(OSError):  # nowhere left to tell it
+        print(f"simrl: {' '.join(str(message).split())}", file=sys.stderr or io.StringIO(), flush=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

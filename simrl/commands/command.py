@@ -1,0 +1,143 @@
+"""Turns a typed function into a command of the CLI and into a function of `import simrl`.
+
+Invariant: the options of the CLI are the function's own parameters, with their names, types, defaults and bounds. Parameters
+without a typer annotation exist only in Python. A message names options; in Python it names keywords.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+import typer
+
+from simrl.commands.view import View
+from simrl.errors import InputError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PLACES = ("folder", "picture")  # parameters that the CLI always gives: None in Python means that nothing is written
+NOTHING = "; None: no file is written; True: the default"
+INDENT = " " * 16
+# An option and its value, if it has one: N, 36h, 3, or a word that ends the clause.
+_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?: (\d[\w.]*|[A-Z]+\b|[^\s:;,]+(?=[:;,]|$)))?")
+_KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
+_KEYWORDS |= {"dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
+
+
+def command(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function callable from Python: bounds are checked, and messages and the documentation name keywords."""
+    parameters, written = signature_of(function).parameters, inspect.signature(function)
+
+    def keyword(match: re.Match[str]) -> str:
+        name, value = match[1].replace("-", "_"), match[2]
+        name = name if name in parameters else _KEYWORDS.get(name, name)
+        plain = value is None or value[0].isdigit() or value.isupper()
+        return name if value is None else f"{name}={value if plain else repr(value)}"
+
+    @wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        try:
+            for name, value in signature.bind(*arguments, **keywords).arguments.items():
+                least = getattr(_option(parameters[name]), "min", None)
+                if least is not None and isinstance(value, int | float) and not value >= least:  # NaN is refused, too
+                    raise InputError(f"{name}={value}: give {least} or more")
+            result = function(*arguments, **keywords)
+            if isinstance(result, View):
+                result.check()
+            return result
+        except InputError as error:
+            raise InputError(_OPTION.sub(keyword, str(error))) from error
+
+    said, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\f")
+    lines = [
+        textwrap.fill(
+            f"{name:15} {_OPTION.sub(keyword, option.help)}{NOTHING * (name in PLACES)}", 128, subsequent_indent=INDENT
+        )
+        for name, parameter in parameters.items()
+        if (option := _option(parameter)) is not None
+    ]
+    call.__doc__ = "\n\n".join(part for part in (said.strip(), "\n".join(lines), examples.strip()) if part)
+    shown = []
+    for name, each in parameters.items():
+        annotation = getattr(each.annotation, "__origin__", each.annotation)
+        if name in written.parameters:  # as it is written: Python takes more types than the CLI
+            annotation = written.parameters[name].annotation.removeprefix("Annotated[").partition(", typer.")[0]
+        shown.append(each.replace(annotation=annotation))
+    call.__signature__ = signature = written.replace(parameters=shown)  # type: ignore[attr-defined]
+    return call
+
+
+def _option(parameter: Parameter) -> Any:
+    """Return typer's description of a parameter; None for a parameter that exists only in Python."""
+    return next(iter(getattr(parameter.annotation, "__metadata__", ())), None)
+
+
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """Return the signature of a command. Keywords that it shares with others, `**setup: Unpack[Setup]`, are spelled out before
+    its own; they are None by default."""
+    signature = inspect.signature(inspect.unwrap(function), eval_str=True)
+    own = list(signature.parameters.values())
+    shared: dict[str, Any] = {}
+    if own and own[-1].kind is Parameter.VAR_KEYWORD:
+        shared = get_type_hints(get_args(own.pop().annotation)[0], include_extras=True)
+        own += [_keyword(name, annotation, None) for name, annotation in shared.items()]
+    return signature.replace(parameters=sorted(own, key=lambda each: (each.kind, each.name not in shared)))
+
+
+def options_of(function: Callable[..., Any]) -> list[Parameter]:
+    """Return the parameters of a command that the CLI has."""
+    return [parameter for parameter in signature_of(function).parameters.values() if _option(parameter) is not None]
+
+
+def add_command(
+    app: typer.Typer,
+    function: Callable[..., Any],
+    *examples: str,
+    name: str | None = None,
+    keys: str = "",
+    group: bool = False,
+) -> None:
+    """Register a command whose help ends with examples and names the `keys` of --json. A `group` runs it where no command of
+    the group is named."""
+    inner = inspect.unwrap(function)
+    parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in options_of(inner)]
+
+    def run(**given: Any) -> None:
+        context, as_json = given.pop("context", None), given.pop("as_json", False)
+        if context is not None and context.invoked_subcommand is not None:
+            return
+        result = inner(**{key: True if key in PLACES and value is None else value for key, value in given.items()})
+        if isinstance(result, Path):
+            print(f"Written to {result} ({result.stat().st_size / 1e6:.1f} MB); any browser opens it.")
+            return
+        if as_json:
+            print(json.dumps(result.json(), indent=1, ensure_ascii=result.ascii))
+        else:
+            result.print()
+        result.check()
+
+    if signature_of(inner).return_annotation is not Path:
+        said = f"print JSON on stdout instead of tables; its keys are stable{keys and f': {keys}'}"
+        parameters.append(_keyword("as_json", Annotated[bool, typer.Option("--json", help=said)], False))
+    if group:
+        parameters.append(_keyword("context", typer.Context, Parameter.empty))
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = (inner.__doc__ or "").partition("\f")[0]
+    epilog = f"Example{'s' if len(examples) > 1 else ''}:  {'   |   '.join(examples)}"
+    if group:
+        app.callback(invoke_without_command=True, help=inspect.cleandoc(run.__doc__), epilog=epilog)(run)
+    else:
+        app.command(name or inner.__name__, epilog=epilog)(run)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

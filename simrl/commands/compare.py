@@ -1,0 +1,271 @@
+"""`simrl compare` and `simrl run`: systems side by side on one set of rollouts and GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
+
+import typer
+
+from simrl.commands import options as o
+from simrl.commands.command import command
+from simrl.commands.results import AgreementView, DifferenceView, ExplanationView, agreement, diff, explain
+from simrl.commands.view import View, frame, place
+from simrl.errors import InputError, meant
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from simrl.result.result import Result
+    from simrl.scenario.model import Scenario
+    from simrl.show.style import Picture
+    from simrl.simulate.cache import InputCache
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(View):
+    """Simulated runs side by side, in the order of the scenarios.
+
+    `rows` is what `--json` prints: a dictionary per run, seconds and tokens as their names say, shares from 0 to 1. `results`
+    has the runs by name: the system as in the table, such as "areal(eta=4)", and what varies: "areal(eta=4) (cluster.gpus=64)".
+    A comparison of one run needs no name. `source` has the results: in memory, or the folder in which they were written.
+    """
+
+    scenarios: tuple[Scenario, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    source: Sequence[Result] | Path
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.names)}>"
+
+    def _show(self, console: Console) -> None:
+        from simrl.show.tables.compare import show_comparison
+
+        show_comparison(self.rows, self.scenarios, self._metadata(), console)
+
+    def json(self) -> Any:
+        """Return what `--json` prints."""
+        return self.rows
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row per run, the columns of `--json`."""
+        return frame(self.rows)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs."""
+        from simrl.show.tables.compare import row_name
+
+        return [row_name(row) for row in self.rows]
+
+    @cached_property
+    def results(self) -> Mapping[str, Result]:
+        """The runs by name."""
+        from simrl.result.result import read_result
+
+        found = self.source
+        if isinstance(found, Path):
+            found = [read_result(found / row["folder"]) for row in self.rows]
+        return dict(zip(self.names, found, strict=True))
+
+    def figure(self) -> Picture:
+        """Draw samples per second, bubbles and off-policyness by system."""
+        from simrl.show.figures.compare import comparison_figure
+
+        return comparison_figure(self.rows)
+
+    def result(self, name: str | None = None) -> Result:
+        """Return the tables of a run (spans, steps, samples, segments) and its metadata. Raise `InputError` for an unknown
+        name."""
+        if name is None and len(self.names) == 1:
+            name = self.names[0]
+        if name is None or name not in self.names:
+            given = "no name" if name is None else f"{name!r}{meant(name, self.names)}"
+            raise InputError(f"{given}: name one of the runs, {', '.join(map(repr, self.names))}")
+        return self.results[name]
+
+    def timeline(self, name: str | None = None, steps: int = 3, first_step: int | None = None) -> Picture:
+        """Draw the work of each GPU over some policy updates: from `first_step` (counted from 0), or in the middle."""
+        from simrl.result.timeline import steady_window
+        from simrl.show.figures.timeline import timeline_figure
+
+        result = self.result(name)
+        return timeline_figure(result, steady_window(result, steps, first_step))
+
+    def explain(self, name: str | None = None, step: int | None = None) -> ExplanationView:
+        """Say where a run's GPU time went, what delayed its updates, and which known problems it shows."""
+        return explain(self.result(name), step)
+
+    def diff(self, a: str, b: str) -> DifferenceView:
+        """Say what makes run `b` faster or slower than run `a`."""
+        return diff(self.result(a), self.result(b))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the files of `simrl compare` (tables, timelines, traces for Perfetto, comparison.json) and return the folder.
+        An earlier comparison there is replaced. Raise `InputError` for a folder that cannot be written."""
+        from simrl.show.comparison import write_comparison
+
+        write_comparison(self.scenarios, list(self.results.values()), Path(folder))
+        return Path(folder)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page of `simrl report`, one HTML file that needs no network, and return its path. Raise `InputError` for a
+        path that is no .html or cannot be written."""
+        from simrl.show.report.page import write_page
+        from simrl.show.report.sources import runs_of
+
+        write_page(runs_of(dict(self.results)), Path(path))
+        return Path(path)
+
+    def _metadata(self) -> list[Mapping[str, Any]]:
+        if isinstance(self.source, Path):
+            files = [self.source / row["folder"] / "result.json" for row in self.rows]
+            return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return [result.metadata for result in self.source]
+
+
+def simulate_all(
+    scenarios: Sequence[Scenario], inputs: InputCache | None, jobs: int, folder: Path | None
+) -> Comparison:
+    """Simulate all scenarios, in memory or into a folder."""
+    from simrl.show.comparison import compare_scenarios
+    from simrl.simulate.cache import InputCache
+    from simrl.study.compare import comparison_rows, simulate_scenarios
+
+    inputs = inputs or InputCache()
+    if folder is None:
+        results = simulate_scenarios(scenarios, jobs, inputs)
+        return Comparison(tuple(scenarios), tuple(comparison_rows(scenarios, results)), results)
+    notes = [
+        f"Written to {folder}",
+        "with comparison.png and .json, and a folder per row: timeline.png, Parquet tables, result.json, perfetto.json",
+        "(open it at https://ui.perfetto.dev).",
+    ]
+    if (folder / "comparison.json").exists():
+        notes.append("It replaced the results of an earlier run there; --output names another folder.")
+    return Comparison(tuple(scenarios), tuple(compare_scenarios(scenarios, folder, jobs, inputs)), folder, notes=notes)
+
+
+@command
+def compare(
+    workload: o.Workload,
+    systems: o.Systems = None,
+    overrides: o.Overrides = None,
+    *,
+    seed: o.Seed = None,
+    pipelines: Annotated[
+        o.NameList | None,
+        typer.Option("--pipeline", help="a system whose pipeline to simulate (see simrl systems); may be repeated"),
+    ] = None,
+    dispatches: Annotated[
+        o.NameList | None,
+        typer.Option("--dispatch", help="least_requests, seer … with each of these pipelines; may be repeated"),
+    ] = None,
+    speculations: Annotated[
+        o.SystemList | None,
+        typer.Option("--speculation", help="none, histospec, tlt … with each of these; may be repeated"),
+    ] = None,
+    measured: Annotated[
+        o.RunLike | None,
+        typer.Option(
+            help="a result folder, such as a replay's, to compare with SCENARIO (one system, or a result folder)"
+        ),
+    ] = None,
+    folder: o.Folder = None,
+    jobs: o.Jobs = o.JOBS,
+    **setup: Unpack[o.Setup],
+) -> Comparison | AgreementView:
+    """Simulate every system of a scenario and print which is fastest; write tables, timelines and traces of all.
+    \f
+    `workload` may also be the content of a scenario file, a `Trace` or a DataFrame with a row per response (columns step,
+    prompt_id, prompt_tokens, response_tokens; sample, epoch, reward … if known), whose max_response_length is `cap_tokens`
+    (default: the longest response). `systems` are names, or names with parameters; `overrides` may be a dictionary by dotted
+    keys, {"training.mfu": 0.3}. With `measured`, the result is an `AgreementView`. Raises `InputError` for a scenario that
+    cannot be executed.
+
+    >>> import simrl
+    >>> compared = simrl.compare(
+    ...     "traces/countdown/sync/trace.parquet",
+    ...     systems=["verl_colocated", {"name": "areal", "eta": 4}],
+    ...     model="qwen3-8b", gpu="h100", gpus=16, steps=4,
+    ... )
+    >>> compared
+    <Comparison of verl_colocated, areal(eta=4)>
+    >>> compared.table.shape[0]
+    2
+    """
+    from simrl.commands.workload import open_workload, report_overruled
+    from simrl.scenario.load import Choices
+    from simrl.systems.recipes import parameters_of
+
+    opening = "compare", workload, systems, overrides, {**setup, "seed": seed}
+    choices = Choices(pipelines or (), dispatches or (), speculations or ())
+    if measured is not None:
+        return agreement(measured, folder, choices, *opening)
+    opened = open_workload(*opening)
+    file = opened.file()
+    scenarios = file.scenarios(choices, parameters_of)
+    report_overruled(file, (setting.key for setting in opened.settings))
+    return simulate_all(scenarios, opened.inputs(), jobs, place(folder, Path("results") / scenarios[0].name))
+
+
+@command
+def run(
+    workload: o.Workload,
+    system: Annotated[
+        o.OneSystem | None, typer.Option(help="the system to run (default: the scenario's, if it has only one)")
+    ] = None,
+    overrides: o.Overrides = None,
+    *,
+    seed: o.Seed = None,
+    pipeline: Annotated[str | None, typer.Option(help="another name of --system")] = None,
+    dispatch: Annotated[str | None, typer.Option(help="dispatch, in place of the system's own")] = None,
+    speculation: Annotated[
+        o.OneSystem | None, typer.Option(help="method of speculation, in place of the system's own")
+    ] = None,
+    folder: o.Folder = None,
+    **setup: Unpack[o.Setup],
+) -> Comparison:
+    """Simulate one system of a scenario. With --system, overrides such as eta=8 are its parameters.
+    \f
+    Returns a `Comparison` of one run, whose methods need no name. Arguments and errors are those of `compare`.
+
+    >>> import simrl
+    >>> one = simrl.run("experiments/quickstart.yaml", {"name": "areal", "eta": 2}, gpus=16, steps=4, warmup_steps=1)
+    >>> one.result().steps.num_rows
+    4
+    """
+    from simrl.commands.workload import is_parameter, one_system, open_workload, settings_of
+    from simrl.scenario.load import PARAMETER, Choices
+    from simrl.study.compare import run_names
+    from simrl.systems.recipes import make_system
+
+    if system and pipeline:
+        raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
+    chosen, settings = system or pipeline, settings_of(overrides)
+    if chosen is not None:
+        entry = one_system(chosen)
+        entry = entry if isinstance(entry, Mapping) else {"name": entry}
+        own = [setting for setting in settings if is_parameter(setting.key, entry.get("name"))]
+        settings = [setting for setting in settings if setting not in own]
+        chosen = {**entry, **{setting.key.removeprefix(PARAMETER): setting.value for setting in own}}
+    opened = open_workload("run", workload, chosen and [chosen], settings, {**setup, "seed": seed})
+    choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
+    scenarios = opened.scenarios(choices)
+    if len(scenarios) > 1:
+        for each in scenarios:  # a misspelt parameter is reported first
+            make_system(each.system.name, each.system.parameters)
+        varied = {part.partition("=")[0]: None for each in scenarios for part in each.variant.split(", ") if part}
+        choose = [*([] if chosen else ["--system NAME"]), *(f"{key}=…" for key in varied)]
+        raise InputError(
+            f"{opened.origin}: {len(scenarios)} runs ({run_names(scenarios)}); choose one with {' and '.join(choose)}, or "
+            "compare"
+        )
+    name = f"{scenarios[0].name}-{scenarios[0].system.name}"
+    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name))

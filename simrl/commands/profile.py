@@ -1,0 +1,114 @@
+"""`simrl profile …`: look at step times, derive them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simrl.commands.view import DataView
+from simrl.errors import InputError, meant
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simrl.profile.profile import TableProfile
+
+
+def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")]) -> DataView:
+    """Describe a profile: where it comes from, its range, and the seconds of some passes."""
+    from simrl.profile.profile import read_profile
+
+    return _view(_description(read_profile(file)))
+
+
+def derive(
+    model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
+    gpu: Annotated[
+        str, typer.Option(help="a100, h100, h200, h800, h20 or rtxpro6000; by roofline also b200, a40, a6000")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write (Parquet)")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="parameters of the source, such as memory_efficiency=0.7 of roofline"
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="GPUs of a tensor-parallel group")] = 1,
+    source: Annotated[
+        str,
+        typer.Option(
+            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), roofline (data sheet), or the "
+            "profiler of an installed package"
+        ),
+    ] = "aiconfigurator",
+) -> DataView:
+    """Derive a profile from measured kernels, or from a data sheet alone.
+
+    No kernels were measured on h800 and h20: theirs are those of h100 and h200, scaled by the data sheets.
+    """
+    from simrl.extensions import checked
+    from simrl.profile.hardware import gpu as gpu_named
+    from simrl.profile.hardware import model_shape
+    from simrl.profile.profile import TableProfile, write_profile
+    from simrl.profile.profilers.sources import PROFILERS
+    from simrl.scenario.yaml_text import parse_override
+
+    if source not in PROFILERS:
+        raise InputError(f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}")
+    given = dict(parse_override(text) for text in settings or [])
+    profile = checked(f"--source {source}", PROFILERS[source], model_shape(model), gpu_named(gpu), tp, **given)
+    if not isinstance(profile, TableProfile):
+        raise InputError(f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile")
+    write_profile(profile, output)
+    return _view(_description(profile), more={"file": str(output)}, notes=[f"Written to {output}"])
+
+
+def _view(description: dict[str, Any], **also: Any) -> DataView:
+    return DataView(description, _print, width=80, **also)
+
+
+def _print(d: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text.assemble((f"{d['model']} on {d['gpu']}, tp {d['tp']}", "bold"), f": {d['kind']}"))
+    console.print(f"Source: {d['source']}. Licence: {d['licence']}", markup=False)
+    if d["notes"]:
+        console.print(f"Notes: {d['notes']}", markup=False)
+    console.print(
+        f"Reaches {d['largest_pass_tokens']:,} tokens a pass, {d['most_sequences']:,} sequences, sequences of "
+        f"{d['longest_sequence_tokens']:,} tokens. Between passes: {d['between_passes_s'] * 1e3:.3g} ms."
+    )
+    seconds = {(row["sequences"], row["kv_tokens"]): row["seconds"] for row in d["decode"]}
+    sequences, contexts = (sorted(set(axis)) for axis in zip(*seconds, strict=True))
+    table = Table("sequences", *(f"{kv:,} tokens" for kv in contexts), title="Decode step [ms]", title_justify="left")
+    for n in sequences:
+        table.add_row(str(n), *(f"{seconds[n, kv] * 1e3:.2f}" for kv in contexts))
+    console.print(table)
+    prefill = ", ".join(f"{row['tokens']:,} tokens {row['seconds'] * 1e3:.1f} ms" for row in d["prefill"])
+    console.print(f"Prefill of one prompt: {prefill}")
+
+
+def _description(profile: TableProfile) -> dict[str, Any]:
+    t = profile.tables
+    sequences, contexts, chunks = (
+        [n for n in shown if n <= axis[-1]] or [int(axis[-1])]
+        for shown, axis in (
+            ((1, 8, 32, 64, 128, 256), t.decode_sequences),
+            ((1024, 4096, 16384), t.decode_kv_tokens),
+            ((512, 2048, 8192), t.prefill_tokens),
+        )
+    )
+    return {
+        **profile.metadata.model_dump(),
+        "largest_pass_tokens": int(t.dense_tokens[-1]),
+        "most_sequences": int(t.decode_sequences[-1]),
+        "longest_sequence_tokens": int(t.decode_kv_tokens[-1]),
+        "between_passes_s": t.between_passes_s,
+        "decode": [
+            {"sequences": n, "kv_tokens": kv, "seconds": profile.decode_s(n, kv)} for n in sequences for kv in contexts
+        ],
+        "prefill": [{"tokens": n, "seconds": profile.prefill_s(n)} for n in chunks],
+    }

@@ -1,0 +1,209 @@
+"""`simrl systems` and `simrl speculation`: the systems and methods that can be compared, and their rules."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simrl.commands.view import DataView
+from simrl.errors import InputError, meant
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LOG = logging.getLogger("simrl")
+MEANINGS = {
+    "rollout_share": "share of the GPUs that only roll out; the others train",
+    "dispatch": "the worker of each sample; `streamrl` and `seer` are those systems' rules",
+    "minibatches": "PPO mini-batches of an update",
+    "log_probs": "forward passes before an update: old policy, reference",
+    "on_loss": "samples of a lost worker continue elsewhere, or wait for it",
+    "adapt_split_every": "updates after which GPUs move by their idle time; 0: never; not with lost workers",
+    "speculation": "a method (`simrl speculation`), or {name: histospec, gate: open}; none",
+    "gate": "when it drafts: always, while the batch is small enough to pay, or once few responses are left",
+    "window": "tokens to draft; as an object, {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
+    "dynamic_sampling": "drop groups with equal rewards, refill in rounds of this multiple of a batch",
+    "filter_groups": "drop groups with equal rewards, train the rest",
+}
+Page = dict[str, Any]
+
+
+def systems() -> DataView:
+    """List the systems that can be compared, a line each; `show NAME` describes one."""
+    from simrl.systems.recipes import RECIPES
+
+    headings = ("system", "what it does", "off-policyness", "paper")
+    footer = (
+        "\nsimrl systems show NAME prints the rule, the parameters, and what is not modelled.\n"
+        "simrl speculation lists the methods of speculation; any of them goes with any system."
+    )
+    return _list(RECIPES, _system, headings, footer)
+
+
+def show_system(
+    name: Annotated[str, typer.Argument(help="a system, as `simrl systems` lists it")],
+) -> DataView:
+    """Describe a system: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
+    from simrl.systems.recipes import RECIPES, unknown_system
+
+    if name not in RECIPES:
+        raise unknown_system(name)
+    page = _system(name)
+    bound = page["off_policyness"]
+    facts = {key: page[key] for key in ("pipeline", "dispatch", "speculation")}
+    facts["off-policyness"] = "not bounded by the rule" if bound is None else f"at most {bound} with the defaults"
+    facts["paper"] = page["paper"]
+    key, parameter = next(iter(page["parameters"].items()))
+    return _page(page, facts, f"{{name: {name}, {key}: {json.dumps(parameter['default'])}}}")
+
+
+def speculation() -> DataView:
+    """List the methods of speculation, a line each; `show NAME` describes one."""
+    from simrl.speculation.methods import METHODS
+
+    footer = (
+        "\nWith any system: simrl compare SCENARIO --speculation NAME, or {name: areal, speculation: NAME} in a scenario.\n"
+        "simrl speculation show NAME prints the rule, the parameters, and what is not modelled."
+    )
+    return _list(METHODS, _method, ("method", "what it does", "paper"), footer)
+
+
+def show_method(
+    name: Annotated[str, typer.Argument(help="a method, as `simrl speculation` lists it")],
+) -> DataView:
+    """Describe a method: its rule, its parameters with their defaults, the paper, what is modelled and what is not."""
+    from simrl.speculation.methods import METHODS
+
+    if name not in METHODS:
+        raise InputError(f"method {name!r} is unknown{meant(name, METHODS)}; choose one of {', '.join(METHODS)}")
+    page = _method(name)
+    facts = {key: page[key] for key in ("drafter", "paper")}
+    return _page(page, facts, f"{{name: verl_colocated, speculation: {name}}}")
+
+
+def _list(names: Iterable[str], describe: Callable[[str], Page], headings: tuple[str, ...], footer: str) -> DataView:
+    """Return the pages of all functions, printed as a line each. One that an installed package adds and that cannot be loaded
+    is only logged."""
+    pages = []
+    for name in names:
+        try:
+            pages.append(describe(name))
+        except InputError as error:
+            LOG.info("left out: %s", error)
+
+    def show(pages: list[Page], console: Console) -> None:
+        from rich.table import Table
+
+        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+        for page in pages:
+            bound = page.get("off_policyness", 0)
+            age = "not bounded" if bound is None else f"at most {bound}" if bound else "0"
+            cells = {"off-policyness": age, "paper": page["paper"], "what it does": page["summary"]}
+            table.add_row(*(cells.get(heading, page["name"]) for heading in headings))
+        console.print(table)
+        console.print(footer)
+
+    return DataView(pages, show, ascii=False, width=200)
+
+
+def _page(page: Page, facts: Mapping[str, Any], example: str) -> DataView:
+    """Return a page, printed with these facts by their headings, and an example."""
+
+    def show(page: Page, console: Console) -> None:
+        lines = [f"{page['name']}: {page['summary']}", ""]
+        for heading, text in (("Modelled", page["modelled"]), ("Not modelled", page["not_modelled"])):
+            if text:
+                lines += [textwrap.fill(f"{heading}: {text}", 100), ""]
+        lines += [f"{heading:15} {fact}" for heading, fact in facts.items()]
+        lines += ["", *_parameter_lines(page["parameters"]), "", f"In a scenario:  systems: [{example}]"]
+        console.print("\n".join(lines), soft_wrap=True)
+
+    return DataView(page, show, ascii=False)
+
+
+def _system(name: str) -> Page:
+    """Return a recipe with its defaults as plain data."""
+    from simrl.systems.recipes import RECIPES, make_system, recipe_parameters
+
+    system, text = make_system(name, {}), _documented(RECIPES[name])
+    return {
+        "name": name,
+        "summary": text["summary"],
+        "pipeline": system.schedule,
+        "dispatch": system.dispatch.name,
+        "speculation": system.speculation.label if system.speculation else "none",
+        "paper": system.paper,
+        "off_policyness": system.off_policyness,
+        "modelled": text["modelled"],
+        "not_modelled": text["not_modelled"],
+        "parameters": _parameters(recipe_parameters(name)),
+    }
+
+
+def _method(name: str) -> Page:
+    """Return a method with its defaults as plain data."""
+    from simrl.speculation.methods import METHODS, make_speculation
+
+    method, made = METHODS[name], make_speculation(name)
+    assert made is not None
+    return {
+        "name": name,
+        "drafter": made.model or made.drafter,
+        "paper": made.paper,
+        **_documented(method),
+        "parameters": _parameters(inspect.signature(inspect.unwrap(method), eval_str=True).parameters),
+    }
+
+
+def _documented(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the parts of a docstring: a line, the rule, and what is not modelled."""
+    summary, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
+    modelled, _, not_modelled = rest.partition("Not modelled:")
+    return {
+        "summary": summary,
+        "modelled": " ".join(modelled.split()),
+        "not_modelled": " ".join(not_modelled.split()),
+    }
+
+
+def _parameters(parameters: Mapping[str, inspect.Parameter]) -> Page:
+    from pydantic import TypeAdapter
+
+    return {
+        key: {"default": each.default, "takes": takes(TypeAdapter(each.annotation).json_schema())}
+        for key, each in parameters.items()
+    }
+
+
+def _parameter_lines(parameters: Page) -> list[str]:
+    if not parameters:
+        return []
+    lines, width = ["parameter, default, what it takes:"], max(map(len, parameters))
+    for key, parameter in parameters.items():
+        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(key, "")
+        line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
+        lines.append(f"{line}: {meaning}" if meaning else line)
+    return lines
+
+
+def takes(schema: Page) -> str:
+    """Return the values that a parameter takes, in words."""
+    if "anyOf" in schema:
+        return " or ".join(takes(one) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " | ".join(schema.get("enum", [schema.get("const")]))
+    if "$ref" in schema or "oneOf" in schema:
+        return "an object"
+    if schema.get("type") == "array":
+        return "a list"
+    kind = {"integer": "whole number", "number": "number", "boolean": "true | false", "null": "null"}.get(
+        schema.get("type", ""), schema.get("type", "value")
+    )
+    bounds = [("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")]
+    return f"{kind} {', '.join(f'{sign} {schema[key]:,}' for key, sign in bounds if key in schema)}".strip()

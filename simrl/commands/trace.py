@@ -1,0 +1,258 @@
+"""`simrl trace …`: import a run, look at a trace, draw one from a length model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
+
+import typer
+
+from simrl.commands.options import Place
+from simrl.commands.view import DataView, drawn
+from simrl.errors import InputError, meant
+from simrl.extensions import Extended
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from simrl.trace.trace import Trace
+
+Source = Annotated[Path, typer.Argument(metavar="PATH", help="the file or folder that the framework wrote")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="the trace to write, such as my_run.parquet")]
+Tokenizer = Annotated[Path | None, typer.Option(help="count tokens with this tokenizer.json (or its folder)")]
+CharsPerToken = Annotated[float | None, typer.Option(help="or estimate: characters per token, such as 3.2")]
+Name = Annotated[str | None, typer.Option(help="name of the trace (default: the name of the source)")]
+Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer")]
+
+
+class Common(TypedDict, total=False):
+    """The options of every importer."""
+
+    cap_tokens: Annotated[
+        int | None,
+        typer.Option("--cap-tokens", min=1, help="max_response_length of the run (default: the longest response)"),
+    ]
+    name: Name
+    licence: Annotated[str | None, typer.Option(help="licence of the data (default: unknown)")]
+
+
+def import_verl(
+    path: Source,
+    output: Output,
+    tokenizer: Tokenizer = None,
+    chars_per_token: CharsPerToken = None,
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics", help="PATH is a console log or the file logger's JSONL: lengths are drawn from its statistics"
+        ),
+    ] = False,
+    group: Annotated[int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="with --metrics: seed of the draw")] = 0,
+    **options: Unpack[Common],
+) -> DataView:
+    """verl: rollout dumps (rollout_data_dir), a wandb generations table, or with --metrics a metrics log."""
+    from simrl.trace.importers.logs import read_verl_metrics
+    from simrl.trace.importers.tokens import token_counter
+    from simrl.trace.importers.verl import import_verl, trace_from_verl_metrics
+
+    common = _given(options)
+    if not metrics:
+        return _written(import_verl(path, token_counter(tokenizer, chars_per_token), **common), output)
+    if group is None:
+        raise InputError(
+            "trace import verl --metrics: no --group; the log does not have the number of responses per prompt"
+        )
+    common = {"name": path.stem, **common}
+    return _written(trace_from_verl_metrics(read_verl_metrics(path), group, seed, **common), output)
+
+
+def import_trl(
+    path: Source,
+    output: Output,
+    tokenizer: Tokenizer = None,
+    chars_per_token: CharsPerToken = None,
+    reward_column: Annotated[
+        list[str] | None, typer.Option(help="a reward column; may be repeated, their sum is the reward")
+    ] = None,
+    **options: Unpack[Common],
+) -> DataView:
+    """TRL: the completions Parquet files of log_completions."""
+    from simrl.trace.importers.tokens import token_counter
+    from simrl.trace.importers.trl import import_trl
+
+    counter = token_counter(tokenizer, chars_per_token)
+    return _written(import_trl(path, counter, reward_columns=reward_column, **_given(options)), output)
+
+
+def import_areal(path: Source, output: Output, **options: Unpack[Common]) -> DataView:
+    """AReaL: the JSONL files of rollout.dump_to_file."""
+    from simrl.trace.importers.areal import import_areal
+
+    return _written(import_areal(path, **_given(options)), output)
+
+
+def import_slime(
+    path: Source,
+    output: Output,
+    reward_key: Annotated[str | None, typer.Option(help="the entry that is the reward, if it is a dictionary")] = None,
+    **options: Unpack[Common],
+) -> DataView:
+    """slime: the .pt files of --save-debug-rollout-data. Needs torch, and loads weights only: no code is run."""
+    from simrl.trace.importers.slime import import_slime
+
+    return _written(import_slime(path, reward_key=reward_key, **_given(options)), output)
+
+
+def _tabular(kind: Literal["csv", "jsonl"], summary: str) -> Callable[..., DataView]:
+    """Return the importer of a table with named columns."""
+
+    def import_table(
+        path: Source,
+        output: Output,
+        tokenizer: Tokenizer = None,
+        chars_per_token: CharsPerToken = None,
+        column: Annotated[
+            list[str] | None,
+            typer.Option("--column", help="OURS=THEIRS, such as response_tokens=out_len; may be repeated"),
+        ] = None,
+        step: Annotated[
+            int | None, typer.Option(min=0, help="the step of every row, if there is no such column")
+        ] = None,
+        epoch: Annotated[
+            int | None, typer.Option(min=0, help="the epoch of every row, if there is no such column")
+        ] = None,
+        ungrouped: Annotated[bool, typer.Option(help="every row has a prompt of its own")] = False,
+        **options: Unpack[Common],
+    ) -> DataView:
+        from simrl.trace.importers import tabular
+        from simrl.trace.importers.tokens import token_counter
+
+        for item in column or []:
+            if "=" not in item:
+                raise InputError(f"--column {item!r}: write OURS=THEIRS, such as response_tokens=out_len")
+        columns = dict(item.split("=", 1) for item in column or [])
+        counted = tokenizer is not None or chars_per_token is not None
+        counter = token_counter(tokenizer, chars_per_token) if counted else None
+        importer = tabular.import_csv if kind == "csv" else tabular.import_jsonl
+        trace = importer(path, columns, counter, step=step, epoch=epoch, ungrouped=ungrouped, **_given(options))
+        return _written(trace, output)
+
+    import_table.__doc__ = summary
+    return import_table
+
+
+def added_importer(name: str) -> Callable[..., DataView]:
+    """Return the command of an importer that an installed package adds."""
+
+    def import_added(path: Source, output: Output, settings: Settings = None) -> DataView:
+        """An importer that an installed package adds; its KEY=VALUE are the parameters of its function."""
+        from simrl.extensions import checked
+        from simrl.scenario.yaml_text import parse_override
+        from simrl.trace.trace import Trace
+
+        given = dict(parse_override(text) for text in settings or [])
+        trace = checked(f"trace import {name}", IMPORTERS[name], path, **given)
+        if not isinstance(trace, Trace):
+            raise InputError(f"importer {name}: its function gives {type(trace).__name__}; let it give a Trace")
+        return _written(trace, output)
+
+    return import_added
+
+
+IMPORTERS: Extended[Any] = Extended(
+    {
+        "verl": import_verl,
+        "trl": import_trl,
+        "areal": import_areal,
+        "slime": import_slime,
+        "csv": _tabular("csv", "A CSV with named columns, one row per response."),
+        "jsonl": _tabular("jsonl", "JSON Lines with named fields, one object per response."),
+    },
+    "simrl.importers",
+    "importer",
+    required=1,
+)
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="a trace (Parquet)")],
+    picture: Annotated[
+        Place | None,
+        typer.Option("--plot", help="the picture to draw (default: NAME-lengths.png or NAME-history.png, here)"),
+    ] = None,
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history",
+            help="in place of lengths: how well a prompt's last epoch predicts its rank (RhymeRL Table 2, Fig. 9)",
+        ),
+    ] = False,
+) -> DataView:
+    """Describe a trace: prompts, groups, length percentiles, share at the cap, epochs; and draw its lengths."""
+    from simrl.analysis.trace_description import describe, describe_history
+    from simrl.show.figures.trace import history_figure, lengths_figure
+    from simrl.show.tables.trace import print_description, print_history
+    from simrl.trace.trace import read_trace
+
+    trace = read_trace(file)
+    if history:
+        ranks = describe_history(trace)
+        view = DataView({"rank_history": ranks}, lambda _, console: print_history(ranks, console), width=80)
+        default, draw = f"{file.stem}-history.png", lambda: history_figure(ranks, trace.metadata.name)
+        return drawn(view, picture, default, draw, "Ranks drawn")
+    view = DataView(describe(trace), print_description, width=80)
+    return drawn(view, picture, f"{file.stem}-lengths.png", lambda: lengths_figure(trace), "Lengths drawn")
+
+
+def synth(
+    output: Output,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="fields of the length model, such as steps=10 group=16"),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="start from rhymerl-math or rhymerl-code (RhymeRL's statistics)")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the draw")] = 0,
+    name: Name = None,
+) -> DataView:
+    """Draw a trace from a length model, if there is no run yet."""
+    from pydantic import ValidationError
+
+    from simrl.scenario.yaml_text import parse_override
+    from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
+    from simrl.validation import explain
+
+    presets: Mapping[str, Mapping[str, Any]] = {"rhymerl-math": RHYMERL_MATH, "rhymerl-code": RHYMERL_CODE}
+    if preset is not None and preset not in presets:
+        raise InputError(f"--preset {preset}: unknown{meant(preset, presets)}; choose rhymerl-math or rhymerl-code")
+    given = dict(parse_override(text) for text in settings or [])
+    try:
+        model = LengthModel.model_validate({**presets.get(preset or "", {}), **given})
+    except ValidationError as error:
+        raise InputError(f"trace synth: {explain(error, LengthModel, 'a length model')[1]}") from error
+    return _written(synthesise(model, seed, name or output.stem), output)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _written(trace: Trace, output: Path) -> DataView:
+    """Write a trace and return its description."""
+    from simrl.analysis.trace_description import describe
+    from simrl.trace.trace import write_trace
+
+    write_trace(trace, output)
+    steps, metadata = len(trace.step_slices), trace.metadata
+    lines = [f"{output}: {len(trace)} samples, {steps} steps, lengths counted by {metadata.tokenizer}"]
+    lines += [f"Notes: {metadata.notes}"] if metadata.notes else []
+    lines += [f"Look at it with:  simrl trace show {output}"]
+
+    def show(_: Any, console: Console) -> None:
+        for line in lines:
+            console.print(line, soft_wrap=True)
+
+    return DataView(describe(trace), show, more={"file": str(output)})

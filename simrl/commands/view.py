@@ -1,0 +1,119 @@
+"""The result of a command: frozen data that prints itself, shows itself in a notebook, and is JSON.
+
+Invariant: a view holds results and computes none; its `table` has the columns of `--json`.
+"""
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+V = TypeVar("V", bound="DataView")
+WIDE = 10_000  # characters of a line in a file or a pipe, where no column has to be left out or wrapped
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class View:
+    """The result of a command. `notes` are lines about the files that the command wrote. `width` holds where the
+    output is no terminal, and `ascii` says whether --json escapes other characters."""
+
+    notes: Sequence[str] = ()
+    width: int = WIDE
+    ascii: bool = True
+
+    def _show(self, console: "Console") -> None:
+        raise NotImplementedError
+
+    def json(self) -> Any:
+        """Return what `--json` prints."""
+        raise NotImplementedError
+
+    def print(self, console: "Console | None" = None) -> None:
+        """Print the tables, then the notes."""
+        from rich.console import Console
+
+        if console is None:
+            console = Console(highlight=False, markup=False)
+            if not console.is_terminal and "COLUMNS" not in os.environ:
+                console.width = self.width
+        self._show(console)
+        for note in self.notes:
+            console.print(note, overflow="ignore", crop=False, markup=False)
+
+    def check(self) -> None:
+        """Raise `InputError` for a result without a single success, once it has been printed."""
+
+    def _repr_html_(self) -> str:
+        from simrl.show.text import Page
+
+        page = Page()
+        self._show(page)
+        return page.html
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        self._show(Console(file=text, width=WIDE, highlight=False, markup=False))
+        return text.getvalue().rstrip()
+
+
+@dataclass(frozen=True, repr=False)
+class DataView(View):
+    """`data`, which `show` prints. `--json` prints it with the entries of `more`; `table` has its `rows`."""
+
+    data: Any
+    show: Callable[[Any, Any], None]
+    name: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def _show(self, console: "Console") -> None:
+        self.show(self.data, console)
+
+    def json(self) -> Any:
+        """Return what `--json` prints."""
+        data = self.data
+        if hasattr(data, "as_json"):
+            data = data.as_json()
+        elif is_dataclass(data) and not isinstance(data, type):
+            data = asdict(data)
+        return {**data, **self.more} if self.more else data
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """The rows as a data frame."""
+        return frame(self.rows)
+
+
+def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], said: str = "Drawn") -> V:
+    """Draw a picture of the view, where one is wanted (`place`), and return the view that names its file."""
+    from simrl.show.style import save
+
+    file = place(picture, default)
+    if file is None:
+        return view
+    save(draw(), file)
+    return replace(view, notes=[f"{said} in {file}"], more={"picture": str(file)})
+
+
+def place(given: Any, default: str | Path) -> Path | None:
+    """Return where files go: nowhere (None), to the default place (True), or to the place that is given."""
+    return None if given is None else Path(default) if given is True else Path(given)
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Return rows as a data frame."""
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))

@@ -1,0 +1,216 @@
+"""Opens the workload of a command: a scenario file or its content, or a trace with keywords, as settings of a `ScenarioFile`.
+
+Invariant: every scenario is made by `simrl.scenario`, from a file, from keywords or from both, so that a scenario gives
+equal rows from the CLI and from Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simrl.errors import InputError, meant
+from simrl.profile.hardware import MODELS
+from simrl.profile.shipped import shipped_profile
+from simrl.scenario.load import FILLED_IN, PARAMETER, Choices, ScenarioFile, Setting, given, override
+from simrl.scenario.model import Scenario
+from simrl.scenario.yaml_text import parse_override
+from simrl.simulate.cache import InputCache
+from simrl.study.grid import SYSTEMS, Dimension, Listed, by_key, listed
+from simrl.systems.recipes import RECIPES, parameters_of
+from simrl.trace.importers.tabular import import_frame
+from simrl.trace.trace import Trace, read_trace, write_trace
+
+LOG = logging.getLogger("simrl")
+TRACE_SUFFIX = ".parquet"
+BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which have kernels alone (validate_engine.py)
+FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")}  # of a scenario, where not called as the keyword
+NEEDED = {"model": "--model qwen3-8b", "gpu": "--gpu h100", "gpus": "--gpus 64"}  # with a trace
+
+
+class Opened(NamedTuple):
+    """An opened scenario: its name in messages, its content if there is no file, settings, and a trace without a file."""
+
+    origin: str
+    data: Mapping[str, Any] | None
+    settings: Sequence[Setting]
+    trace: Trace | None
+
+    def file(self, more: Sequence[Setting] = ()) -> ScenarioFile:
+        """Return the scenario file with these settings, and more."""
+        return ScenarioFile(self.origin, [*self.settings, *more], self.data)
+
+    def scenarios(self, choices: Choices) -> list[Scenario]:
+        """Return every combination of systems and variations."""
+        return self.file().scenarios(choices, parameters_of)
+
+    def inputs(self) -> InputCache:
+        """Return a cache of traces and profiles that has the trace."""
+        return InputCache(self.trace)
+
+    @contextmanager
+    def on_disk(self) -> Iterator[Opened]:
+        """Write a trace without a file into a temporary one, which other processes can read."""
+        if self.trace is None:
+            yield self
+            return
+        with tempfile.TemporaryDirectory(prefix="simrl-trace-") as folder:
+            path = Path(folder) / "trace.parquet"
+            write_trace(self.trace, path)
+            yield self._replace(data={**(self.data or {}), "workload": {"trace": str(path)}})
+
+
+def open_workload(call: str, workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any] | None) -> Opened:
+    """Open a workload; the keywords of `setup` become settings. Raise `InputError` for what a trace needs and was not given."""
+    fields = {name: value for name, value in (setup or {}).items() if value is not None}
+    profile, cap_tokens = fields.pop("profile", None), fields.pop("cap_tokens", None)
+    settings = [Setting(SYSTEMS, listed_systems(call, systems), "argument systems")] if systems else []
+    settings += [given(FIELDS.get(k, k), _plain(v), f"argument {k}={v!r}") for k, v in fields.items()]
+    settings += settings_of(overrides)
+    if is_scenario(workload):
+        if profile is not None:
+            named = {"path": None, "roofline": None, **_profile(profile)}
+            settings.insert(0, given("profile", named, f"argument profile={str(profile)!r}"))
+        if isinstance(workload, Mapping):
+            return Opened(f"simrl.{call}", _plain(workload), settings, None)
+        return Opened(os.fspath(workload), None, settings, None)
+
+    trace, path = _trace(workload, cap_tokens)
+    values = {setting.key: setting.value for setting in settings}
+    for name, example in NEEDED.items():
+        key = FIELDS.get(name, name)
+        if key not in values and key.partition(".")[0] not in values:
+            raise InputError(f"simrl.{call}: no {name}; a trace needs one, such as {example}")
+    if SYSTEMS not in values:
+        raise InputError(
+            f"simrl.{call}: no systems; a trace needs one or several: give --system, such as verl_colocated"
+        )
+    updates = values.get("steps", len(trace.step_slices))
+    data = {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", trace.metadata.name).strip("-._") or "trace",
+        "steps": updates,
+        "warmup_steps": updates // 4 if isinstance(updates, int) else 0,
+        "cluster": {"tp": 1},
+        "workload": {"trace": trace.metadata.name if path is None else path},
+        "profile": _default_profile(values) if profile is None else _profile(profile),
+    }
+    return Opened(f"simrl.{call}", data, settings, trace if path is None else None)
+
+
+def is_scenario(workload: Any) -> bool:
+    """Return whether a workload is a scenario, and no trace."""
+    if isinstance(workload, str | os.PathLike):
+        return Path(workload).suffix != TRACE_SUFFIX
+    return isinstance(workload, Mapping)
+
+
+def listed_systems(call: str, systems: Any) -> list[Any]:
+    """Return systems as a scenario lists them; a text such as {name: areal, eta: 4} is an object."""
+    if isinstance(systems, str | Mapping):
+        raise InputError(f"simrl.{call}: systems is {systems!r}; give a list, such as [{systems!r}]")
+    return [one_system(system) for system in systems]
+
+
+def one_system(system: Any) -> Any:
+    """Return a system as a scenario has it: its name, or an object with its parameters."""
+    if isinstance(system, str) and system.startswith("{"):
+        return parse_override(f"system={system}")[1]
+    return _plain(system)
+
+
+def settings_of(overrides: Any) -> list[Setting]:
+    """Return the settings of a dictionary by dotted keys, or of texts KEY=VALUE."""
+    if isinstance(overrides, str):
+        raise InputError(f"overrides is {overrides!r}; give a list, such as [{overrides!r}], or a dictionary")
+    if isinstance(overrides, Mapping):
+        return [given(key, _plain(value), f"override {key}={value!r}") for key, value in overrides.items()]
+    return [each if isinstance(each, Setting) else override(each) for each in overrides or ()]
+
+
+def is_parameter(key: str, system: Any) -> bool:
+    """Return whether a dotted key is a parameter of a system, and no field of a scenario, misspelt or not."""
+    fields = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
+    if key.startswith(PARAMETER) or key.split(".")[0] in fields:
+        return key.startswith(PARAMETER)
+    known = parameters_of(system) if system in RECIPES else ()
+    return bool(meant(key, known)) or not meant(key, fields)
+
+
+def dimensions(values: Any) -> dict[str, Dimension]:
+    """Return what varies, by key, from a dictionary of lists or from texts KEY=A,B,C."""
+    if isinstance(values, Mapping):
+        return {key: listed(key, several) for key, several in values.items()}
+    return by_key(values or ())
+
+
+def fixed(settings: Sequence[Setting]) -> dict[str, Dimension]:
+    """Return settings as dimensions with one value, by key."""
+    return {s.key: listed(SYSTEMS, s.value) if s.key == SYSTEMS else Listed((s.key,), [(s,)]) for s in settings}
+
+
+def texts_of(values: Any) -> list[str]:
+    """Return what varies as texts KEY=A,B,C."""
+    if not isinstance(values, Mapping):
+        return list(values or ())
+    return [
+        f"{key}={','.join(map(str, each)) if isinstance(each, list | tuple | range) else each}"
+        for key, each in values.items()
+    ]
+
+
+def report_overruled(file: ScenarioFile, keys: Any) -> None:
+    """Log each of these keys that the file varies, before minutes are spent on a simulation."""
+    for line in file.overruled(keys):
+        LOG.info(line)
+
+
+@contextmanager
+def folder_or_temporary(folder: Path | None) -> Iterator[Path]:
+    """Return the folder, or without one a temporary folder."""
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="simrl-") as temporary:
+        yield Path(temporary)
+
+
+def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:
+    """Return a trace, and its file if it is one."""
+    if isinstance(workload, str | os.PathLike):
+        if cap_tokens is not None:
+            raise InputError(f"cap_tokens={cap_tokens}: {os.fspath(workload)} has its own; leave it out")
+        return read_trace(os.fspath(workload)), os.fspath(workload)
+    if isinstance(workload, Trace):
+        return workload, None
+    return import_frame(workload, cap_tokens=cap_tokens), None
+
+
+def _profile(profile: Any) -> dict[str, Any]:
+    return {"roofline": {}} if os.fspath(profile) == "roofline" else {"path": os.fspath(profile)}
+
+
+def _default_profile(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shipped profile, with references that follow other models, GPUs and tp, if there is one; else a roofline."""
+    model, gpu = (str(values.get(key, "")).lower() for key in ("model", "cluster.gpu"))
+    file = shipped_profile(model, gpu, values.get("cluster.tp", 1)) if model in MODELS else None
+    if file is None:
+        return {"roofline": {}}
+    template = file.parent / "${model}_${cluster.gpu}_tp${cluster.tp}.parquet"
+    return {"path": str(template), "between_passes_s": BETWEEN_PASSES_S}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML has it: paths as texts, numbers of numpy as Python's, tuples as lists."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,466 @@
+"""Dispatch: which worker gets which sample, in which order, and when one moves. One file a rule; here is what all share.
+
+Invariant: a pipeline waits on the event that `Dispatcher.submit` returned, never on one copy at a worker, so that a sample may
+wait, move or be cut into chunks without its pipeline knowing. A rule sees samples, which do not tell their length; the number
+of unfinished samples at each worker, as the dispatcher itself knows it; and the lengths of finished responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simrl.dispatch.placement import Placement, even_split, least_requests, round_robin
+from simrl.dispatch.seer import ContextAware
+from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
+from simrl.dispatch.waiting import Copy, Fifo, Job, Queue, Room, Waiting
+from simrl.runtime.events import Signal, gather, on_fire
+from simrl.runtime.history import LengthHistory
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.worker import RolloutWorker
+from simrl.trace.trace import Sample
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A rule of dispatch. Without `per_worker`, nothing waits in the queue while a worker takes samples.
+
+    At most `per_worker` samples are at a worker at once, whoever sent them there. After `chunk_tokens` a sample leaves its
+    worker and queues up anew; with `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the
+    transfer, unless its worker was lost or the weights have changed. With `kv_room`, a worker takes samples while its KV cache
+    has room. A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait" for its worker.
+    """
+
+    name: str
+    place: Placement
+    queue: Callable[[LengthHistory], Queue] = Fifo
+    per_worker: int | None = None
+    chunk_tokens: int | None = None
+    kv_pool: bool = False
+    kv_room: bool = False
+    on_loss: Literal["elsewhere", "wait"] = "elsewhere"
+
+
+DISPATCHES: dict[str, Dispatch] = {
+    rule.name: rule
+    for rule in (
+        Dispatch("even_split", even_split),
+        Dispatch("least_requests", least_requests),
+        Dispatch("round_robin", round_robin),
+        Dispatch("streamrl", SkewnessAware(), LongestFirst),
+        Dispatch("seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True),
+    )
+}
+
+
+class Dispatcher:
+    """Hands samples to workers by a rule, and keeps them going until they are finished, cut or withdrawn."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        workers: Sequence[RolloutWorker],
+        rule: Dispatch,
+        recorder: Recorder,
+        kv_cache_tokens: int | None = None,
+    ) -> None:
+        self.history = LengthHistory()
+        self._env = env
+        self._workers = list(workers)
+        self._rule = rule
+        self._recorder = recorder
+        kv_tokens = kv_cache_tokens if rule.kv_room else None
+        self._room = Room(len(workers), rule.per_worker, rule.chunk_tokens, kv_tokens)
+        self._waiting = Waiting(rule.queue(self.history), len(workers))
+        self._jobs: dict[int, Job] = {}
+        self._expected: set[int] = set()  # samples that the history waits for
+        self._at: list[dict[int, Job]] = [{} for _ in workers]
+        self._duplicates: list[list[Copy]] = [[] for _ in workers]  # in the order they came; aborted ones till they end
+        self._until_empty: list[list[simpy.Event]] = [[] for _ in workers]
+        self._until_active: list[list[simpy.Event]] = [[] for _ in workers]
+        self._empty = [True] * len(self._workers)  # as announced by `freed`
+        self._lost: set[int] = set()
+        self._retired: set[int] = set()
+        self._loss, self._freed = Signal(env), Signal(env)
+        self._placed = 0
+
+    def submit(
+        self,
+        samples: Sequence[Sample],
+        partials: Sequence[Rollout | None] | None = None,
+        max_tokens: int | None = None,
+        to: Sequence[int] | None = None,
+        min_version: int = 0,
+    ) -> list[simpy.Event]:
+        """Return an event for each sample, in order; it fires with the sample's `Rollout`: done, or not done if the response
+        reached `max_tokens` or was withdrawn. A sample must have come back before it is submitted again.
+
+        `partials` are the rollouts so far. `to` names the worker of each sample in place of the rule; a sample that has to move
+        later goes only to a worker with weights of `min_version` or newer.
+        """
+        events = []
+        for i, sample in enumerate(samples):
+            if sample.uid in self._jobs:
+                raise ValueError(f"sample {sample.uid} is submitted although it has not come back")
+            job = Job(sample, self._env.event(), partials[i] if partials else None, max_tokens, min_version)
+            if sample.uid not in self._expected:
+                self._expected.add(sample.uid)
+                self.history.expect(sample)
+            self._jobs[sample.uid] = job
+            on_fire(job.done, self._came_back)
+            events.append(job.done)
+            if job.partial is not None and max_tokens is not None and job.partial.tokens >= max_tokens:
+                self._hand_back(job, job.partial)
+            elif to is not None and self._room.active[to[i]]:
+                self._send(job, to[i])
+            else:
+                self._waiting.enqueue(job)
+        self._feed()
+        return events
+
+    def withdraw(self, samples: Iterable[Sample]) -> simpy.Event:
+        """Take unfinished samples back: their events fire with the tokens there are. Return an event that fires with those
+        rollouts, in order; a sample that had ended meanwhile is done."""
+        jobs = [self._jobs[sample.uid] for sample in samples]
+        for job in jobs:
+            if job.done.triggered:
+                continue  # its event fires at this very instant
+            job.fate = "withdraw"
+            if job.own is not None:
+                self._workers[job.own.worker].abort(job.sample)
+            else:
+                self._waiting.take_out(job)
+                self._hand_back(job, job.so_far)
+        return gather(self._env, [job.done for job in jobs])
+
+    def move(self, sample: Sample, worker: int | None = None) -> None:
+        """Let a sample go on at another worker (None: where the rule says): its tokens come along; its KV cache does not,
+        without a pool. A sample that was withdrawn, or ends meanwhile, does not move."""
+        job = self._jobs[sample.uid]
+        if job.done.triggered or job.fate == "withdraw":
+            return
+        if job.own is None:
+            self._waiting.take_out(job)
+            job.destination = worker
+            self._go_on(job)
+            self._feed()
+        elif job.fate != "run":
+            job.destination = worker
+        elif job.own.worker != worker:
+            job.fate, job.destination = "move", worker
+            self._workers[job.own.worker].abort(sample)
+
+    def duplicate(self, sample: Sample, worker: int, partial: Rollout, cached: bool = False) -> bool:
+        """Let a sample that is at a worker be generated at another one, too, from `partial` on; `cached`: its KV cache comes
+        over the network. The first copy to come to its end counts, and the others are aborted at once.
+
+        Returns whether there is a duplicate now: not of a sample that ends, moves or waits, nor at a worker that has it
+        already, takes no samples, or has too old weights.
+        """
+        job = self._jobs.get(sample.uid)
+        if job is None or job.done.triggered or job.own is None or job.fate != "run" or not self._room.active[worker]:
+            return False
+        here = [copy.worker for copy in (job.own, *job.duplicates)]
+        if worker in here or self._workers[worker].policy_version < job.min_version:
+            return False
+        copy = Copy(job, worker, job.own.end_tokens)
+        job.duplicates.append(copy)
+        self._duplicates[worker].append(copy)
+        self._empty[worker] = False
+        self._submit(copy, partial, cached)
+        return True
+
+    def held(self) -> list[list[Sample]]:
+        """Return the unfinished samples at each worker, in the order they came there; duplicates not counted."""
+        return [[job.sample for job in jobs.values()] for jobs in self._at]
+
+    def number_held(self) -> list[int]:
+        """Return the number of unfinished samples at each worker; duplicates not counted."""
+        return [len(jobs) for jobs in self._at]
+
+    def duplicated(self) -> list[list[Sample]]:
+        """Return the samples of which each worker has a duplicate, in the order they came there; aborted ones till they end."""
+        return [[copy.job.sample for copy in copies] for copies in self._duplicates]
+
+    def waiting(self) -> list[Rollout]:
+        """Return the rollouts that are at no worker, as they are."""
+        return [job.so_far for job in self._jobs.values() if job.own is None and not job.done.triggered]
+
+    @property
+    def active(self) -> list[int]:
+        """The workers that take samples."""
+        return [int(worker) for worker in np.flatnonzero(self._room.active)]
+
+    @property
+    def lost(self) -> list[int]:
+        """The workers that are lost, and not back yet."""
+        return sorted(self._lost)
+
+    def empty(self, worker: int) -> simpy.Event:
+        """Return an event that fires when neither a sample nor a duplicate is at the worker."""
+        event = self._env.event()
+        self._until_empty[worker].append(event)
+        self._fire_if_empty(worker)
+        return event
+
+    def activated(self, worker: int) -> simpy.Event:
+        """Return an event that fires when the worker takes samples; at once if it does."""
+        event = self._env.event()
+        if self._room.active[worker]:
+            return event.succeed()
+        self._until_active[worker].append(event)
+        return event
+
+    def loss(self) -> simpy.Event:
+        """Return an event that fires when the next worker is lost."""
+        return self._loss.next
+
+    def freed(self) -> simpy.Event:
+        """Return an event that fires with the next worker that takes samples and, from then on, has nothing."""
+        return self._freed.next
+
+    def retire(self, worker: int, lost: bool = False) -> None:
+        """Give the worker no more samples; those it has go on elsewhere (a lost worker ends its copies itself)."""
+        (self._lost if lost else self._retired).add(worker)
+        self._room.active[worker] = False
+        for job in self._at[worker].values():
+            if job.fate == "run":
+                job.fate = "lost" if lost else "move"
+            if not lost:
+                self._workers[worker].abort(job.sample)
+        if not lost:
+            self._abort(self._duplicates[worker])
+        if not (lost and self._rule.on_loss == "wait"):
+            for job in list(self._waiting.for_worker[worker].values()):
+                self._waiting.take_out(job)
+                self._waiting.enqueue(job)
+        self._feed()
+        if lost:
+            self._loss.fire()
+
+    def activate(self, worker: int) -> None:
+        """Let a worker that was retired take samples again, unless it is lost."""
+        self._take_samples(worker, self._retired)
+
+    def found(self, worker: int) -> None:
+        """Let a worker that was lost take samples again, unless it was also retired."""
+        self._take_samples(worker, self._lost)
+
+    def _take_samples(self, worker: int, back_from: set[int]) -> None:
+        back_from.discard(worker)
+        if worker in self._lost or worker in self._retired:
+            return
+        self._room.active[worker] = True
+        _succeed(self._until_active[worker])
+        self._fill(worker)
+        self.weights_changed()
+        if not self._at[worker] and not self._duplicates[worker]:
+            self._freed.fire(worker)
+
+    def weights_changed(self) -> None:
+        """Start the samples that waited for a worker's new weights."""
+        for job in list(self._waiting.for_weights.values()):
+            self._waiting.take_out(job)
+            self._waiting.enqueue(job)
+        self._feed()
+
+    def _feed(self) -> None:
+        """Start what waits in the queue, as much of it as the workers have room for."""
+        queue = self._waiting.queue
+        while len(queue) and (room := self._room.total()):
+            jobs: list[Job] = []
+            while len(queue) and len(jobs) < room:
+                job = self._waiting.dequeue()
+                if job is not None:
+                    jobs.append(job)
+            for version in sorted({job.min_version for job in jobs}):
+                self._place([job for job in jobs if job.min_version == version], version)
+
+    def _place(self, jobs: list[Job], min_version: int) -> None:
+        """Place jobs that need the same version among the workers that have room. The rule does not know how much room there
+        is: a job placed at a worker that is full by then is placed again among the others."""
+        while jobs:
+            able = self._room.by_worker()
+            if min_version:
+                able &= np.array([worker.policy_version >= min_version for worker in self._workers])
+            workers = np.flatnonzero(able)
+            if not workers.size:
+                for job in jobs:
+                    self._waiting.shelve(job, self._waiting.for_weights)
+                return
+            samples = [job.sample for job in jobs]
+            places = self._rule.place(samples, self._load()[workers], self._placed, self.history)
+            again = []
+            for job, place in zip(jobs, places, strict=True):
+                worker = int(workers[place])
+                if self._room.at(worker):
+                    self._start(job, worker)
+                    self._placed += 1
+                else:
+                    again.append(job)
+            jobs = again
+
+    def _load(self) -> NDArray[np.int64]:
+        """Return what rules see of each worker: duplicates take no room from samples, but samples go where there are none."""
+        load = self._room.unfinished
+        if any(self._duplicates):
+            load = load + np.array([len(copies) for copies in self._duplicates])
+        return load
+
+    def _fill(self, worker: int) -> None:
+        """Start what waits for just this worker, or for weights as new as it has, while it has room."""
+        mine = self._waiting.for_worker[worker]
+        while mine and self._room.at(worker):
+            self._start(next(iter(mine.values())), worker)
+        if self._waiting.for_weights and self._room.at(worker):
+            version = self._workers[worker].policy_version
+            able = (job for job in self._waiting.for_weights.values() if job.min_version <= version)
+            if (job := next(able, None)) is not None:
+                self._start(job, worker)
+
+    def _fill_from_queue(self, worker: int) -> None:
+        """Do what `_feed` does if no other worker has room: there is nothing to place."""
+        while len(self._waiting.queue) and self._room.at(worker):
+            job = self._waiting.dequeue()
+            if job is None:
+                continue
+            if job.min_version > self._workers[worker].policy_version:
+                self._waiting.shelve(job, self._waiting.for_weights)
+            else:
+                self._start(job, worker)
+                self._placed += 1
+
+    def _send(self, job: Job, worker: int) -> None:
+        """Start a job at just this worker, once it has room."""
+        if self._room.at(worker):
+            self._start(job, worker)
+        else:
+            self._waiting.shelve(job, self._waiting.for_worker[worker])
+
+    def _start(self, job: Job, worker: int) -> None:
+        self._waiting.take_out(job)
+        self._abort(copy for copy in job.duplicates if copy.worker == worker)
+        self._empty[worker], job.destination = False, None
+        self._at[worker][job.sample.uid] = job
+        self._room.take(worker, job)
+        end_tokens = job.max_tokens
+        if self._rule.chunk_tokens is not None:
+            chunk_end = job.so_far.tokens + self._rule.chunk_tokens
+            end_tokens = chunk_end if end_tokens is None else min(end_tokens, chunk_end)
+        job.own = Copy(job, worker, end_tokens)
+        self._submit(job.own, job.partial, job.pooled)
+
+    def _submit(self, copy: Copy, partial: Rollout | None, cached: bool) -> None:
+        """Start a copy at its worker from `partial` on; its KV cache comes along if it is of the worker's weights."""
+        worker, segments = self._workers[copy.worker], partial.segments if partial else ()
+        cached = cached and bool(segments) and segments[-1].policy_version == worker.policy_version
+        end = worker.submit(copy.job.sample, partial, copy.end_tokens, cached)
+        on_fire(end, lambda end: self._copy_ended(copy, end))
+
+    def _copy_ended(self, copy: Copy, end: Any) -> None:
+        crowded = len(self._waiting.queue) > 0  # then no worker had room
+        job, own, room_at = copy.job, copy.job.own, copy.worker
+        if own is not copy:
+            if not self._duplicate_counts(copy, end):
+                self._fire_if_empty(copy.worker)
+                return
+            if own is None:
+                self._waiting.take_out(job)
+            else:  # a duplicate has overtaken it
+                room_at = own.worker
+                self._duplicates[room_at].append(own)
+                self._workers[room_at].abort(job.sample)
+        if own is not None:
+            self._room.give_back(room_at, job)
+            del self._at[room_at][job.sample.uid]
+            job.own = None
+        if end.ok:
+            self._go_on_or_back(job, copy, end.value)
+        else:
+            end.defused = True
+            self._abort(job.duplicates)
+            del self._jobs[job.sample.uid]
+            job.done.fail(end.value)
+        self._fill(room_at)
+        if crowded:
+            self._fill_from_queue(room_at)
+        else:
+            self._feed()
+        self._fire_if_empty(copy.worker)
+
+    def _duplicate_counts(self, copy: Copy, end: Any) -> bool:
+        """Return whether a duplicate that has ended is the first copy of its job to come to its end. One that ends early, its
+        worker lost or retired, leaves its job as it is."""
+        job = copy.job
+        self._duplicates[copy.worker].remove(copy)
+        if copy not in job.duplicates:
+            end.defused = True
+            return False
+        job.duplicates.remove(copy)
+        if not end.ok or end.value.done:
+            return True
+        return job.fate == "run" and copy.end_tokens is not None and end.value.tokens >= copy.end_tokens
+
+    def _abort(self, duplicates: Iterable[Copy]) -> None:
+        """Abort duplicates, but for those that are aborted already."""
+        for copy in list(duplicates):
+            if copy in copy.job.duplicates:
+                copy.job.duplicates.remove(copy)
+                self._workers[copy.worker].abort(copy.job.sample)
+
+    def _go_on_or_back(self, job: Job, copy: Copy, rollout: Rollout) -> None:
+        """Decide what becomes of a job of which a copy has ended."""
+        tokens, fate, left_lost = rollout.tokens, job.fate, copy.worker in self._lost
+        finished = rollout.done or (job.max_tokens is not None and tokens >= job.max_tokens)
+        cut = copy.end_tokens is not None and tokens >= copy.end_tokens
+        if cut:
+            self._abort(job.duplicates)
+        if finished or fate == "withdraw" or (fate == "run" and not cut):
+            self._hand_back(job, rollout)
+            return
+        job.partial, job.fate = rollout, "run"
+        job.pooled = self._rule.kv_pool and fate != "lost" and not left_lost
+        if fate == "lost" and left_lost and job.destination is None and self._rule.on_loss == "wait":
+            self._waiting.shelve(job, self._waiting.for_worker[copy.worker])
+        else:
+            self._go_on(job)
+
+    def _go_on(self, job: Job) -> None:
+        """Send a job to its destination, if that takes it, or into the queue."""
+        to, job.destination = job.destination, None
+        if to is not None and self._room.active[to] and self._workers[to].policy_version >= job.min_version:
+            self._send(job, to)
+        else:
+            self._waiting.enqueue(job)
+
+    def _hand_back(self, job: Job, rollout: Rollout) -> None:
+        self._abort(job.duplicates)
+        self._recorder.came_back(rollout)
+        if rollout.done:
+            self.history.observe(rollout)
+            self._waiting.queue.observe(rollout)
+        job.done.succeed(rollout)
+
+    def _came_back(self, done: Any) -> None:
+        """Forget a job when its pipeline hears of it; until then it can still be asked for."""
+        if done.ok:
+            del self._jobs[done.value.sample.uid]
+
+    def _fire_if_empty(self, worker: int) -> None:
+        if not self._at[worker] and not self._duplicates[worker]:
+            if not self._empty[worker]:
+                self._empty[worker] = True
+                if self._room.active[worker]:
+                    self._freed.fire(worker)
+            _succeed(self._until_empty[worker])
+
+
+def _succeed(events: list[simpy.Event]) -> None:
+    while events:
+        events.pop(0).succeed()

@@ -1,0 +1,41 @@
+"""Placements that need no state: which worker gets each of the samples that are placed together.
+
+Invariant: samples do not tell their lengths; a placement knows the number of unfinished samples at each worker, the number of
+samples placed before, and the lengths of finished responses.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.runtime.history import LengthHistory
+from simrl.trace.trace import Sample
+
+Ints = NDArray[np.int64]
+Placement = Callable[[Sequence[Sample], Ints, int, LengthHistory], Sequence[int]]
+"""(samples, unfinished samples per worker, samples placed before, lengths) -> a worker for each sample"""
+
+
+def even_split(samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory) -> list[int]:
+    """Cut the batch into contiguous parts of equal size, the first parts one larger: verl's SPMD rollout (`DataProto.chunk`, up
+    to 0.4). Sibling responses stay together."""
+    parts = np.array_split(np.arange(len(samples)), unfinished.size)
+    return [worker for worker, part in enumerate(parts) for _ in part]
+
+
+def least_requests(samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory) -> list[int]:
+    """Place each sample at the worker with the fewest unfinished ones, ties at the lowest index: verl's agent-loop servers
+    (since 0.5)."""
+    load = unfinished.copy()
+    workers = []
+    for _ in samples:
+        worker = int(load.argmin())
+        load[worker] += 1
+        workers.append(worker)
+    return workers
+
+
+def round_robin(samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory) -> list[int]:
+    """Place each sample at the next worker in turn, whatever it holds: AReaL's default schedule over its inference servers."""
+    return [(placed + i) % unfinished.size for i in range(len(samples))]

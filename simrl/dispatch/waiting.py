@@ -1,0 +1,169 @@
+"""Jobs that wait, for room, for one worker or for weights, and the room that workers have.
+
+Invariant: a job that waits is either in the queue or on one shelf. Queues have no way to remove a sample, so a job taken out of
+the queue leaves a void entry there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simrl.runtime.history import LengthHistory
+from simrl.runtime.rollout import Rollout
+from simrl.trace.trace import Sample
+
+_NO_LIMIT = 1 << 40  # samples at a worker
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A sample that was submitted and has not come back: where it is, and what becomes of it when its copy ends.
+
+    It is at a worker (`own`), in the queue, or on a shelf; a move or a withdrawal takes effect when its own copy has ended.
+    """
+
+    sample: Sample
+    done: simpy.Event
+    partial: Rollout | None
+    max_tokens: int | None
+    min_version: int
+    own: Copy | None = None
+    duplicates: list[Copy] = field(default_factory=list)
+    shelf: dict[int, Job] | None = None
+    fate: Literal["run", "move", "lost", "withdraw"] = "run"
+    destination: int | None = None
+    reserved_tokens: int = 0
+    pooled: bool = False  # the KV cache of `partial` is in the pool
+
+    @property
+    def so_far(self) -> Rollout:
+        return self.partial or Rollout(self.sample, (), False)
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """A job at a worker, its own copy or a duplicate. It ends at `end_tokens` tokens at the latest."""
+
+    job: Job
+    worker: int
+    end_tokens: int | None
+
+
+class Queue(Protocol):
+    """The order in which waiting samples start."""
+
+    def push(self, sample: Sample, partial: Rollout | None) -> None: ...
+
+    def pop(self) -> Sample: ...
+
+    def observe(self, rollout: Rollout) -> None:
+        """Take note of a finished response; `history` has it already."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class Fifo:
+    """First come, first served."""
+
+    def __init__(self, history: LengthHistory) -> None:
+        self._samples: deque[Sample] = deque()
+
+    def push(self, sample: Sample, partial: Rollout | None) -> None:
+        self._samples.append(sample)
+
+    def pop(self) -> Sample:
+        return self._samples.popleft()
+
+    def observe(self, rollout: Rollout) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+
+class Waiting:
+    """The queue, and the shelves of jobs by uid: for one worker, or for a worker with newer weights."""
+
+    def __init__(self, queue: Queue, workers: int) -> None:
+        self.queue = queue
+        self.for_worker: list[dict[int, Job]] = [{} for _ in range(workers)]
+        self.for_weights: dict[int, Job] = {}
+        self._queued: dict[int, Job] = {}
+        self._void: Counter[int] = Counter()  # void entries of the queue, by uid
+
+    def enqueue(self, job: Job) -> None:
+        self._queued[job.sample.uid] = job
+        self.queue.push(job.sample, job.partial)
+
+    def dequeue(self) -> Job | None:
+        """Return the first job of the queue; None if that entry is void."""
+        uid = self.queue.pop().uid
+        if uid not in self._void:
+            return self._queued.pop(uid)
+        self._void[uid] -= 1
+        if not self._void[uid]:
+            del self._void[uid]
+        return None
+
+    def shelve(self, job: Job, shelf: dict[int, Job]) -> None:
+        job.shelf = shelf
+        shelf[job.sample.uid] = job
+
+    def take_out(self, job: Job) -> None:
+        """End a job's wait, if it waits."""
+        if self._queued.pop(job.sample.uid, None) is not None:
+            self._void[job.sample.uid] += 1
+        elif job.shelf is not None:
+            del job.shelf[job.sample.uid]
+            job.shelf = None
+
+
+class Room:
+    """The samples at each worker, and whether it takes another one: `per_worker` at most, and as many as `kv_tokens` of KV
+    cache hold with `chunk_tokens` more for each. A worker that holds none takes one, however small its cache."""
+
+    def __init__(self, workers: int, per_worker: int | None, chunk_tokens: int | None, kv_tokens: int | None) -> None:
+        self.unfinished = np.zeros(workers, dtype=np.int64)
+        self.active = np.ones(workers, dtype=bool)
+        self._reserved_tokens = np.zeros(workers, dtype=np.int64)  # each job to the end of its chunk
+        self._most = _NO_LIMIT if per_worker is None else per_worker
+        self._chunk_tokens = chunk_tokens or 0
+        self._kv_tokens = kv_tokens
+
+    def take(self, worker: int, job: Job) -> None:
+        """Count a job that starts at the worker."""
+        so_far = job.so_far
+        job.reserved_tokens = job.sample.prompt_tokens + so_far.tokens + so_far.observation_tokens + self._chunk_tokens
+        self.unfinished[worker] += 1
+        self._reserved_tokens[worker] += job.reserved_tokens
+
+    def give_back(self, worker: int, job: Job) -> None:
+        """Discount a job that has left the worker."""
+        self.unfinished[worker] -= 1
+        self._reserved_tokens[worker] -= job.reserved_tokens
+
+    def at(self, worker: int) -> bool:
+        unfinished = self.unfinished.item(worker)
+        if not self.active.item(worker) or unfinished >= self._most:
+            return False
+        reserved_tokens = self._reserved_tokens.item(worker) + self._chunk_tokens
+        return self._kv_tokens is None or unfinished == 0 or reserved_tokens <= self._kv_tokens
+
+    def by_worker(self) -> NDArray[np.bool_]:
+        room: NDArray[np.bool_] = self.active & (self.unfinished < self._most)
+        if self._kv_tokens is not None:
+            room &= (self.unfinished == 0) | (self._reserved_tokens + self._chunk_tokens <= self._kv_tokens)
+        return room
+
+    def total(self) -> int:
+        """Return how many samples may be placed at once; 1 at most where it depends on their lengths."""
+        if self._kv_tokens is not None:
+            return int(self.by_worker().any())
+        return int(np.maximum(self._most - self.unfinished[self.active], 0).sum())

@@ -1,0 +1,395 @@
+"""One inference engine: continuous batching, exact to the iteration, over arrays.
+
+Invariant: `Engine.now_s` is a boundary between two forward passes, and every pass in the past happened as vLLM V1 would
+have scheduled it: running requests first, in order, then waiting ones first come first served, while `max_num_seqs`,
+`max_num_batched_tokens` and the KV blocks (for all known tokens) allow; prompts in chunks. When blocks run out, the caches
+of paused requests go, oldest first, then the youngest running request is preempted; what lost its cache computes it again.
+Under asynchronous scheduling a pass is scheduled when the one before starts, so that it knows neither who comes nor who ends
+during that one: requests join a pass later, and the places and blocks of those that end are free a pass later. (Decoupled
+drafting cannot do so: which windows a pass verifies is known when it starts.)
+What a caller asks takes effect at the boundary where the engine stands, so callers first `settle(t)`: the first boundary
+strictly after t, or t itself if the engine is idle. A request ends after exactly `response_tokens` generated tokens, and
+may have a pause, and a watched token, before.
+
+With speculation, a pass verifies drafts: a request that decodes brings `drafted` tokens, of which the first `accepted` stand,
+and gains one more (what a request has to gain is never exceeded). Which tokens it gains is never changed, only when.
+
+`tests/reference_engine.py` is the rule, written slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from simrl.engine.decoupled import run_decoupled
+from simrl.engine.passes import run
+from simrl.engine.requests import (
+    DRAFTS,
+    END,
+    NEVER,
+    PAUSE,
+    RELOADED,
+    REQUESTS,
+    TOTALS,
+    WATCH,
+    Limits,
+    Stop,
+    Until,
+    drop_caches,
+    enqueue,
+    queue_up,
+    remove,
+)
+from simrl.engine.speculative import run_speculative
+from simrl.engine.stretches import Memory
+from simrl.errors import InputError
+from simrl.profile.profile import Tables
+from simrl.speculation.bandit import bandit_state, copied
+from simrl.speculation.decoding import SIBLINGS, Decoding, Floats, Records
+from simrl.speculation.gates import ELASTIC_OFF
+
+# What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
+SPENT = (*(TOTALS.names or ())[-10:], "preemptions")
+
+
+class EngineConfig(BaseModel):
+    """Settings of an inference engine, named as in vLLM. vLLM's own defaults depend on the GPU and on how it is started; these
+    are usual for rollout."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's settings that a scenario says in another section
+        "enforce_eager": "true is profile.least_pass_s, 0.2 to 0.6 ms a layer; false is what there is: leave it out",
+        "tensor_parallel_size": "it is cluster.tp",
+    }
+
+    max_num_seqs: int = Field(default=256, gt=0, description="most sequences of a pass, at one worker")
+    max_num_batched_tokens: int = Field(
+        default=8192, gt=0, description="most tokens of a pass: prompts go in chunks of it"
+    )
+    block_size: int = Field(default=16, gt=0, le=10**6, description="tokens of a block of the KV cache")
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="share of a GPU's memory for weights, KV cache and the reserve"
+    )
+    reserve_bytes: float = Field(
+        default=4e9,
+        ge=0,
+        description="activations, CUDA graphs and communication buffers of a GPU, not available to KV",
+    )
+    kv_cache_tokens: int | None = Field(
+        default=None, gt=0, le=10**12, description="size of the KV cache where it is known"
+    )
+    async_scheduling: bool = Field(
+        default=False,
+        description="a pass is scheduled when the one before starts (vLLM's default where it can; not with decoupled drafts)",
+    )
+
+
+class _State:
+    """The state that a pass changes: the requests, their drafts, totals, the memory of drafting."""
+
+    def __init__(self, capacity: int, memory: Memory) -> None:
+        self.requests: Records = np.zeros(capacity, dtype=REQUESTS)
+        self.drafts: Records = np.zeros(capacity, dtype=DRAFTS)
+        self.totals: Records = np.zeros(1, dtype=TOTALS)
+        self.memory = memory
+        records = self.totals, self.requests, self.drafts
+        self._bytes = tuple(array.view(np.uint8) for array in records)  # records are slow to copy
+
+    def forget_drafts(self, slot: int) -> None:
+        """Zero a slot's drafts."""
+        size = self.drafts.itemsize
+        self._bytes[2][slot * size : (slot + 1) * size] = 0
+
+    def copy_from(self, other: _State, with_drafts: bool) -> None:
+        """Become a copy of a state of this capacity or less."""
+        for mine, theirs in zip(self._bytes if with_drafts else self._bytes[:2], other._bytes, strict=False):
+            mine[: theirs.size] = theirs
+        if with_drafts and self.memory is not other.memory:
+            for array, their_array in zip(self.memory.bandit, other.memory.bandit, strict=True):
+                array[:] = their_array
+
+
+class Engine:
+    """The state of one engine in simulated time. A request is known by its slot, an integer that is reused after its end.
+
+    `slowdown` multiplies the duration of every pass from the boundary on at which it is set. With a `decoding` (how it drafts),
+    requests that have a source (`draft_from`) decode with drafts; `key` is the key of its bandit's draws.
+
+    Raises `InputError` for a request that could never fit the KV cache.
+    """
+
+    def __init__(self, tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> None:
+        self._tables = tables
+        self.decoding = decoding  # may be changed between passes, for a decoding with equal siblings, bandit and loops
+        decoding = decoding or Decoding()
+        if decoding.rule.decoupled and decoding.rule.trees:
+            raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
+        if decoding.rule.decoupled:
+            limits = limits._replace(async_scheduling=False)
+        self.limits = limits
+        self._capacity_tokens = limits.kv_blocks * limits.block_size
+        self.now_s = 0.0
+        self.slowdown = 1.0
+        self.drift = 1.0  # factor on the hardness of every response: how far the policy is from the drafter
+        self.admitting = True  # waiting requests may start
+        self._free_slots: list[int] = []
+        self._paused: set[int] = set()
+        self._left_rows: list[int] = []
+        index = decoding.siblings
+        memory = Memory(
+            bandit_state(decoding.bandit, decoding.rule.rewards),
+            places=np.zeros(index.group_first.size, dtype=np.int64),
+            readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), dtype=np.int64),
+        )
+        self._state = _State(0, memory)
+        t = self._state.totals
+        t["free_blocks"], t["draft_ends_s"], t["bandit_key"] = limits.kv_blocks, np.inf, key
+        self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
+        self._ahead_s = np.inf
+        self._grow(16)
+
+    @property
+    def running(self) -> int:
+        return self._total("n_running")
+
+    @property
+    def waiting(self) -> int:
+        return self._total("n_waiting")
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks of the KV cache that no request holds."""
+        return self._total("free_blocks")
+
+    @property
+    def busy(self) -> bool:
+        """True if a next pass would do something now."""
+        return self.running > 0 or (self.waiting > 0 and self.admitting)
+
+    @property
+    def generated_total(self) -> int:
+        return self._total("generated_tokens")
+
+    @property
+    def spent(self) -> Floats:
+        """The seconds of the passes since the start by use: the totals `SPENT`."""
+        return np.array([self._state.totals[name].item() for name in SPENT], dtype=np.float64)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Passes, generated tokens, prefilled tokens (recomputed ones included) and preemptions since the start."""
+        return {name: self._total(name) for name in ("passes", "generated_tokens", "prefill_tokens", "preemptions")}
+
+    def submit(
+        self, prompt_tokens: int, response_tokens: int, generated_tokens: int = 0, cached_tokens: int = 0
+    ) -> int:
+        """Queue a request at this boundary; `generated_tokens` of its response exist and are prefilled. Returns its slot.
+
+        The first `cached_tokens` of all these are not computed: their KV came from elsewhere. They take up blocks from the
+        request's admission on. Raises ValueError if there is nothing left to generate or nothing to compute.
+        """
+        if not 0 <= generated_tokens < response_tokens or not 0 <= cached_tokens < prompt_tokens + generated_tokens:
+            raise ValueError(
+                f"a request of {prompt_tokens} + {response_tokens} tokens with {generated_tokens} generated, "
+                f"{cached_tokens} cached"
+            )
+        self._require_fits(prompt_tokens, response_tokens)
+        if not self._free_slots:
+            self._grow(2 * self._state.requests.size)
+        slot, state = self._free_slots.pop(), self._state
+        enqueue(state.requests, state.totals, slot, prompt_tokens, response_tokens, generated_tokens, cached_tokens)
+        if self.decoding is not None:  # else they never change
+            state.forget_drafts(slot)
+        return slot
+
+    def draft_from(self, slot: int, source: int, at: int, hardness: float = 1.0, window: int | None = None) -> None:
+        """Let a request draft from a source (see `simrl.speculation.decoding`) from the next pass on, its window as at first.
+
+        With the source SIBLINGS, `at` is its row of the trace, and its tokens may be drafted from by the group's other rows, as
+        long as it is here; what it had when it ended or was aborted stays known until `forget_rows`. Of requests for the same
+        row, the latest counts. Raises ValueError for SIBLINGS where drafting is decoupled.
+        """
+        assert self.decoding is not None
+        self._leave_row(slot)
+        if source == SIBLINGS:
+            if self.decoding.rule.decoupled:
+                raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
+            self._state.memory.places[at] = slot + 1  # -t: it left with t tokens; 0: it was never here
+        d = self._state.drafts
+        d["source"][slot], d["at"][slot], d["hardness"][slot] = source, at, hardness
+        d["window"][slot] = self.decoding.rule.window.start_tokens if window is None else window
+
+    def forget_rows(self) -> None:
+        """Forget the responses that are over: no request drafts from them any more."""
+        for row in self._left_rows:
+            if self._state.memory.places[row] < 0:
+                self._state.memory.places[row] = 0
+        self._left_rows = []
+
+    def _leave_row(self, slot: int) -> None:
+        """Keep how many tokens a sibling has that ends, or drafts from another source: its row will never have more."""
+        row, places = self._state.drafts["at"].item(slot), self._state.memory.places
+        if self._state.drafts["source"].item(slot) == SIBLINGS and places.item(row) == slot + 1:
+            places[row] = -self.generated_tokens(slot)
+            self._left_rows.append(row)
+
+    def verify_old(self, slot: int, old_tokens: int, accepted: int) -> None:
+        """Let a request that has no token yet verify an old response with its prompt, of which `accepted` tokens stay."""
+        room = self._capacity_tokens - self._state.requests["prompt"].item(slot) - 1
+        self._state.drafts["old_tokens"][slot] = min(old_tokens, room)
+        self._state.drafts["old_accepted"][slot] = min(accepted, room)
+
+    def new_rollout(self) -> None:
+        """Shut an elastic gate until the batch has been small for long enough."""
+        self._state.totals["elastic_state"][0] = ELASTIC_OFF
+
+    def drafted(self, slot: int) -> tuple[int, int, int]:
+        """Return the tokens that a request drafted (also ahead, whatever became of them), those accepted, and the passes that
+        verified. An ended request has them until its slot is used again."""
+        d = self._state.drafts
+        return d["drafted_total"].item(slot), d["accepted_total"].item(slot), d["verifications"].item(slot)
+
+    def unverified_tokens(self, slot: int) -> int:
+        """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0 unless decoupled."""
+        return self._state.drafts["unverified_total"].item(slot)
+
+    def verified_tokens(self, slot: int) -> int:
+        """Return the tokens that the verifying passes yielded, bonus tokens and corrections included."""
+        return self._state.drafts["verified_total"].item(slot)
+
+    def stop_at(self, slot: int, tokens: int, kind: int) -> None:
+        """Set the next stop of a request, in place of the one before: the boundary at which it has `tokens` of its response.
+
+        `kind` is PAUSE or WATCH; a request may have one of each. A pause comes at these tokens exactly, a watched token may be
+        passed by a draft; where both come at once, the pause is reported. The end comes first: a stop at `response_tokens` or
+        later never is. A stop that was reported is over. Raises ValueError for tokens that the request has already.
+        """
+        r = self._state.requests
+        generated, response = r["generated"].item(slot), r["response"].item(slot)
+        if tokens <= generated:
+            raise ValueError(f"a stop at {tokens} tokens of a request that has {generated}")
+        if kind == WATCH:
+            r["watch_at"][slot] = tokens if tokens < response else NEVER
+            return
+        r["stop_at"][slot] = min(tokens, response)
+        r["stop_kind"][slot] = kind if tokens < response else END
+
+    def resume(self, slot: int, observation_tokens: int = 0) -> None:
+        """Append a paused request to the queue, with the rest of its cache; `observation_tokens` of its environment are
+        prefilled. Raises KeyError for a request that is not paused (here: whose pause was not reported)."""
+        prompt_tokens = self._state.requests["prompt"].item(slot) + observation_tokens
+        self._require_fits(prompt_tokens, self._state.requests["response"].item(slot))
+        self._paused.remove(slot)
+        self._state.requests["prompt"][slot] = prompt_tokens
+        queue_up(self._state.requests, self._state.totals[0], slot)
+
+    def abort(self, slot: int) -> int:
+        """Take a request out at this boundary. Returns the response tokens it has."""
+        remove(self._state.requests, self._state.totals[0], slot)
+        self._leave_row(slot)
+        self._paused.discard(slot)
+        self._free_slots.append(slot)
+        return self.generated_tokens(slot)
+
+    def recompute_running(self) -> None:
+        """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
+        that waits, in their order."""
+        drop_caches(self._state.requests, self._state.totals[0], RELOADED)
+
+    def generated_tokens(self, slot: int) -> int:
+        return self._state.requests["generated"].item(slot)
+
+    def first_token_s(self, slot: int) -> float:
+        """Return when the first token of a request came; of an ended one until its slot is used again."""
+        return self._state.requests["first_token_s"].item(slot)
+
+    def settle(self, time_s: float) -> list[Stop]:
+        """Run to the first boundary strictly after `time_s`; move an idle engine to `time_s`.
+
+        Returns what stopped on the way, in order.
+        """
+        stops: list[Stop] = []
+        while self.busy and self.now_s <= time_s:
+            self.now_s = self._run(self._state, Until(time_s, True))
+            stops += self._stops()
+        if not self.busy:
+            self.now_s = max(self.now_s, time_s)
+        return stops
+
+    def next_stop_s(self) -> float:
+        """Return when the next request stops if there is no command before; infinity if none does. Changes nothing."""
+        if not self.busy:
+            return np.inf
+        if self._ahead is None:
+            memory = self._state.memory
+            self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
+        self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
+        self._ahead_s = self._run(self._ahead, Until(np.inf, True))
+        return self._ahead_s if self._ahead.totals["n_stopped"].item() else np.inf
+
+    def take_next_stop(self) -> list[Stop]:
+        """Move to the boundary that `next_stop_s` found, and return what stopped there."""
+        assert self._ahead is not None
+        self._state, self._ahead = self._ahead, self._state
+        self.now_s = self._ahead_s
+        return self._stops()
+
+    def run_until_idle(self) -> Floats:
+        """Run everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
+        self.now_s = self._run(self._state, Until(np.inf, False))
+        return self._state.requests["last_token_s"].copy()
+
+    def _total(self, name: str) -> int:
+        return self._state.totals[name].item()
+
+    def _require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
+        """Raise `InputError` for a request that never fits the KV cache."""
+        if prompt_tokens + response_tokens > self._capacity_tokens:
+            raise InputError(
+                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache of {self._capacity_tokens} "
+                "tokens; use more memory for the cache, a larger tp or a lower cap"
+            )
+
+    def _run(self, state: _State, until: Until) -> float:
+        """Run a state from `now_s` on. Returns the boundary reached."""
+        t = state.totals
+        t["now_s"][0], t["slowdown"][0], t["drift"][0] = self.now_s, self.slowdown, self.drift
+        t["admitting"][0] = self.admitting
+        common = state.requests, state.drafts, state.totals, self._tables, self.limits
+        now_s: float
+        if self.decoding is None:
+            now_s = run(*common, until)
+        elif self.decoding.rule.decoupled:
+            now_s = run_decoupled(*common, self.decoding, until)
+        else:
+            now_s = run_speculative(*common, self.decoding, state.memory, until)
+        return now_s
+
+    def _stops(self) -> list[Stop]:
+        """Return what stopped in the last pass, now. The slots of ended requests are free again."""
+        stops: list[Stop] = []
+        for i in range(self._total("n_stopped")):  # most often one: plain Python is fastest
+            slot, kind = self._state.requests["stopped"].item(i), self._state.requests["stopped_kind"].item(i)
+            stops.append((slot, self.now_s, kind))
+            if kind == END:
+                self._leave_row(slot)
+                self._free_slots.append(slot)
+            elif kind == PAUSE:
+                self._paused.add(slot)
+        return stops
+
+    def _grow(self, capacity: int) -> None:
+        """Make room for `capacity` requests; the ring of waiting requests is laid out anew from its head."""
+        old = self._state
+        held = old.requests.size
+        self._state = state = _State(capacity, old.memory)
+        state.copy_from(old, with_drafts=True)
+        state.requests["waiting"][:held] = np.roll(old.requests["waiting"], -self._total("waiting_head"))
+        state.requests["last_token_s"][held:] = np.nan
+        state.totals["waiting_head"] = 0
+        self._ahead = None
+        self._free_slots.extend(range(capacity - 1, held - 1, -1))

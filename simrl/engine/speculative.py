@@ -1,0 +1,181 @@
+"""Passes with drafts: which requests draft how much, what a pass teaches, and when none drafts at all."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from simrl.engine.passes import iterate
+from simrl.engine.requests import (
+    REDRAFTED,
+    Limits,
+    Requests,
+    Totals,
+    Until,
+    blocks_of,
+    busy,
+    drop_caches,
+    known_tokens,
+    stop,
+)
+from simrl.engine.stretches import (
+    Memory,
+    count_draft,
+    decode_stretch,
+    most_drafted,
+    read_group,
+    speculative_stretch,
+    stretch_length,
+)
+from simrl.profile.interpolation import interpolate
+from simrl.profile.profile import Tables
+from simrl.speculation.bandit import choose, observe
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    MODEL,
+    NONE,
+    RUNS,
+    SIBLINGS,
+    Decoding,
+    Drafts,
+    Records,
+    draft,
+    gate_opens,
+    passes_to_next_try,
+    remember,
+)
+from simrl.speculation.gates import ELASTIC_ON, next_elastic
+from simrl.speculation.siblings import sibling_draft
+
+
+@njit(cache=True)
+def run_speculative(
+    r: Requests,
+    drafts: Drafts,
+    totals: Records,
+    tables: Tables,
+    limits: Limits,
+    d: Decoding,
+    memory: Memory,
+    until: Until,
+) -> float:
+    """Do as `passes.run`, with drafts."""
+    t, rule = totals[0], d.rule
+    most = most_drafted(d)
+    t.n_stopped = 0
+    while t.now_s <= until.time_s and busy(t):
+        n = t.n_running
+        speculates = gate_opens(rule, d.gate_batch, t, n)
+        passes = stretch_length(r, drafts, t, limits)
+        passes_before, prefill_before = t.passes, t.prefill_tokens
+        if passes > 0 and not (speculates and _any_source(r, drafts, t, NONE)):
+            if rule.gate == ELASTIC and n <= rule.threshold:
+                passes = min(passes, max(rule.patience - t.elastic_state, 1))
+            elif rule.gate == BATCH and not speculates:
+                passes = passes_to_next_try(t, passes)
+            decode_stretch(r, t, tables, limits, passes, until.time_s)
+        elif (
+            passes > 0
+            and n * (1 + most) <= limits.max_num_batched_tokens
+            and t.free_blocks >= n * (blocks_of(most + 1, limits.block_size) + 1)
+        ):
+            speculative_stretch(r, drafts, t, tables, limits, d, memory, until.time_s)
+        else:
+            draft_s, arm = propose(r, drafts, t, limits, d, memory, speculates)
+            before_s = t.now_s
+            iterate(r, drafts, t, tables, limits, draft_s)
+            learn(r, drafts, t, d, memory, arm, t.now_s - before_s)
+        batch = t.n_running
+        stop(r, t, limits)
+        if rule.gate == BATCH and not speculates:
+            for _ in range(t.passes - passes_before):
+                remember(t, 0, 0)
+        if rule.gate == ELASTIC and t.elastic_state != ELASTIC_ON and t.prefill_tokens == prefill_before:
+            for _ in range(t.passes - passes_before):
+                t.elastic_state = next_elastic(t.elastic_state, batch, rule.threshold, rule.patience)
+            if t.elastic_state == ELASTIC_ON and _any_source(r, drafts, t, MODEL):
+                drop_caches(r, t, REDRAFTED)  # a drafter that is a model needs the hidden states of all that runs
+        if until.first_stop and t.n_stopped > 0:
+            break
+    return t.now_s
+
+
+@njit(cache=True)
+def propose(
+    r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Decoding, memory: Memory, speculates: bool
+) -> tuple[float, int]:
+    """Let every running request that decodes draft, if the engine speculates. Returns the seconds of the round, and the arm of
+    its trees (0 where there are none)."""
+    proposing, modelled, levels = 0, 0, 0
+    for i in range(t.n_running):
+        slot = r[i].running
+        drafts[slot].drafted = 0
+        drafts[slot].accepted = 0
+        decodes = r[slot].generated > 0 and known_tokens(r[slot], drafts[slot]) - r[slot].computed == 1
+        drafts[slot].proposed = speculates and decodes and drafts[slot].source != NONE
+        drafts[slot].left = r[slot].stop_at - r[slot].generated
+        proposing += drafts[slot].proposed
+        modelled += drafts[slot].proposed == 1 and drafts[slot].source == MODEL
+    trees = d.rule.trees and modelled > 0
+    arm = choose(d.bandit, memory.bandit, t.bandit_key, modelled) if trees else 0
+    for i in range(t.n_running):
+        slot = r[i].running
+        if drafts[slot].proposed == 0:
+            continue
+        most = limits.kv_blocks * limits.block_size - r[slot].computed - 1  # else it could not even run alone
+        window = min(drafts[slot].window, most)
+        if drafts[slot].source == MODEL:
+            depth = d.arm_levels[arm] if trees else window
+            drafted = min(d.arm_nodes[arm], most) if trees else window
+            at, hardness = drafts[slot].at, drafts[slot].hardness * t.drift
+            _, right = draft(MODEL, at, r[slot].generated, depth, hardness, d.runs, d.log_acceptances[arm])
+            accepted = min(right, drafted)
+            levels = max(levels, depth)
+        elif drafts[slot].source == SIBLINGS:
+            read_group(d.siblings, r, memory.places, drafts[slot].at, d.rule.own_text, memory.readable)
+            drafted, accepted = sibling_draft(d.siblings, drafts[slot].at, r[slot].generated, memory.readable, window)
+            levels = max(levels, drafted)
+        else:
+            drafted, accepted = draft(
+                RUNS, drafts[slot].at, r[slot].generated, window, 1.0, d.runs, d.log_acceptances[arm]
+            )
+            levels = max(levels, drafted)
+        drafts[slot].drafted = drafted
+        drafts[slot].accepted = accepted
+    if proposing == 0:
+        return 0.0, arm
+    round_s = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
+    return round_s + levels * interpolate(d.draft_sequences, d.step_s[arm], float(proposing)), arm
+
+
+@njit(cache=True)
+def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, arm: int, seconds: float) -> None:
+    """Count the drafts of the pass that is over: windows, totals, gauges; what it yielded in `seconds`, for the bandit."""
+    proposed, drafted_of_pass, accepted_of_pass, modelled, accepted_of_model = 0, 0, 0, 0, 0
+    for i in range(t.n_running):
+        slot = r[i].running
+        if drafts[slot].proposed == 0:
+            continue
+        drafted, accepted = drafts[slot].drafted, drafts[slot].accepted
+        in_tree = d.rule.trees and drafts[slot].source == MODEL
+        count_draft(drafts[slot], d.rule.window, not in_tree, drafted, accepted, drafts[slot].left)
+        if in_tree:
+            modelled += 1
+            accepted_of_model += accepted
+        proposed += 1
+        drafted_of_pass += drafted
+        accepted_of_pass += accepted
+    if proposed > 0:
+        remember(t, drafted_of_pass, accepted_of_pass)
+    if modelled > 0:
+        observe(d.bandit, memory.bandit, arm, 1.0 + accepted_of_model / modelled, modelled, seconds)
+
+
+@njit(cache=True)
+def _any_source(r: Requests, drafts: Drafts, t: Totals, source: int) -> bool:
+    """Return whether a running request drafts from this source (`NONE`: from any)."""
+    for i in range(t.n_running):
+        own = drafts[r[i].running].source
+        if own != NONE and (own == source or source == NONE):
+            return True
+    return False

@@ -1,0 +1,330 @@
+"""Many passes at once: the rule of `engine.passes.iterate`, faster, for passes that only decode an unchanged batch.
+
+Invariant: the result equals single passes to the last token. Without drafts, only the length of the KV cache changes, so a
+pass is one step along an interpolated row of the profile. With drafts, a pass is one loop over the batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from simrl.engine.requests import PREEMPTED, Limits, Requests, Totals, admissible, blocks_of, make_room
+from simrl.profile.interpolation import interpolate, interpolate_row, locate
+from simrl.profile.profile import Tables, straggler_s
+from simrl.speculation.bandit import BanditState, choose, observe
+from simrl.speculation.decoding import (
+    MODEL,
+    NONE,
+    RUNS,
+    SIBLINGS,
+    Decoding,
+    Draft,
+    Drafts,
+    Floats,
+    Ints,
+    gate_opens,
+    remember,
+)
+from simrl.speculation.draws import uniform
+from simrl.speculation.siblings import SiblingIndex, sibling_draft
+from simrl.speculation.windows import WindowRule, next_window
+
+
+class Memory(NamedTuple):
+    """The memory of drafting beside the requests: the estimates of the bandit; of each row of the trace, who has it
+    (`Engine.draft_from`); and room for how many tokens of the rows of a group may be read."""
+
+    bandit: BanditState
+    places: Ints
+    readable: Ints
+
+
+@njit(cache=True)
+def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
+    """Return for how many passes the batch surely decodes and nothing else happens, up to the first stop; 0 if unsure."""
+    n = t.n_running
+    if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving > 0:
+        return 0
+    if limits.async_scheduling and t.n_waiting > 0 and r[r[t.waiting_head].waiting].seen_at > t.passes:
+        return 0  # the first that waits came too late for the pass to come, but not for the one after
+    if admissible(r, drafts, t, limits, limits.max_num_batched_tokens - n) > 0:
+        return 0
+    # No request needs more than one new block in block_size passes.
+    passes = (t.free_blocks + t.held_blocks) // n * limits.block_size
+    for i in range(n):
+        slot = r[i].running
+        generated = r[slot].generated
+        if generated == 0 or r[slot].prompt + generated - r[slot].computed != 1:
+            return 0
+        passes = min(passes, min(r[slot].stop_at, r[slot].watch_at) - generated)
+    return passes
+
+
+@njit(cache=True)
+def decode_stretch(r: Requests, t: Totals, tables: Tables, limits: Limits, passes: int, until_s: float) -> None:
+    """Run up to `passes` passes of pure decoding, no further than the first boundary after `until_s`."""
+    n, slowdown = t.n_running, t.slowdown
+    grid = tables.decode_kv_tokens
+    row = np.empty(grid.shape[0])
+    interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), row)
+    for j in range(row.shape[0]):
+        row[j] *= slowdown
+    fixed_s = slowdown * (
+        interpolate(tables.dense_tokens, tables.dense_s, float(n))
+        + interpolate(tables.sampled_sequences, tables.sampled_s, float(n))
+        + tables.between_passes_s
+    )
+    least_s = slowdown * (tables.least_pass_s + tables.between_passes_s)
+    kv, longest = 0, 0
+    for i in range(n):
+        attended = r[r[i].running].computed + 1
+        kv += attended
+        longest = max(longest, attended)
+    mean_kv = kv / n
+    if tables.straggler_sequences.shape[0] > 0:
+        fixed_s += slowdown * straggler_s(tables, float(n), False, longest - mean_kv)  # all gain one token a pass
+    last = grid.shape[0] - 1
+    cell, _ = locate(grid, mean_kv)
+    done = 0
+    now_s = t.now_s
+    while done < passes:
+        while cell < last - 1 and mean_kv >= grid[cell + 1]:
+            cell += 1
+        if last == 0 or mean_kv <= grid[0]:
+            attention_s = row[0]
+        elif mean_kv >= grid[last]:
+            attention_s = row[last]
+        else:
+            slope = (row[cell + 1] - row[cell]) / (grid[cell + 1] - grid[cell])
+            attention_s = row[cell] + slope * (mean_kv - grid[cell])
+        now_s += max(fixed_s + attention_s, least_s)
+        mean_kv += 1.0
+        done += 1
+        if now_s > until_s:
+            break
+    grown = 0
+    for i in range(n):
+        slot = r[i].running
+        r[slot].computed += done
+        r[slot].generated += done
+        blocks = max(blocks_of(r[slot].computed, limits.block_size), r[slot].blocks)
+        grown += blocks - r[slot].blocks
+        r[slot].blocks = blocks
+    make_room(r, t, grown, PREEMPTED)
+    t.free_blocks -= grown
+    t.passes += done
+    t.generated_tokens += n * done
+    t.decodes += n * done
+    unslowed_s = (now_s - t.now_s) / slowdown
+    t.decode_s += unslowed_s
+    t.slowed_s += now_s - t.now_s - unslowed_s
+    t.now_s = now_s
+
+
+@njit(cache=True)
+def speculative_stretch(
+    r: Requests,
+    drafts: Drafts,
+    t: Totals,
+    tables: Tables,
+    limits: Limits,
+    d: Decoding,
+    memory: Memory,
+    until_s: float,
+) -> None:
+    """Run passes that verify the drafts of the present batch and do nothing else: to the first stop, the first boundary after
+    `until_s`, or while there is surely room and the gate is open. At least one; the caller has seen to the room for it."""
+    n, size = t.n_running, limits.block_size
+    roomy = n * (blocks_of(most_drafted(d) + 1, size) + 1)
+    proposing, modelled, kv = 0, 0, 0
+    for i in range(n):
+        slot = r[i].running
+        proposing += drafts[slot].source != NONE
+        modelled += drafts[slot].source == MODEL
+        kv += r[slot].computed
+    trees, uneven = d.rule.trees and modelled > 0, tables.straggler_sequences.shape[0] > 0
+    chances = _Chances(
+        np.empty((d.log_acceptances.shape[0], n, d.log_acceptances.shape[1])),
+        np.zeros(d.log_acceptances.shape[0], dtype=np.bool_),
+    )
+    # Arrays of the loop, by name: each use of a tuple's array counts its references.
+    dense_tokens, dense_s = tables.dense_tokens, tables.dense_s
+    sampled_sequences, sampled_s = tables.sampled_sequences, tables.sampled_s
+    kv_tokens, attention_s = tables.decode_kv_tokens, np.empty(tables.decode_kv_tokens.shape[0])
+    interpolate_row(tables.decode_sequences, tables.attention_s[0, 0], float(n), attention_s)
+    undrafted_s = interpolate(dense_tokens, dense_s, float(n)) + interpolate(sampled_sequences, sampled_s, float(n))
+    least_s = tables.least_pass_s + tables.between_passes_s
+    round_s, step_s = np.empty(d.round_s.shape[0]), np.empty(d.step_s.shape[0])
+    for arm in range(round_s.shape[0]):
+        round_s[arm] = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
+        step_s[arm] = interpolate(d.draft_sequences, d.step_s[arm], float(proposing))
+    gains = np.empty(n, dtype=np.int64)
+    runs, window_rule = d.runs, d.rule.window
+    dense_cell, sampled_cell, kv_cell, passes, stopped = 0, 0, 0, 0, False
+    while not stopped and t.now_s <= until_s:
+        if passes > 0 and (t.free_blocks < roomy or not gate_opens(d.rule, d.gate_batch, t, n)):
+            break
+        arm = choose(d.bandit, memory.bandit, t.bandit_key, modelled) if trees else 0
+        if modelled > 0 and not chances.known[arm]:
+            _fill(chances, arm, r, drafts, t, d)
+        likely = chances.accepted[arm]
+        levels = d.arm_levels[arm] if trees else 0
+        drafted_of_pass, accepted_of_pass, accepted_of_model = 0, 0, 0
+        for i in range(n):
+            slot = r[i].running
+            source, window = drafts[slot].source, drafts[slot].window
+            if source == MODEL:
+                drafted = d.arm_nodes[arm] if trees else window
+                furthest = min(d.arm_levels[arm], drafted) if trees else drafted
+                accepted = _accepted(drafts[slot].at, r[slot].generated, likely, i, furthest)
+                accepted_of_model += accepted
+            elif source == SIBLINGS:
+                read_group(d.siblings, r, memory.places, drafts[slot].at, d.rule.own_text, memory.readable)
+                drafted, accepted = sibling_draft(
+                    d.siblings, drafts[slot].at, r[slot].generated, memory.readable, window
+                )
+            elif source == RUNS:
+                run = int(runs[drafts[slot].at + r[slot].generated])
+                drafted = min(run & 255, window)
+                accepted = min(run >> 8, drafted)
+            else:
+                drafted, accepted = 0, 0
+            if source != NONE:
+                chain = not (trees and source == MODEL)
+                count_draft(drafts[slot], window_rule, chain, drafted, accepted, r[slot].stop_at - r[slot].generated)
+                levels = max(levels, drafted) if chain else levels
+                drafted_of_pass += drafted
+                accepted_of_pass += accepted
+            beyond = r[slot].computed + 1 + drafted - r[slot].blocks * size
+            if beyond > 0:
+                t.free_blocks -= blocks_of(beyond, size)
+                r[slot].blocks += blocks_of(beyond, size)
+            gains[i] = min(1 + accepted, r[slot].stop_at - r[slot].generated)
+        straggler = 0.0
+        if uneven:
+            longest = 0
+            for i in range(n):
+                longest = max(longest, r[r[i].running].computed)
+            straggler = straggler_s(tables, float(n), False, longest - kv / n)
+        tokens = float(n + drafted_of_pass)
+        mean_kv = (kv + tokens) / n
+        dense_cell = _cell(dense_tokens, tokens, dense_cell)
+        sampled_cell = _cell(sampled_sequences, tokens, sampled_cell)
+        kv_cell = _cell(kv_tokens, mean_kv, kv_cell)
+        by_token_s = _between(dense_tokens, dense_s, tokens, dense_cell) + _between(
+            sampled_sequences, sampled_s, tokens, sampled_cell
+        )
+        seconds = by_token_s + _between(kv_tokens, attention_s, mean_kv, kv_cell) + tables.between_passes_s + straggler
+        drafts_s = by_token_s - undrafted_s
+        if seconds - drafts_s < least_s:  # what the host takes anyway, drafts do not add
+            seconds, drafts_s = max(seconds, least_s), max(seconds - least_s, 0.0)
+        t.decode_s += seconds - drafts_s
+        if proposing > 0:
+            drafting_s = round_s[arm] + levels * step_s[arm]
+            drafts_s += drafting_s
+            seconds += drafting_s
+            remember(t, drafted_of_pass, accepted_of_pass)
+        share = accepted_of_pass / drafted_of_pass if drafted_of_pass > 0 else 0.0
+        t.drafts_accepted_s += share * drafts_s
+        t.drafts_rejected_s += (1.0 - share) * drafts_s
+        t.slowed_s += (t.slowdown - 1.0) * seconds
+        t.now_s += t.slowdown * seconds
+        if trees:
+            observe(d.bandit, memory.bandit, arm, 1.0 + accepted_of_model / modelled, modelled, t.slowdown * seconds)
+        for i in range(n):  # after all drafts, which see the tokens that are there when the pass begins
+            slot = r[i].running
+            r[slot].computed += gains[i]
+            r[slot].generated += gains[i]
+            kv += gains[i]
+            t.generated_tokens += gains[i]
+            stopped |= r[slot].generated >= min(r[slot].stop_at, r[slot].watch_at)
+        passes += 1
+    t.decodes += n * passes
+    t.passes += passes
+
+
+@njit(cache=True)
+def most_drafted(d: Decoding) -> int:
+    """Return the most draft tokens that a request brings to a pass."""
+    most = d.rule.window.most_tokens
+    if d.rule.trees:
+        for arm in range(d.arm_nodes.shape[0]):
+            most = max(most, d.arm_nodes[arm])
+    return most
+
+
+@njit(cache=True)
+def read_group(index: SiblingIndex, r: Requests, places: Ints, row: int, own_text: bool, readable: Ints) -> None:
+    """Set how many tokens of each row of a row's group may be read now; see `Engine.draft_from` about `places`."""
+    first = index.group_first[row]
+    for i in range(index.group_end[row] - first):
+        place = places[first + i]
+        readable[i] = r[place - 1].generated if place > 0 else -place
+    if not own_text:
+        readable[row - first] = 0
+
+
+@njit(cache=True, inline="always")
+def count_draft(draft: Draft, window_rule: WindowRule, chain: bool, drafted: int, accepted: int, left: int) -> None:
+    """Count a verified draft of a request that had `left` tokens to gain; a chain's draft moves the window."""
+    if chain:
+        draft.window = next_window(window_rule, draft.window, drafted, accepted)
+    if drafted > 0:
+        draft.drafted_total += drafted
+        draft.accepted_total += min(accepted, left)
+        draft.verifications += 1
+        draft.verified_total += min(1 + accepted, left)
+
+
+class _Chances(NamedTuple):
+    """P(the first j + 1 levels of a draft are accepted), shape (arms, batch, levels), of each arm from the pass on that first
+    needs it (`known`)."""
+
+    accepted: Floats
+    known: Ints
+
+
+@njit(cache=True)
+def _fill(chances: _Chances, arm: int, r: Requests, drafts: Drafts, t: Totals, d: Decoding) -> None:
+    """Compute the chances of an arm."""
+    chances.known[arm] = True
+    for i in range(t.n_running):
+        slot = r[i].running
+        if drafts[slot].source == MODEL:
+            hardness = drafts[slot].hardness * t.drift
+            for j in range(d.log_acceptances.shape[1]):
+                chances.accepted[arm, i, j] = np.exp(-hardness * d.log_acceptances[arm, j])
+
+
+@njit(cache=True, inline="always")
+def _accepted(key: int, generated: int, chances: Floats, i: int, furthest: int) -> int:
+    """Do as `accepted_tokens`, with chances that are known."""
+    draw = uniform(key, generated)
+    accepted = 0
+    while accepted < furthest and draw < chances[i, accepted]:
+        accepted += 1
+    return accepted
+
+
+@njit(cache=True)
+def _between(grid: Floats, values: Floats, x: float, cell: int) -> float:
+    """Do as `interpolate`, in a cell that is known."""
+    last = grid.shape[0] - 1
+    if last == 0 or x <= grid[0]:
+        return values[0]
+    if x >= grid[last]:
+        return values[last]
+    return values[cell] + (values[cell + 1] - values[cell]) * (x - grid[cell]) / (grid[cell + 1] - grid[cell])
+
+
+@njit(cache=True)
+def _cell(grid: Floats, x: float, cell: int) -> int:
+    """Return the cell of a grid that holds x, found from one nearby."""
+    while cell < grid.shape[0] - 2 and x >= grid[cell + 1]:
+        cell += 1
+    while cell > 0 and x < grid[cell]:
+        cell -= 1
+    return cell

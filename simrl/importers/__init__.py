@@ -1,1 +1,0 @@
-"""Importers: one file a source, each with one function that gives a validated `simrl.trace.Trace`."""

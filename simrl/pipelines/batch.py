@@ -1,0 +1,123 @@
+"""Batch: what one update trains, while it comes in. A collector decides what belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import simpy
+
+from simrl.errors import InputError
+from simrl.pipelines.context import RunContext
+from simrl.runtime.events import gather, on_fire
+from simrl.runtime.rollout import Rollout
+from simrl.trace.workload import Group
+
+
+class Batch:
+    """The groups of one update. Finished groups are scored, then put into parts of `part_groups` groups (None: no parts).
+
+    `target` is the number of groups that its collector hands over; None leaves the number to the collector's rule. A scored
+    group that `accepts` refuses is dropped.
+    """
+
+    def __init__(self, run: RunContext, part_groups: int | None = None) -> None:
+        self.groups: list[list[Rollout]] = []
+        self.target: int | None = None
+        self.accepts = run.accepts
+        self.complete = run.env.event()
+        self.parts: simpy.Store = simpy.Store(run.env)
+        self._run = run
+        self._part_groups = part_groups
+        self._part: list[list[Rollout]] = []
+        self._being_scored = 0
+        self._closed = False
+        self._until_settled: list[simpy.Event] = []
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Return the responses to train. Raises `InputError` if there is none."""
+        if not self.groups:
+            raise InputError(
+                "an update has no group to train: all rewards of each are equal, and such groups are dropped; use more prompts "
+                "a step, or another trace"
+            )
+        return [rollout for group in self.groups for rollout in group]
+
+    @property
+    def size(self) -> int:
+        """Return the groups of an update: the target, or the number of groups in the trace's first step."""
+        return self._run.workload.batch_groups if self.target is None else self.target
+
+    def add(self, group: list[Rollout]) -> None:
+        """Score a group whose responses are all finished; it then belongs to the batch."""
+        self._being_scored += 1
+        on_fire(self._run.rewarder.score(group), self._scored)
+
+    def keep_first(self, number: int) -> None:
+        """Keep the `number` scored groups that were drawn first, and drop the others. (For batches without parts.)"""
+        self.groups.sort(key=lambda group: min(rollout.sample.uid for rollout in group))
+        for group in self.groups[number:]:
+            self._run.recorder.dropped(group)
+        del self.groups[number:]
+
+    def close(self) -> None:
+        """Declare that nothing more will be added."""
+        self._closed = True
+        self._fire_if_settled()
+
+    def settled(self) -> simpy.Event:
+        """Return an event that fires when everything that was added is scored."""
+        event = self._run.env.event()
+        self._until_settled.append(event)
+        self._fire_if_settled()
+        return event
+
+    def _scored(self, scored: Any) -> None:
+        self._being_scored -= 1
+        if self.accepts(scored.value):
+            self.groups.append(scored.value)
+            self._part.append(scored.value)
+            if len(self._part) == self._part_groups:
+                self._put_part()
+        else:
+            self._run.recorder.dropped(scored.value)
+        self._fire_if_settled()
+
+    def _fire_if_settled(self) -> None:
+        if self._being_scored:
+            return
+        while self._until_settled:
+            self._until_settled.pop().succeed()
+        if self._closed and not self.complete.triggered:
+            if self._part:
+                self._put_part()
+            self.parts.put(None)
+            self.complete.succeed()
+
+    def _put_part(self) -> None:
+        self.parts.put([rollout for group in self._part for rollout in group])
+        self._part = []
+
+
+Collector = Callable[[Batch], simpy.events.ProcessGenerator]
+"""Rolls out one batch: adds its groups as they are finished, and ends when the workers may go on to the next batch."""
+
+MakeCollector = Callable[[RunContext], Collector]
+"""Makes the collector of a run, once."""
+
+
+def submit_groups(
+    run: RunContext, batch: Batch, groups: list[Group], on_response: Callable[[Any], None] | None = None
+) -> simpy.Event:
+    """Submit the samples of groups together, and add each finished group to the batch. Return an event that fires when all are
+    finished. `on_response` is called with the dispatcher's event of each response."""
+    ends = run.dispatcher.submit([sample for group in groups for sample in group])
+    if on_response is not None:
+        for end in ends:
+            on_fire(end, on_response)
+    each = iter(ends)
+    finished = [gather(run.env, [next(each) for _ in group]) for group in groups]
+    for group in finished:
+        on_fire(group, lambda group: batch.add(group.value) if group.ok else None)
+    return gather(run.env, finished)

@@ -1,0 +1,53 @@
+"""RunContext: what a pipeline is given. A pipeline is a generator function of it, with its parameters as keyword arguments.
+
+Invariant: a pipeline decides from events and its own bookkeeping; it never looks into a worker and never assumes that
+time is simulated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import simpy
+
+from simrl.dispatch.dispatcher import Dispatcher
+from simrl.profile.rollout_times import RolloutTimes
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.trainer import Rewarder, Trainer
+from simrl.runtime.worker import RolloutWorker
+from simrl.speculation.best_of_n import BestOfN
+from simrl.trace.workload import Workload
+
+
+class DynamicSampling(NamedTuple):
+    """The refilling of batches when groups with equal rewards are dropped (`simrl.pipelines.dynamic_sampling`): a round
+    generates `over_sampling` times a batch's groups; after `max_rounds` the run ends with an error (None: no limit)."""
+
+    over_sampling: float
+    max_rounds: int | None
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The clock, the actors, the workload (endless) and the number of updates of one run.
+
+    `times` is profiled before the run: how long a worker takes for responses of a length. `best_of_n` says what freed workers
+    do, `dynamic_sampling` how batches are refilled. A scored group that `accepts` refuses is not trained.
+    """
+
+    env: simpy.Environment
+    workers: list[RolloutWorker]
+    dispatcher: Dispatcher
+    trainer: Trainer
+    rewarder: Rewarder
+    recorder: Recorder
+    workload: Workload
+    times: RolloutTimes
+    steps: int
+    best_of_n: BestOfN | None = None
+    dynamic_sampling: DynamicSampling | None = None
+    accepts: Callable[[list[Rollout]], bool] = lambda group: True
+
+
+Pipeline = Callable[[RunContext], simpy.events.ProcessGenerator]

@@ -1,0 +1,1 @@
+"""Durations of forward passes: grids of step times, their sources, and the hardware."""

@@ -1,0 +1,218 @@
+"""Shapes of models (`models.toml`) and data sheets of GPUs (`gpus.toml`), from which memory and work follow."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simrl.errors import InputError, first_line, meant
+from simrl.validation import explain
+
+MIB = 2**20
+MOST = 10**9  # of a count in a model's config
+GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
+
+
+class ModelShape(BaseModel):
+    """A decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16.
+
+    A mixture of experts has `experts` MLPs of `moe_intermediate` in every layer in place of one; a token uses
+    `experts_per_token` of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    layers: int = Field(gt=0, le=MOST)
+    hidden: int = Field(gt=0, le=MOST)
+    heads: int = Field(gt=0, le=MOST)
+    kv_heads: int = Field(gt=0, le=MOST)
+    head_dim: int = Field(gt=0, le=MOST)
+    intermediate: int = Field(gt=0, le=MOST)
+    vocab: int = Field(gt=0, le=MOST)
+    tied_embeddings: bool = False
+    experts: int = Field(default=0, ge=0, le=MOST)
+    experts_per_token: int = Field(default=0, ge=0, le=MOST)
+    moe_intermediate: int = Field(default=0, ge=0, le=MOST)
+
+    @model_validator(mode="after")
+    def _check_experts_and_heads(self) -> ModelShape:
+        if self.experts and not (0 < self.experts_per_token <= self.experts and self.moe_intermediate > 0):
+            raise ValueError(
+                f"{self.experts} experts need a moe_intermediate above 0 and 1 to {self.experts} experts_per_token"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.kv_heads} KV heads do not divide {self.heads} attention heads")
+        return self
+
+    @property
+    def layer_parameters(self) -> int:
+        """Return the weights of a layer that multiply activations: attention and MLP, or attention, router and all experts."""
+        return self._layer_parameters(self.experts)
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Return the weights of a layer used per token (of a mixture of experts: the routed experts only)."""
+        return self._layer_parameters(self.experts_per_token)
+
+    def _layer_parameters(self, experts: int) -> int:
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        if self.experts == 0:
+            return attention + 3 * self.hidden * self.intermediate
+        return attention + self.hidden * self.experts + 3 * self.hidden * self.moe_intermediate * experts
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of weights, embeddings and output head included."""
+        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.layers * self.layer_parameters + embeddings
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of all weights in bfloat16."""
+        return 2 * self.parameters
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Return the bytes of the keys and values of one token over all layers and KV heads, in bfloat16."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    def forward_flops(self, tokens: float, attended_tokens: float) -> float:
+        """Return the multiply-adds ×2 of a forward pass over `tokens`, which attend to `attended_tokens` in sum (causal: about
+        half the square of each sequence's length). The output head is included, the embedding look-up is not."""
+        dense = 2.0 * (self.layers * self.active_layer_parameters + self.vocab * self.hidden) * tokens
+        return dense + 4.0 * self.layers * self.heads * self.head_dim * attended_tokens
+
+    def activation_bytes(self, tokens: float) -> float:
+        """Return the bytes that the matrix products of all layers read and write for `tokens` in bfloat16, weights excluded."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        intermediate = self.experts_per_token * self.moe_intermediate if self.experts else self.intermediate
+        return 2.0 * self.layers * (4 * self.hidden + attention + 3 * intermediate) * tokens
+
+
+class Gpu(BaseModel):
+    """The figures of a data sheet. `link_bytes_per_s` is one direction of the scale-up link, `network_bytes_per_s` the
+    GPU's share of the scale-out network, one direction."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    memory_bytes: float = Field(gt=0)
+    memory_bytes_per_s: float = Field(gt=0)
+    bf16_flops: float = Field(gt=0, description="dense, without sparsity")
+    link_bytes_per_s: float = Field(gt=0)
+    network_bytes_per_s: float = Field(gt=0)
+    host_bytes_per_s: float = Field(gt=0, description="to or from the host's memory, PCIe x16, one direction")
+    source: str
+
+    def bytes_per_s_among(self, gpus: int) -> float:
+        """Return the rate at which each of `gpus` receives a tensor in an all-gather (or sends one in a reduce-scatter): the
+        link's within a node of 8. Beyond, each of a node's eight network shares brings another eighth, which the link
+        hands on within the node, as NCCL's rings do (its tests are reported with 400 to 450 GB/s on H100)."""
+        if gpus <= GPUS_PER_NODE:
+            return self.link_bytes_per_s
+        return min(self.link_bytes_per_s, GPUS_PER_NODE * self.network_bytes_per_s)
+
+
+def _named(file: str) -> dict[str, dict[str, Any]]:
+    """Return the tables of a data file beside this module, each with its `name`."""
+    tables = tomllib.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))
+    return {name: {"name": name, **fields} for name, fields in tables.items()}
+
+
+MODELS = {name: ModelShape.model_validate(fields) for name, fields in _named("models.toml").items()}
+GPUS = {
+    name: Gpu.model_validate({"memory_bytes": fields.pop("memory_mib") * MIB, **fields})
+    for name, fields in _named("gpus.toml").items()
+}
+
+# The fields of a shape, and their keys in a config.json.
+CONFIG_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+}
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Keys of a mixture of experts, and their values where all layers are alike.
+_UNLIKE: dict[str, object] = {
+    "n_shared_experts": 0,
+    "shared_expert_intermediate_size": 0,
+    "first_k_dense_replace": 0,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+
+
+def require_dense(shape: ModelShape, what: str) -> None:
+    """Raise `InputError` for a mixture of experts where only dense models are modelled."""
+    if shape.experts:
+        raise InputError(
+            f"{what}: {shape.name} is a mixture of experts, whose times must be measured; use `simrl measure`"
+        )
+
+
+def model_shape(model: str | Path) -> ModelShape:
+    """Return the shape of a model by its name in `MODELS`, or from a Hugging Face `config.json` (the file or its folder).
+
+    Raises `InputError` for an unknown name, an unreadable file, or layers that are not all alike (some with experts, some
+    without; experts that all tokens share).
+    """
+    if str(model).lower() in MODELS:
+        return MODELS[str(model).lower()]
+    path = Path(model)
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise InputError(
+                f"model {model}{meant(path.name, MODELS)}: neither a config.json nor one of {', '.join(MODELS)}"
+            )
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON config ({first_line(error)}); name a model's config.json") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: a model config is a JSON object, this is a {type(config).__name__}")
+    missing = [key for key in CONFIG_KEYS.values() if key not in config]
+    if missing:
+        raise InputError(
+            f"{path}: no key {missing[0]!r}; a dense transformer's config has {', '.join(CONFIG_KEYS.values())}"
+        )
+    try:
+        return ModelShape.model_validate(_fields(config, path))
+    except ValidationError as error:
+        field, message = explain(error, ModelShape, "a model")
+        written = f" ({CONFIG_KEYS[field]})" if field in CONFIG_KEYS else ""
+        raise InputError(f"{path}: {message}{written}; correct the config") from error
+
+
+def _fields(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of the shape that a config.json describes."""
+    shape = {field: config[key] for field, key in CONFIG_KEYS.items()}
+    heads, hidden = shape["heads"], shape["hidden"]
+    shape["name"] = Path(str(config.get("_name_or_path") or path.resolve().parent.name)).name.lower()
+    shape["kv_heads"] = config.get("num_key_value_heads") or heads
+    shape["head_dim"] = config.get("head_dim")
+    if shape["head_dim"] is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        shape["head_dim"] = hidden // heads
+    shape["tied_embeddings"] = config.get("tie_word_embeddings", False)
+    if experts := next((config[key] for key in _EXPERTS if config.get(key)), 0):
+        for key, alike in _UNLIKE.items():
+            if config.get(key, alike) not in (alike, None):
+                raise InputError(
+                    f"{path}: {key} is {config[key]}; simrl models mixtures of experts whose layers are all alike"
+                )
+        shape["experts"], shape["experts_per_token"] = experts, config.get("num_experts_per_tok", 0)
+        shape["moe_intermediate"] = config.get("moe_intermediate_size") or shape["intermediate"]
+    return shape
+
+
+def gpu(name: str) -> Gpu:
+    """Return a GPU by its name in `GPUS`."""
+    if name.lower() not in GPUS:
+        raise InputError(f"gpu {name!r} is unknown{meant(name, GPUS)}; choose one of {', '.join(GPUS)}")
+    return GPUS[name.lower()]

@@ -1,0 +1,417 @@
+"""Profile: the seconds of one forward pass of one inference engine (a tensor-parallel group of GPUs).
+
+    pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s + straggler,
+             least_pass_s + between_passes_s at the least
+
+`dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included; `attention` reads
+the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler, at one
+position a sequence, or at all positions of a draft that is verified. `attention` is measured with equal lengths; where they
+differ, the pass waits for its longest sequence, the `straggler` (none in a profile that did not measure it).
+The three are grids with linear interpolation. Invariant of a `TableProfile`: its grids are complete, finite, positive, and no
+time falls where the work grows. Nothing is read beyond a grid: `require_covers` refuses a simulation whose limits leave it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numba import njit
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from simrl.errors import InputError, first_line
+from simrl.files import parquet_metadata, read_parquet, write_parquet
+from simrl.profile.interpolation import interpolate, interpolate4
+
+Floats = NDArray[np.float64]
+METADATA_KEY = b"simrl.profile"
+AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
+STRAGGLERS = ("straggler", "straggler_beside_prefill")  # tables that a profile may have; seconds a token
+MOST_HOLES = 100  # points of a grid for each measured one: with more, the rows are no grid
+TABLES = {"dense": ("query_tokens",), "sampled": ("sequences",), "attention": AXES}  # each with the axes of its grid
+NUMBERS = ("query_tokens", "sequences", *AXES, "seconds")
+COLUMNS = pa.schema([("table", pa.string()), *((name, pa.float64()) for name in NUMBERS)])
+
+
+class DraftRounds(BaseModel):
+    """The measured extra time of a pass with drafts over one with as many plain positions: `round_s` + drafted tokens ×
+    `step_s`, by the number of drafting `sequences`. It is the host's work of handing drafts over and verifying them; each
+    sequence drafted equally many arbitrary tokens. The drafter's own work is not included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    sequences: tuple[float, ...]
+    round_s: tuple[float, ...]
+    step_s: tuple[float, ...]
+    source: str
+
+
+class ProfileMetadata(BaseModel):
+    """The source of a profile, so that every number can be traced. Fields that only a measurement knows default to None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    model: str
+    gpu: str
+    tp: int = Field(gt=0)
+    kind: str = Field(description="measured, derived (from measured kernels) or assumed (from data sheets)")
+    source: str = Field(description="what it was made from, with versions")
+    created: str = ""
+    licence: str = "Apache-2.0"
+    notes: str = ""
+    host: str | None = Field(default=None, description="the machine: its name, processor and GPU, operating system")
+    versions: dict[str, str] = Field(default={}, description="versions of the software that ran: vllm, torch, python …")
+    model_shape: dict[str, int | bool | str] = Field(
+        default={}, description="fields of ModelShape: layers, hidden, heads …"
+    )
+    settings: dict[str, int | float | str | bool | None] = Field(
+        default={}, description="settings of the measured engine"
+    )
+    repeats: int | None = Field(default=None, description="how often each point was measured")
+    spread: float | None = Field(
+        default=None, description="spread of a point's repeats: median over the points of IQR / median"
+    )
+    held_out_error: float | None = Field(
+        default=None, description="median |predicted / measured - 1| of passes that were measured and not fitted"
+    )
+    request_s: float | None = Field(
+        default=None, ge=0, description="seconds of an engine's work for starting and ending a request, passes excluded"
+    )
+    load_weights_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="seconds in which an engine loads weights from a folder, as in a replay: no transfer from a trainer",
+    )
+    drafts: DraftRounds | None = None
+
+
+NOT_MEASURED, NOTHING_MEASURED = np.zeros(0), np.zeros((2, 0))
+
+
+class Tables(NamedTuple):
+    """The grids, as the compiled engine reads them. Axes are tokens and sequences, values seconds of a whole model pass.
+
+    `attention_s` has the shape (prefill_tokens, prefill_kv_tokens, decode_sequences, decode_kv_tokens): its prefill axes are
+    one chunk and its cached context, its decode axes the number of sequences and their mean length. 0 in `prefill_tokens`
+    or `decode_sequences` means that this part is absent. `straggler_s` [s a token] has the shape (2, sequences): without and
+    beside prefill; a column holds from the previous number of decoding sequences up to its own. `least_pass_s` is the time in
+    which the host launches a pass, kernel by kernel: a faster GPU waits for it.
+    """
+
+    dense_tokens: Floats
+    dense_s: Floats
+    sampled_sequences: Floats
+    sampled_s: Floats
+    prefill_tokens: Floats
+    prefill_kv_tokens: Floats
+    decode_sequences: Floats
+    decode_kv_tokens: Floats
+    attention_s: Floats
+    between_passes_s: float
+    straggler_sequences: Floats = NOT_MEASURED
+    straggler_s: Floats = NOTHING_MEASURED
+    least_pass_s: float = 0.0
+
+
+@njit(cache=True)
+def straggler_s(tables: Tables, sequences: float, beside_prefill: bool, tokens: float) -> float:
+    """Return the seconds that a pass waits for its longest decoding sequence, `tokens` longer than the rest of the pass.
+
+    A thread block reads one sequence's cache, on one multiprocessor: the longest sequence's excess over the mean is read after
+    the others have ended. Up to some number of sequences, kernels split a sequence over multiprocessors and the excess costs
+    nothing: hence a step function, in which a number between two measured ones takes the larger one's time.
+    """
+    measured = tables.straggler_sequences
+    if measured.shape[0] == 0 or tokens <= 0.0:
+        return 0.0
+    i = 0
+    while i < measured.shape[0] - 1 and measured[i] < sequences:
+        i += 1
+    return tokens * tables.straggler_s[1 if beside_prefill else 0, i]
+
+
+@njit(cache=True)
+def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float, float]:
+    """Return one chunk (tokens, cached context) with the attention work of several.
+
+    `prefill_work` is Σ c (k + c / 2) over chunks of c tokens after k cached ones. The one chunk keeps the tokens and takes
+    the context that gives this work; where even no context is too much (several short prompts), it is the chunk
+    without context that has this work.
+    """
+    context = prefill_work / prefill_tokens - 0.5 * prefill_tokens
+    if context >= 0.0:
+        return prefill_tokens, context
+    return np.sqrt(2.0 * prefill_work), 0.0
+
+
+@njit(cache=True)
+def pass_s(
+    tables: Tables,
+    query_tokens: float,
+    sequences: float,
+    prefill_tokens: float,
+    prefill_work: float,
+    decode_sequences: float,
+    decode_kv_tokens: float,
+    straggler_tokens: float = 0.0,
+) -> float:
+    """Return the seconds of one forward pass, the pause before the next one included.
+
+    `decode_kv_tokens` is the sum over the decoding sequences. `query_tokens` counts prefill and decode (and draft) tokens.
+    `straggler_tokens` is the longest decoding sequence's excess over their mean, or over a prefill that lasts longer.
+    """
+    chunk, context = 0.0, 0.0
+    if prefill_tokens > 0.0:
+        chunk, context = equivalent_chunk(prefill_tokens, prefill_work)
+    kv = decode_kv_tokens / decode_sequences if decode_sequences > 0.0 else 0.0
+    attention = interpolate4(
+        tables.prefill_tokens,
+        tables.prefill_kv_tokens,
+        tables.decode_sequences,
+        tables.decode_kv_tokens,
+        tables.attention_s,
+        (chunk, context, decode_sequences, kv),
+    )
+    dense = interpolate(tables.dense_tokens, tables.dense_s, query_tokens)
+    sampled = interpolate(tables.sampled_sequences, tables.sampled_s, sequences)
+    straggler = straggler_s(tables, decode_sequences, prefill_tokens > 0.0, straggler_tokens)
+    seconds = dense + attention + sampled + tables.between_passes_s + straggler
+    return max(seconds, tables.least_pass_s + tables.between_passes_s)
+
+
+class TableProfile:
+    """The step times of an engine. Raises `InputError` for grids that break the module's invariant."""
+
+    def __init__(
+        self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile", corrections: tuple[str, ...] = ()
+    ) -> None:
+        self.tables = Tables._make(
+            float(t) if name in ("between_passes_s", "least_pass_s") else np.ascontiguousarray(t, dtype=np.float64)
+            for name, t in tables._asdict().items()
+        )
+        self.metadata = metadata
+        self.origin = origin
+        self.corrections = corrections  # what `with_corrections` changed, in words
+        _validate(self.tables, origin)
+
+    def pass_s(
+        self,
+        query_tokens: float,
+        sequences: float,
+        prefill_tokens: float = 0,
+        prefill_kv_tokens: float = 0,
+        decode_sequences: float = 0,
+        decode_kv_tokens: float = 0,
+    ) -> float:
+        """Return the seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` evenly."""
+        work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
+        arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
+        return float(pass_s(self.tables, *map(float, arguments)))
+
+    def decode_s(self, sequences: int, kv_tokens: float) -> float:
+        """Return the seconds in which each of `sequences`, `kv_tokens` long, gains one token."""
+        return self.pass_s(sequences, sequences, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens)
+
+    def verify_s(self, sequences: int, draft_tokens: float, kv_tokens: float) -> float:
+        """Return the seconds that verify `draft_tokens` of each of `sequences`, `kv_tokens` long; with 0, a decode step.
+
+        The dense part runs at sequences × (draft_tokens + 1) tokens (the last token of each is computed, too), and so does the
+        output head, as every verified position needs its logits. Attention reads the cache of a sequence once, however many
+        tokens are verified. Drafts of different lengths count with their mean: hence a float.
+        """
+        positions = sequences * (draft_tokens + 1)
+        return self.pass_s(positions, positions, decode_sequences=sequences, decode_kv_tokens=sequences * kv_tokens)
+
+    def prefill_s(self, tokens: int, kv_tokens: float = 0) -> float:
+        """Return the seconds of one pass over a chunk of `tokens` after `kv_tokens` of cached context, one sequence alone."""
+        return self.pass_s(tokens, 1, prefill_tokens=tokens, prefill_kv_tokens=kv_tokens)
+
+    def with_corrections(
+        self,
+        forward: float = 1.0,
+        between_passes_s: float | None = None,
+        sequence_overhead_s: float = 0.0,
+        least_pass_s: float = 0.0,
+    ) -> TableProfile:
+        """Return this profile with every pass multiplied by `forward`, the pause replaced by `between_passes_s` if given,
+        `sequence_overhead_s` added to each pass for every decoding sequence, however many of its tokens are verified, and no
+        pass shorter than `least_pass_s`, pause excluded."""
+        t = self.tables
+        pause = t.between_passes_s if between_passes_s is None else between_passes_s
+        scaled = t._replace(
+            dense_s=t.dense_s * forward,
+            sampled_s=t.sampled_s * forward,
+            attention_s=t.attention_s * forward + sequence_overhead_s * t.decode_sequences[:, None],
+            between_passes_s=pause,
+            straggler_s=t.straggler_s * forward,
+            least_pass_s=max(t.least_pass_s, least_pass_s),
+        )
+        changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
+        changes += [f"{pause * 1e3:g} ms between passes (set by the scenario)"] if between_passes_s is not None else []
+        changes += [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"] if sequence_overhead_s else []
+        changes += [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
+        return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))
+
+    def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:
+        """Raise `InputError` for limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence, and
+        with drafts, positions of a pass that need logits (sequences × (draft tokens + 1), at most the tokens of a pass).
+        Every limit that is too large is named, with its smallest grid."""
+        t = self.tables
+        beyond: dict[str, tuple[float, str]] = {}  # by limit: where its first grid ends, and that in words
+        for asked, grid, what, limit in (
+            (query_tokens, t.dense_tokens, "tokens in a pass", "max_num_batched_tokens"),
+            (query_tokens, t.prefill_tokens, "prefill tokens in a pass", "max_num_batched_tokens"),
+            (sequences, t.sampled_sequences, "sampled sequences", "max_num_seqs"),
+            (verified_positions, t.sampled_sequences, "sampled positions", "of drafts that are verified"),
+            (sequences, t.decode_sequences, "decoding sequences", "max_num_seqs"),
+            (kv_tokens, t.decode_kv_tokens, "tokens of a decoding sequence", "prompt + response cap"),
+            (kv_tokens, t.prefill_kv_tokens, "cached tokens before a prefill chunk", "prompt + response cap"),
+        ):
+            if asked > grid[-1] and (limit not in beyond or grid[-1] < beyond[limit][0]):
+                beyond[limit] = grid[-1], f"{grid[-1]:.0f} {what} ({limit}), the scenario needs {asked}"
+        if beyond:
+            words = "; up to ".join(words for _, words in beyond.values())
+            limits = "that limit" if len(beyond) == 1 else "those limits"
+            raise InputError(f"{self.origin}: profiled up to {words}; lower {limits} or profile further")
+
+
+def setting_differences(metadata: ProfileMetadata, settings: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each engine setting that differs from the measured one. Settings without a measured value are left
+    out."""
+    return [
+        f"profile was measured with {name} {metadata.settings[name]}, the engine has {value}; "
+        f"simrl measure --{name.replace('_', '-')} {value} makes one for it"
+        for name, value in settings.items()
+        if name in metadata.settings and metadata.settings[name] != value
+    ]
+
+
+def write_profile(profile: TableProfile, path: str | Path) -> None:
+    """Write one Parquet file: a row a grid point (`COLUMNS`; those that a table does not use are empty), metadata inside.
+
+    Raises `ValueError` for a `least_pass_s`, which belongs to a scenario and has no place in the file.
+    """
+    t = profile.tables
+    if t.least_pass_s:
+        raise ValueError("least_pass_s is a scenario's correction; write the profile without it")
+    grid = np.meshgrid(t.prefill_tokens, t.prefill_kv_tokens, t.decode_sequences, t.decode_kv_tokens, indexing="ij")
+    tables: dict[str, dict[str, Floats]] = {
+        "dense": {"query_tokens": t.dense_tokens, "seconds": t.dense_s},
+        "sampled": {"sequences": t.sampled_sequences, "seconds": t.sampled_s},
+        "attention": {axis: g.ravel() for axis, g in zip(AXES, grid, strict=True)} | {"seconds": t.attention_s.ravel()},
+        "between_passes": {"seconds": np.array([t.between_passes_s])},
+    }
+    for name, seconds in zip(STRAGGLERS, t.straggler_s, strict=True):
+        tables[name] = {"sequences": t.straggler_sequences, "seconds": seconds}
+    rows = [pd.DataFrame({"table": name, **columns}) for name, columns in tables.items() if columns["seconds"].size]
+    every = pd.concat(rows).reindex(columns=COLUMNS.names)
+    write_parquet(
+        pa.Table.from_pandas(every, COLUMNS, preserve_index=False), Path(path), METADATA_KEY, profile.metadata
+    )
+
+
+def read_profile(path: str | Path) -> TableProfile:
+    """Read a file of `write_profile`. Raises `InputError` for holes, falling times and files that are no profile."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(
+            f"{path}: no such profile; name one that exists, such as those in the project's profiles folder (paths in "
+            "a scenario are relative to its file), derive one with `simrl profile derive`, or measure your own engine with "
+            "`simrl measure`"
+        )
+    table = read_parquet(path)
+    metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")
+    missing = [name for name in COLUMNS.names if name not in table.column_names]
+    if metadata is None or missing:
+        found = f"no column {missing[0]!r}" if missing else "no profile metadata"
+        raise InputError(f"{path}: {found}; a profile is a file that `simrl profile derive` wrote")
+    try:
+        rows = table.select(COLUMNS.names).cast(COLUMNS).to_pandas()
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(f"{path}: a column is not numeric ({first_line(error)}); derive the profile again") from error
+    return TableProfile(_tables_from_rows(rows, str(path)), metadata, origin=str(path))
+
+
+def _tables_from_rows(every: pd.DataFrame, origin: str) -> Tables:
+    grids: list[Floats] = []
+    for name, axes in TABLES.items():
+        rows = every[every["table"] == name]
+        if rows.empty:
+            raise InputError(f"{origin}: no rows of the table {name!r}; derive the profile again")
+        if rows[list(axes)].isna().any(axis=None):
+            raise InputError(
+                f"{origin}: table {name!r} has rows without {' and '.join(axes)}; fill them or drop the rows"
+            )
+        ticks = [np.unique(rows[axis]) for axis in axes]
+        shape = [len(t) for t in ticks]
+        if math.prod(shape) > MOST_HOLES * len(rows):
+            raise InputError(
+                f"{origin}: table {name!r} has {len(rows):,} rows for a grid of {' × '.join(map(str, shape))} points; "
+                "measure all of them, or fewer ticks"
+            )
+        if rows.duplicated(list(axes)).any():
+            raise InputError(f"{origin}: table {name!r} has two rows for one point of its grid; keep one")
+        values = np.full(shape, np.nan)
+        values[tuple(np.searchsorted(t, rows[axis]) for t, axis in zip(ticks, axes, strict=True))] = rows["seconds"]
+        grids += [*ticks, values]
+    pause = every.loc[every["table"] == "between_passes", "seconds"]
+    if pause.size != 1:
+        raise InputError(
+            f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
+        )
+    alone, beside = (every[every["table"] == name] for name in STRAGGLERS)
+    sequences = alone["sequences"].to_numpy()
+    if not np.array_equal(sequences, beside["sequences"]):
+        raise InputError(
+            f"{origin}: the tables {' and '.join(STRAGGLERS)} have different sequences; derive the profile again"
+        )
+    return Tables._make([*grids, float(pause.iloc[0]), sequences, np.array([alone["seconds"], beside["seconds"]]), 0.0])
+
+
+def _validate(tables: Tables, origin: str) -> None:
+    """Raise `InputError` for the first place that breaks the module's invariant."""
+    fields: Iterator[Any] = iter(tables)
+    for name, names in TABLES.items():
+        axes: dict[str, Floats] = dict(zip(names, fields, strict=False))
+        values: Floats = next(fields)
+        for axis, grid in axes.items():
+            if grid.size == 0 or not np.isfinite(grid).all() or (np.diff(grid) <= 0).any() or grid[0] < 0:
+                raise InputError(
+                    f"{origin}: table {name!r}: the ticks of {axis} must be finite, rising and not negative"
+                )
+        if values.shape != tuple(g.size for g in axes.values()):
+            raise InputError(f"{origin}: table {name!r} has the shape {values.shape}, its axes give another")
+
+        def place(index: NDArray[np.intp], axes: dict[str, Floats] = axes) -> str:
+            return ", ".join(f"{axis} {grid[i]:.0f}" for (axis, grid), i in zip(axes.items(), index, strict=True))
+
+        bad = ~np.isfinite(values) | (values < 0)
+        if bad.any():
+            index = np.argwhere(bad)[0]
+            found = values[tuple(index)]
+            value = "a hole" if np.isnan(found) else f"{found} s"
+            raise InputError(
+                f"{origin}: table {name!r} has {value} at {place(index)}; measure that point or drop its tick"
+            )
+        for i, axis in enumerate(axes):
+            falls = np.diff(values, axis=i) < -1e-12
+            if falls.any():
+                index = np.argwhere(falls)[0]
+                index[i] += 1
+                raise InputError(
+                    f"{origin}: table {name!r} falls along {axis} at {place(index)}; more work cannot take less time: "
+                    "repeat the measurement or smooth it (simrl.profile.profilers.smoothing.settled)"
+                )
+    ticks, straggler = tables.straggler_sequences, tables.straggler_s
+    if straggler.shape != (2, ticks.size) or (np.diff(ticks) <= 0).any() or not (straggler >= 0).all():
+        raise InputError(
+            f"{origin}: the straggler table needs rising sequences and, twice, seconds of zero or more at each"
+        )
+    if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
+        raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")

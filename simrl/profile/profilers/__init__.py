@@ -1,0 +1,1 @@
+"""Sources of profiles: one file a source, each returns a `TableProfile`."""

@@ -1,0 +1,117 @@
+"""Profiles of GPUs that nobody measured, by a stated transformation of a measured one: derived, not measured.
+
+    a matrix product, attention of a prefill    the later of: its time × the base's memory bandwidth / the new one's, and
+                                                its multiply-adds / (the new bf16 rate × the best share of the base's that
+                                                was measured for this operation)
+    another kernel, attention of decoding       its time × the base's memory bandwidth / the new one's
+    a collective                                latency + (its time - latency) × the base's link / the new one's, its
+                                                latency being its time for one token
+
+All rates come from the data sheets. It is meant for a GPU of the base's chip that is slower in some of them. Invariants: no
+number enters but data sheets and the base's measurements; a GPU with the base's data sheet gets the base's profile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.errors import InputError
+from simrl.profile.hardware import GPUS, Gpu, ModelShape
+from simrl.profile.profile import TableProfile
+from simrl.profile.profilers import aiconfigurator
+from simrl.profile.profilers.aiconfigurator import PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes
+
+Floats = NDArray[np.float64]
+BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
+COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p")
+MEMORY_KERNELS = ("embedding", "add_norm_1", "add_norm_2", "act_gate")
+
+
+def derive(
+    shape: ModelShape, gpu: str, tp: int = 1, between_passes_s: float = 0.0, backend: str = "vllm"
+) -> TableProfile:
+    """Return the bfloat16 profile of `shape` on `tp` GPUs of the kind `gpu` (in `BASES`) from its base's measured kernels."""
+    base, new = GPUS[BASES[gpu]], GPUS[gpu]
+    times = aiconfigurator.kernel_times(aiconfigurator.engine_of(shape, base.name, tp, backend), shape.name)
+    measured = aiconfigurator.source_of(base.name, backend)
+    notes = (
+        f"transformed by data sheets: bf16 × {new.bf16_flops / base.bf16_flops:.3g}, memory bandwidth × "
+        f"{new.memory_bytes_per_s / base.memory_bytes_per_s:.3g}, link × {new.link_bytes_per_s / base.link_bytes_per_s:.3g}; "
+        "operations keep the efficiency that was measured, collectives their latency (simrl.profilers.transformed)",
+    )
+    return aiconfigurator.profile_of(
+        Transformation(shape, tp, base, new).of(times),
+        shape.name,
+        gpu,
+        tp,
+        f"{measured}; derived, not measured: transformed from {base.name} to {gpu}",
+        between_passes_s,
+        notes,
+    )
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """The transformation of the operations of `shape`, split over `tp` GPUs, from one GPU to another; times in any unit."""
+
+    shape: ModelShape
+    tp: int
+    base: Gpu
+    new: Gpu
+
+    def of(self, times: KernelTimes) -> KernelTimes:
+        """Return all times of a pass. Raises `InputError` for an operation whose work is not known."""
+        return KernelTimes(
+            tokens=times.tokens,
+            dense_ms={name: self.dense(name, ms, times.tokens) for name, ms in times.dense_ms.items()},
+            sampled_ms=self.dense("logits_gemm", times.sampled_ms, times.tokens),
+            prefill_ms=self.computed(times.prefill_ms, self.prefill_flops()),
+            decode_ms=self.read(times.decode_ms),
+        )
+
+    def dense(self, name: str, times: Floats, tokens: Floats) -> Floats:
+        """Return the times of an operation that works token by token, at `tokens`, the first of them 1."""
+        if name in COLLECTIVES:
+            latency = float(times[0])
+            return latency + (times - latency) * (self.base.link_bytes_per_s / self.new.link_bytes_per_s)
+        if name in MEMORY_KERNELS:
+            return self.read(times)
+        return self.computed(times, self.product_flops(name) * tokens)
+
+    def read(self, times: Floats) -> Floats:
+        """Return the times of an operation bound by memory bandwidth at any size."""
+        return times * (self.base.memory_bytes_per_s / self.new.memory_bytes_per_s)
+
+    def computed(self, times: Floats, flops: Floats) -> Floats:
+        """Return the times of an operation bound by memory bandwidth when small and by its `flops` when large."""
+        best_rate = float((flops[times > 0] / times[times > 0]).max())
+        computing: Floats = flops / (best_rate * self.new.bf16_flops / self.base.bf16_flops)
+        return np.maximum(self.read(times), computing)
+
+    def product_flops(self, name: str) -> float:
+        """Return the multiply-adds ×2 for a token on one GPU, all layers."""
+        m = self.shape
+        kv_heads = max(m.kv_heads, self.tp)  # fewer KV heads than GPUs are copied
+        weights = {
+            "qkv_gemm": m.layers * m.hidden * (m.heads + 2 * kv_heads) * m.head_dim,
+            "proj_gemm": m.layers * m.hidden * m.heads * m.head_dim,
+            "gate_ffn1_gemm": m.layers * m.hidden * 2 * m.intermediate,
+            "ffn2_gemm": m.layers * m.hidden * m.intermediate,
+            "logits_gemm": m.hidden * m.vocab,
+        }
+        if name not in weights:
+            raise InputError(
+                f"{self.new.name}: the work of {m.name}'s operation {name!r} is not known, so its time cannot be carried "
+                f"over from {self.base.name}; derive a profile of {self.base.name}"
+            )
+        return 2.0 * weights[name] / self.tp
+
+    def prefill_flops(self) -> Floats:
+        """Return the multiply-adds ×2 of a chunk's attention after cached tokens, on one GPU, all layers; shaped as the prefill
+        times."""
+        m = self.shape
+        chunk, cached = np.array(PREFILL_TOKENS, float)[:, None], np.array(PREFILL_KV_TOKENS, float)
+        return 4.0 * m.layers * m.heads * m.head_dim / self.tp * chunk * (cached + chunk / 2)

@@ -1,0 +1,1 @@
+"""The events of a run: four Arrow tables, and the metrics computed from them."""

@@ -1,0 +1,123 @@
+"""Metrics: pure functions of a `Result`. Every average is over one window: from the end of the last warm-up update to the
+end of the last update. That leaves the first filling of the pipelines out; whether staleness settled in it is `settled`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from simrl.result.result import Result
+
+
+def window(result: Result, warmup_steps: int) -> tuple[float, float]:
+    """Return the seconds between the update `warmup_steps` (counted from 1; 0 is the start) and the last one."""
+    finished_s = result.steps.column("finished_s").to_numpy()
+    return (float(finished_s[warmup_steps - 1]) if warmup_steps else 0.0), float(finished_s[-1])
+
+
+def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool, str], float]:
+    """Return the GPU-seconds within the window by (whether the lane is for rollout then, kind of span)."""
+    spans = result.spans
+    started_s, ended_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s"))
+    overlap_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
+    gpu_s = overlap_s * spans.column("gpus").to_numpy()
+    rolls = (spans.column("role").to_pandas() == "rollout").to_numpy()
+    kinds = spans.column("kind").to_pandas().cat
+    return {
+        (rollout, name): float(gpu_s[(rolls == rollout) & (kinds.codes == code)].sum())
+        for rollout in (True, False)
+        for code, name in enumerate(kinds.categories)
+    }
+
+
+def totals(table: pa.Table, *columns: str) -> Iterator[int]:
+    """Yield the sum of each of these columns."""
+    return (int(table.column(name).to_numpy().sum()) for name in columns)
+
+
+def rollout_bubble(gpu_s: Mapping[tuple[bool, str], float]) -> float:
+    """Return the share of idle GPU-seconds (of `gpu_seconds`) on GPUs that roll out, without their training and switching
+    (colocated)."""
+    kinds = ("rollout", "load_weights", "train_drafter", "idle")
+    total_gpu_s = sum(gpu_s.get((True, kind), 0.0) for kind in kinds)
+    return gpu_s.get((True, "idle"), 0.0) / total_gpu_s if total_gpu_s else 0.0
+
+
+def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -> dict[str, Any]:
+    """Return the row of a comparison.
+
+    samples_per_s             trained samples a second
+    tokens_per_s              trained tokens a second, prompt + response
+    step_s                    seconds a policy update
+    rollout_bubble            share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
+                              counted; training the drafter meanwhile is no bubble
+    train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
+    off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
+    carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
+                              off_policyness: carried_off_policyness_max is theirs
+    dropped_share             share of all generated tokens, from the start on, that a rule threw away
+    duplicate_share           share of all tokens generated, from the start on, that were duplicates of best-of-N: another
+                              drafter finished the response first. No other column counts them
+    migrated_share            share of all samples, from the start on, that were at more than one worker
+    settled                   whether off-policyness no longer grew: its mean in the second half of the window is within 10 %
+                              (or 0.1) of the first half's. Where not, a buffer was still filling
+    gpu_hours_per_1k_samples  all GPUs, whatever they do
+    cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
+    speculation               the method, and its parameters; "none" for plain decoding
+    acceptance_rate           accepted draft tokens / drafted ones, of all samples from the start on; None without drafts
+    speculation_rate          share of all generated tokens that came from drafts
+    accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
+                              without drafts
+    """
+    start_s, end_s = window(result, warmup_steps)
+    seconds = end_s - start_s
+    steps = result.steps.slice(warmup_steps)
+    samples, prompt, response, carried = totals(steps, "samples", "prompt_tokens", "response_tokens", "carried_tokens")
+    generated, duplicates, drafted, accepted = totals(
+        result.samples, "generated_tokens", "duplicate_tokens", "drafted_tokens", "accepted_tokens"
+    )
+    verifications, verified = totals(result.samples, "verifications", "verified_tokens")
+    dropped = result.samples.filter(pc.equal(result.samples.column("status"), "dropped"))
+    gpu_s = gpu_seconds(result, start_s, end_s)
+    gpus = int(result.metadata["gpus"])
+    train_s = sum(v for (rolls, _), v in gpu_s.items() if not rolls)
+    ages, tokens = (steps.column(name).to_numpy() for name in ("off_policyness_mean", "response_tokens"))
+    parts = zip(np.array_split(ages, 2), np.array_split(tokens, 2), strict=True)
+    halves = [float(np.average(a, weights=n)) for a, n in parts if a.size]
+    gpu_hours = gpus * seconds / 3600 / samples * 1000
+    speculation = result.metadata.get("speculation")
+    return {
+        "system": result.metadata["label"],
+        "variant": result.metadata.get("variant") or "",
+        "gpus": gpus,
+        "samples_per_s": samples / seconds,
+        "tokens_per_s": (prompt + response) / seconds,
+        "step_s": seconds / steps.num_rows,
+        "rollout_bubble": rollout_bubble(gpu_s),
+        "train_idle": gpu_s.get((False, "idle"), 0.0) / train_s if train_s else 0.0,
+        "off_policyness_mean": float(np.average(ages, weights=tokens)),
+        "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),
+        "carried_share": carried / response,
+        "carried_off_policyness_max": int(steps.column("carried_off_policyness_max").to_numpy().max()),
+        "dropped_share": sum(totals(dropped, "generated_tokens")) / max(generated, 1),
+        "duplicate_share": duplicates / max(generated + duplicates, 1),
+        "migrated_share": _migrated_share(result),
+        "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1),
+        "gpu_hours_per_1k_samples": gpu_hours,
+        "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour if cost_per_gpu_hour else None,
+        "speculation": speculation["method"] if speculation else "none",
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "speculation_rate": accepted / max(generated, 1),
+        "accept_length": verified / verifications if verifications else None,
+    }
+
+
+def _migrated_share(result: Result) -> float:
+    """Return the share of samples with several workers. Segments are in the order of samples, and of time within them."""
+    uid, worker = (result.segments.column(name).to_numpy() for name in ("uid", "worker"))
+    moved = (uid[1:] == uid[:-1]) & (worker[1:] != worker[:-1])
+    return float(np.unique(uid[1:][moved]).size / max(result.samples.num_rows, 1))

@@ -1,0 +1,216 @@
+"""Result: what happened, as four Arrow tables.
+
+Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time is a span of kind
+"idle"), and every sample that was submitted has one row in `samples` with one status. The replayer writes the same tables,
+so predicted against measured is a join.
+
+spans      lane, gpus, role (what the GPUs are for then: rollout, also where they train in turn, or train), kind, started_s,
+           ended_s, policy_version, tokens — kinds: rollout, train_drafter (on idle rollout workers), load_weights, evaluate,
+           lost, transfer, switch, log_prob, train, publish, checkpoint, idle. What the passes of a rollout went to, in the
+           columns of `Work`; empty for other kinds, and where an engine does not tell (a real one)
+steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,
+           response_tokens, off_policyness_mean (over tokens), off_policyness_max; of the tokens that were carried over from
+           an earlier step, which these two leave out: carried_tokens, carried_off_policyness_max
+samples    uid, trace_step, epoch, prompt_id, sample, prompt_tokens, generated_tokens, started_s, finished_s (empty while
+           unfinished), worker (the last), status (trained, dropped, buffered, in_flight), trained_step; with speculation,
+           drafted_tokens (also those thrown away unverified, of which decoupled drafting has many), accepted_tokens of them,
+           verifications (passes that verified a draft), verified_tokens (what these yielded); with best-of-N,
+           duplicate_tokens: tokens of copies that did not finish first. All other columns are of the copy that did, or, while
+           none has, of the copy with the most tokens
+segments   uid, worker, policy_version, tokens, started_s, ended_s
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from simrl.errors import InputError, first_line, meant
+from simrl.files import read_parquet
+from simrl.result.check import check_metadata, checked_tables
+
+METADATA_FILE = "result.json"
+
+
+class Lane(NamedTuple):
+    """A set of GPUs that work as one: a rollout worker, or the trainer."""
+
+    name: str
+    gpus: int
+
+
+class Work(NamedTuple):
+    """The work of the passes of a span of rollout. The seconds sum to its length, but for the host's work between passes.
+
+    decode_s               decoding, as passes without anything else would take
+    prefill_s              what prefill makes them longer, of tokens that are computed for the first time; and of tokens
+    recompute_*_s          that are computed again because the cache was lost: the response moved or continued after a
+                           break, was preempted for want of KV blocks, got new weights, or got a drafter that needs it
+    drafts_stood_s         drafting, and what verification makes a pass longer, by accepted draft tokens
+    drafts_wasted_s        and by rejected ones
+    slowed_s               what a slow worker (a fault) takes longer
+    decodes                sequences that decoded, summed over passes
+    preemptions            of running requests, for want of KV blocks
+    """
+
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    recompute_moved_s: float = 0.0
+    recompute_preempted_s: float = 0.0
+    recompute_reloaded_s: float = 0.0
+    recompute_redrafted_s: float = 0.0
+    drafts_stood_s: float = 0.0
+    drafts_wasted_s: float = 0.0
+    slowed_s: float = 0.0
+    decodes: float = 0.0
+    preemptions: float = 0.0
+
+    def part(self, share: float) -> Work:
+        """Return the work of a part of the span."""
+        return Work(*(share * value for value in self))
+
+
+class Span(NamedTuple):
+    """One lane doing one thing."""
+
+    lane: int
+    kind: str
+    started_s: float
+    ended_s: float
+    policy_version: int
+    tokens: int
+    work: Work | None = None
+
+
+class Step(NamedTuple):
+    """One policy update."""
+
+    step: int
+    policy_version: int
+    started_s: float
+    finished_s: float
+    samples: int
+    prompt_tokens: int
+    response_tokens: int
+    off_policyness_mean: float
+    off_policyness_max: int
+    carried_tokens: int = 0
+    carried_off_policyness_max: int = 0
+
+
+class SampleRow(NamedTuple):
+    """A row of `samples`."""
+
+    uid: int
+    trace_step: int
+    epoch: int
+    prompt_id: int
+    sample: int
+    prompt_tokens: int
+    generated_tokens: int
+    started_s: float | None
+    finished_s: float | None
+    worker: int | None
+    status: str
+    trained_step: int | None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verifications: int = 0
+    verified_tokens: int = 0
+    duplicate_tokens: int = 0
+
+
+class SegmentRow(NamedTuple):
+    """A row of `segments`."""
+
+    uid: int
+    worker: int
+    policy_version: int
+    tokens: int
+    started_s: float
+    ended_s: float
+
+
+def _schema(hints: Mapping[str, Any]) -> pa.Schema:
+    """Return the Arrow types of columns (name: type, `| None` where it may be empty)."""
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.dictionary(pa.int32(), pa.string()), np.int32: pa.int32()}
+    return pa.schema(
+        pa.field(name, kinds[(get_args(hint) or (hint,))[0]], bool(get_args(hint))) for name, hint in hints.items()
+    )
+
+
+_LANE = {"lane": str, "gpus": np.int32, "role": str}
+_SPAN = {name: hint for name, hint in get_type_hints(Span).items() if name not in ("lane", "work")}
+TABLES = {
+    "spans": _schema({**_LANE, **_SPAN, **dict.fromkeys(Work._fields, float | None)}),
+    "steps": _schema(get_type_hints(Step)),
+    "samples": _schema(get_type_hints(SampleRow)),
+    "segments": _schema(get_type_hints(SegmentRow)),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The tables of one run (columns above) and its metadata: system, scenario, sources of trace and profile, end_s."""
+
+    spans: pa.Table
+    steps: pa.Table
+    samples: pa.Table
+    segments: pa.Table
+    metadata: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write one Parquet file a table and the metadata as JSON into a folder that exists."""
+        for name in TABLES:
+            pq.write_table(getattr(self, name), folder / f"{name}.parquet", compression="zstd")
+        (folder / METADATA_FILE).write_text(
+            json.dumps(self.metadata, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+
+def read_result(folder: str | Path) -> Result:
+    """Return the result that `Result.write` wrote. Raise `InputError` for a folder without a result, or with tables that do not
+    hold together (`simrl.result.check`)."""
+    folder = Path(folder)
+    if not (folder / METADATA_FILE).exists():
+        raise InputError(f"{folder}: not a result folder{_instead(folder)}")
+    try:
+        metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
+        tables = {name: read_parquet(folder / f"{name}.parquet") for name in TABLES}
+    except (OSError, ValueError, RecursionError, InputError) as error:
+        raise InputError(f"{folder}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
+    check_metadata(metadata, f"{folder}/{METADATA_FILE}")
+    return Result(metadata=metadata, **checked_tables(tables, TABLES, metadata.get("end_s", math.inf), str(folder)))
+
+
+def _instead(folder: Path) -> str:
+    """Return the end of a message: the file or folder in place of a result, and the remedy."""
+    if folder.is_dir():
+        return f", it has no {METADATA_FILE}; name one that `simrl run` wrote"
+    if folder.exists():
+        return " but a file; name the folder that `simrl run` wrote"
+    beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+    return f", it does not exist{meant(folder.name, beside)}; name one that `simrl run` wrote"
+
+
+def find_result(folder: str | Path) -> Result:
+    """Return the result of a folder, of the one result folder in it, or of a replay's measured run. Raise `InputError`."""
+    folder = Path(folder)
+    if (folder / METADATA_FILE).exists():
+        return read_result(folder)
+    inside = sorted(each.parent for each in folder.glob(f"*/{METADATA_FILE}"))
+    chosen = [each for each in inside if each.name == "measured"] or inside
+    if len(chosen) > 1:
+        names = ", ".join(each.name for each in inside)
+        raise InputError(
+            f"{folder}: has {len(inside)} results; name one of them, such as {inside[0]} (there are {names})"
+        )
+    return read_result(chosen[0] if chosen else folder)

@@ -1,0 +1,1 @@
+"""The actors of a run in SimPy: workers, trainer, rewarder, recorder, faults."""

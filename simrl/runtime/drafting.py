@@ -1,0 +1,225 @@
+"""Drafting during a simulation: chooses the draft source of every sample, for one method of speculation.
+
+Invariant: drafts have a source, decided when a sample begins at a worker, from responses finished by then, and anew only where
+other weights make the worker change its drafter; siblings lend what they have so far. An index of the history is there once
+the prompt's epoch is complete and its builders were done; nobody drafts from a response that is yet to come, though the trace
+knows it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections import Counter, defaultdict, deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.engine.engine import Engine
+from simrl.runtime.history import LengthHistory
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.spot_trainer import SpotTrainer
+from simrl.speculation.acceptance import sample_key
+from simrl.speculation.best_of_n import TailPlan
+from simrl.speculation.decoding import MODEL, RUNS, SIBLINGS, Decoding, read_only
+from simrl.speculation.deployment import Deployment
+from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.draws import mixed
+from simrl.speculation.inputs import HistoryWorkers
+from simrl.speculation.matching import has_token_ids
+from simrl.speculation.plan import DraftPlan, decoding_of, with_text_times
+from simrl.speculation.siblings import SiblingIndex, WholeResponseRuns, sibling_index, whole_response_runs
+from simrl.speculation.trace_runs import accepted_prefixes, drawn_sibling_runs, text_runs
+from simrl.trace.trace import Response, Sample, Trace
+
+MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
+MOST_BUILDERS = 4096  # more are never busy at a time
+
+
+class IndexBuilders:
+    """HistoSpec's history workers: a queue of indexes to build, served by the builders, kept while there is memory.
+
+    The index of a prompt's epoch is asked for once all of its responses are finished (a group of which one was dropped has
+    none: the trace's drafts hold for whole groups). Indexes of older epochs are evicted for newer ones; where there are none
+    left, a further index is not kept: the next epoch meets its prompts in this order, so evicting the oldest of an epoch
+    would evict the indexes that are needed first.
+    """
+
+    def __init__(self, parameters: HistoryWorkers, trace: Trace) -> None:
+        self._parameters = parameters
+        self._epochs = 1 + int(trace.column("epoch").max())
+        groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
+        self._group_size = Counter(groups)
+        self._free_s = [0.0] * min(parameters.workers, MOST_BUILDERS)
+        self._finished: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # tokens by sample
+        self._ready_s: dict[tuple[int, int], float] = {}
+        self._kept: dict[int, deque[tuple[int, int]]] = defaultdict(deque)  # by epoch, oldest first
+        self._bytes: dict[tuple[int, int], float] = {}
+        self._epoch_bytes: dict[int, float] = defaultdict(float)
+
+    def finished(self, sample: Sample, tokens: int, now_s: float) -> None:
+        """Record a finished response; the last one of its group has the index built."""
+        place = (sample.prompt_id, sample.epoch)
+        size = self._group_size[sample.prompt_id, sample.epoch % self._epochs]
+        if sample.sample < size:  # the trace has this sample
+            self._finished[place][sample.sample] = tokens
+            if len(self._finished[place]) == size and place not in self._ready_s:
+                self._build(place, sum(self._finished[place].values()), now_s)
+
+    def ready(self, prompt_id: int, epochs: range, now_s: float) -> bool:
+        """Return whether all indexes that a prompt has in these epochs are built."""
+        return all(
+            self._ready_s.get((prompt_id, epoch), np.inf) <= now_s
+            for epoch in epochs
+            if (prompt_id, epoch % self._epochs) in self._group_size
+        )
+
+    def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
+        p = self._parameters
+        own = tokens * p.bytes_per_token
+        staying = sum(kept for epoch, kept in self._epoch_bytes.items() if epoch >= place[1])
+        if staying + own > p.memory_bytes:  # even without all older ones
+            return
+        while sum(self._epoch_bytes.values()) + own > p.memory_bytes:
+            self._evict(min(self._epoch_bytes))
+        self._kept[place[1]].append(place)
+        self._bytes[place] = own
+        self._epoch_bytes[place[1]] += own
+        start_s = max(heapq.heappop(self._free_s), now_s)
+        self._ready_s[place] = start_s + tokens / p.tokens_per_s
+        heapq.heappush(self._free_s, self._ready_s[place])
+
+    def _evict(self, epoch: int) -> None:
+        """Evict the oldest index of an epoch."""
+        gone = self._kept[epoch].popleft()
+        del self._ready_s[gone]
+        self._epoch_bytes[epoch] -= self._bytes.pop(gone)
+        if not self._kept[epoch]:
+            del self._kept[epoch], self._epoch_bytes[epoch]
+
+
+class Drafting:
+    """The way in which engines decode, and the source from which a sample drafts. One for all workers of a simulation."""
+
+    def __init__(
+        self, plan: DraftPlan, deployment: Deployment, max_num_seqs: int, seed: int, spot: SpotTrainer | None = None
+    ) -> None:
+        self.spot = spot
+        self._plan = plan
+        self._speculation = plan.speculation
+        self._acceptance = plan.acceptance
+        self._seed = seed
+        self._runs: AcceptRuns | None = None
+        self._siblings: SiblingIndex | None = None
+        self._old: WholeResponseRuns | None = None
+        self._builders: IndexBuilders | None = None
+        self._lengths = LengthHistory() if plan.speculation.budget else None
+        self._edges: dict[int, tuple[int, NDArray[np.float64]]] = {}  # by epoch: responses finished then, the edges
+        self._finished: set[tuple[int, int, int]] = set()  # prompt, epoch, sample
+        self._finished_in: Counter[int] = Counter()  # by epoch
+        trace, drafter = deployment.trace, plan.speculation.drafter
+        if drafter == "history":
+            self._builders = IndexBuilders(plan.inputs.history_workers, trace)
+        if drafter == "old_response":
+            old, factor = whole_response_runs(trace), plan.inputs.acceptance_factor
+            self._old = old._replace(accepted=accepted_prefixes(old.accepted, trace, seed, factor))
+        worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
+        falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
+        if drafter == "siblings" or falls_back:
+            if has_token_ids(trace):
+                self._siblings = read_only(sibling_index(trace))
+            else:
+                self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
+        elif drafter in ("history", "ngram", "own"):
+            self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
+        self._own = decoding_of(plan, self._runs, self._siblings, deployment, max_num_seqs)
+        self._model_free = with_text_times(self._own, deployment.profile) if falls_back else None
+        self.decoding = self._decoding_of(0)
+
+    def key(self, worker: int) -> int:
+        """Return the random key of a worker's bandit."""
+        return int(mixed(self._seed, worker))
+
+    def give(self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float) -> None:
+        """Give a sample that begins at an engine the drafts that there are for it now."""
+        if self._old is not None:
+            old, accepted, ago = (int(column[response.row]) for column in self._old)
+            if (sample.prompt_id, sample.epoch - ago, sample.sample) not in self._finished:
+                return
+            if old and not engine.generated_tokens(slot):
+                engine.verify_old(slot, old, accepted)
+        elif self._acceptance is not None and engine.decoding is not self._model_free:
+            key = sample_key(self._seed, sample.prompt_id, sample.epoch, sample.sample)
+            engine.draft_from(slot, MODEL, key, self._acceptance.hardness(key, response.tokens))
+        elif self._siblings is not None:
+            engine.draft_from(slot, SIBLINGS, response.row)
+        elif self._runs is not None:
+            first = int(self._runs.first[response.row])
+            earlier = range(max(sample.epoch - self._speculation.epochs_back, 0), sample.epoch)
+            ready = self._builders is None or self._builders.ready(sample.prompt_id, earlier, now_s)
+            if first >= 0 and ready:
+                engine.draft_from(slot, RUNS, first, window=self._budget(sample))
+
+    def begins(self, sample: Sample) -> None:
+        """Record that a sample begins, or goes on, at a worker."""
+        if self._lengths is not None:
+            self._lengths.expect(sample)
+
+    def ends(self, rollout: Rollout, now_s: float) -> None:
+        """Record that a sample is finished at its worker, or leaves it."""
+        sample = rollout.sample
+        if self._lengths is not None:
+            self._lengths.observe(rollout)
+        if rollout.done:
+            self._finished.add((sample.prompt_id, sample.epoch, sample.sample))
+            self._finished_in[sample.epoch] += 1
+            if self._builders is not None:
+                self._builders.finished(sample, rollout.tokens, now_s)
+
+    def weights_loaded(self, engine: Engine, policy_version: int) -> bool:
+        """Tell an engine that it has other weights: their drift from the drafter's, and a shut elastic gate. Finished siblings
+        are forgotten. Return whether samples draft from another source now, and have to be given it.
+
+        A drafter that is trained comes with the weights as it was saved when they were made; any other stays as it was at
+        first."""
+        engine.new_rollout()
+        engine.forget_rows()
+        engine.drift = self._drift(policy_version)
+        before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
+        return engine.decoding is not before
+
+    def _drift(self, policy_version: int) -> float:
+        """Return the drift of the drafter that comes with these weights."""
+        if self._acceptance is None:
+            return 1.0
+        untrained = max(policy_version - self._plan.first_version, 0)
+        return self._acceptance.drift(self.spot.behind[policy_version] if self.spot is not None else untrained)
+
+    def _decoding_of(self, policy_version: int) -> Decoding:
+        """Return the learned drafter's decoding, or the siblings' as long as there is none, or it is slower."""
+        missing = policy_version < self._plan.first_version
+        slower = missing or self._drift(policy_version) > self._plan.siblings_faster_beyond
+        return self._model_free if self._model_free is not None and slower else self._own
+
+    def _budget(self, sample: Sample) -> int | None:
+        """Return DAS's window: by the median of the prompt's earlier responses."""
+        budget = self._speculation.budget
+        if budget is None or self._lengths is None:
+            return None
+        median = self._lengths.median(sample.prompt_id, sample.epoch)
+        if np.isnan(median):
+            return budget.tokens[1]
+        epoch = sample.epoch - 1
+        finished = self._finished_in[epoch]
+        if finished > 1.1 * self._edges.get(epoch, (0, None))[0]:  # with fewer, the edges hardly move
+            medians = list(self._lengths.medians(epoch).values())
+            edges = np.quantile(medians, budget.quantiles) if medians else np.array([0.0, np.inf])
+            self._edges[epoch] = finished, edges
+        return budget.tokens[int(np.searchsorted(self._edges[epoch][1], median))]
+
+
+def tail_drafting(tail: TailPlan, deployment: Deployment, max_num_seqs: int, seed: int) -> dict[str, Drafting]:
+    """Return the drafters that freed workers may get, by name. A request's luck with one drafter says nothing of its luck with
+    another; with the drafter that all began with, it does not depend on the worker."""
+    keys = {name: int(mixed(seed, zlib.crc32(name.encode()))) for name in tail.plans} | {tail.rule.own: seed}
+    return {name: Drafting(plan, deployment, max_num_seqs, keys[name]) for name, plan in tail.plans.items()}

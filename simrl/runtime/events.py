@@ -1,0 +1,88 @@
+"""Events of schedules in addition to SimPy's own, on a simulated and on a wall clock."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import simpy
+
+LAST = 2  # after SimPy's URGENT (0) and NORMAL (1): what happens when everything else of an instant has happened
+
+
+def gather(env: simpy.Environment, events: Iterable[simpy.Event]) -> simpy.Event:
+    """Fires with the list of the events' values, in their order, when all have fired; fails with the first failure.
+
+    SimPy's `AllOf` gives a dict and leaves the later ones of several failures to crash the run; here they are defused.
+    """
+    pending = list(events)
+    done = env.event()
+    left = len(pending)
+
+    def one_fired(event: simpy.Event) -> None:
+        nonlocal left
+        if not event.ok:
+            event.defused = True
+            if not done.triggered:
+                done.trigger(event)
+            return
+        left -= 1
+        if left == 0 and not done.triggered:
+            done.succeed([e.value for e in pending])
+
+    for event in pending:
+        on_fire(event, one_fired)
+    return done if pending else done.succeed([])
+
+
+class Signal:
+    """An event that fires again and again: `next` is the event of the next time."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self.next = env.event()
+
+    def fire(self, value: object = None) -> None:
+        fired, self.next = self.next, self._env.event()
+        fired.succeed(value)
+
+
+def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
+    """Call `call(event)` when the event is processed; at once if it has been."""
+    if event.callbacks is None:
+        call(event)
+    else:
+        event.callbacks.append(call)  # type: ignore[arg-type]  # what it returns is not looked at
+
+
+def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -> None:
+    """Call at the first instant that is not before `time_s` (adding a delay to now may round below it)."""
+    delay_s = max(time_s - env.now, 0.0)
+    while env.now + delay_s < time_s:
+        delay_s = math.nextafter(delay_s, math.inf)
+    on_fire(env.timeout(delay_s), lambda _: call())
+
+
+def call_last(env: simpy.Environment, call: Callable[[], None]) -> None:
+    """Call at this instant, after every event that is scheduled for it in the ordinary way."""
+    event = env.event()
+    event._ok, event._value = True, None  # what Timeout does: an event that is triggered already, with its own priority
+    on_fire(event, lambda _: call())
+    env.schedule(event, priority=LAST)  # type: ignore[arg-type]
+
+
+def once_an_instant(env: simpy.Environment, call: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that asks for `call` at the end of the instant (`call_last`), once however often it is asked for."""
+    asked = False
+
+    def happen() -> None:
+        nonlocal asked
+        asked = False
+        call()
+
+    def ask() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            call_last(env, happen)
+
+    return ask

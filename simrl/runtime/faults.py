@@ -1,0 +1,136 @@
+"""Faults: workers that are slow, lost, or late with their weights, as a scenario asks for or draws them.
+
+Invariant: a draw belongs to (seed, index of the fault in the scenario, worker) and to nothing else, so two systems see
+equal faults at equal times on equal workers. Faults on one worker add up: it is lost while any of them makes it so, slow
+by the product of their factors, late by the sum of their delays. The dispatcher hears of a loss at once, and of a worker that
+is back when it has its weights; what becomes of the samples then is the system's own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import simpy
+
+from simrl.errors import InputError
+from simrl.runtime.worker import Worker
+from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
+
+
+def check_faults(faults: Sequence[Fault], workers: int, waits_for_lost: bool, adapts_split: bool) -> None:
+    """Raise `InputError` for a worker that the system does not have, and for losses after which nothing could continue.
+
+    `waits_for_lost`: the system lets samples of a lost worker wait for just that worker. `adapts_split`: it moves GPUs between
+    workers and trainer, and what the trainer does with lost ones is not modelled.
+    """
+    for i, fault in enumerate(faults):
+        if fault.kind == "lost" and adapts_split:
+            raise InputError(
+                f"faults.{i} is lost: with adapt_split_every the GPUs may be the trainer's then, whose losses are not "
+                "modelled; leave one of the two out"
+            )
+        if fault.worker is not None and fault.worker >= workers:
+            raise InputError(
+                f"faults.{i}.worker is {fault.worker}: the system has {workers} rollout workers, 0 to {workers - 1}; "
+                "name one of them"
+            )
+    for_good = [(i, fault) for i, fault in enumerate(faults) if fault.kind == "lost" and fault.ends_s is None]
+    gone = {fault.worker: i for i, fault in for_good if fault.worker is not None}
+    if len(gone) == workers:
+        raise InputError(f"faults: all {workers} rollout workers are lost for good; give one of them a back_s")
+    if gone and waits_for_lost:
+        worker, i = next(iter(gone.items()))
+        raise InputError(
+            f"faults.{i}: worker {worker} is lost for good, and this system's samples wait for their worker; give it a back_s"
+        )
+
+
+class HearsOfLosses(Protocol):
+    """The dispatcher as fault injection needs it."""
+
+    def retire(self, worker: int, lost: bool = False) -> None: ...
+
+    def found(self, worker: int) -> None: ...
+
+
+def inject(
+    env: simpy.Environment, faults: Sequence[Fault], seed: int, workers: Sequence[Worker], dispatcher: HearsOfLosses
+) -> list[dict[str, Any]]:
+    """Let the faults happen. Return a list that grows by each one that does: its `kind`, `worker`, the times asked for
+    (`at_s`, `until_s`; empty: to the end), its size, and the `fault` of the scenario that it came from."""
+    happened: list[dict[str, Any]] = []
+    states = [_State(env, i, worker, dispatcher) for i, worker in enumerate(workers)]
+    for i, fault in enumerate(faults):
+        drawn = fault.rate_per_hour is not None
+        for state in states if drawn else [states[fault.worker or 0]]:
+            times = _drawn(fault, seed, i, state.index) if drawn else iter([(fault.at_s, fault.ends_s)])
+            env.process(state.happen(i, fault, times, happened))
+    return happened
+
+
+def _drawn(fault: Fault, seed: int, index: int, worker: int) -> Iterator[tuple[float, float]]:
+    """Yield (begin, end) of the drawn faults of a worker, one after the other. The key has five words, those of synthesis
+    four or fewer."""
+    assert fault.rate_per_hour is not None and fault.duration_s is not None
+    draws = np.random.PCG64(np.random.SeedSequence([seed, index, worker, 0, 1]))
+    ended_s = 0.0
+    while True:
+        uniform = ((draws.random_raw() >> 11) + 0.5) * 2.0**-53
+        began_s = ended_s - float(np.log(uniform)) * 3600 / fault.rate_per_hour
+        ended_s = began_s + fault.duration_s
+        yield began_s, ended_s
+
+
+@dataclass
+class _State:
+    """The faults that a worker has at present, by their index in the scenario."""
+
+    env: simpy.Environment
+    index: int
+    worker: Worker
+    dispatcher: HearsOfLosses
+    now: dict[int, Fault] = field(default_factory=dict)
+
+    def happen(
+        self, index: int, fault: Fault, times: Iterator[tuple[float, float | None]], happened: list[dict[str, Any]]
+    ) -> simpy.events.ProcessGenerator:
+        """Let a fault of the scenario begin and end at these times."""
+        size = fault.model_dump(include={"factor", "delay_s"})
+        for at_s, until_s in times:
+            yield self.env.timeout(max(at_s - self.env.now, 0.0))
+            happened.append(
+                {"kind": fault.kind, "worker": self.index, "at_s": at_s, "until_s": until_s, **size, "fault": index}
+            )
+            self.change(fault, {**self.now, index: fault})
+            if until_s is None:
+                return
+            yield self.env.timeout(max(until_s - self.env.now, 0.0))
+            self.change(fault, {other: kept for other, kept in self.now.items() if other != index})
+
+    def change(self, fault: Fault, now: dict[int, Fault]) -> None:
+        """Begin or end a fault: from now on the worker has the faults `now`."""
+        was_lost, self.now = self.lost, now
+        match fault:
+            case Slow():
+                self.worker.slow_down(float(np.prod([f.factor for f in now.values() if isinstance(f, Slow)])))
+            case WeightSyncDelayed():
+                self.worker.load_delay_s = sum(f.delay_s for f in now.values() if isinstance(f, WeightSyncDelayed))
+            case Lost():
+                if self.lost and not was_lost:
+                    self.dispatcher.retire(self.index, lost=True)
+                    self.worker.fail()
+                elif was_lost and not self.lost:
+                    self.env.process(self.come_back())
+
+    @property
+    def lost(self) -> bool:
+        return any(isinstance(fault, Lost) for fault in self.now.values())
+
+    def come_back(self) -> simpy.events.ProcessGenerator:
+        """Let a worker with its weights take samples again, unless it was lost again meanwhile."""
+        yield self.worker.restore()
+        if not self.lost:
+            self.dispatcher.found(self.index)

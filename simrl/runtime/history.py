@@ -1,0 +1,54 @@
+"""LengthHistory: how long the responses of each prompt were in earlier epochs.
+
+Invariant: it holds what was observed, the lengths of finished rollouts, and nothing else; so a rule that reads it cannot know
+a response before it is generated. An epoch counts for a prompt once all its responses of that epoch are finished: the first to
+finish are the short ones.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.runtime.rollout import Rollout
+from simrl.trace.trace import Sample
+
+
+class LengthHistory:
+    """Response lengths by prompt and epoch, as they come in."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self._unfinished: dict[tuple[int, int], int] = defaultdict(int)  # by prompt and epoch
+
+    def expect(self, sample: Sample) -> None:
+        """Expect a response."""
+        self._unfinished[sample.prompt_id, sample.epoch] += 1
+
+    def observe(self, rollout: Rollout) -> None:
+        """Record a response that is finished, or expect it no longer."""
+        sample = rollout.sample
+        if rollout.done:
+            self._lengths[sample.prompt_id][sample.epoch].append(rollout.tokens)
+        self._unfinished[sample.prompt_id, sample.epoch] -= 1
+
+    def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
+        """Return the tokens of the prompt's responses in its latest complete epoch before this one; empty if there is none."""
+        epochs = self._lengths.get(prompt_id, {})
+        earlier = [epoch for epoch in epochs if epoch < before_epoch and self._unfinished[prompt_id, epoch] <= 0]
+        return np.array(epochs[max(earlier)] if earlier else [], dtype=np.int64)
+
+    def median(self, prompt_id: int, before_epoch: int) -> float:
+        """Return the median of `lengths`; NaN if there are none."""
+        lengths = self.lengths(prompt_id, before_epoch)
+        return float(np.median(lengths)) if lengths.size else float("nan")
+
+    def medians(self, epoch: int) -> dict[int, float]:
+        """Return the median response of each prompt for which this epoch is complete."""
+        return {
+            prompt: float(np.median(epochs[epoch]))
+            for prompt, epochs in self._lengths.items()
+            if epochs.get(epoch) and self._unfinished[prompt, epoch] <= 0
+        }

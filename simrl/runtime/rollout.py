@@ -1,0 +1,62 @@
+"""Rollout: what came out of a sample, and which weights made which of its tokens. Plain records, shared by both clocks."""
+
+import math
+from typing import NamedTuple
+
+from simrl.trace.trace import Sample
+
+
+class Segment(NamedTuple):
+    """A run of response tokens that one worker generated under one policy version."""
+
+    worker: int
+    policy_version: int
+    tokens: int
+    started_s: float
+    ended_s: float
+
+
+class Rollout(NamedTuple):
+    """A sample's response so far; `done` when it has all its tokens. `first_token_s` is NaN before there is one, `reward`
+    before it is scored. The first `carried_tokens` were generated for a step that then went on without the sample.
+    In a rollout of several turns, `observation_tokens` came from the environment, which has answered at `environment_until_s`.
+    With speculation, `drafted_tokens` were drafted for it. Of these `unverified_tokens` were dropped before verification
+    (drafted ahead, decoupled), the others were verified in `verifications` passes, which accepted `accepted_tokens` and yielded
+    `verified_tokens`. `token_ids` if tokens are real."""
+
+    sample: Sample
+    segments: tuple[Segment, ...]
+    done: bool
+    first_token_s: float = math.nan
+    reward: float = math.nan
+    carried_tokens: int = 0
+    observation_tokens: int = 0
+    environment_until_s: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verifications: int = 0
+    verified_tokens: int = 0
+    unverified_tokens: int = 0
+    token_ids: tuple[int, ...] | None = None
+
+    @property
+    def tokens(self) -> int:
+        if len(self.segments) == 1:  # most often; a simulation asks a million times
+            return self.segments[0].tokens
+        return sum(s.tokens for s in self.segments)
+
+    @property
+    def started_s(self) -> float:
+        return self.segments[0].started_s
+
+    @property
+    def finished_s(self) -> float:
+        return self.segments[-1].ended_s
+
+
+class WeightLoad(NamedTuple):
+    """A worker's switch to `version`: it generated nothing between the two times."""
+
+    version: int
+    started_s: float
+    finished_s: float

@@ -1,0 +1,448 @@
+"""SimulatedWorker: the inference engine in a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import simpy
+
+from simrl.engine.engine import Engine
+from simrl.engine.requests import END, PAUSE, Limits
+from simrl.profile.profile import Tables
+from simrl.result.result import Work
+from simrl.runtime.drafting import Drafting
+from simrl.runtime.events import call_at, call_last
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.requests import Request
+from simrl.runtime.rollout import Rollout, Segment, WeightLoad
+from simrl.runtime.spot_trainer import SpotTrainer
+from simrl.runtime.worker import LoadMode, TokensReached, WorkerCosts
+from simrl.trace.trace import Response, Sample
+
+
+class SimulatedWorker:
+    """A `RolloutWorker` on SimPy's clock around the exact engine. It looks the responses of its samples up in the trace.
+
+    The engine stands at a boundary that is never before `env.now` while it is busy: either where the last command took
+    effect, or where the last stop of a response was. From there it looks ahead to the next stop and sleeps until it.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        index: int,
+        tables: Tables,
+        limits: Limits,
+        costs: WorkerCosts,
+        responses: Mapping[int, Response],
+        recorder: Recorder,
+        drafting: Drafting | None = None,
+        drafters: Mapping[str, Drafting] | None = None,
+    ) -> None:
+        self.policy_version = 0
+        self.index = index
+        # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
+        held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
+        self._engines = {
+            name: (Engine(tables, limits, each.decoding if each else None, each.key(index) if each else 0), each)
+            for name, each in held
+        }
+        self.engine, self._drafting = self._engines[None]
+        self.load_delay_s = 0.0
+        self._env = env
+        self._costs = costs
+        self._responses = responses
+        self._recorder = recorder
+        self._requests: dict[int, Request] = {}
+        self._in_slot: dict[int, Request] = {}
+        self._decoding: set[int] = set()  # slots that are not paused
+        self._commands: list[Callable[[], None]] = []
+        self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
+        self._plan = 0
+        self._spot = drafting.spot if drafting else None
+        self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
+        self._busy_since_s: float | None = None
+        self._tokens_before = 0
+        self._spent_before = self.engine.spent
+        self._lost_since_s: float | None = None
+        self._away: str | None = None  # the kind of span that says so
+        self._asked_version = 0
+        self._evaluations = 0
+
+    @property
+    def generated_total(self) -> int:
+        """Tokens since the start, with all drafters."""
+        return sum(engine.generated_total for engine, _ in self._engines.values())
+
+    def submit(
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+    ) -> simpy.Event:
+        response, so_far = self._responses[sample.uid], partial or Rollout(sample, (), False)
+        length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
+        request = Request(self._env.event(), response, so_far, so_far.tokens, length, cached)
+        self._command(lambda: self._begin(request))
+        return request.event
+
+    def abort(self, sample: Sample) -> simpy.Event:
+        return self._ask(partial(self._end_early, sample))
+
+    def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
+        return self._ask(partial(self._queue_load, version, running))
+
+    def when(self, condition: TokensReached) -> simpy.Event:
+        return self._ask(partial(self._watch, condition))
+
+    def progress(self, sample: Sample) -> simpy.Event:
+        return self._ask(partial(self._report, sample))
+
+    def draft_with(self, drafter: str | None) -> None:
+        self._command(lambda: self._change_drafter(drafter))
+
+    def slow_down(self, factor: float) -> None:
+        """Let every forward pass take `factor` times as long from now on."""
+        self._command(lambda: setattr(self.engine, "slowdown", factor))
+
+    def fail(self) -> None:
+        """Lose the worker: its requests end as they are, its KV cache and weights are gone. Until `restore`, submitted samples
+        come back at once, and weights count as loaded, so that a pipeline that waits for all workers does not wait for this."""
+        self._command(self._lose)
+
+    def lend(self) -> simpy.Event:
+        """Hand the GPUs to the trainer: like `fail`, but no `lost` span is recorded. Fires when they are free."""
+
+        def leave(event: simpy.Event) -> None:
+            self._lose(None)
+            self._fire(event)
+
+        return self._ask(leave)
+
+    def restore(self) -> simpy.Event:
+        """Bring the worker back: it loads the weights that it was last asked to load, which after a loss counts as lost time.
+        Fires when it has them, with a `WeightLoad`; with None if it was not away."""
+        return self._ask(self._come_back)
+
+    def stop(self, time_s: float) -> None:
+        """End the simulation now, at `time_s`: close the worker's spans and record what is unfinished, as it is at the end of
+        the pass that runs."""
+        if self._commands:
+            self._flush()
+        self._stopped(self.engine.settle(time_s))
+        self._close_rollout_span(self.engine.now_s)
+        self._close_lost_span(time_s)
+        for request in self._requests.values():
+            self._rollout(request, self.engine.now_s, done=False)
+
+    # Commands, each run at the boundary where it takes effect.
+
+    def _command(self, command: Callable[[], None]) -> None:
+        if not self._commands:
+            call_last(self._env, self._flush)
+        self._commands.append(command)
+
+    def _ask(self, command: Callable[[simpy.Event], None]) -> simpy.Event:
+        """Give a command that lets the returned event fire."""
+        event = self._env.event()
+        self._command(lambda: command(event))
+        return event
+
+    def _fire(self, event: simpy.Event, value: object = None) -> None:
+        """Let an event fire at the engine's boundary."""
+        call_at(self._env, self.engine.now_s, partial(event.succeed, value))
+
+    def _flush(self) -> None:
+        """Run to the boundary at which the commands of this instant take effect, and give them to the engine."""
+        commands, self._commands = self._commands, []
+        for stopped_s, event, value in self._stopped(self.engine.settle(self._env.now)):
+            call_at(self._env, stopped_s, partial(event.succeed, value))
+        self._load_what_may()
+        for command in commands:
+            command()
+        self._sleep_until_next_stop()
+
+    def _begin(self, request: Request) -> None:
+        if self._lost_since_s is not None:
+            self._fire(request.event, request.so_far)
+            return
+        if not self._requests:
+            self._notify(lambda spot, now_s: spot.serves(self.index, now_s))
+        self._requests[request.sample.uid] = request
+        if self._drafting is not None:
+            self._drafting.begins(request.sample)
+        request.started_s = self.engine.now_s
+        fetch_s = self._costs.fetch_s_per_token * request.computed_tokens
+        ready_s = max(self.engine.now_s + fetch_s, request.so_far.environment_until_s)
+        if ready_s > self.engine.now_s:
+            call_at(self._env, ready_s, lambda: self._command(lambda: self._enter(request)))
+        else:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        """Add a request to the engine's queue."""
+        if self._requests.get(request.sample.uid) is not request:
+            return  # aborted meanwhile
+        so_far = request.so_far
+        prompt = request.sample.prompt_tokens + so_far.observation_tokens
+        request.slot = slot = self.engine.submit(prompt, request.length, so_far.tokens, request.computed_tokens)
+        self.engine.now_s += self._costs.request_s
+        if self._drafting is not None:
+            self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)
+        self._in_slot[slot] = request
+        self._decode(request, slot)
+
+    def _decode(self, request: Request, slot: int) -> None:
+        """Follow a request that the engine queues now."""
+        request.started_s = self.engine.now_s
+        self._decoding.add(slot)
+        self._open_rollout_span()
+        self._set_stop(request)
+
+    def _rest(self, slot: int, now_s: float) -> None:
+        self._decoding.discard(slot)
+        if not self._decoding:
+            self._close_rollout_span(now_s)
+
+    def _end_early(self, sample: Sample, event: simpy.Event) -> None:
+        request = self._requests.pop(sample.uid, None)
+        if request is None:
+            self._fire(event)
+            return
+        rollout = self._leave(request)
+        self._notify_if_idle()
+        self._fire(request.event, rollout)
+        self._fire(event, rollout)
+        self._load_what_may()
+
+    def _leave(self, request: Request) -> Rollout:
+        """Take a request out of the engine. Return its rollout."""
+        rollout = self._rollout(request, self.engine.now_s, done=False)
+        if request.slot is not None:
+            self.engine.abort(request.slot)
+            del self._in_slot[request.slot]
+            self._rest(request.slot, self.engine.now_s)
+            request.slot = None
+        return rollout
+
+    def _lose(self, kind: str | None = "lost") -> None:
+        if self._lost_since_s is not None:
+            return
+        self._away = kind
+        for request in list(self._requests.values()):
+            self._fire(request.event, self._leave(request))
+        self._requests.clear()
+        self._lost_since_s = self.engine.now_s
+        self._notify(lambda spot, at_s: spot.occupied([self.index], at_s))
+        self._load_what_may()
+
+    def _come_back(self, event: simpy.Event) -> None:
+        if self._lost_since_s is None:
+            self._fire(event)
+            return
+        load = self._take_weights(self._asked_version)
+        if self._costs.evaluate_every:  # what was due meanwhile, the other workers have evaluated
+            self._evaluations = self.policy_version // self._costs.evaluate_every
+        if self._away is None:
+            self._recorder.span(self.index, "load_weights", load.started_s, load.finished_s, load.version)
+        self._close_lost_span(self.engine.now_s)
+        self._lost_since_s = None
+        self._notify_if_idle()
+        self._fire(event, load)
+
+    def _queue_load(self, version: int, running: LoadMode, event: simpy.Event) -> None:
+        self._asked_version = version
+        self._loads.append((version, running, event))
+        self._load_what_may()
+
+    def _load_what_may(self) -> None:
+        """Load weights in the order of the commands; a "drain" holds up the loads behind it until nothing runs."""
+        while self._loads and (self._loads[0][1] != "drain" or self.engine.running == 0):
+            self._load(*self._loads.popleft())
+        self.engine.admitting = not self._loads
+
+    def _load(self, version: int, running: LoadMode, event: simpy.Event) -> None:
+        if self._lost_since_s is not None:
+            self._fire(event, WeightLoad(version, self.engine.now_s, self.engine.now_s))
+            return
+        for request in self._in_slot.values():
+            self._close_segment(request, self.engine.now_s)
+        if running != "keep":
+            self.engine.recompute_running()
+        self._close_rollout_span(self.engine.now_s)
+        if not self._requests:
+            self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))
+        load = self._take_weights(version)
+        self._recorder.span(self.index, "load_weights", load.started_s, load.finished_s, version)
+        if self._costs.evaluate_every and version // self._costs.evaluate_every > self._evaluations:
+            self._evaluations = version // self._costs.evaluate_every  # one is due, if not at this very version
+            self.engine.now_s += self._costs.evaluate_s
+            self._recorder.span(self.index, "evaluate", load.finished_s, self.engine.now_s, version)
+        if self._decoding:
+            self._open_rollout_span()
+        self._notify_if_idle()
+        self._fire(event, load)
+
+    def _take_weights(self, version: int) -> WeightLoad:
+        started_s = self.engine.now_s
+        self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
+        self.policy_version = version
+        if self._drafting is not None and self._drafting.weights_loaded(self.engine, version):
+            for slot, request in self._in_slot.items():
+                self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)
+        return WeightLoad(version, started_s, self.engine.now_s)
+
+    def _change_drafter(self, drafter: str | None) -> None:
+        if self._requests:
+            raise RuntimeError(f"worker {self.index} is to draft with {drafter} while it has requests")
+        before = self.engine
+        self.engine, self._drafting = self._engines[drafter]
+        self.engine.now_s, self.engine.slowdown = before.now_s, before.slowdown
+        self.engine.admitting = before.admitting
+        if self._drafting is not None:
+            self._drafting.weights_loaded(self.engine, self.policy_version)
+
+    def _report(self, sample: Sample, event: simpy.Event) -> None:
+        request = self._requests.get(sample.uid)
+        self._fire(event, request and self._with_drafts(request, self._until(request, self.engine.now_s)))
+
+    def _watch(self, condition: TokensReached, event: simpy.Event) -> None:
+        request = self._requests.get(condition.sample.uid)
+        if request is None:
+            return
+        tokens = request.so_far.tokens if request.slot is None else self.engine.generated_tokens(request.slot)
+        if tokens >= condition.tokens:
+            self._fire(event)
+            return
+        request.watches.append((condition.tokens, event))
+        self._set_stop(request)
+
+    def _set_stop(self, request: Request) -> None:
+        """Tell the engine at which token of a request to stop next: where a turn ends, or a watch holds."""
+        if request.slot is None or request.slot not in self._decoding:
+            return
+        stop = request.next_stop(self.engine.generated_tokens(request.slot))
+        if stop is not None:
+            self.engine.stop_at(request.slot, *stop)
+
+    def _pause(self, request: Request, slot: int, now_s: float) -> None:
+        """End a turn: the environment takes its time, and then its answer is prefilled."""
+        self._close_segment(request, now_s)
+        turn = request.turn_at(request.so_far.tokens)
+        assert turn is not None
+        request.end_turn(turn, now_s)
+        self._rest(slot, now_s)
+        resume = partial(self._resume, request, slot, turn.observation_tokens)
+        call_at(self._env, request.so_far.environment_until_s, lambda: self._command(resume))
+
+    def _resume(self, request: Request, slot: int, observation_tokens: int) -> None:
+        if self._in_slot.get(slot) is request:  # else it was aborted meanwhile
+            self.engine.resume(slot, observation_tokens)
+            self._decode(request, slot)
+
+    def _sleep_until_next_stop(self) -> None:
+        """Sleep until the next stop; a command in between makes another plan, and this one void."""
+        self._plan += 1
+        next_stop_s = self.engine.next_stop_s()
+        if next_stop_s < np.inf:
+            call_at(self._env, next_stop_s, partial(self._wake, self._plan))
+
+    def _wake(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        for _, event, value in self._stopped(self.engine.take_next_stop()):
+            event.succeed(value)
+        self._load_what_may()
+        self._sleep_until_next_stop()
+
+    def _stopped(self, stops: list[tuple[int, float, int]]) -> list[tuple[float, simpy.Event, object]]:
+        """Handle the engine's stops. Return the events to fire: when, which, and with what value."""
+        fired: list[tuple[float, simpy.Event, object]] = []
+        for slot, stopped_s, kind in stops:
+            request = self._in_slot[slot]
+            held = request.take_watches(self.engine.generated_tokens(slot))
+            fired += [(stopped_s, event, None) for event in held]
+            if kind == END:
+                del self._in_slot[slot], self._requests[request.sample.uid]
+                self._notify_if_idle(stopped_s)
+                done = request.length == request.response.tokens
+                turn = None if done else request.turn_at(request.length)
+                if turn is not None:  # cut just where a turn ends: the environment answers meanwhile
+                    request.end_turn(turn, stopped_s)
+                fired.append((stopped_s, request.event, self._rollout(request, stopped_s, done)))
+                self._rest(slot, stopped_s)
+            elif kind == PAUSE:
+                self._pause(request, slot, stopped_s)
+            else:
+                self._set_stop(request)
+        return fired
+
+    def _rollout(self, request: Request, now_s: float, done: bool) -> Rollout:
+        """Return and record what there is of a request that ends."""
+        self._close_segment(request, now_s)
+        rollout = self._with_drafts(request, request.so_far._replace(done=done))
+        if self._drafting is not None:
+            self._drafting.ends(rollout, now_s)
+        self._recorder.request_ended(rollout, rollout.tokens - request.tokens_before)
+        return rollout
+
+    def _with_drafts(self, request: Request, rollout: Rollout) -> Rollout:
+        """Return the rollout with what was also drafted for it here."""
+        if self._drafting is None or request.slot is None:
+            return rollout
+        drafted, accepted, verifications = self.engine.drafted(request.slot)
+        return rollout._replace(
+            drafted_tokens=rollout.drafted_tokens + drafted,
+            accepted_tokens=rollout.accepted_tokens + accepted,
+            verifications=rollout.verifications + verifications,
+            verified_tokens=rollout.verified_tokens + self.engine.verified_tokens(request.slot),
+            unverified_tokens=rollout.unverified_tokens + self.engine.unverified_tokens(request.slot),
+        )
+
+    def _until(self, request: Request, now_s: float) -> Rollout:
+        """Return the rollout of a request up to now."""
+        so_far, slot = request.so_far, request.slot
+        if slot is None:
+            return so_far
+        tokens = self.engine.generated_tokens(slot) - so_far.tokens
+        if tokens > 0:
+            segment = Segment(self.index, self.policy_version, tokens, request.started_s, now_s)
+            so_far = so_far._replace(segments=(*so_far.segments, segment))
+        # Without a token yet, the engine's time may be one that it only looked ahead to.
+        if so_far.segments and math.isnan(so_far.first_token_s):
+            so_far = so_far._replace(first_token_s=self.engine.first_token_s(slot))
+        return so_far
+
+    def _close_segment(self, request: Request, now_s: float) -> None:
+        request.so_far, request.started_s = self._until(request, now_s), now_s
+
+    def _close_lost_span(self, now_s: float) -> None:
+        if self._lost_since_s is not None and self._away is not None:
+            self._recorder.span(self.index, self._away, self._lost_since_s, now_s, self.policy_version)
+
+    def _notify(self, notice: Callable[[SpotTrainer, float], None], now_s: float | None = None) -> None:
+        """Notify the spot trainer, if there is one, at the engine's boundary. The clock may round two notices of one instant
+        apart, so they arrive in the order in which they were made."""
+        if self._spot is None:
+            return
+        at_s = self.engine.now_s if now_s is None else now_s
+        self._notices.append(partial(notice, self._spot, at_s))
+        call_at(self._env, at_s, lambda: self._notices.popleft()())
+
+    def _notify_if_idle(self, now_s: float | None = None) -> None:
+        if not self._requests:
+            self._notify(lambda spot, at_s: spot.idle(self.index, at_s), now_s)
+
+    def _open_rollout_span(self) -> None:
+        if self._busy_since_s is None:
+            self._busy_since_s = self.engine.now_s
+            self._tokens_before = self.engine.generated_total
+            self._spent_before = self.engine.spent
+
+    def _close_rollout_span(self, now_s: float) -> None:
+        if self._busy_since_s is not None:
+            tokens = self.engine.generated_total - self._tokens_before
+            work = Work(*(self.engine.spent - self._spent_before).tolist())
+            self._recorder.span(self.index, "rollout", self._busy_since_s, now_s, self.policy_version, tokens, work)
+            self._busy_since_s = None

@@ -1,0 +1,232 @@
+"""Trainer and Rewarder: what consumes rollouts, as schedules see them, and their simulated forms.
+
+Invariant: `Trainer.version` is the number of policy updates so far; `train` and `train_parts` make exactly one. Workers
+load published versions only; an unpublished update reaches them with the next published one. Colocated GPUs switch to training
+once an update: GPUs that begin earlier, with log-probs, do not switch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import simpy
+
+from simrl.result.off_policyness import of_update
+from simrl.result.result import Step
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.spot_trainer import SpotTrainer
+from simrl.runtime.training_costs import Ints, Phase, TrainingCosts
+from simrl.trace.trace import Response
+
+
+class Trainer(Protocol):
+    """The trainer as pipelines see it: it updates the policy."""
+
+    @property
+    def version(self) -> int: ...
+
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
+        """Compute log-probs (except of `prepared`, rollouts that have theirs), update, publish the new weights. Fires with
+        the `Step` when they can be loaded; without `publish`, when the update is made."""
+        ...
+
+    def train_parts(self, parts: simpy.Store) -> simpy.Event:
+        """Make one update on mini-batches (lists of rollouts) as they come, up to a None, and publish it."""
+        ...
+
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
+        """Compute log-probs of some rollouts on the GPUs of some colocated lanes while the others work on: these lanes switch
+        to training now, and back after the update. Fires when done."""
+        ...
+
+    def published(self, version: int) -> simpy.Event:
+        """Fires when `version`, or a newer one, can be loaded."""
+        ...
+
+
+class Rewarder(Protocol):
+    """The rewarder as pipelines see it: it scores responses."""
+
+    def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
+        """Fires with the rollouts, each with its reward, once all of them have theirs."""
+        ...
+
+
+class SimulatedRewarder:
+    """A `Rewarder` that scores all responses at once, each in `reward_s` (a rule, a verifier or a reward model elsewhere)."""
+
+    def __init__(self, env: simpy.Environment, reward_s: float, responses: Mapping[int, Response]) -> None:
+        self._env = env
+        self._reward_s = reward_s
+        self._responses = responses
+
+    def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
+        scored = [rollout._replace(reward=self._responses[rollout.sample.uid].reward) for rollout in rollouts]
+        return self._env.timeout(self._reward_s, value=scored)
+
+
+class SimulatedTrainer:
+    """A `Trainer` whose phases take as long as `costs` says, on the lanes of its GPUs (colocated: the rollout workers')."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        costs: TrainingCosts,
+        lanes: Sequence[int],
+        recorder: Recorder,
+        spot: SpotTrainer | None = None,
+    ) -> None:
+        self.version = 0
+        self.busy_s = 0.0  # so far, at updates
+        self.costs = costs
+        self.lanes = tuple(lanes)
+        self._env = env
+        self._recorder = recorder
+        self._spot = spot
+        self._publications = Publications(env)
+        self._switched: set[int] = set()  # lanes that train already, while others roll out
+        self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
+
+    def resize(self, lanes: Sequence[int]) -> simpy.Event:
+        """Give the trainer these lanes from its next update on; its states are sharded again. Fires when it has them."""
+        self._resizing = (tuple(lanes), self._env.event())
+        return self._resizing[1]
+
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
+        return self._env.process(self._train(list(rollouts), {rollout.sample.uid for rollout in prepared}, publish))
+
+    def train_parts(self, parts: simpy.Store) -> simpy.Event:
+        return self._env.process(self._train_parts(parts))
+
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
+        return self._env.process(self._infer(list(rollouts), lanes))
+
+    def published(self, version: int) -> simpy.Event:
+        return self._publications.of(version)
+
+    def _train(self, rollouts: list[Rollout], prepared: set[int], publish: bool) -> simpy.events.ProcessGenerator:
+        started_s, lengths = self._env.now, _lengths(rollouts)
+        yield from self._begin(lengths)
+        yield from self._work(self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
+        yield from self._work(self.costs.update(lengths, self.costs.minibatches))
+        return (yield from self._finish(rollouts, started_s, publish))
+
+    def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
+        rollouts: list[Rollout] = []
+        started_s = self._env.now
+        while (part := (yield parts.get())) is not None:
+            lengths = _lengths(part)
+            if not rollouts:
+                started_s = self._env.now
+                yield from self._begin(lengths)
+            yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1))
+            rollouts += part
+        assert rollouts, "an update without a rollout"
+        return (yield from self._finish(rollouts, started_s, publish=True))
+
+    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """Compute log-probs on these lanes. If they have fewer GPUs than share a sequence otherwise, these share it."""
+        yield from self._switch(lanes)
+        gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
+        shared = {"sequence_parallel": min(self.costs.config.sequence_parallel, gpus)}
+        costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
+        yield from self._work(costs.inference(_lengths(rollouts)), lanes)
+
+    def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
+        """Do what precedes the work of an update. Lanes that the trainer leaves are free at once, the others move states."""
+        if self._resizing is not None:
+            (self.lanes, resized), self._resizing = self._resizing, None
+            self.costs = replace(self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes))
+            resized.succeed()
+            yield from self._work([("switch", self.costs.reshard_s)])
+        yield from self._work(self.costs.transfer(lengths))
+        if self.costs.switch:
+            yield from self._switch(self.lanes)
+
+    def _switch(self, lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """Switch lanes from rollout to training, except those that have switched."""
+        late = [lane for lane in lanes if lane not in self._switched]
+        if late:
+            self._switched.update(late)
+            yield from self._work([("switch", self.costs.switch_s)], late)
+
+    def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
+        yield from self._work(self.costs.after(self.version, publish))
+        self._switched.clear()
+        step = step_of(rollouts, self.version, started_s, self._env.now)
+        self._recorder.trained(step, rollouts)
+        self.version += 1
+        if self._spot is not None:
+            self._spot.policy_updated(self._env.now)
+        if publish:
+            self._publications.publish(self.version)
+        return step
+
+    def _work(self, phases: Sequence[Phase], lanes: Sequence[int] | None = None) -> simpy.events.ProcessGenerator:
+        """Do the phases one after the other, on all lanes or some."""
+        for kind, seconds in phases:
+            started_s, occupied = self._env.now, self.lanes if lanes is None else lanes
+            if self._spot is not None:
+                self._spot.occupied(occupied, started_s)
+            yield self._env.timeout(seconds)
+            self.busy_s += seconds if lanes is None else 0.0
+            for lane in occupied:
+                self._recorder.span(lane, kind, started_s, self._env.now, self.version)
+
+
+class Publications:
+    """The versions that can be loaded, and the events that wait for one."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._newest = 0
+        self._waiting: list[tuple[int, simpy.Event]] = []
+
+    def of(self, version: int) -> simpy.Event:
+        """Fires when this version, or a newer one, is there."""
+        event = self._env.event()
+        self._waiting.append((version, event))
+        self.publish(self._newest)
+        return event
+
+    def publish(self, version: int) -> None:
+        """Let a version be loaded."""
+        self._newest = version
+        waiting, self._waiting = self._waiting, [(wanted, event) for wanted, event in self._waiting if wanted > version]
+        for wanted, event in waiting:
+            if wanted <= version:
+                event.succeed()
+
+
+def step_of(rollouts: Sequence[Rollout], version: int, started_s: float, finished_s: float) -> Step:
+    """Return the update of `version` on these rollouts. The first `carried_tokens` of a rollout count as carried over."""
+    parts = []
+    for rollout in rollouts:
+        left = rollout.carried_tokens
+        for segment in rollout.segments:
+            carried = min(left, segment.tokens)
+            left -= carried
+            parts.append((segment.policy_version, segment.tokens, carried))
+    age = of_update(version, parts)
+    return Step(
+        step=version,
+        policy_version=version,
+        started_s=started_s,
+        finished_s=finished_s,
+        samples=len(rollouts),
+        prompt_tokens=sum(r.sample.prompt_tokens for r in rollouts),
+        response_tokens=age.tokens + age.carried_tokens,
+        off_policyness_mean=age.mean,
+        off_policyness_max=age.most,
+        carried_tokens=age.carried_tokens,
+        carried_off_policyness_max=age.carried_most,
+    )
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> Ints:
+    """Return the tokens of each sequence: prompt, response, and observations from the environment."""
+    return np.array([r.sample.prompt_tokens + r.observation_tokens + r.tokens for r in rollouts], dtype=np.int64)

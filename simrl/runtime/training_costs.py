@@ -1,0 +1,185 @@
+"""The cost of a training step: seconds of its phases from the sequences in the batch, and the memory it needs.
+
+Invariant: time follows from work that is carried out, not from a mean: sequences are dealt to data-parallel ranks, packed
+into micro-batches on each, and a phase ends when its slowest rank does. Efficiencies are inputs (`TrainingConfig`), each
+with its source; they can be measured and are never fitted to the outcome of a schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from simrl.profile.hardware import Gpu, ModelShape
+from simrl.scenario.training import TrainingConfig
+
+Ints = NDArray[np.int64]
+
+BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
+WEIGHT_BYTES = 2  # if only adapters are trained
+
+
+Phase = tuple[str, float]  # kind of span, seconds
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
+    them (old policy, reference, AReaL's proximal policy). `switch`: rollout runs on these GPUs, too. `controller`:
+    the batch goes through one process on its way."""
+
+    model: ModelShape
+    gpu: Gpu
+    gpus: int
+    config: TrainingConfig
+    minibatches: int
+    log_probs: int
+    switch: bool
+    controller: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.gpus // self.config.sequence_parallel
+
+    def phases(self, lengths: Ints, version: int = 0, publish: bool = True) -> list[Phase]:
+        """Return all phases in order, for a batch of sequences of `lengths` tokens; the update makes `version` + 1."""
+        before = self.transfer(lengths) + ([("switch", self.switch_s)] if self.switch else [])
+        return before + self.inference(lengths) + self.update(lengths, self.minibatches) + self.after(version, publish)
+
+    def transfer(self, lengths: Ints) -> list[Phase]:
+        """Return the batch's way through the controller, before the switch from rollout to training."""
+        batch_bytes = float(lengths.size * lengths.max(initial=0)) * self.config.controller_bytes_per_token
+        return [("transfer", batch_bytes / self.config.controller_bytes_per_s)] if self.controller else []
+
+    def inference(self, lengths: Ints) -> list[Phase]:
+        """Return the log-prob phase of some sequences."""
+        if not self.log_probs or not lengths.size:
+            return []
+        pass_s = self.config.log_prob_overhead_s + self.pass_s(lengths, 1, self.config.log_prob_mfu)
+        return [("log_prob", self.log_probs * pass_s)]
+
+    def update(self, lengths: Ints, minibatches: int) -> list[Phase]:
+        """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times."""
+        parts = [part for part in np.array_split(lengths, minibatches) if part.size]
+        train_s = sum(self.config.minibatch_overhead_s + self.pass_s(part, 3, self.config.mfu) for part in parts)
+        return [("train", self.config.ppo_epochs * train_s)]
+
+    def after(self, version: int, publish: bool = True) -> list[Phase]:
+        """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
+        publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
+        phases = [("switch", self.switch_s)] if self.switch else [("publish", publish_s)] if publish else []
+        if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
+            phases.append(("checkpoint", self.config.checkpoint_s))
+        return phases
+
+    @property
+    def switch_s(self) -> float:
+        """Seconds of a switch (colocated), one way: weights, gradients and optimizer states to or from the host."""
+        return self.config.switch_s + self.state_bytes / self.gpu.host_bytes_per_s
+
+    @property
+    def reshard_s(self) -> float:
+        """Seconds to move all states over the network to where another number of GPUs needs them."""
+        return self.config.switch_s + self.state_bytes / self.gpu.network_bytes_per_s
+
+    def pass_s(self, lengths: Ints, passes: int, mfu: float) -> float:
+        """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward pass.
+
+        A micro-batch takes its arithmetic or the gathering of the sharded weights (FSDP: once for each of forward and
+        backward, and the gradients reduced once), whichever is longer.
+        """
+        sharded = 1.0 - 1.0 / self.gpus
+        gather_s = passes * self.model.weight_bytes * sharded / self.gpu.bytes_per_s_among(self.gpus)
+        budget = max(self.config.tokens_per_microbatch, int(lengths.max()))
+        busy_s = np.zeros(self.ranks)
+        rank_of = deal(lengths, longest_first(lengths), self.ranks)
+        for rank in range(self.ranks):
+            for microbatch in self.microbatches(lengths[rank_of == rank], budget):
+                busy_s[rank] += max(self._work_s(microbatch, passes, mfu), gather_s)
+        return float(busy_s.max())
+
+    def _work_s(self, microbatch: Ints, passes: int, mfu: float) -> float:
+        """Return the seconds of a micro-batch's arithmetic, and of its memory traffic beyond that."""
+        config, model = self.config, self.model
+        tokens, attended = float(microbatch.sum()), float((microbatch**2).sum()) / 2
+        again = int(config.recompute and passes > 1)
+        spared = int(config.lora and passes > 1)  # the gradients of the weights
+        flops = passes * model.forward_flops(tokens, attended) + (again - spared) * model.forward_flops(tokens, 0.0)
+        rate = self.gpu.bf16_flops * mfu * config.sequence_parallel
+        seconds = flops / rate
+        if config.attention_mfu is not None:
+            seconds += passes * model.forward_flops(0.0, attended) / rate * (mfu / config.attention_mfu - 1)
+        moved = config.activation_passes * (passes + again) * model.activation_bytes(tokens)
+        moved += config.logit_passes * passes * 4.0 * model.vocab * tokens
+        return seconds + moved / self.gpu.memory_bytes_per_s / config.sequence_parallel
+
+    def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
+        """Pack the sequences of one rank into micro-batches, none above the budget."""
+        if self.config.microbatching == "fixed":
+            each = max(1, budget_tokens // int(lengths.max(initial=1)))
+            return [lengths[i : i + each] for i in range(0, lengths.size, each)]
+        bins = pack(lengths, longest_first(lengths), budget_tokens)
+        return [lengths[bins == b] for b in range(int(bins.max(initial=-1)) + 1)]
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes per GPU of weights, gradients and optimizer states, sharded over all GPUs."""
+        each = WEIGHT_BYTES if self.config.lora else BYTES_PER_PARAMETER
+        return each * self.model.parameters / self.gpus
+
+    def memory_bytes(self, longest_tokens: int) -> float:
+        """Return the bytes per GPU: sharded states, gathered weights of one layer, checkpointed activations of one micro-batch
+        (a sequence of `longest_tokens` has to fit), one layer's working set, logits in chunks of 4,096 tokens (as the
+        frameworks' fused log-prob kernels keep them)."""
+        m = self.model
+        tokens = max(self.config.tokens_per_microbatch, longest_tokens) / self.config.sequence_parallel
+        layer = 2 * 2 * m.layer_parameters
+        checkpoints = 2 * m.layers * m.hidden * tokens
+        working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate)
+        logits = 6 * m.vocab * min(tokens, 4096)
+        return self.state_bytes + layer + checkpoints + working + logits
+
+
+def longest_first(lengths: Ints) -> Ints:
+    """Return indices by falling length; equal lengths keep their order."""
+    return np.argsort(-lengths, kind="stable")
+
+
+@njit(cache=True)
+def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
+    """Return the rank of each sequence: in `order`, each goes to the rank with the fewest tokens so far."""
+    rank_of = np.empty(lengths.size, dtype=np.int64)
+    load = np.zeros(ranks, dtype=np.int64)
+    for i in order:
+        rank = 0
+        for other in range(1, ranks):
+            if load[other] < load[rank]:
+                rank = other
+        rank_of[i] = rank
+        load[rank] += lengths[i]
+    return rank_of
+
+
+@njit(cache=True)
+def pack(lengths: Ints, order: Ints, budget_tokens: int) -> Ints:
+    """Return the micro-batch of each sequence (AReaL Algorithm 1): in `order`, each goes into the micro-batch with room that
+    has the fewest sequences, or into a new one."""
+    bin_of = np.empty(lengths.size, dtype=np.int64)
+    tokens = np.zeros(lengths.size, dtype=np.int64)
+    count = np.zeros(lengths.size, dtype=np.int64)
+    bins = 0
+    for i in order:
+        best = -1
+        for b in range(bins):
+            if tokens[b] + lengths[i] <= budget_tokens and (best < 0 or count[b] < count[best]):
+                best = b
+        if best < 0:
+            best = bins
+            bins += 1
+        bin_of[i] = best
+        tokens[best] += lengths[i]
+        count[best] += 1
+    return bin_of

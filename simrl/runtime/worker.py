@@ -1,0 +1,95 @@
+"""RolloutWorker: the inference engine as schedules see it, and its simulated form.
+
+Invariant, on both clocks: commands take effect in the order in which they were given, at the first boundary between two
+forward passes strictly after the instant of the command; at once if the worker is idle. So a reaction to the end of a response
+reaches a busy worker one pass later. The commands of one instant arrive together. `submit`'s event always fires, exactly once,
+also when the worker is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+import simpy
+
+from simrl.runtime.rollout import Rollout
+from simrl.trace.trace import Sample
+
+LoadMode = Literal["recompute", "keep", "drain"]
+
+
+class TokensReached(NamedTuple):
+    """A condition to watch: the sample's response has `tokens`, generated here or at workers before."""
+
+    sample: Sample
+    tokens: int
+
+
+class RolloutWorker(Protocol):
+    """An inference engine that generates samples; a `submit` begins a request."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+    def submit(
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+    ) -> simpy.Event:
+        """Start a request, going on from `partial` if given. Fires with `Rollout`: done, or not done if the response has
+        reached `max_tokens` or was aborted. `cached`: the KV cache of `partial` is fetched from a pool."""
+        ...
+
+    def abort(self, sample: Sample) -> simpy.Event:
+        """End a request. Fires with the `Rollout` so far after the request's own event did, or with None if it had ended."""
+        ...
+
+    def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
+        """Load weights; fires with a `WeightLoad`.
+
+        Running requests are interrupted and recompute their KV cache under the new weights ("recompute"), are interrupted
+        and keep it ("keep"), or end first while nothing new is admitted ("drain"; a request that waits for an
+        environment does not run, and recomputes its cache).
+        """
+        ...
+
+    def when(self, condition: TokensReached) -> simpy.Event:
+        """Watch a request. Fires once, at the first boundary at which the condition holds; never if it ends before."""
+        ...
+
+    def progress(self, sample: Sample) -> simpy.Event:
+        """Report a request. Fires with its `Rollout` at the boundary, not done, its drafts counted; with None if it is not
+        here. (A server that streams its tokens, and counts drafts by request, has it at hand.)"""
+        ...
+
+    def draft_with(self, drafter: str | None) -> None:
+        """Let an idle worker draft with another of the drafters that it holds; None: with its own again."""
+        ...
+
+
+class Worker(RolloutWorker, Protocol):
+    """A worker as a run needs it: one that may also be slow, lost or late (`load_delay_s`), lend its GPUs, and stop."""
+
+    load_delay_s: float
+
+    def slow_down(self, factor: float) -> None: ...
+
+    def fail(self) -> None: ...
+
+    def lend(self) -> simpy.Event: ...
+
+    def restore(self) -> simpy.Event: ...
+
+    def stop(self, time_s: float) -> None:
+        """End the run now: close the worker's spans and record what is unfinished."""
+        ...
+
+
+class WorkerCosts(NamedTuple):
+    """Time that a worker's commands take in addition to forward passes. `fetch_s_per_token` is for KV cache from a pool; an
+    evaluation of `evaluate_s` follows the load of every `evaluate_every`th version, or of the first after it that is loaded
+    (0: none). `request_s` is the host's work for each request, before the next pass."""
+
+    load_s: float
+    fetch_s_per_token: float = 0.0
+    evaluate_every: int = 0
+    evaluate_s: float = 0.0
+    request_s: float = 0.0

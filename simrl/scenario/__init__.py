@@ -1,0 +1,1 @@
+"""Scenarios, frozen and validated: made of a YAML file, overrides and variations."""

@@ -1,0 +1,75 @@
+"""The `faults` section of a scenario: workers that are slow, lost, or late with their weights, stated or drawn."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+
+Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
+Rate = Annotated[float, Field(gt=0, le=60)]  # beyond one a minute a worker might never finish what it recomputes
+
+
+class _Fault(BaseModel):
+    """A fault of one `worker` at a stated time, or of every worker at drawn times (`rate_per_hour`, a Poisson process)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    worker: NonNegativeInt | None = None
+    """index of the rollout worker, from 0; none: drawn, for all workers"""
+    at_s: Seconds = 0.0
+    """when it begins"""
+    rate_per_hour: Rate | None = None
+    """drawn: faults per hour of each worker's healthy time"""
+    duration_s: Annotated[float, Field(gt=0, le=1e7)] | None = None
+    """drawn: how long each fault lasts"""
+
+    @property
+    def ends_s(self) -> float | None:
+        """Return the end of a fault of a stated time; None: never."""
+        return vars(self).get("back_s", vars(self).get("until_s"))
+
+    @model_validator(mode="after")
+    def _stated_or_drawn(self) -> _Fault:
+        if (self.worker is None) == (self.rate_per_hour is None):
+            raise ValueError("give either a worker, or rate_per_hour and duration_s for all of them")
+        if (self.rate_per_hour is None) != (self.duration_s is None):
+            raise ValueError("rate_per_hour and duration_s come together")
+        if self.rate_per_hour is not None and (self.at_s or self.ends_s is not None):
+            raise ValueError(
+                "a fault with rate_per_hour begins at drawn times and lasts duration_s; leave the times out"
+            )
+        if self.ends_s is not None and self.ends_s <= self.at_s:
+            raise ValueError(f"it ends at {self.ends_s:g} s and begins at {self.at_s:g} s; let it end later")
+        return self
+
+
+class Slow(_Fault):
+    """A slow worker: every forward pass takes `factor` times as long."""
+
+    kind: Literal["slow"]
+    factor: Annotated[float, Field(ge=1, le=1000)]
+    """factor on every forward pass"""
+    until_s: Seconds | None = None
+    """when it ends; none: never"""
+
+
+class Lost(_Fault):
+    """A lost worker, with its KV cache and weights; `back_s` empty: for good."""
+
+    kind: Literal["lost"]
+    back_s: Seconds | None = None
+    """when it is back; none: never"""
+
+
+class WeightSyncDelayed(_Fault):
+    """A late weight sync: every load of weights that begins at the worker takes `delay_s` longer."""
+
+    kind: Literal["weight_sync_delayed"]
+    delay_s: Seconds
+    """added to the time of every weight sync at the worker"""
+    until_s: Seconds | None = None
+    """when it ends; none: never"""
+
+
+Fault = Annotated[Slow | Lost | WeightSyncDelayed, Field(discriminator="kind")]

@@ -1,0 +1,152 @@
+"""Scenario: everything that a simulation depends on. Equal scenarios give equal bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from simrl.engine.engine import EngineConfig
+from simrl.scenario.faults import Fault
+from simrl.scenario.training import Seconds, Share, TrainingConfig
+from simrl.speculation.inputs import SpeculationInputs
+from simrl.trace.synthesis import LengthModel
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ClusterConfig(_Model):
+    """The GPUs. `tp` of them make one rollout worker."""
+
+    gpu: str
+    """a100, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: gives memory, rates and links unless a profile does"""
+    gpus: Annotated[int, Field(gt=0, le=1_000_000)]
+    """all GPUs, for rollout and for training"""
+    tp: PositiveInt
+    """tensor-parallel size: GPUs of one rollout worker"""
+    cost_per_gpu_hour: NonNegativeFloat = 0.0
+    """in any currency; 0 leaves cost out"""
+
+
+class WorkloadConfig(_Model):
+    """The prompts and responses: a recorded trace, or a synthetic one. A trace with too few steps is repeated."""
+
+    trace: str | None = None
+    """a trace file (Parquet), as `simrl trace import` writes it"""
+    synthetic: LengthModel | None = None
+    """or a model of lengths, drawn with the seed"""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> WorkloadConfig:
+        if (self.trace is None) == (self.synthetic is None):
+            raise ValueError("give either a trace (path) or synthetic (a length model), the other as null")
+        return self
+
+
+class RooflineConfig(_Model):
+    """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are not given have its defaults."""
+
+    compute_efficiency: Share | None = None
+    """share of the data sheet's dense bfloat16 rate; 0.7 if not given"""
+    memory_efficiency: Share | None = None
+    """share of the data sheet's memory bandwidth; 0.8 if not given"""
+    link_efficiency: Share | None = None
+    """share of the data sheet's link bandwidth; 0.7 if not given"""
+    between_passes_s: Seconds | None = None
+    """host time between two forward passes; 0.001 if not given"""
+
+
+class ProfileConfig(_Model):
+    """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a measurement."""
+
+    path: str | None = None
+    """a profile file (Parquet): `profiles/`, `simrl profile`, `simrl measure`"""
+    roofline: RooflineConfig | None = None
+    """or step times from the data sheet of the cluster's GPU; {} takes the defaults"""
+    forward_correction: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """factor on every forward pass; 1 = as profiled"""
+    between_passes_s: Seconds | None = None
+    """replaces the profile's pause between forward passes"""
+    sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """host time that every decoding sequence adds to a forward pass, which a profile of kernels leaves out"""
+    least_pass_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """lower bound on a forward pass, excluding the gap between passes: kernel-launch time without CUDA graphs (vLLM's
+    enforce_eager), about 0.2-0.6 ms per layer"""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ProfileConfig:
+        if (self.path is None) == (self.roofline is None):
+            raise ValueError(
+                "give either path (a profile file) or roofline (its efficiencies, {} for the defaults), the other as null"
+            )
+        return self
+
+
+class SystemConfig(BaseModel):
+    """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Scenario(_Model):
+    """One simulation."""
+
+    name: str
+    """name of the scenario and of the folder of its results"""
+    seed: NonNegativeInt = 0
+    """seed of all draws; systems with equal seeds see equal draws"""
+    steps: PositiveInt
+    """policy updates to simulate"""
+    warmup_steps: NonNegativeInt = 0
+    """first updates left out of every average, while the pipelines fill"""
+    model: str
+    """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
+    cluster: ClusterConfig
+    workload: WorkloadConfig
+    profile: ProfileConfig
+    engine: EngineConfig = EngineConfig()
+    training: TrainingConfig = TrainingConfig()
+    speculation: SpeculationInputs = SpeculationInputs()
+    """acceptance of drafts where the trace has no token ids"""
+    faults: tuple[Fault, ...] = ()
+    """workers that are slow, lost, or late with their weights"""
+    system: SystemConfig
+    variant: str = ""
+    """what was varied to get here, as `key=value, …`"""
+    file: str = Field(default="scenario", exclude=True)
+    """where it was read, for messages"""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ValueError("use the letters a-z, digits, '.', '_' and '-', a letter or digit first")
+        return name
+
+    @model_validator(mode="after")
+    def _steps_are_left(self) -> Scenario:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps; lower it")
+        return self
+
+    def with_fields(self, section: str, **values: Any) -> Scenario:
+        """Return the scenario with other values in a section, such as `training`. Not validated."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})

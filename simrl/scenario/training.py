@@ -1,0 +1,87 @@
+"""The `training` section of a scenario: inputs of the training model, each with its unit and default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+MOST_SECONDS = 1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+Share = Annotated[float, Field(ge=0.001, le=1)]
+_Passes = Annotated[float, Field(ge=0, le=1000)]
+
+
+class TrainingConfig(BaseModel):
+    """Inputs of the training model. The defaults are assumptions until they are measured on the user's cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    mfu: Share = 0.35
+    """model FLOPs utilisation of an update: model FLOPs (6 per parameter and token, plus attention) over the data sheet's rate,
+    with full micro-batches; assumed: a verl run on 4 GPUs logs 0.37, published RL benchmarks span 0.14-0.5"""
+    log_prob_mfu: Share = 0.35
+    """model FLOPs utilisation of a forward pass without gradients; assumed"""
+    sequence_parallel: PositiveInt = 1
+    """GPUs that share one sequence (Ulysses, Megatron TP)"""
+    tokens_per_microbatch: PositiveInt = 32768
+    """tokens of a micro-batch of one data-parallel rank; AReaL §7.5 uses 32,768"""
+    microbatching: Literal["dynamic", "fixed"] = "dynamic"
+    """dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: as many sequences as fit at the batch's greatest length"""
+    extra_log_probs: NonNegativeInt = 0
+    """log-prob passes in addition to the system's own (a reference, a teacher), each as long as the policy's"""
+    minibatch_overhead_s: Seconds = 0.0
+    """time of each mini-batch's update beyond its arithmetic: optimizer step, optimizer states from the host"""
+    log_prob_overhead_s: Seconds = 0.0
+    """time of each log-prob pass over a batch beyond its arithmetic"""
+    ppo_epochs: Annotated[int, Field(ge=1, le=100)] = 1
+    """passes over the batch in one update"""
+    attention_mfu: Share | None = None
+    """model FLOPs utilisation of attention alone, `mfu` being for the rest; not set: `mfu` holds for both"""
+    recompute: bool = False
+    """activation checkpointing: the matrix products of each layer are repeated in the backward pass; `mfu` then counts all
+    FLOPs that are carried out"""
+    lora: bool = False
+    """LoRA: only adapters are trained, without gradients and optimizer states of the weights; merged weights are published"""
+    activation_passes: _Passes = 0.0
+    """memory traffic of a forward pass beyond its matrix products (norms, positions, adapters), as a multiple of what these
+    read and write; twice as much in the backward pass. 0: `mfu` includes it"""
+    logit_passes: _Passes = 0.0
+    """memory traffic of the logits in fp32 (log-probs, entropy), as a multiple of their size"""
+    controller_bytes_per_token: NonNegativeFloat = 64.0
+    """bytes per token of a batch, padded to its longest sequence, that a single controller gathers and hands on: ids, masks,
+    positions, log-probs, advantages (verl's DataProto); systems without a central hop do not pay it"""
+    controller_bytes_per_s: PositiveFloat = 2e9
+    """throughput of the controller; assumed"""
+    checkpoint_every: NonNegativeInt = 0
+    """updates between checkpoints; 0: none"""
+    checkpoint_s: Seconds = 0.0
+    """time that training stops for a checkpoint"""
+    evaluate_every: NonNegativeInt = 0
+    """updates between evaluations; 0: none"""
+    evaluate_s: Seconds = 0.0
+    """time that every rollout worker spends on the evaluation set, after it has loaded the version to evaluate"""
+    reward_s: Seconds = 0.2
+    """time from the end of a response to its reward; assumed"""
+    publish_s: Seconds = 0.5
+    """time to publish new weights, in addition to gathering the shards over the network; assumed"""
+    load_overhead_s: Seconds = 1.0
+    """time of a weight sync at a worker beyond the transfer: pause, bucket set-up, resume; assumed"""
+    load_s: Seconds | None = None
+    """time of a weight sync at a worker, if measured; replaces the transfer and load_overhead_s"""
+    switch_s: Seconds = 2.0
+    """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
+    states to or from the host; assumed"""
+
+
+def assumed_s(training: Mapping[str, Any], colocated: bool) -> list[str]:
+    """Return the assumed seconds of a system that still have their defaults, as `training.switch_s=2`."""
+    asked = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
+    defaults = TrainingConfig().model_dump()
+    return [f"training.{key}={defaults[key]:g}" for key in (*asked, "reward_s") if 0 < defaults[key] == training[key]]
+
+
+def assumption(assumed: Sequence[str]) -> str:
+    """Return the line that names the assumed seconds, as settings."""
+    return f"Assumed seconds (set your own if known): {' '.join(assumed)}"

@@ -1,0 +1,1 @@
+"""Words and pictures: tables, figures, Perfetto traces, the HTML report."""

@@ -1,0 +1,66 @@
+"""The folder of a comparison: a folder of results a run, their pictures, and one table of all.
+
+Invariant: the folder appears, or is replaced, only when every scenario has succeeded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simrl.files import write_whole_folder
+from simrl.result.result import Result
+from simrl.result.timeline import steady_window
+from simrl.scenario.model import Scenario
+from simrl.show.figures.compare import comparison_figure
+from simrl.show.figures.timeline import timeline_figure
+from simrl.show.perfetto import write_perfetto
+from simrl.show.style import save
+from simrl.simulate.cache import InputCache
+from simrl.study.compare import folder_name, require_possible, row_of, simulate_each, with_speedups
+
+MANIFEST = "files.txt"
+
+
+def compare_scenarios(
+    scenarios: Sequence[Scenario], folder: Path, jobs: int, inputs: InputCache | None = None
+) -> list[dict[str, Any]]:
+    """Simulate all scenarios, write `folder`, return a row of each (`simrl.study.compare.with_speedups`).
+
+    Raises `InputError` for a scenario that cannot be executed, `StoppedError` if a process that simulates is killed.
+    """
+    inputs = inputs or InputCache()
+    require_possible(scenarios, inputs)
+    with write_whole_folder(folder, MANIFEST) as temporary:
+        rows = simulate_each(scenarios, jobs, inputs, partial(_write_run, folder=temporary))
+        return _write_summary(rows, scenarios, temporary)
+
+
+def write_comparison(scenarios: Sequence[Scenario], results: Sequence[Result], folder: Path) -> None:
+    """Write the folder of `compare_scenarios` from results that were simulated before."""
+    with write_whole_folder(folder, MANIFEST) as temporary:
+        rows = [_write_run(scenario, result, temporary) for scenario, result in zip(scenarios, results, strict=True)]
+        _write_summary(rows, scenarios, temporary)
+
+
+def _write_run(scenario: Scenario, result: Result, folder: Path) -> dict[str, Any]:
+    """Write a run into its folder in `folder` and return its row."""
+    own = folder / folder_name(scenario)
+    own.mkdir()
+    result.write(own)
+    save(timeline_figure(result, steady_window(result)), own / "timeline.png")
+    write_perfetto(result, own / "perfetto.json")
+    return row_of(scenario, result)
+
+
+def _write_summary(rows: Sequence[dict[str, Any]], scenarios: Sequence[Scenario], folder: Path) -> list[dict[str, Any]]:
+    """Write the files that describe the whole comparison; return the rows with their speed-ups."""
+    rows = with_speedups(scenarios, rows)
+    for name, data in (("comparison", rows), ("scenario", [scenario.model_dump() for scenario in scenarios])):
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    save(comparison_figure(rows), folder / "comparison.png")
+    return rows

@@ -1,0 +1,1 @@
+"""Pictures: a file a subject, all matplotlib figures."""

@@ -1,0 +1,160 @@
+"""The picture of an agreement: for each worker, predicted above measured; below, when each sample finished.
+
+Invariant: it shows what the two results' tables say and what `agreement` computes, nothing else.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+
+from simrl.analysis.agreement import Agreement, finished_on_clock
+from simrl.analysis.run_view import short_name
+from simrl.result.result import Result
+from simrl.result.timeline import Spans, spans, steady_window
+from simrl.show import style
+from simrl.show.figures.timeline import WIDTH, draw_spans, write_head, write_legend, write_on_spans
+from simrl.show.style import BLUE, BUBBLE, FAINT, INK, PAPER, VERMILLION, Picture
+from simrl.show.tables.agree import error_rows
+
+VERSION_COLORS = (style.SKY, style.GREEN, style.ORANGE, style.PURPLE, BLUE)  # of the policy version, over and over
+IDLE, OTHER = "idle (bubble)", "training and other"
+KIND_LOOKS = {  # words in the legend, and colour
+    "load_weights": ("loads weights", style.YELLOW),
+    "train_drafter": ("trains the drafter", style.TEAL),
+    "evaluate": ("evaluates", style.SAND),
+    "idle": (IDLE, PAPER),
+}
+THICK = 0.43  # of a run's lane; a worker takes 1
+TITLE = 84  # characters that fit
+MOST_UPDATES = 6  # more in one picture nobody can tell apart
+
+
+def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) -> Picture:
+    """Draw both runs. Of a long run the timeline shows `MOST_UPDATES` updates in its middle, the points below all samples."""
+    lanes_in = min(max(0.46 * agreement.workers, 1.2), 7.5)  # these are inches
+    errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or ["nothing to compare"]
+    lines = [" · ".join(errors[i : i + 4]) for i in range(0, len(errors), 4)]
+    above, between, points_in, below = 0.85 + 0.22 * len(lines), 1.25, 3.0, 0.55
+    height = above + lanes_in + between + points_in + below
+    figure = Picture(WIDTH, height)
+
+    def panel(left: float, bottom_in: float, width: float, height_in: float) -> Axes:
+        axes = figure.add_axes((left, bottom_in / height, width, height_in / height))
+        axes.tick_params(colors=INK)
+        axes.spines[:].set_color(FAINT)
+        return axes
+
+    timeline = panel(0.085, below + points_in + between, 0.9, lanes_in)
+    legend = _draw_runs(timeline, (predicted, measured), agreement)
+    columns = len(legend) if len(legend) <= 6 else -(-len(legend) // 2)
+    bottom = (below + points_in + 0.42) / height
+    write_legend(figure, legend, 0.535, bottom, columns, fontsize="x-small", columnspacing=1.4, handlelength=1.6)
+    points, apart = panel(0.085, below, points_in / WIDTH, points_in), panel(0.47, below, 0.515, points_in)
+    _draw_completions(points, apart, predicted, measured, agreement)
+    _write_title(figure, predicted, agreement, lines)
+    return figure
+
+
+def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list[Patch | Line2D]:
+    """Draw each worker as one unit of y, predicted in its upper half, measured in the lower. Return the legend's handles."""
+    windows = [_window(run, agreement) for run in runs]
+    start_s, end_s = min(start for start, _ in windows), max(end for _, end in windows)
+    parts = [spans(run).within(start_s, end_s) for run in runs]
+    parts = [part.where(part.rolls_out() & (part.lane < agreement.workers)) for part in parts]
+    versions = np.unique(np.concatenate([part.policy_version[part.of_kind("rollout")] for part in parts])).tolist()
+    workers, drawn = np.arange(agreement.workers), dict[str, Patch]()
+    for top, run, part in zip((0.5 - THICK, 0.5), runs, parts, strict=True):
+        for label, look, mine in _looks(part, versions):
+            draw_spans(axes, part.where(mine), part.lane[mine] + top, THICK, **look)
+            drawn.setdefault(label, Patch(label=label, **look))
+        if agreement.workers <= 8:
+            rolls, room_s = part.where(part.of_kind("rollout")), 0.035 * (end_s - start_s)
+            write_on_spans(axes, rolls, top + THICK / 2, "v", room_s, color=INK, fontsize="x-small", va="center")
+        updated_s = run.steps.column("finished_s").to_numpy()
+        updated_s = updated_s[(updated_s >= start_s) & (updated_s <= end_s)]
+        for worker in workers:
+            axes.vlines(updated_s, worker + top, worker + top + THICK, color=INK, linewidth=1.2)
+    axes.hlines(workers + 0.5, start_s, end_s, color=INK, linewidth=0.5)
+    labelled = workers[:: max(-(-agreement.workers // 16), 1)]
+    axes.set_yticks(labelled + 0.5, labelled.astype(str))
+    axes.set_ylim(max(agreement.workers, 1), 0)
+    axes.set_ylabel("worker: predicted\nabove measured", color=INK)
+    if end_s > start_s:
+        axes.set_xlim(start_s, end_s)
+    axes.xaxis.set_major_formatter("{x:,.4g}")
+    axes.set_xlabel("seconds since the start of the run", color=INK, labelpad=2)
+    mark: dict[str, Any] = {"marker": "|", "linestyle": "none", "markersize": 11, "markeredgewidth": 1.2}
+    updates = Line2D([], [], color=INK, label="end of an update", **mark)
+    order = sorted(drawn, key=lambda label: (label == IDLE, not label.startswith("rollout"), label))
+    return [*map(drawn.__getitem__, order), updates]
+
+
+def _window(run: Result, agreement: Agreement) -> tuple[float, float]:
+    """Return the time to show: all updates that both runs made and what followed them, or `MOST_UPDATES` in the middle."""
+    updates = min(agreement.updates.predicted, agreement.updates.measured)
+    if updates > MOST_UPDATES:
+        shown = steady_window(run, MOST_UPDATES, (updates - MOST_UPDATES) // 2)
+        return shown.start_s, shown.end_s
+    if agreement.updates.predicted != agreement.updates.measured and run.steps.num_rows > updates:
+        return 0.0, float(run.steps.column("finished_s")[updates].as_py())  # the one that the other did not end
+    return 0.0, float(run.metadata["end_s"])
+
+
+def _looks(part: Spans, versions: Sequence[int]) -> Iterator[tuple[str, dict[str, Any], NDArray[np.bool_]]]:
+    """Yield the legend's words, a look, and the spans drawn in it; `versions` are all that are drawn."""
+    rolls, colors = part.of_kind("rollout"), len(VERSION_COLORS)
+    for turn, color in enumerate(VERSION_COLORS):
+        mine = rolls & (part.policy_version % colors == turn)
+        if mine.any():
+            names = ", ".join(f"v{version}" for version in versions if version % colors == turn)
+            yield f"rollout, weights {names}", {"facecolor": color, "linewidth": 0}, mine
+    for code, kind in enumerate(part.kinds):
+        mine = part.kind == code
+        if kind != "rollout" and mine.any():
+            words, color = KIND_LOOKS.get(kind, (OTHER, FAINT))
+            yield words, {"facecolor": color, "linewidth": 0, **(BUBBLE if kind == "idle" else {})}, mine
+
+
+def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Result, agreement: Agreement) -> None:
+    """Draw when each sample finished on the rollout clock: predicted over measured, and how far apart."""
+    uids, p_s, m_s = finished_on_clock(predicted, measured)
+    other = np.isin(uids, [d.uid for d in agreement.real_differences if d.uid is not None])
+    far = max([*p_s, *m_s, 1e-9]) * 1.03
+    points.plot([0, far], [0, far], color=INK, linewidth=0.8)
+    after = np.where(m_s > 0, p_s / np.where(m_s > 0, m_s, 1) - 1, 0)
+    apart.axhline(0, color=INK, linewidth=0.8)
+    look: dict[str, Any] = {"s": 16 if len(uids) <= 500 else 4, "alpha": 0.6, "linewidth": 0}
+    for chosen, color, label in ((~other, BLUE, "same decisions"), (other, VERMILLION, "decided otherwise")):
+        if chosen.any():
+            points.scatter(m_s[chosen], p_s[chosen], color=color, label=label, **look)
+            apart.scatter(m_s[chosen], after[chosen], color=color, **look)
+    mape = agreement.errors.sample_mape
+    if mape is not None:
+        apart.axhspan(-mape, mape, color=FAINT, alpha=0.25, linewidth=0, label=f"± MAPE {mape:.2%}")
+        apart.legend(frameon=False, fontsize="small", labelcolor=INK, loc="upper right")
+        points.legend(frameon=False, fontsize="small", labelcolor=INK, loc="upper left")
+    points.set(xlim=(0, far), ylim=(0, far), ylabel="predicted (s of rollout)")
+    apart.set(xlim=(0, far), ylabel="predicted / measured - 1")
+    apart.yaxis.set_major_formatter(PercentFormatter(1))
+    for axes in (points, apart):
+        axes.set_xlabel("a sample finished, measured (s of rollout)", color=INK)
+        axes.yaxis.label.set_color(INK)
+
+
+def _write_title(figure: Figure, predicted: Result, agreement: Agreement, errors: Sequence[str]) -> None:
+    title = textwrap.shorten(f"Predicted against measured: {short_name(predicted.metadata)}", TITLE, placeholder=" …")
+    real, all_ = len(agreement.real_differences), len(agreement.differences)
+    ties = f"{all_ - real} near-tie{'s' * (all_ - real != 1)}"
+    decided = f"{real} decided otherwise, {ties}" if all_ else "the same decisions"
+    workers = f"{agreement.workers} rollout worker{'s' * (agreement.workers != 1)}"
+    write_head(figure, title, f"{workers}, {agreement.samples:,} samples finished in both: {decided}", *errors)

@@ -1,0 +1,170 @@
+"""Pictures of many points: a measure over one or two keys of a sweep, and the throughput against staleness of a search.
+
+Invariant: every point that has the measure is drawn where its keys say, none twice; a point that failed is an empty field.
+The Pareto front of a search is in throughput, staleness and cost, so it need not be the outline of the points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from simrl.errors import InputError, meant
+from simrl.show import style
+from simrl.show.style import BAR_COLORS, BLACK, INK, PAPER, VERMILLION, Picture, plain, quiet
+
+if TYPE_CHECKING:
+    from simrl.study.optimize import Optimization
+
+Row = Mapping[str, Any]
+LINE_COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, VERMILLION, style.SKY)
+MARKERS = "os^D"  # of the systems of a search, when the colours have all been used
+MOST_PANELS = 12
+LEAST_WIDTH = 5.5  # inches, for the title
+LIGHT = 0.6  # from this share of the range on, a field is light, and its number dark
+UNITS = {
+    "samples_per_s": "trained samples a second",
+    "tokens_per_s": "trained tokens a second",
+    "step_s": "seconds a policy update",
+    "rollout_bubble": "idle share of rollout GPUs",
+    "train_idle": "idle share of train GPUs",
+    "off_policyness_mean": "off-policyness, mean over tokens",
+    "off_policyness_max": "off-policyness, largest",
+    "gpu_hours_per_1k_samples": "GPU-hours for 1,000 trained samples",
+    "cost_per_1k_samples": "cost of 1,000 trained samples",
+    "speedup": "speed-up over the first point",
+}
+SMALLER_IS_BETTER = UNITS.keys() - {"samples_per_s", "tokens_per_s", "speedup"}
+
+
+def sweep_figure(
+    rows: Sequence[Row], keys: Sequence[str], value: str, x: str | None = None, y: str | None = None
+) -> Picture:
+    """Draw `value` over the keys `x` and, if given, `y`; by default over the keys with the most values.
+
+    Raises `InputError` for a key that does not vary, a column that holds no numbers, and more panels than anybody can read.
+    """
+    values = {key: _values(rows, key) for key in keys}
+    varied = [key for key in keys if len(values[key]) > 1]
+    varied.sort(key=lambda key: (key == "system.name", -len(values[key])))
+    for name, key in (("x", x), ("y", y)):
+        if key is not None and key not in varied:
+            does = ", ".join(varied) or "nothing"
+            raise InputError(f"{name}={key!r}: does not vary in this sweep{meant(key, varied)}; {does} does")
+    if not varied:
+        raise InputError("nothing varies in this sweep; give a key more than one value to draw it")
+    if not any(isinstance(row.get(value), int | float) for row in rows):
+        raise InputError(f"value={value!r}: no column of numbers{meant(value, UNITS)}; draw one of {', '.join(UNITS)}")
+    x = x or next(key for key in varied if key != y)
+    if y is None and len(varied) > 2:
+        y = next((key for key in varied if key not in (x, "system.name")), None)
+    rest = [key for key in varied if key not in (x, y)]
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        words = [_words(row[key]) if key == "system.name" else f"{key}={_words(row[key])}" for key in rest]
+        groups.setdefault(", ".join(words), []).append(row)
+    if y is None:
+        return _lines(groups, x, values[x], value)
+    if len(groups) > MOST_PANELS:
+        raise InputError(
+            f"{len(groups)} panels, one each of {', '.join(rest)}: more than {MOST_PANELS}; choose x and y, or rows"
+        )
+    return _maps(groups, x, y, values, value)
+
+
+def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value: str) -> Picture:
+    figure = Picture(7.0, 3.8, layout="constrained")
+    axes = figure.subplots()
+    for i, (name, group) in enumerate(groups.items()):
+        known = sorted((at.index(row[x]), row[value]) for row in group if row[value] is not None)
+        places, measures = zip(*known, strict=True) if known else ((), ())
+        axes.plot(places, measures, "o-", color=LINE_COLORS[i % len(LINE_COLORS)], label=plain(name) or None)
+    axes.set_xticks(range(len(at)), [plain(_words(each)) for each in at])
+    axes.set(xlabel=plain(x), ylabel=UNITS.get(value, value))
+    axes.set_ylim(bottom=0)
+    if any(groups):
+        axes.legend(frameon=False, fontsize="small", labelcolor=INK)
+    quiet(axes)
+    return figure
+
+
+def _maps(
+    groups: Mapping[str, Sequence[Row]], x: str, y: str, values: Mapping[str, Sequence[Any]], value: str
+) -> Picture:
+    across, down = values[x], values[y]
+    width, height = 1.3 + 0.75 * len(across), 1.2 + 0.42 * len(down)
+    figure = Picture(max(width * len(groups), LEAST_WIDTH), height, layout="constrained")
+    panels: Sequence[Axes] = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    measured = [row[value] for group in groups.values() for row in group if row[value] is not None]
+    least, most = min(measured), max(measured)
+    for axes, (name, group) in zip(panels, groups.items(), strict=True):
+        field = np.full((len(down), len(across)), np.nan)
+        for row in group:
+            if row[value] is not None:
+                field[down.index(row[y]), across.index(row[x])] = row[value]
+        axes.imshow(field, cmap="cividis", vmin=least, vmax=most, aspect="auto", origin="lower")
+        _write_fields(axes, field, least + LIGHT * (most - least), value in SMALLER_IS_BETTER)
+        axes.set_xticks(range(len(across)), [plain(_words(each)) for each in across])
+        axes.set_yticks(range(len(down)), [plain(_words(each)) for each in down])
+        axes.set_xlabel(plain(x), color=INK)
+        axes.set_title(plain(name), fontsize="medium", color=INK)
+        axes.tick_params(length=0, colors=INK)
+        axes.spines[:].set_visible(False)
+    panels[0].set_ylabel(plain(y), color=INK)
+    figure.suptitle(f"{UNITS.get(value, value)} (framed: the best of a panel)", fontsize="medium", color=INK)
+    return figure
+
+
+def _write_fields(axes: Axes, field: np.ndarray[Any, np.dtype[np.float64]], light: float, least: bool) -> None:
+    """Write the number in each field, and frame the best."""
+    for (row, column), measure in np.ndenumerate(field):
+        if not np.isnan(measure):
+            color = PAPER if measure < light else INK
+            axes.text(column, row, f"{measure:.3g}", ha="center", va="center", fontsize="small", color=color)
+    if not np.isnan(field).all():
+        best = np.nanargmin(field) if least else np.nanargmax(field)
+        row, column = np.unravel_index(int(best), field.shape)
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=VERMILLION, linewidth=2.5))
+
+
+def _values(rows: Sequence[Row], key: str) -> list[Any]:
+    """Return the distinct values of a key: numbers sorted, others in order of appearance."""
+    found = list(dict.fromkeys(row[key] for row in rows))
+    return sorted(found) if all(isinstance(each, int | float) for each in found) else found
+
+
+def _words(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def optimization_figure(found: Optimization) -> Picture:
+    """Draw a point an option, coloured by its system, best system first; the front in full colour, the choice in a ring."""
+    figure = Picture(8.0, 4.2, layout="constrained")
+    axes: Axes = figure.subplots()
+    on_front = {option.point.hash for option in found.front}
+    looks: tuple[dict[str, Any], ...] = (
+        {"s": 22, "alpha": 0.4, "edgecolors": "none", "zorder": 2},
+        {"s": 55, "alpha": 1.0, "edgecolors": INK, "zorder": 3},
+    )
+    for i, system in enumerate(dict.fromkeys(option.system for option in found.searched.allowed)):
+        color, marker = BAR_COLORS[i % len(BAR_COLORS)], MARKERS[i // len(BAR_COLORS) % len(MARKERS)]
+        own = [option for option in found.searched.allowed if option.system == system]
+        for full, look in enumerate(looks):
+            drawn = [option for option in own if (option.point.hash in on_front) == full]
+            x, y = [option.staleness for option in drawn], [option.row["samples_per_s"] for option in drawn]
+            axes.scatter(x, y, linewidths=1.0, color=color, marker=marker, **look)
+        axes.scatter([], [], label=plain(system), color=color, marker=marker)
+    choice = found.choice.option
+    ring: dict[str, Any] = {"label": "the choice", "facecolors": "none", "edgecolors": BLACK}
+    axes.scatter(choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring)
+    axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"])
+    axes.set_title("edged: none beats it in throughput, staleness and cost", fontsize="medium", color=INK, loc="left")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.08)
+    quiet(axes, grid="both")
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
+    return figure

@@ -1,0 +1,210 @@
+"""The timeline of a run: what each GPU does in a window of time.
+
+Invariant: the picture shows what the tables and `metrics` say and nothing else; the area that a kind of span covers is its GPU
+time in the window shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path as Outline
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from simrl.result.metrics import summary
+from simrl.result.result import Result
+from simrl.result.timeline import Spans, Window, idle_shares, rolls_out, running_requests, shares, spans, time_shares
+from simrl.show.style import BUBBLE, FAINT, INK, KIND_COLORS, PAPER, PERCENT, THOUSANDS, Picture, plain
+
+WIDTH = 11.0  # inches
+
+
+def timeline_figure(result: Result, window: Window) -> Picture:
+    """Draw what each GPU does in time, so that one sees who waits, how long and for whom.
+
+    From above: the rollout workers, a lane each; the trainer, if it has GPUs of its own; the share of rollout GPUs at each
+    kind of work; the requests at the workers. Vertical lines are policy updates. The averages above the picture are those of
+    `metrics.summary`, over the whole run after its warm-up; the shares below are of the GPU time shown.
+    """
+    shown = spans(result).within(window.start_s, window.end_s)
+    rollout, trainer = shown.where(shown.rolls_out()), shown.where(~shown.rolls_out())
+    workers = sum(map(rolls_out, shown.lanes))
+    trainers = len(shown.lanes) - workers
+    heights = [min(max(0.09 * workers, 1.2), 4.0), *[0.34 * trainers] * (trainers > 0), 1.0, 0.9]  # inches
+    above, gap, below = 1.22, 0.12, 1.22 if "idle" in rollout.kinds else 1.0
+    height = above + sum(heights) + gap * (len(heights) - 1) + below
+    figure = Picture(WIDTH, height)
+    sides = {"left": 0.085, "right": 0.985, "top": 1 - above / height, "bottom": below / height}
+    rows = {"height_ratios": heights, "hspace": gap * len(heights) / sum(heights)}
+    panels = figure.subplots(len(heights), sharex=True, gridspec_kw={**rows, **sides})
+    _draw_workers(panels[0], rollout, workers)
+    if trainers:
+        _draw_trainers(panels[1], trainer, workers, trainers)
+    _draw_shares(panels[-2], rollout)
+    _draw_requests(panels[-1], result, window)
+    _draw_updates(panels, result, window)
+    for axes in panels:
+        axes.tick_params(colors=INK, labelbottom=axes is panels[-1], bottom=axes is panels[-1])
+        axes.spines[:].set_color(FAINT)
+        axes.yaxis.label.set_color(INK)
+    panels[-1].set_xlim(window.start_s, window.end_s)
+    panels[-1].set_xlabel("seconds since the start of the run", color=INK)
+    panels[-1].xaxis.set_major_formatter(THOUSANDS)
+    figure.align_ylabels(panels)
+    _write_title(figure, result)
+    _write_legend(figure, rollout, trainer)
+    return figure
+
+
+def _draw_workers(axes: Axes, part: Spans, workers: int) -> None:
+    _draw_lanes(axes, part, 0, workers)
+    every = -(-workers // 8)
+    axes.set_yticks(np.arange(0, workers, every) + 0.5, [str(i) for i in range(0, workers, every)])
+    axes.set_ylabel(f"{workers} rollout worker{'s' * (workers > 1)}")
+
+
+def _draw_trainers(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None:
+    """Draw the lanes, and on each training span that has room its step."""
+    _draw_lanes(axes, part, first_lane, lanes)
+    axes.set_yticks([])
+    axes.text(-0.008, 0.5, "trainer", transform=axes.transAxes, ha="right", va="center", color=INK)
+    trains = part.where(part.of_kind("train"))
+    room_s = 0.06 * (part.ended_s.max() - part.started_s.min())
+    write_on_spans(axes, trains, 0.5 - first_lane, "step ", room_s, color=PAPER, va="center_baseline", fontsize="small")
+
+
+def _draw_lanes(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None:
+    """Draw spans as rectangles, a lane each unit of y from 0 at the top; one patch a kind, with the kind as its label."""
+    thick = 1.0 if lanes > 48 else 0.86  # thin lanes would drown in the white between them
+    for code, kind in enumerate(part.kinds):
+        mine = part.where(part.kind == code)
+        draw_spans(axes, mine, mine.lane - first_lane + (1 - thick) / 2, thick, label=kind, **_look(kind))
+    axes.set_ylim(lanes, 0)
+
+
+def draw_spans(axes: Axes, part: Spans, top: NDArray[Any], thick: float, **look: Any) -> None:
+    """Draw each span as a rectangle below its `top`, all of them as one path."""
+    x = np.stack([part.started_s, part.ended_s, part.ended_s, part.started_s], axis=1)
+    y = np.stack([top, top, top + thick, top + thick], axis=1)
+    outline = Outline.make_compound_path_from_polys(np.stack([x, y], axis=2))
+    axes.add_artist(PathPatch(outline, antialiased=False, **look))
+
+
+def write_on_spans(axes: Axes, part: Spans, middle: float, prefix: str, room_s: float, **look: Any) -> None:
+    """Write the policy version on each span longer than `room_s`, `middle` below its lane."""
+    for lane, version, start_s, end_s in zip(part.lane, part.policy_version, part.started_s, part.ended_s, strict=True):
+        if end_s - start_s > room_s:
+            axes.text((start_s + end_s) / 2, lane + middle, f"{prefix}{version}", ha="center", **look)
+
+
+def _draw_shares(axes: Axes, part: Spans) -> None:
+    """Draw the share of GPUs at each kind of work, stacked; the rest to 100% is the bubble."""
+    times, by_kind = shares(part)
+    below = np.zeros(len(times))
+    for kind in _in_order(by_kind):
+        above = below + np.append(by_kind[kind], by_kind[kind][-1:])
+        axes.fill_between(times, below, above, step="post", label=kind, antialiased=False, **_look(kind))
+        below = above
+    axes.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="rollout GPUs")
+    axes.yaxis.set_major_formatter(PERCENT)
+
+
+def _draw_requests(axes: Axes, result: Result, window: Window) -> None:
+    times, counts = running_requests(result)
+    first, end = np.searchsorted(times, [window.start_s, window.end_s], "right")
+    shown = slice(max(first - 1, 0), end)
+    times, counts = np.append(times[shown], window.end_s), np.append(counts[shown], counts[shown][-1:])
+    axes.fill_between(times, counts, step="post", color=FAINT, alpha=0.35, linewidth=0)
+    axes.step(times, counts, where="post", color=INK, linewidth=0.9)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.yaxis.set_major_formatter(THOUSANDS)
+    axes.set_ylabel("requests\nin flight")
+
+
+def _draw_updates(panels: Sequence[Axes], result: Result, window: Window) -> None:
+    """Draw a line through every panel at the end of each policy update, with its step above."""
+    finished_s, step = (result.steps.column(name).to_numpy() for name in ("finished_s", "step"))
+    edges = {window.first_step - 1: "left", window.end_step - 1: "right"}
+    above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "xytext": (0, 3), "textcoords": "offset points"}
+    for row in range(max(window.first_step - 1, 0), window.end_step):
+        for axes in panels:
+            axes.axvline(finished_s[row], color=INK, linewidth=1.1)
+        look: dict[str, Any] = {"ha": edges.get(row, "center"), "va": "bottom", "fontsize": "small", "color": INK}
+        panels[0].annotate(f"end of step {step[row]}", (finished_s[row], 1), **above, **look)
+
+
+def _write_title(figure: Figure, result: Result) -> None:
+    """Write the system, its cluster, and its averages in the steady state."""
+    metadata, scenario = result.metadata, result.metadata["scenario"]
+    row, tp = summary(result, scenario["warmup_steps"]), scenario["cluster"]["tp"]
+    workers, colocated = metadata["rollout_workers"], metadata["train_gpus"] == row["gpus"]
+    steps = result.steps.num_rows - scenario["warmup_steps"]
+    plan = (metadata.get("speculation") or {}).get("plan")
+    setting = (
+        f"{scenario['model']} on {row['gpus']} {scenario['cluster']['gpu']}: "
+        f"{workers} rollout worker{'s' * (workers > 1)} of {tp} GPU{'s' * (tp > 1)}"
+        + (f" and {plan['draft_gpus']} for its drafter, " if plan else ", ")
+        + ("training on the same GPUs" if colocated else f"{metadata['train_gpus']} train GPUs")
+    )
+    averages = (
+        f"Average of {steps} step{'s' * (steps > 1)} after the warm-up: {row['step_s']:,.1f} s a step, "
+        f"{row['samples_per_s']:.3g} samples/s, rollout bubble {row['rollout_bubble']:.1%}"
+        + (" (training not counted), " if colocated else f", trainer idle {row['train_idle']:.1%}, ")
+        + f"off-policyness {row['off_policyness_mean']:.2f} (at most {row['off_policyness_max']})"
+    )
+    write_head(figure, ", ".join(filter(None, (row["system"], row["variant"]))), setting, averages)
+
+
+def write_head(figure: Figure, title: str, *lines: str) -> None:
+    """Write a title and lines below it in the upper left corner."""
+    height = figure.get_figheight()
+    place: dict[str, Any] = {"va": "top", "color": INK}
+    figure.text(0.012, 1 - 0.10 / height, plain(title), fontsize="x-large", fontweight="bold", **place)
+    for i, line in enumerate(lines):
+        figure.text(0.012, 1 - (0.42 + 0.22 * i) / height, plain(line), **place)
+
+
+def write_legend(figure: Figure, handles: Sequence[Any], x: float, bottom: float, columns: int, **look: Any) -> None:
+    """Write a legend below panels, centred at `x`."""
+    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (x, bottom), "borderaxespad": 0, "borderpad": 0}
+    figure.legend(handles=handles, ncols=columns, frameon=False, labelcolor=INK, **place, **look)
+
+
+def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> None:
+    """Write every kind with its share of the GPU time shown; of the bubbles, how much is waiting for other workers."""
+    parts = {"rollout GPUs": time_shares(rollout), "trainer": time_shares(trainer)}
+    patches = []
+    for kind in _in_order({kind for by_kind in parts.values() for kind in by_kind}):
+        name = "idle (bubble)" if kind == "idle" else kind
+        found = ", ".join(f"{gpus} {by_kind[kind]:.1%}" for gpus, by_kind in parts.items() if kind in by_kind)
+        patches.append(Patch(label=f"{name}\n{found}", **_look(kind)))
+    height, waits = figure.get_figheight(), "idle" in parts["rollout GPUs"]
+    look: dict[str, Any] = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8}
+    if len(patches) > 7:  # more than a line has room for
+        look = {"fontsize": "xx-small", "columnspacing": 1.0, "handlelength": 1.2}
+    write_legend(figure, patches, 0.5, (0.3 if waits else 0.08) / height, len(patches), handleheight=1.8, **look)
+    if waits:
+        others, nobody = idle_shares(rollout)
+        text = (
+            f"Rollout GPUs idle in the time shown: {others:.1%} while other workers still roll out, {nobody:.1%} while "
+            "none does"
+        )
+        figure.text(0.5, 0.1 / height, text, ha="center", va="bottom", fontsize="small", color=INK)
+
+
+def _look(kind: str) -> dict[str, Any]:
+    look: dict[str, Any] = {"facecolor": KIND_COLORS.get(kind, FAINT), "linewidth": 0}
+    return {**look, **BUBBLE} if kind == "idle" else look
+
+
+def _in_order(kinds: Iterable[str]) -> list[str]:
+    """Return the kinds in the order of `KIND_COLORS`; unknown kinds come before "idle"."""
+    order = [kind for kind in KIND_COLORS if kind != "idle"]
+    return sorted(kinds, key=lambda kind: (kind == "idle", order.index(kind) if kind in order else len(order), kind))

@@ -1,0 +1,95 @@
+"""Pictures of a trace: its response lengths, and how ranks of lengths persist from epoch to epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+
+from simrl.show.style import BLUE, ORANGE, PERCENT, SKY, THOUSANDS, VERMILLION, Picture, legend_above, panels
+from simrl.trace.trace import Trace
+
+HISTORY_COLORS = (
+    ("accurate", SKY, "same group or lower"),
+    ("near_boundary", ORANGE, "higher, near the boundary"),
+    ("strong", VERMILLION, "higher, strongly"),
+)
+
+
+def history_figure(history: list[dict[str, Any]], name: str) -> Picture:
+    """Draw what `describe_history` returned: the responses of each predicted group, and those that move, by epoch."""
+    figure, (left, right) = panels(f"{name}: ranks of lengths from epoch to epoch")
+    found = history[0]
+    x = np.arange(1, found["groups"] + 1)
+    bottom = np.zeros(len(x))
+    for key, color, label in HISTORY_COLORS:
+        share = np.array([group[key] for group in found["by_group"]])
+        left.bar(x, share, bottom=bottom, color=color, label=label, edgecolor="white", linewidth=0.4)
+        bottom += share
+    epoch = [row["epoch"] for row in found["by_epoch"]]
+    for key, color, label in HISTORY_COLORS[1:]:
+        right.plot(epoch, [row[key] for row in found["by_epoch"]], color=color, marker="o", markersize=4, label=label)
+    for axes in (left, right):
+        axes.yaxis.set_major_formatter(PERCENT)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend_above(axes, columns=3)
+    left.set(xlabel="predicted group, the shortest first", ylabel="share of its responses")
+    right.set(xlabel="epoch", ylabel="share of all responses", ylim=(0, None))
+    return figure
+
+
+def lengths_figure(trace: Trace) -> Picture:
+    """Draw the response lengths: their distribution, and their mean, median and 95th percentile by step."""
+    title = f"{trace.metadata.name} ({trace.metadata.kind}): responses {len(trace):,}, steps {len(trace.step_slices):,}"
+    figure, (left, right) = panels(title, width_ratios=(1.15, 1))
+    _plot_distribution(trace, left)
+    _plot_steps(trace, right)
+    return figure
+
+
+def _plot_distribution(trace: Trace, axes: Axes) -> None:
+    tokens, cap = trace.column("response_tokens"), trace.metadata.cap_tokens
+    below = tokens[tokens < cap]
+    at_cap = 1 - len(below) / len(tokens)
+    bins = int(np.clip(2 * len(tokens) ** (1 / 3), 12, 60))
+    edges = np.geomspace(min(tokens.min(), 0.9 * cap), cap, bins + 1)
+    whole = np.unique(np.rint(edges))
+    edges = whole if len(whole) > 1 else edges  # no bin between two whole numbers, or it would look like a gap
+    counts, _ = np.histogram(below, edges)
+    look: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
+    axes.bar(edges[:-1], counts / len(tokens), np.diff(edges), color=SKY, **look)
+    label = f"at the cap ({cap:,}): {at_cap:.1%}"
+    axes.bar(cap, at_cap, cap * 0.1, color=VERMILLION, label=label, **look)
+    for percentile, style in ((5, ":"), (50, "-"), (95, "--"), (99, "-.")):
+        x = float(np.percentile(tokens, percentile))
+        axes.axvline(x, color=BLUE, linestyle=style, linewidth=1.4, label=f"p{percentile}: {x:,.0f}")
+    axes.axvline(tokens.mean(), color=ORANGE, linewidth=1.8, label=f"mean: {tokens.mean():,.0f}")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter(THOUSANDS)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    axes.set(xlabel="response length [tokens]", ylabel="share of responses")
+    legend_above(axes, columns=3)
+
+
+def _plot_steps(trace: Trace, axes: Axes) -> None:
+    tokens, cap = trace.column("response_tokens"), trace.metadata.cap_tokens
+    step = [s for s, _, _ in trace.step_slices]
+    parts = [tokens[first:end] for _, first, end in trace.step_slices]
+    look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6} if len(step) <= 40 else {"linewidth": 1.1}
+    for label, color, values in (
+        ("p95", SKY, [np.percentile(part, 95) for part in parts]),
+        ("mean", ORANGE, [part.mean() for part in parts]),
+        ("p50", BLUE, [np.percentile(part, 50) for part in parts]),
+    ):
+        axes.plot(step, values, color=color, label=label, **look)
+    axes.axhline(cap, color=VERMILLION, linewidth=1.4, linestyle="--", label="cap")
+    axes.set(xlabel="step", ylabel="response length [tokens]", ylim=(0, cap * 1.06))
+    if len(step) == 1:
+        axes.set_xlim(step[0] - 1, step[0] + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(THOUSANDS)
+    legend_above(axes, columns=4)

@@ -1,0 +1,192 @@
+"""The inputs of a run: in full with value, kind and source (the report), and the main ones in lines (a comparison).
+
+Invariant: read from the result's metadata alone. Kinds are the metadata's own (recorded, synthetic, measured, derived, assumed
+…); a parameter that has its default is "default": an assumption until it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from simrl.engine.engine import EngineConfig
+from simrl.scenario.training import TrainingConfig, assumed_s, assumption
+
+SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
+
+
+class Input(NamedTuple):
+    """One input of a run: its name, value, kind and source."""
+
+    name: str
+    value: str
+    kind: str
+    source: str
+
+
+class Shared(NamedTuple):
+    """An input and the runs that have it; none are named where all have it."""
+
+    input: Input
+    runs: tuple[str, ...]
+
+    @property
+    def parameter(self) -> bool:
+        """Return whether it is a parameter of training or engine; the other inputs are words."""
+        return self.input.name.startswith(tuple(f"{section}." for section in SECTIONS))
+
+
+Facts = Mapping[str, Any]
+
+
+def shared(of_runs: Mapping[str, Facts]) -> list[Shared]:
+    """Return the inputs of several runs by name: equal inputs once, in the order of the first run that has them."""
+    found: dict[Input, list[str]] = {}
+    for name, metadata in of_runs.items():
+        for entry in inputs(metadata):
+            found.setdefault(entry, []).append(name)
+    order = list(dict.fromkeys(entry.name for entry in found))
+    rows = [Shared(entry, () if len(runs) == len(of_runs) else tuple(runs)) for entry, runs in found.items()]
+    return sorted(rows, key=lambda row: order.index(row.input.name))
+
+
+def inputs(metadata: Facts) -> list[Input]:
+    """Return the inputs of one run."""
+    return [Input(*entry) for part in (_run, _times, _speculation, _happened, _parameters) for entry in part(metadata)]
+
+
+Entries = Iterator[tuple[str, str, str, str]]
+
+
+def _run(metadata: Facts) -> Entries:
+    scenario, trace = metadata["scenario"], metadata["trace"]
+    cluster, given = scenario["cluster"], ("given", "the scenario")
+    yield "model", str(scenario["model"]), *given
+    gpus = f"{metadata['gpus']:,} {cluster['gpu']}, tp {cluster['tp']}"
+    split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
+    yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
+    yield "updates", f"{scenario['steps']}, of which {scenario['warmup_steps']} are warm-up", *given
+    yield "seed", str(scenario["seed"]), *given
+    yield "simrl", str(metadata["simrl_version"]), "version", ""
+    cap = f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
+    source = "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}")))
+    yield "rollouts (trace)", f"{trace['name']}{cap}{_repeated(metadata)}", str(trace["kind"]), source
+
+
+def _times(metadata: Facts) -> Entries:
+    profile, load_kind = metadata["profile"], str(metadata["load_weights_kind"])
+    known = [profile["source"], profile.get("notes")]
+    for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
+        known.append(words.format(profile[key]) if profile.get(key) is not None else "")
+    corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
+    value = f"{profile['model']} on {profile['gpu']}, tp {profile['tp']}{corrections}"
+    yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, known))
+    source = "training.load_s" if load_kind == "given" else "the model's bytes, the network, an overhead"
+    yield "loading weights at a worker", f"{metadata['load_weights_s']:.3g} s", load_kind, source
+    derived = ("derived", "GPU memory by its data sheet, less weights and reserve")
+    given = metadata["scenario"]["engine"]["kv_cache_tokens"] is not None
+    cache = f"{metadata['kv_cache_tokens_per_worker']:,} tokens"
+    yield "KV cache of a worker", cache, *(("given", "engine.kv_cache_tokens") if given else derived)
+
+
+def _speculation(metadata: Facts) -> Entries:
+    for _, facts in _drafters(metadata):
+        acceptance, times, method = facts["acceptance"], facts["draft_times"], str(facts["method"])
+        if isinstance(acceptance, str):
+            acceptance = {"kind": "measured", "source": acceptance}
+        yield "acceptance of drafts", method, str(acceptance["kind"]), str(acceptance["source"])
+        yield "times of drafting", method, str(times["kind"]), str(times["source"])
+
+
+def _happened(metadata: Facts) -> Entries:
+    asked = metadata["scenario"]["faults"]
+    if asked:
+        faults = "; ".join(source_words(json.dumps(fault)) for fault in asked)
+        yield "faults", f"{len(metadata.get('faults') or [])} happened", "given", faults
+    for key, value in (metadata.get("replay") or {}).items():
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            yield f"engines: {key.replace('_', ' ')}", str(value), "measured", "the replay"
+
+
+def _parameters(metadata: Facts) -> Entries:
+    for section, model in SECTIONS.items():
+        values = metadata["scenario"][section]
+        for key, field in model.model_fields.items():
+            value = values.get(key)
+            if value is not None:
+                shown = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
+                kind = "default" if value == field.default else "given"
+                yield f"{section}.{key}", shown, kind, " ".join((field.description or "").split())
+
+
+def source_words(source: str) -> str:
+    """Return a JSON object as a line of words; any other text unchanged."""
+    try:
+        parsed = json.loads(source)
+    except (ValueError, RecursionError):
+        return source
+    return ", ".join(_flat(parsed)) if isinstance(parsed, dict) else source
+
+
+def _flat(facts: Facts) -> Iterator[str]:
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        elif value is not None:
+            yield f"{key} {value}"
+
+
+def _drafters(metadata: Facts) -> Iterator[tuple[str, Facts]]:
+    """Yield the methods that drafted, with what they drafted for."""
+    if metadata.get("speculation"):
+        yield "Drafts", metadata["speculation"]
+    if metadata.get("best_of_n"):
+        yield from (("Drafts of the tail", facts) for facts in metadata["best_of_n"]["drafters"].values())
+
+
+def _repeated(metadata: Facts) -> str:
+    """Return that the run repeats its trace, if it does."""
+    steps, asked = metadata["trace_steps"], metadata["scenario"]["steps"]
+    return "" if steps >= asked else f"; its {steps} steps repeat, the run has {asked}"
+
+
+def _drafts(facts: Facts) -> str:
+    """Return where a method's acceptance and its times come from."""
+    acceptance, plan = facts["acceptance"], facts.get("plan")
+    found = acceptance if isinstance(acceptance, str) else f"acceptance {_source(acceptance)}"
+    planned = f", {plan['draft_gpus']} draft GPUs a worker and windows of {plan['window']}" if plan else ""
+    return f"{facts['method']}{planned}, {found}; drafting {_source(facts['draft_times'])}"
+
+
+def _source(facts: Facts) -> str:
+    """Return the kind of a number, and its source if that says more."""
+    kind, source = facts["kind"], facts["source"]
+    return kind if kind == source else f"{kind} ({source})"
+
+
+def provenance(of_results: Iterable[Facts]) -> list[str]:
+    """Return the inputs behind the numbers, each once."""
+    lines: list[str] = []
+    assumed: dict[str, None] = {}
+    for metadata in of_results:
+        profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
+        passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
+        efficiency = "the default, assumed" if training["mfu"] == TrainingConfig().mfu else "from the scenario"
+        lines += [
+            f"Step times: {', '.join([passes, *profile['corrections']])}",
+            f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
+            f"Training: mfu {training['mfu']}, {efficiency}",
+        ]
+        lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
+        for phase in ("evaluate", "checkpoint"):
+            if training[f"{phase}_every"]:
+                lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
+        if metadata["scenario"]["faults"]:
+            lines.append("Faults: as the scenario has them; result.json lists those that happened")
+        rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
+        assumed |= dict.fromkeys(assumed_s(training, rollout_gpus + metadata["train_gpus"] > metadata["gpus"]))
+    found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
+    return found + ([assumption(list(assumed))] if assumed else [])

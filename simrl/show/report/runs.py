@@ -1,0 +1,154 @@
+"""The page of runs: who is fastest and why, the table of a comparison, the pictures, and each run in detail.
+
+Invariant: every number and every word on it comes from the functions that `simrl compare` and `simrl explain` print: `table`,
+`explanation`, `gpu_hours`, `diagnosis`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from simrl.analysis.agreement import agree
+from simrl.analysis.explanation import explain_result
+from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
+from simrl.errors import InputError
+from simrl.result.metrics import window
+from simrl.show.figures.compare import bubble_figure, comparison_figure, gpu_seconds_figure, staleness_figure
+from simrl.show.figures.one_run import run_figures
+from simrl.show.inputs import shared
+from simrl.show.report.answer import of_runs
+from simrl.show.report.sources import Run, Runs
+from simrl.show.style import Picture, rendered
+from simrl.show.tables.agree import print_agreement
+from simrl.show.tables.compare import columns_of, notes
+from simrl.show.tables.explain import path_shares
+from simrl.show.text import number
+
+# What the table's legend on the screen leaves out.
+MEANINGS = {
+    "system": "the schedule, and the parameters that differ from its defaults",
+    "step s": "seconds a policy update",
+    "GPU-h/1k samples": "hours of all GPUs, whatever they do, for 1,000 trained samples",
+    "cost/1k samples": "their cost at cluster.cost_per_gpu_hour",
+}
+
+
+def runs_context(found: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the template shows, and the data of the page's own code, but for the timelines."""
+    runs, several = found.runs, len(found.runs) > 1
+    rows, names = [run.row for run in runs], _names(runs)
+    columns = columns_of(rows)
+    falls = [waterfall(run.result, *window(run.result, run.warmup_steps)) for run in runs]
+    speeds = [row["samples_per_s"] for row in rows]
+    fastest = {
+        row["variant"]: row["samples_per_s"] for row in sorted(rows, key=lambda row: float(row["samples_per_s"]))
+    }
+    variants = [None, *(row["variant"] for row in rows)]
+    context = {
+        "answer": of_runs(found),
+        "headings": [
+            {
+                "lines": column.heading,
+                "meaning": column.meaning or MEANINGS.get(column.name, "what varies"),
+                "text": column.name in ("system", "variant"),
+            }
+            for column in columns
+        ],
+        "rows": [
+            {
+                "best": row["samples_per_s"] == fastest[row["variant"]],
+                "first": row["variant"] != before,
+                "cells": [_cell(column.cell(row)) for column in columns],
+            }
+            for row, before in zip(rows, variants, strict=False)
+        ],
+        "notes": notes(rows),
+        "runs": [(name, _details(run, fall)) for name, run, fall in zip(names, runs, falls, strict=True)],
+        "several": several,
+        "raced": several and not found.replayed,
+        "chosen": 1 if found.replayed else speeds.index(max(speeds)),
+        "ledger": shared({name: run.result.metadata for name, run in zip(names, runs, strict=True)}),
+        "scenarios": [(name, _yaml(run.result.metadata["scenario"])) for name, run in zip(names, runs, strict=True)],
+        "agreement": _agreement(runs) if found.replayed else None,
+        "carried": any(row["carried_share"] > 0 for row in rows),
+        "updates": sorted({run.result.steps.num_rows - run.warmup_steps for run in runs}),
+    }
+    return context, _pictures(runs, names, falls)
+
+
+def _pictures(runs: Sequence[Run], names: Sequence[str], falls: Sequence[Waterfall]) -> dict[str, Any]:
+    """Return the pictures of all runs, and those of each."""
+    if any(fall.gpu_s["undivided"] for fall in falls):  # a real engine does not divide its work beyond decoding
+        falls = [undivided(fall) for fall in falls]
+    rows = [run.row for run in runs]
+    each = (rows, [run.result for run in runs], [run.warmup_steps for run in runs])
+    figures = {
+        "speed": comparison_figure(rows),
+        "gpu_seconds": gpu_seconds_figure(rows, falls),
+        "bubble": bubble_figure(*each),
+        "staleness": staleness_figure(*each),
+    }
+    of_runs = [run_figures(run.result, run.warmup_steps) for run in runs]
+    return {
+        "figures": _svgs(figures),
+        "runs": [{"name": name, "figures": _svgs(own)} for name, own in zip(names, of_runs, strict=True)],
+    }
+
+
+def _svgs(figures: dict[str, Picture]) -> dict[str, str]:
+    """Return the pictures as the page shows them: images, in which no markup of a name can act."""
+    return {title: rendered(figure, "svg").decode() for title, figure in figures.items()}
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return system and variant of each run, and the folder if two are alike."""
+    plain = [", ".join(filter(None, (run.row["system"], run.row["variant"]))) for run in runs]
+    return [name if plain.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(plain, runs, strict=True)]
+
+
+def _cell(text: str) -> dict[str, Any]:
+    """Return a cell and the number that it begins with, by which it is sorted (None: by its text)."""
+    text = " ".join(text.split())
+    found = re.match(r"-?\d[\d,]*(\.\d+)?", text)
+    return {"text": text, "value": float(found[0].replace(",", "")) if found else None}
+
+
+def _details(run: Run, fall: Waterfall) -> dict[str, Any]:
+    """Return the words about one run: its GPU time and, unless it is too short, its critical paths and known problems."""
+    try:
+        explained = explain_result(run.result)
+    except InputError:
+        explained = None
+    return {
+        "parts": [
+            (PARTS[key].words, PARTS[key].ideal, number(fall.per_sample[key]), f"{gpu_s / fall.total_gpu_s:.1%}")
+            for key, gpu_s in fall.gpu_s.items()
+            if gpu_s >= 0.001 * fall.total_gpu_s
+        ],
+        "total": number(fall.total_gpu_s / fall.samples),
+        "paths": ", ".join(path_shares(explained)) if explained else "",
+        "findings": explained.findings if explained else (),
+        "drafts": run.row["accept_length"] is not None,
+    }
+
+
+def _agreement(runs: Sequence[Run]) -> str:
+    """Return what `simrl compare PREDICTED --measured MEASURED` prints."""
+    text = io.StringIO()
+    try:
+        found = agree(runs[0].result, runs[1].result)
+    except InputError as error:
+        return str(error)
+    print_agreement(found, Console(file=text, width=100, highlight=False, markup=False))
+    return text.getvalue().rstrip()
+
+
+def _yaml(data: Any) -> str:
+    """Return YAML sorted by key, like a folder of results: a run that was not written gives an equal page."""
+    return str(yaml.safe_dump(data, sort_keys=True, allow_unicode=True))

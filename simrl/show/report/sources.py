@@ -1,0 +1,150 @@
+"""The sources of a report: the runs, or the sweep, in a folder. A folder is read, never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from simrl.analysis.explanation import counted_warmup
+from simrl.errors import InputError, first_line, printable
+from simrl.result.check import check_metadata
+from simrl.result.metrics import summary
+from simrl.result.result import METADATA_FILE, Result, read_result
+
+WRITERS = "`simrl compare`, `run`, `replay` and `sweep` write such folders"
+SWEEP_FILE, TABLE_FOLDER, COMPARISON_FILE = "sweep.json", "table", "comparison.json"
+SEARCH_FILE = "optimize.json"
+
+
+class Run(NamedTuple):
+    """A result under the name of its folder, and its row of a comparison."""
+
+    name: str
+    result: Result
+    warmup_steps: int
+    row: dict[str, Any]
+
+
+class Runs(NamedTuple):
+    """Runs side by side. `replayed`: the first is what was predicted, the second what was measured."""
+
+    title: str
+    runs: Sequence[Run]
+    replayed: bool = False
+
+
+class SweepRows(NamedTuple):
+    """The rows of a sweep's table, in the order of their points, what was asked, and the scenario of every point by hash."""
+
+    title: str
+    rows: Sequence[dict[str, Any]]
+    keys: Sequence[str]
+    asked: dict[str, Any]
+    folder: Path
+
+
+def find(folder: Path) -> Runs | SweepRows:
+    """Return the runs or the sweep in a folder. Raise `InputError` if it holds neither."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder}: {what}; name a folder of results ({WRITERS})")
+    if (folder / SWEEP_FILE).is_file():
+        return _sweep(folder)
+    if (folder / METADATA_FILE).is_file():
+        return runs_of({folder.resolve().name: _read(folder)})
+    inside = _result_folders(folder)
+    if not inside:
+        raise InputError(f"{folder}: holds no result{_instead(folder)}; {WRITERS}")
+    results = {name: _read(place) for name, place in inside.items()}
+    replayed = set(results) == {"predicted", "measured"}
+    if replayed:
+        results = {name: results[name] for name in ("predicted", "measured")}
+    return runs_of(results, replayed)
+
+
+def _read(folder: Path) -> Result:
+    """Return the result in a folder. Raise `InputError` if its metadata does not describe the run."""
+    result = read_result(folder)
+    check_metadata(result.metadata, f"{folder / METADATA_FILE}", reported=True)
+    return result
+
+
+def _result_folders(folder: Path) -> dict[str, Path]:
+    """Return the folders of results by name: a comparison's in its order, recorded runs' by their parts."""
+    found = {place.parent.name: place.parent for place in sorted(folder.glob(f"*/{METADATA_FILE}"))}
+    if not found:
+        places = sorted([*folder.glob(f"parts/*/{METADATA_FILE}"), *folder.glob(f"*/parts/*/{METADATA_FILE}")])
+        names = [(place.parents[2].name, place.parent) for place in places]
+        runs = [run for run, _ in names]
+        found = {run if runs.count(run) == 1 else f"{run}, part {part.name}": part for run, part in names}
+    try:
+        order = [row["folder"] for row in json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return found
+    return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
+
+
+def _instead(folder: Path) -> str:
+    """Return what the folder holds instead, if that may help."""
+    if (folder / SEARCH_FILE).is_file():
+        return " but a search of `simrl optimize`: compare the systems that it named, and report that"
+    deeper = sorted({p.parent.parent.name for p in folder.glob(f"*/*/{METADATA_FILE}")})
+    deeper += sorted(p.parent.name for p in folder.glob(f"*/{SWEEP_FILE}"))
+    if deeper:
+        return f", but folders that do ({', '.join(deeper[:4])}{' …' * (len(deeper) > 4)}): name one of them"
+    names = sorted(path.name for path in folder.iterdir())[:4]
+    return f" (in it: {', '.join(names)})" if names else " (it is empty)"
+
+
+def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
+    """Return results by name as they are compared: speed-ups are over the first."""
+    runs: list[Run] = []
+    first_in: dict[str, float] = {}
+    for name, result in results.items():
+        scenario = result.metadata["scenario"]
+        try:
+            steady = counted_warmup(result)
+        except InputError as error:
+            raise InputError(f"{name}: the run made no policy update; there is nothing to report") from error
+        asked = int(scenario["warmup_steps"])
+        warmup = asked if result.steps.num_rows > asked else steady
+        row = summary(result, warmup, scenario["cluster"].get("cost_per_gpu_hour") or 0.0)
+        if replayed or "replay" in result.metadata:
+            row["system"] = f"{row['system']}, {name if replayed else 'measured'}"
+        runs.append(Run(name, result, warmup, row))
+        rate = row["samples_per_s"]
+        row["speedup"] = rate / runs[0].row["samples_per_s"]
+        row["speedup_in_variant"] = rate / first_in.setdefault(row["variant"], rate)
+    titles = dict.fromkeys(str(run.result.metadata["scenario"]["name"]) for run in runs)
+    return Runs(", ".join(titles), runs, replayed)
+
+
+def _sweep(folder: Path) -> SweepRows:
+    try:
+        asked = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
+        rows = ds.dataset(folder / TABLE_FOLDER, format="parquet", partitioning="hive").to_table().to_pylist()
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+        raise InputError(
+            f"{folder}: a sweep without a table that can be read ({first_line(error)}); run its command again, it goes on"
+        ) from error
+    if not rows:
+        raise InputError(f"{folder}: a sweep without points; run it with some")
+    names, what = list(rows[0]), ""
+    lacking = [name for name in ("point", "hash", "system.name", "variant", "error") if name not in names]
+    if lacking:
+        what = f"its table has no column {lacking[0]}"
+    elif not all(isinstance(row["point"], int) and not isinstance(row["point"], bool) for row in rows):
+        what = "its table has points without a number"
+    elif not isinstance(asked, dict):
+        what = f"{SWEEP_FILE} is no object"
+    if what:
+        raise InputError(f"{folder}: no sweep that `simrl sweep` wrote: {what}; run its command again, it goes on")
+    rows.sort(key=lambda row: row["point"])
+    keys = ["system.name", *names[names.index("hash") + 1 : names.index("variant")]]
+    title = printable(Path(str(asked.get("scenario", folder.name))).stem)
+    return SweepRows(title, rows, keys, asked, folder)

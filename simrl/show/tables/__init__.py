@@ -1,0 +1,1 @@
+"""Tables on the screen: a file a subject."""

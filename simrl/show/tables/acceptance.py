@@ -1,0 +1,83 @@
+"""An acceptance report on the screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from simrl.analysis.acceptance import history_words, model_yaml
+from simrl.show.text import folded, framed_table, say
+
+
+def print_report(d: dict[str, Any], console: Console) -> None:
+    """Print what `report` returned."""
+    values = ", ".join(f"{key} {value}" for key, value in d["window"].items() if key != "kind")
+    drafter = f"{d['drafter']} from {history_words(d['history'])}, window {d['window']['kind']} ({values})"
+    drafted = f"{d['responses_with_drafts']:,} of {d['responses']:,} responses have drafts"
+    console.print(Text.assemble((d["trace"]["name"], "bold"), f": {drafter}; {drafted}"))
+    say(console, f"Tokens by: {d['trace']['tokenizer']}")
+    rates: list[tuple[object, ...]] = []
+    for row in d["by_epoch"]:
+        if row["responses_with_drafts"]:
+            rates.append((f"epoch {row['epoch']}", f"{row['responses_with_drafts']:,}", *_cells(row)))
+    rates.append((Text("all", "bold"), f"{d['responses_with_drafts']:,}", *_cells(d)))
+    rates.append(("longest tenth", "", *_cells(d["by_response"]["longest_tenth"])))
+    console.print(framed_table(("", "responses", "acceptance rate", "speculation rate", "accept length"), rates))
+    spread, tail = d["by_response"]["speculation_rate"], d["by_response"]["longest_tenth"]["accept_length"]
+    say(
+        console,
+        f"Of a response's tokens drafts give {spread['p50']:.0%} in the median, {spread['p10']:.0%} at the 10th and "
+        f"{spread['p90']:.0%} at the 90th percentile of responses. The longest tenth, which ends a rollout, gets {tail:.2f} "
+        f"tokens a pass, all together {d['accept_length']:.2f}.",
+    )
+    if d["hit_lengths"]:
+        hits = [(token_range(h), f"{h['share_of_hits']:.1%}", f"{h['share_of_tokens']:.1%}") for h in d["hit_lengths"]]
+        headings: tuple[str, ...] = ("hit length [tokens]", "share of hits", "share of tokens")
+        console.print(framed_table(headings, hits, "Hits, as RhymeRL Fig. 8"))
+    if d["similarity"]:
+        keys = ("accepted_share", "best_match", "another_prompt")
+        found = [(row["history"], *(_shown(row[key]) for key in keys)) for row in d["similarity"]]
+        headings = ("compared with", "accepted", "best match", "another prompt's")
+        title = "Tokens already present in the history (RhymeRL Fig. 6, prefix 3)"
+        console.print(framed_table(headings, found, title))
+    _print_pays(d["pays"], console)
+    say(
+        console,
+        f"Model of these runs, for traces without token ids; paste it into a scenario. Drawn from it, these responses get "
+        f"{d['run_model_accept_length']:.2f} tokens a pass, counted were {d['accept_length']:.2f}.",
+    )
+    with folded(console, "The model"):
+        say(console, model_yaml(d).rstrip("\n"), soft_wrap=True)
+
+
+def _print_pays(pays: dict[str, Any] | None, console: Console) -> None:
+    if pays is None:
+        say(console, "Whether it pays depends on step times: give --profile, or --model with --gpu.")
+        return
+    headings = ("batch", "plain [ms/token]", "with drafts", "speed-up", "best fixed window", "its speed-up")
+    rows = [
+        (row["batch"], f"{row['plain_s'] * 1e3:.2f}",
+         "–" if row["speculative_s"] is None else f"{row['speculative_s'] * 1e3:.2f}", _shown(row["speed_up"], "{:.2f}×"),
+         row["best_fixed_window"], _shown(row["best_fixed_speed_up"], "{:.2f}×"))
+        for row in pays["by_batch"]
+    ]  # fmt: skip
+    say(console, f"{pays['profile']}, sequences of {pays['kv_tokens']:,.0f} tokens; drafts: {pays['draft_source']}")
+    console.print(framed_table(headings, rows, left=()))
+    say(console, pays["words"], style="bold")
+
+
+def _cells(rates: dict[str, Any]) -> tuple[str, str, str]:
+    acceptance, speculation = _shown(rates["acceptance_rate"]), _shown(rates["speculation_rate"])
+    return acceptance, speculation, _shown(rates["accept_length"], "{:.2f}")
+
+
+def _shown(value: float | None, form: str = "{:.1%}") -> str:
+    return "–" if value is None else form.format(value)
+
+
+def token_range(row: dict[str, Any]) -> str:
+    """Return the hit lengths of a row, such as 5–8."""
+    low, high = row["from_tokens"], row["to_tokens"]
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"

@@ -1,0 +1,45 @@
+"""A calibration on the screen: the corrections, what they mean, the errors in and out of the window, and what is assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from simrl.show.text import bare_table, say
+from simrl.study.calibration import Calibration
+
+
+def print_calibration(found: Calibration, console: Console) -> None:
+    """Print the corrections, the errors in and out of the window, and the assumptions."""
+    corrections = [
+        (c.name, _shown(c.value, c.unit),
+         "at the bound of its range" if c.error is None else f"± {_shown(c.error, c.unit)}",
+         f"{_shown(c.low, c.unit)} to {_shown(c.high, c.unit)}", c.meaning)
+        for c in found.corrections
+    ]  # fmt: skip
+    console.print(bare_table(("correction", "value", "standard error", "range", "what it means"), corrections))
+    errors = [
+        (e.phase, _apart(e.steps_in, e.mape_in, e.bias_in), _apart(e.steps_out, e.mape_out, e.bias_out))
+        for e in found.errors
+    ]
+    window = "in the window ({}-{})".format(*found.window)
+    console.print()
+    console.print(bare_table(("simulated against logged", window, "on the rest"), errors))
+    say(
+        console,
+        "Mean absolute error of a step, and in brackets the error of the total. Nothing was fitted to the rest.\n",
+    )
+    say(console, *(f"Assumed: {text}." for text in found.assumed))
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "s" and 0 < abs(value) < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    if unit == "s" and 0 < abs(value) < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g}{' ' + unit if unit else ''}"
+
+
+def _apart(steps: int, mape: Any, bias: Any) -> str:
+    return f"{mape:.1%} ({bias:+.1%}), {steps} steps" if steps else "no steps"

@@ -1,0 +1,366 @@
+"""The answer of `simrl optimize` on the screen: a sentence, the best few, why, the front, how robust, what to launch.
+
+Invariant: fits into 100 columns; every figure is one of the `Optimization`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from simrl.result.off_policyness import largest_off_policyness
+from simrl.show.tables.compare import unequal_work
+from simrl.show.tables.explain import KINDS
+from simrl.show.text import Page, listed, say
+from simrl.study.goal import Goal, duration
+from simrl.study.model_error import RATIO_ERROR, SOURCE, WHOLE_RUNS_TOO_FAST
+from simrl.study.optimize import Choice, Optimization, Reasons
+from simrl.study.robustness import End
+from simrl.study.search import Option
+from simrl.study.staleness_quality import BENCHMARKS, Quality
+from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
+
+WIDTH = 100
+MOST_ON_FRONT = 8
+MOST_REASONS = 3
+WAITS = {
+    **{kind: words for kind, (_, words) in KINDS.items()},
+    "boundary": "the pass that a worker is in",
+    "unknown": "causes unknown",
+    "publish": "publishing weights",
+    "transfer": "handing on the batch",
+    "checkpoint": "checkpoints",
+    "evaluate": "evaluation",
+    "lost": "lost workers",
+}
+SOURCES = {"decode": "every forward pass", "train": "training", "acceptance": "acceptance of drafts"}
+
+
+def print_optimization(found: Optimization, console: Console) -> None:
+    """Print the answer of a search."""
+    say(console, found.name, style="bold")
+    _say(console, *_answer(found))
+    _head(console, "The best few")
+    console.print(_best(found))
+    _say(console, *_under_best(found))
+    _head(console, "Why")
+    for choice in found.best:
+        _why(choice, console)
+    again = [choice.leads for choice in found.best if len(choice.leads) > 1]
+    if again and not any(map(_differ, again)):
+        _say(console, f"Seeds change nothing here: {max(map(len, again))} of them gave equal figures.")
+    _head(console, "Pareto front: throughput, staleness, cost")
+    _print_front(found, console)
+    if found.robustness:
+        _head(console, "How robust the choice is")
+        _say(console, *_robust(found), hanging=2)
+    _head(console, "What staleness is known to cost in quality: a reference, not a prediction")
+    console.print(_quality(found))
+    _say(console, f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective.")
+    _head(console, "To launch it")
+    _print_launch(found, console)
+    _head(console, "What this rests on")
+    _say(console, *_rests_on(found), hanging=2)
+
+
+def _head(console: Console, text: str) -> None:
+    console.print()
+    say(console, text, style="bold")
+
+
+def _say(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:
+    """Print paragraphs in lines of at most `WIDTH`; a browser breaks its own lines."""
+    if isinstance(console, Page):
+        say(console, *paragraphs)
+        return
+    first, others = " " * indent, " " * (indent + hanging)
+    wrapper = textwrap.TextWrapper(WIDTH, first, others, break_on_hyphens=False, break_long_words=False)
+    for text in paragraphs:
+        say(console, *wrapper.wrap(text), soft_wrap=True)
+
+
+def _answer(found: Optimization) -> Iterator[str]:
+    choice, goal, best = found.choice, found.goal, found.best
+    option, why = choice.option, choice.reasons
+    yield f"Asked for: {goal.words}{_limits(goal)}.{_of_how_many(found)}"
+    split = f"{why.rollout_gpus} GPUs that roll out and {why.train_gpus} that train"
+    split = f"all {why.train_gpus} GPUs for both" if why.colocated else split
+    drafts = f", drafts of {why.drafter} ({why.drafts})" if why.drafts else ""
+    yield f"Run {option.row['system']}, {split}, tp {_tp(option)}{drafts}: {_figures(option, goal)}."
+    tied = [other.option.row["system"] for other in best if other.tied]
+    if tied:
+        yield (
+            f"{listed(tied)} {'is' if len(tied) == 1 else 'are'} as good as far as simrl can tell: closer than its error of "
+            f"{RATIO_ERROR:.0%}."
+        )
+    elif len(best) > 1:
+        times, second = f"{1 + min(best[1].leads):.2f} times as {_good(goal)}", best[1].option.row["system"]
+        if found.searched.whole:
+            yield f"It is {times} as the next system, {second}: beyond simrl's own error of {RATIO_ERROR:.0%}."
+        else:
+            yield f"It is {times} as the next system of those tried, {second}."
+    low, high = WHOLE_RUNS_TOO_FAST
+    if goal.deadline_s is not None and goal.seconds(option.row) > goal.deadline_s * (1 - high):
+        yield (
+            f"Mind: that is close to the deadline, and whole runs were predicted {low:.0%} to {high:.0%} too fast "
+            "(experiments/recorded_run.md)."
+        )
+    if goal.updates is None and len({o.point.scenario.cluster.gpus for o in found.searched.allowed}) > 1:
+        yield (
+            "The search compared several numbers of GPUs by speed alone; --updates with --deadline or --budget weighs cost, "
+            "and the front below has it."
+        )
+
+
+def _of_how_many(found: Optimization) -> str:
+    """Return how much of the space was searched, if not all of it."""
+    searched = found.searched
+    if searched.whole:
+        return ""
+    size = f"{searched.combinations:,} combinations" if searched.combinations else "a space without end"
+    return f" {searched.points:,} points of {size} were tried; more --trials may find better."
+
+
+def _limits(goal: Goal) -> str:
+    staleness = (goal.max_off_policyness, "off-policyness at most {:g}")
+    limits = (staleness, (goal.max_cost, "a cost of at most {:g} for 1,000 samples"))
+    return "".join(f", {words.format(limit)}" for limit, words in limits if limit is not None)
+
+
+def _figures(option: Option, goal: Goal) -> str:
+    row = option.row
+    figures = [f"{row['samples_per_s']:.3g} samples/s", f"off-policyness {_staleness(option)}"]
+    if row["cost_per_1k_samples"] is not None:
+        price = option.point.scenario.cluster.cost_per_gpu_hour
+        figures.append(f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at {price:g} a GPU-hour")
+    else:
+        figures.append(f"{option.gpu_hours:.3g} GPU-hours for 1,000 samples")
+    if goal.updates is not None:
+        unit = "" if goal.price else " GPU-hours"
+        figures.append(f"{goal.updates:,} updates in {duration(goal.seconds(row))} for {goal.cost(row):,.4g}{unit}")
+    return ", ".join(figures)
+
+
+def _staleness(option: Option) -> str:
+    """Return mean / largest, and a sign if it had not settled."""
+    row = option.row
+    return f"{row['off_policyness_mean']:.2f} / {largest_off_policyness(row)}{'' if row['settled'] else '↑'}"
+
+
+def _tp(option: Option) -> int:
+    return option.point.scenario.cluster.tp
+
+
+def _table(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Iterable[Any], names: int = 0) -> Table:
+    """Return a table of (heading, cell) pairs, in which column `names` stands to the left."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", width=None)
+    headings, cells = zip(*columns, strict=True)
+    for i, heading in enumerate(headings):
+        look: dict[str, Any] = {"max_width": 38} if i == names else {"justify": "right"}
+        table.add_column(heading, overflow="fold", **look)
+    for row in rows:
+        table.add_row(*(Text(str(cell(row))) for cell in cells))
+    return table
+
+
+def _best(found: Optimization) -> Table:
+    goal, columns = found.goal, dict[str, Callable[[Choice], object]]()
+    columns["rank"] = lambda choice: choice.rank
+    columns["system"] = lambda choice: _system(choice.option)
+    columns["rollout\n: train"] = lambda choice: _split(choice.reasons)
+    columns["tp"] = lambda choice: _tp(choice.option)
+    if any(choice.reasons.drafts for choice in found.best):
+        columns["drafter"] = lambda choice: choice.reasons.drafter
+    columns["samples/s"] = lambda choice: f"{choice.option.row['samples_per_s']:.3g}"
+    columns["off-policy\nmean / max"] = lambda choice: _staleness(choice.option)
+    if found.choice.option.row["cost_per_1k_samples"] is not None:
+        columns["cost/1k"] = lambda choice: f"{choice.option.row['cost_per_1k_samples']:.3g}"
+    else:
+        columns["GPU-h/1k"] = lambda choice: f"{choice.option.gpu_hours:.3g}"
+    if goal.updates is not None:
+        columns["time"] = lambda choice: duration(goal.seconds(choice.option.row))
+        columns["cost" if goal.price else "GPU-h"] = lambda choice: f"{goal.cost(choice.option.row):,.4g}"
+    columns[f"best as\n{_good(goal)}"] = lambda choice: "" if choice is found.choice else _behind(choice)
+    return _table(columns.items(), found.best, names=1)
+
+
+def _split(why: Reasons) -> str:
+    return f"{why.train_gpus} both" if why.colocated else f"{why.rollout_gpus} : {why.train_gpus}"
+
+
+def _behind(choice: Choice) -> str:
+    return f"{1 + choice.leads[0]:.2f}×{' ≈' if choice.tied else '  '}"
+
+
+def _system(option: Option) -> str:
+    """Return the name with the parameters that no other column has."""
+    system = option.point.scenario.system
+    shown = {k: v for k, v in system.parameters.items() if k not in ("rollout_share", "speculation")}
+    given = ", ".join(f"{key}={value}" for key, value in shown.items())
+    return f"{system.name}({given})" if given else system.name
+
+
+def _under_best(found: Optimization) -> Iterator[str]:
+    searched = found.searched
+    whole = "the whole space" if searched.whole else "of a larger space"
+    tried = f"{searched.points} points were tried ({whole})"
+    lines = [f"{tried}, {len(searched.allowed)} of them possible and within the limits"]
+    others = found.within_error
+    if others:
+        lines.append(f"{others} more {'is' if others == 1 else 'are'} within {RATIO_ERROR:.0%} of the best")
+    yield f"The best of each system, with its rank among all. {'; '.join(lines)}."
+    if any(choice.tied for choice in found.best):
+        yield f"≈ closer than simrl's own error of {RATIO_ERROR:.0%}, at one seed at least: a tie."
+    if any(not choice.option.row["settled"] for choice in found.best):
+        yield "↑ off-policyness was still growing when the simulation ended: simulate more steps."
+    rows = [{**choice.option.row, "variant": ""} for choice in found.best]
+    tokens = ", ".join(f"{row['tokens_per_s']:,.0f}" for row in rows)
+    yield from (f"{note}. Tokens/s in the order of the table: {tokens}." for note in unequal_work(rows))
+    for reason, count in searched.reasons()[:MOST_REASONS]:
+        yield f"Left out {count}: {reason}."
+
+
+def _why(choice: Choice, console: Console) -> None:
+    why, variant = choice.reasons, choice.variant
+    _say(console, f"{choice.rank}. {choice.option.row['system']}. {_sentence(why)}", hanging=3)
+    lines = [f"{name}: {says}." for name, says in why.findings]
+    if _differ(choice.leads):
+        shares = ", ".join(f"{lead:+.1%}" for lead in choice.leads)
+        lines.append(f"The best is ahead of it by {shares} with {len(choice.leads)} seeds.")
+    if variant is not None:
+        cluster, own = variant.point.scenario.cluster, choice.option.point.scenario.cluster
+        other = (cluster.gpu, cluster.gpus) != (own.gpu, own.gpus)
+        name = f"{variant.row['system']}, tp {cluster.tp}" + (f", {cluster.gpus} {cluster.gpu}" if other else "")
+        lines.append(f"It is {choice.variant_loss:.1%} ahead of its next variant, {name}.")
+    _say(console, *lines, indent=3, hanging=2)
+
+
+def _differ(leads: Sequence[float]) -> bool:
+    return max(leads) - min(leads) > 1e-12
+
+
+def _sentence(why: Reasons) -> str:
+    parts = listed([f"{clause} ({share:.0%})" for _, clause, share in why.parts])
+    waits = listed([f"{WAITS.get(kind, kind)} {share:.0%}" for kind, share in why.waits if share > 0.01])
+    rest = f"; most of the rest goes to {parts}." if parts else "."
+    waits = f" What an update waits for: {waits}." if waits else ""
+    return f"{why.ideal_share:.0%} of its GPU time is what an ideal run takes, too{rest}{waits}"
+
+
+def _print_front(found: Optimization, console: Console) -> None:
+    step = max(math.ceil(len(found.front) / MOST_ON_FRONT), 1)
+    shown = found.front[::-1][::step][::-1]  # the fastest always
+
+    def name(option: Option) -> str:
+        share = option.point.scenario.system.parameters.get("rollout_share")
+        return _system(option) + (f", {share:.0%} roll out" if share is not None else "")
+
+    def cost(option: Option) -> str:
+        found = option.row["cost_per_1k_samples"]
+        return "–" if found is None else f"{found:.3g}"
+
+    columns: dict[str, Callable[[Option], object]] = {
+        "system": name,
+        "GPUs": lambda option: option.row["gpus"],
+        "tp": _tp,
+        "drafter": lambda option: option.row["speculation"].partition("(")[0],
+        "off-policy\nmean / max": _staleness,
+        "samples/s": lambda option: f"{option.row['samples_per_s']:.3g}",
+        "GPU-h/1k": lambda option: f"{option.gpu_hours:.3g}",
+        "cost/1k": cost,
+    }
+    console.print(_table(columns.items(), shown))
+    if len(shown) < len(found.front):
+        _say(console, f"{len(shown)} of {len(found.front)}; all are in --json.")
+
+
+def _robust(found: Optimization) -> Iterator[str]:
+    sources = dict.fromkeys(end.source for end in found.robustness)
+    again = f"The best few and the next best were simulated again, {len(sources)} inputs 20 % off in turn"
+    yield f"{again}; splits and η stay as they are."
+    for source in sources:
+        ends = [_of_end(end, found.choice.option) for end in found.robustness if end.source == source]
+        yield f"{SOURCES[source]}: {'; '.join(ends)}."
+
+
+def _of_end(end: End, choice: Option) -> str:
+    unit = "time" if end.source != "acceptance" else "acceptance"
+    at = f"at {_percent(end.factor)} {unit}"
+    if end.winner is None:
+        reason = end.untried.get(choice.point.hash)
+        return f"{at} none of them keeps the limits" if reason is None else f"{at} nothing is known, as {reason}"
+    left_out = f" ({len(end.untried)} of the others could not be tried)" if end.untried else ""
+    if end.winner is choice:
+        return f"{at} the choice still wins, by {_lead(end.lead)}{left_out}"
+    assert end.flip is not None
+    flip = end.flip
+    first, there = (f"{winner.row['system']} (tp {_tp(winner)})" for winner in (flip.winner, end.winner))
+    there = "it" if end.winner is flip.winner else there
+    breaks = "the choice breaks a limit" + ("" if there == "it" else f", and {there} wins")
+    ahead = f"{there} is ahead by {_lead(end.lead)}" if end.kept else breaks
+    holds = f"at {_percent(flip.holds)}" if flip.holds != 1 else "as it is"
+    side = "below" if flip.flips < 1 else "above"
+    return f"{first} wins {side} {_percent(flip.flips)} {unit} ({holds} the choice still does; {at} {ahead}){left_out}"
+
+
+def _good(goal: Goal) -> str:
+    return "cheap" if goal.deadline_s is not None else "fast"
+
+
+def _lead(lead: float) -> str:
+    if math.isinf(lead):
+        return "any margin, as nothing else keeps the limits"
+    return f"{lead:.1%}" + (", less than simrl's own error" if lead < RATIO_ERROR else "")
+
+
+def _percent(factor: float) -> str:
+    """Return a factor as the percentage added."""
+    return f"{100 * (factor - 1):+.3g} %".replace("-", "−")
+
+
+def _quality(found: Optimization) -> Table:
+    def cell(row: Quality, i: int) -> str:
+        plain = f"{row.without_decoupled[i]:.1f}"
+        return plain if row.eta == 0 else f"{plain} / {row.with_decoupled[i]:.1f}"
+
+    columns: dict[str, Callable[[Quality], object]] = {
+        "η": lambda row: "none" if math.isinf(row.eta) else f"{row.eta:g}"
+    }
+    columns |= {benchmark: partial(cell, i=i) for i, benchmark in enumerate(BENCHMARKS)}
+    return _table(columns.items(), found.quality)
+
+
+def _print_launch(found: Optimization, console: Console) -> None:
+    launching, settings = found.launching, found.launching.settings
+    if launching.refused:
+        _say(console, f"{found.choice.option.row['system']}: {launching.refused}.")
+    if settings is None:
+        _say(console, "Nothing that was tried is offered by a framework whose documentation simrl knows.")
+        return
+    if launching.refused:
+        option = launching.option
+        times = f"{found.choice.option.merit / option.merit:.2f} times as {_good(found.goal)}"
+        name = f"number {launching.rank}, {option.row['system']}, tp {_tp(option)}"
+        _say(console, f"The best that is offered is {name} (the best is {times}), in {settings.framework}:")
+    else:
+        _say(console, f"In {settings.framework}:")
+    console.print()
+    say(console, " \\\n  ".join(settings.command), soft_wrap=True)
+    console.print()
+    _say(console, f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add.")
+    _say(console, *(f"Mind: {note}." for note in settings.notes))
+
+
+def _rests_on(found: Optimization) -> Iterator[str]:
+    yield from (f"{line}." for line in found.rests_on)
+    yield f"simrl's own error of {RATIO_ERROR:.0%} between two options: {SOURCE}."
+    yield f"Searched: {' '.join(found.space.asked)}"
+    yield from (f"{note}." for note in found.space.notes)

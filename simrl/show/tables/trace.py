@@ -1,0 +1,87 @@
+"""A trace on the screen: what it holds, and how ranks of lengths persist from epoch to epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from simrl.show.inputs import source_words
+from simrl.show.text import aligned, framed_table, say
+
+HISTORY_COLUMNS = {
+    "accurate": "accurate",
+    "near_boundary": "near boundary",
+    "strong": "strong",
+    "not_last": "not last 10 %",
+    "within": "within β×",
+    "migrated": "migrated",
+}
+
+
+def print_history(history: list[dict[str, Any]], console: Console) -> None:
+    """Print what `describe_history` returned."""
+    columns, first = tuple(HISTORY_COLUMNS.values()), history[0]
+    overall = [(found["groups"], *_shares(found["overall"])) for found in history]
+    by_group = [(group, *_shares(shares)) for group, shares in enumerate(first["by_group"], start=1)]
+    by_epoch = [(row["epoch"], f"{row['growth']:.2f}", *_shares(row)) for row in first["by_epoch"]]
+    title = "Ranked by the epoch before (RhymeRL Table 2, Fig. 9)"
+    console.print(framed_table(("groups", *columns), overall, title, left=()))
+    title = f"By predicted group of {first['groups']}, the shortest first"
+    console.print(framed_table(("group", *columns), by_group, title, left=()))
+    console.print(framed_table(("epoch", "β", *columns), by_epoch, f"By epoch, {first['groups']} groups", left=()))
+    say(
+        console,
+        "accurate: a response is in its prompt's group or a lower one; else it moved higher, near the boundary or strongly. "
+        "Of those that did, HistoPipe leaves alone what is not among its group's last 10 %, or within β × the group's "
+        "longest response of the epoch before, and migrates the rest.",
+    )
+
+
+def _shares(shares: dict[str, float]) -> list[str]:
+    return [f"{shares[kind]:.1%}" for kind in HISTORY_COLUMNS]
+
+
+def print_description(description: dict[str, Any], console: Console) -> None:
+    """Print what `describe` returned."""
+    d, metadata = description, description["metadata"]
+    drawn = metadata["kind"] == "synthetic"
+    kind = "synthetic: no model generated these responses" if drawn else metadata["kind"]
+    console.print(Text.assemble((metadata["name"], "bold"), f", {kind}"))
+    say(console, f"Source: {source_words(metadata['source'])}")
+    say(console, f"Lengths counted by: {metadata['tokenizer']}. Licence: {metadata['licence']}")
+    if metadata["notes"]:
+        say(console, f"Notes: {metadata['notes']}")
+
+    smallest, largest = d["group_min"], d["group_max"]
+    pauses = (
+        f"{d['pauses_mean']:.1f} pauses a response, {d['environment_s_mean']:.1f} s and "
+        f"{d['observation_tokens_mean']:,.0f} tokens of observations in all"
+    )
+    size = {
+        "samples": f"{d['rows']:,}",
+        "steps, epochs": f"{d['steps']:,}, {d['epochs']:,}",
+        "prompts": f"{d['prompts']:,}",
+        "samples a group": smallest if smallest == largest else f"{smallest} to {largest}, mean {d['group_mean']:.1f}",
+        "tokens": f"{d['prompt_tokens_total']:,} of prompts, {d['response_tokens_total']:,} of responses",
+        "at the cap": f"{d['share_at_cap']:.1%} of responses, cap {d['cap_tokens']:,} tokens",
+        "reward": "not recorded" if d["reward_mean"] is None else f"mean {d['reward_mean']:.3f}",
+        "environment": pauses if d["pauses_mean"] else "no turns",
+        "token ids": "recorded" if d["has_token_ids"] else "not recorded; acceptance of drafts must be assumed",
+    }
+    console.print(aligned(((Text(label, "bold"), value) for label, value in size.items()), "ll"))
+    lengths = [(kind, *(f"{n:,.0f}" for n in d[f"{kind}_tokens"].values())) for kind in ("prompt", "response")]
+    console.print(framed_table(("tokens", *d["response_tokens"]), lengths))
+
+    share = d["within_group_variance_share"]
+    if share is not None:
+        say(console, f"Within groups lies {share:.0%} of a step's variance of log lengths, the rest between prompts.")
+    ranks = d["rank_stability"]
+    if ranks is not None:
+        say(
+            console,
+            f"Ranked by the epoch before, {ranks['same_or_lower']:.1%} of responses stay in their group of "
+            f"{ranks['groups']} or lower; {ranks['higher']:.1%} move higher, {ranks['near_boundary']:.1%} only near the "
+            f"boundary, {ranks['strong']:.1%} strongly (over {ranks['epoch_pairs']} pairs of epochs).",
+        )

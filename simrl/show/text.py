@@ -1,0 +1,185 @@
+"""Shared parts of all tables: lines, numbers, columns that fit the console, and `Page`, a console that prints HTML.
+
+Invariant: nothing that is printed is markup. A page has the words and the formatted numbers of the screen, every text escaped.
+On the screen a column is shown whole or left out, the least important first; a page keeps them all.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from html import escape
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+SMALL = "font-size: 85%; margin: 0.2em 0"
+WIDE = 10_000  # characters of a line on a page, in a file or a pipe
+
+
+class Column(NamedTuple):
+    """A heading (with line breaks), the text of a row's cell, what it means, and its turn to be left out (0: never)."""
+
+    heading: str
+    cell: Callable[[Any], str]
+    meaning: str = ""
+    turn: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return the heading in one line."""
+        return self.heading.replace("\n", " ")
+
+
+class Line(NamedTuple):
+    """The cells of a row, its style, and whether a rule follows it."""
+
+    cells: Sequence[object]
+    style: str = ""
+    end_section: bool = False
+
+
+Rows = Iterable[Line | Sequence[object]]
+
+
+def say(console: Console, *lines: str, style: str = "", **options: Any) -> None:
+    """Print lines in which nothing is markup."""
+    for line in lines:
+        console.print(Text(line, style=style), **options)
+
+
+def plain_table(headings: Sequence[str], rows: Rows, left: Sequence[int] = (0,)) -> Table:
+    """Return a table without frame whose columns stand to the right, those in `left` to the left."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    return _filled(table, headings, rows, left, no_wrap=True)
+
+
+def framed_table(headings: Sequence[str], rows: Rows, title: str | None = None, left: Sequence[int] = (0,)) -> Table:
+    """Return a table with a frame whose columns stand to the right, those in `left` to the left."""
+    return _filled(Table(title=title, title_justify="left"), headings, rows, left)
+
+
+def bare_table(headings: Sequence[str], rows: Rows) -> Table:
+    """Return a table of left columns without any rules."""
+    return _filled(Table(box=None, pad_edge=False, header_style="bold"), headings, rows, range(len(headings)))
+
+
+def aligned(rows: Rows, sides: str) -> Table:
+    """Return rows without headings; `sides` has an l or an r for each column."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    return _filled(table, [""] * len(sides), rows, [i for i, side in enumerate(sides) if side == "l"])
+
+
+def _filled(table: Table, headings: Sequence[str], rows: Rows, left: Sequence[int], **options: Any) -> Table:
+    for i, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="left" if i in left else "right", **options)
+    for row in rows:
+        line = row if isinstance(row, Line) else Line(row)
+        cells = (cell if isinstance(cell, Text) else Text(str(cell)) for cell in line.cells)
+        table.add_row(*cells, style=line.style, end_section=line.end_section)
+    return table
+
+
+def fitting(
+    console: Console, columns: Sequence[Column], table_of: Callable[[Sequence[Column]], Table]
+) -> tuple[Table, list[Column], list[str]]:
+    """Return the table of as many columns as fit, these columns, and the names of the others."""
+    shown, left_out = list(columns), []
+    unlimited = console.options.update(max_width=WIDE)
+    while console.measure(table := table_of(shown), options=unlimited).maximum > console.width:
+        first = min((column for column in shown if column.turn), key=lambda column: column.turn, default=None)
+        if first is None:
+            break
+        shown.remove(first)
+        left_out.append(first.name)
+    return table, shown, left_out
+
+
+def listed(words: Sequence[Any]) -> str:
+    """Return "a, b and c"; nothing for no words."""
+    return " and ".join(filter(None, (", ".join(map(str, words[:-1])), *map(str, words[-1:]))))
+
+
+def number(value: float) -> str:
+    """Return three significant digits, and every digit before the point; next to nothing is 0."""
+    if abs(value) < 5e-4:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{min(max(0, digits), 4)}f}"
+
+
+def signed(value: float) -> str:
+    """Return the `number` with its sign."""
+    text = number(value)
+    return text if text.startswith("-") or text == "0" else f"+{text}"
+
+
+class Page(Console):
+    """A console that turns texts and tables into HTML. `html` is what was printed so far."""
+
+    def __init__(self) -> None:
+        super().__init__(file=io.StringIO(), width=WIDE, markup=False, highlight=False)
+        self._parts: list[str] = []
+
+    @property
+    def html(self) -> str:
+        return "<div>" + "\n".join(self._parts) + "</div>"
+
+    def print(self, *objects: Any, **_: Any) -> None:
+        """Add each object as a paragraph, a table or, if it has several lines, preformatted."""
+        for each in objects:
+            if isinstance(each, Table):
+                self._parts.append(self._table(each))
+            elif "\n" in str(each).strip():
+                self._parts.append(f"<pre>{escape(str(each))}</pre>")
+            else:
+                self._parts.append(f'<p style="{SMALL}">{self._inline(each)}</p>' if str(each) else "")
+
+    @contextmanager
+    def fold(self, summary: str) -> Iterator[None]:
+        """Hide what is printed in the block behind a summary that opens it."""
+        before, self._parts = self._parts, []
+        try:
+            yield
+        finally:
+            inside = "\n".join(self._parts)
+            folded = f'<details style="{SMALL}"><summary>{escape(summary)}</summary>{inside}</details>'
+            self._parts = [*before, folded] if self._parts else before
+
+    def _table(self, table: Table) -> str:
+        sides = [f"text-align: {'right' if column.justify == 'right' else 'left'}" for column in table.columns]
+
+        def row(tag: str, contents: Iterable[Any], look: str = "", more: str = "") -> str:
+            cells = zip(sides, map(self._inline, contents), strict=True)
+            inside = "".join(f'<{tag} style="{side}{more}">{cell}</{tag}>' for side, cell in cells)
+            return f'<tr style="{look}">{inside}</tr>' if look else f"<tr>{inside}</tr>"
+
+        lines = ["<table>"]
+        if table.title:
+            lines.append(f'<caption style="text-align: left">{self._inline(table.title)}</caption>')
+        if table.show_header:
+            lines.append(f"<thead>{row('th', (column.header for column in table.columns))}</thead>")
+        lines.append("<tbody>")
+        for i, each in enumerate(table.rows):
+            contents = [list(column.cells)[i] for column in table.columns]
+            look = "font-weight: bold; " if "bold" in str(each.style or "") else ""
+            look += "border-bottom: 1px solid; " if each.end_section else ""
+            lines.append(row("td", contents, look, "; white-space: pre"))
+        return "\n".join([*lines, "</tbody></table>"])
+
+    def _inline(self, content: Any) -> str:
+        """Return a text as HTML, escaped, with its bold parts."""
+        text = Text.assemble(content if isinstance(content, Text) else str(content))
+        parts = [(escape(part.text), part.style) for part in text.render(self)]
+        html = "".join(f"<b>{words}</b>" if style and style.bold else words for words, style in parts)
+        return html.replace("\n", "<br>")
+
+
+def folded(console: Console, summary: str) -> AbstractContextManager[None]:
+    """Hide what is printed in the block behind a summary on a page; show it on a screen."""
+    return console.fold(summary) if isinstance(console, Page) else nullcontext()

@@ -1,0 +1,1 @@
+"""Checks that a scenario can exist, builds its actors, and runs it."""

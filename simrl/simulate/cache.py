@@ -1,0 +1,77 @@
+"""Traces and profiles of scenarios, each read or made once.
+
+Invariant: an entry is kept under all of its inputs (file or length model and seed; file or roofline, model, GPU and tp), so
+scenarios that share a cache are prepared as if each read its own files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from simrl.errors import InputError
+from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.profile import TableProfile, read_profile
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.scenario.model import Scenario
+from simrl.trace.synthesis import synthesise
+from simrl.trace.trace import Trace, read_trace
+
+T = TypeVar("T")
+MOST_TRACES, MOST_PROFILES = 4, 32  # kept
+
+
+class InputCache:
+    """Traces and profiles of the most recently prepared scenarios. A scenario whose workload names the trace `given` gets it,
+    and no file is read."""
+
+    def __init__(self, given: Trace | None = None) -> None:
+        self._given = given
+        self._traces: dict[str, Trace] = {}
+        self._profiles: dict[str, TableProfile] = {}
+
+    def trace(self, scenario: Scenario) -> Trace:
+        """Return the scenario's trace. Raise `InputError` for a file that holds none."""
+        workload, seed = scenario.workload, scenario.seed
+        if self._given is not None and workload.trace == self._given.metadata.name:
+            return self._given
+        key = f"{workload.model_dump_json()} {seed if workload.synthetic is not None else ''}"
+
+        def make() -> Trace:
+            if workload.synthetic is not None:
+                return synthesise(workload.synthetic, seed)
+            assert workload.trace is not None
+            return read_trace(workload.trace)
+
+        return _kept(self._traces, MOST_TRACES, key, make)
+
+    def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
+        """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
+        key = f"{scenario.profile.model_dump_json()} {model.model_dump_json()} {kind.name} {scenario.cluster.tp}"
+        return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
+
+
+def _kept(kept: dict[str, T], most: int, key: str, make: Callable[[], T]) -> T:
+    """Return the entry of a key, or make and keep it; the least recently used entry is removed."""
+    kept[key] = entry = kept.pop(key) if key in kept else make()
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+    return entry
+
+
+def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
+    config, tp = scenario.profile, scenario.cluster.tp
+    if config.roofline is not None:
+        profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
+    else:
+        assert config.path is not None
+        profile = read_profile(config.path)
+        has = (profile.metadata.model, profile.metadata.gpu, profile.metadata.tp)
+        if has != (model.name, kind.name, tp):
+            raise InputError(
+                f"{config.path}: a profile of {has[0]} on {has[1]} tp{has[2]}, the scenario has {model.name} on "
+                f"{kind.name} tp{tp}; name the profile that belongs to it"
+            )
+    return profile.with_corrections(
+        config.forward_correction, config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
+    )

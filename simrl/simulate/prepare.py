@@ -1,0 +1,330 @@
+"""prepare(scenario) -> Prepared: reads the inputs that a scenario names and checks that it is possible.
+
+Invariant: every mistake in a scenario is an `InputError` of `prepare`, before anything runs. Sizes of memory are per GPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import simrl
+from simrl.engine.engine import EngineConfig
+from simrl.engine.requests import Limits
+from simrl.errors import InputError
+from simrl.profile.hardware import GPUS_PER_NODE, gpu, model_shape
+from simrl.profile.profile import ProfileMetadata, read_profile
+from simrl.runtime.faults import check_faults
+from simrl.runtime.training_costs import TrainingCosts
+from simrl.runtime.worker import WorkerCosts
+from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
+from simrl.speculation.best_of_n import TailPlan, plan_tail
+from simrl.speculation.deployment import Deployment, typical_context_tokens
+from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.systems.recipes import make_system
+from simrl.systems.system import System
+from simrl.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Prepared(Deployment):
+    """A scenario with the inputs that it names, read and checked against each other."""
+
+    scenario: Scenario
+    system: System
+    limits: Limits
+    workers: int
+    train_gpus: int
+    costs: WorkerCosts
+    drafts: DraftPlan | None = None
+    tail: TailPlan | None = None
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs of a rollout worker: its tensor-parallel group, and a decoupled drafter's."""
+        return self.scenario.cluster.tp + (self.drafts.draft_gpus if self.drafts else 0)
+
+    @property
+    def colocated(self) -> bool:
+        return self.system.rollout_share is None
+
+    @property
+    def rollout_gpus(self) -> int:
+        return self.workers * self.gpus_per_worker
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs that the system occupies."""
+        return max(self.rollout_gpus, self.train_gpus) if self.colocated else self.rollout_gpus + self.train_gpus
+
+    def training_costs(self, gpus: int) -> TrainingCosts:
+        """Return what an update costs on `gpus` train GPUs."""
+        return TrainingCosts(
+            model=self.model,
+            gpu=self.gpu,
+            gpus=gpus,
+            config=self.scenario.training,
+            minibatches=self.system.minibatches,
+            log_probs=self.system.log_probs + self.scenario.training.extra_log_probs,
+            switch=self.colocated,
+            controller=self.system.controller,
+        )
+
+    def may_train(self, gpus: int) -> bool:
+        """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
+        if gpus == 0 or gpus % self.scenario.training.sequence_parallel:
+            return False
+        return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.gpu.memory_bytes
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the metadata of a result: the inputs and the source of each."""
+        s = self.scenario
+        return {
+            "system": self.system.name,
+            "label": self.system.label,
+            "paper": self.system.paper,
+            "variant": s.variant,
+            "gpus": self.gpus,
+            "rollout_workers": self.workers,
+            "train_gpus": self.train_gpus,
+            "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
+            "load_weights_s": self.costs.load_s,
+            "load_weights_kind": "assumed" if s.training.load_s is None else "given",
+            "trace": self.trace.metadata.model_dump(),
+            "trace_steps": len(self.trace.step_slices),
+            "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
+            "speculation": self.drafts.facts if self.drafts else None,
+            "best_of_n": self.tail.facts if self.tail else None,
+            "scenario": s.model_dump(),
+            "simrl_version": simrl.__version__,
+        }
+
+
+def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
+    """Return the scenario with its inputs; traces and profiles come from `inputs`. Raise `InputError` for an impossible
+    scenario: GPUs that do not divide, too little memory, a trace or profile of another setup."""
+    cluster, engine, training = scenario.cluster, scenario.engine, scenario.training
+    system = make_system(scenario.system.name, scenario.system.parameters)
+    model, kind, inputs = model_shape(scenario.model), gpu(cluster.gpu), inputs or InputCache()
+    _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs")
+    _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}")
+    trace = inputs.trace(scenario)
+    deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
+    drafts = tail = None
+    if system.speculation is not None:
+        gpus = _share(cluster.gpus, system.rollout_share or 1.0)
+        drafts = plan_drafting(system.speculation, scenario.speculation, deployment, gpus)
+    if system.best_of_n is not None:
+        tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
+    workers, train_gpus = _split(cluster.gpus, cluster.tp + (drafts.draft_gpus if drafts else 0), system)
+    _require_divisor("training.sequence_parallel", training.sequence_parallel, train_gpus, "train GPUs")
+    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
+    if system.needs_rewards:
+        _require_unequal_rewards(trace, system.name)
+    limits = _engine_limits(engine, deployment, drafts, tail)
+    if drafts is not None:
+        _require_room_for_drafter(engine, deployment, drafts, limits)
+    longest = _longest_allowed(trace)
+    verified = limits.max_num_batched_tokens if drafts or tail else 0
+    deployment.profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
+    prepared = Prepared(
+        **vars(deployment),
+        scenario=scenario,
+        system=system,
+        limits=limits,
+        workers=workers,
+        train_gpus=train_gpus,
+        costs=_worker_costs(scenario, system, deployment),
+        drafts=drafts,
+        tail=tail,
+    )
+    _require_training_fits(prepared.training_costs(train_gpus), longest)
+    return prepared
+
+
+def _require_divisor(key: str, value: int, number: int, of: str) -> None:
+    if number % value:
+        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor")
+
+
+def _worker_costs(scenario: Scenario, system: System, deployment: Deployment) -> WorkerCosts:
+    model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
+    one_node = system.rollout_share is None and scenario.cluster.gpus <= GPUS_PER_NODE
+    link = kind.link_bytes_per_s if one_node else kind.network_bytes_per_s  # each GPU fetches its own part
+    if system.host_buffer:
+        link = kind.host_bytes_per_s
+    load_s = training.load_s
+    if load_s is None:
+        load_s = training.load_overhead_s + model.weight_bytes / tp / link
+    return WorkerCosts(
+        load_s=load_s,
+        fetch_s_per_token=model.kv_bytes_per_token / min(tp, model.kv_heads) / kind.network_bytes_per_s,
+        evaluate_every=training.evaluate_every,
+        evaluate_s=training.evaluate_s,
+        request_s=deployment.profile.metadata.request_s or 0.0,
+    )
+
+
+def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Path) -> Scenario:
+    """Return the scenario with `training.load_s` from a profile, or from the file of one: seconds in which an engine loads
+    weights from a folder, as in a replay. A scenario that sets `load_s` is returned unchanged."""
+    if scenario.training.load_s is not None:
+        return scenario
+    metadata = profile if isinstance(profile, ProfileMetadata) else read_profile(profile).metadata
+    training = scenario.training.model_copy(update={"load_s": metadata.load_weights_s})
+    return scenario.model_copy(update={"training": training})
+
+
+def gpus_for(scenario: Scenario, workers: int) -> int:
+    """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise `InputError` if no number does."""
+    system, tp = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster.tp
+    for gpus in range(tp, 128 * workers * tp, tp):
+        with suppress(InputError):
+            if _split(gpus, tp, system)[0] == workers:
+                return gpus
+    raise InputError(
+        f"system {system.name}: no number of GPUs gives {workers} rollout workers at tp {tp}; ask for others"
+    )
+
+
+def _share(gpus: int, factor: float) -> int:
+    """Return floor(gpus × factor), safe against float error."""
+    return int(gpus * factor + 1e-9)
+
+
+def _split(gpus: int, unit: int, system: System) -> tuple[int, int]:
+    """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs go to training."""
+    if system.rollout_share is None:
+        extra = _share(gpus, system.extra_rollout_gpus) // unit
+        if system.extra_rollout_gpus and not extra:
+            raise InputError(
+                f"system {system.name}: extra_rollout_gpus {system.extra_rollout_gpus} of {gpus} GPUs makes no worker of "
+                f"{unit}; use more"
+            )
+        if gpus < unit:
+            raise InputError(
+                f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and there are "
+                f"{gpus}; use more GPUs, or fewer draft_gpus"
+            )
+        return gpus // unit + extra, gpus
+    workers = _share(gpus, system.rollout_share) // unit
+    train_gpus = gpus - workers * unit
+    if workers == 0 or train_gpus == 0:
+        raise InputError(
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs at tp {unit} leaves "
+            f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share"
+        )
+    return workers, train_gpus
+
+
+def _longest_allowed(trace: Trace) -> int:
+    """Return the upper bound on the tokens of a sequence: the longest given context, and a response of the cap."""
+    return int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
+
+
+def _engine_limits(
+    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
+) -> Limits:
+    """Return a worker's limits. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
+    model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
+    tokens = engine.kv_cache_tokens or _kv_cache_tokens(engine, deployment, drafts, tail)
+    blocks = tokens // engine.block_size
+    known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
+    longest = int((known + trace.column("response_tokens")).max())
+    if longest > blocks * engine.block_size:
+        raise InputError(
+            f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "
+            f"tp {deployment.tp}, {gpu.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
+        )
+    return Limits(
+        engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, blocks, engine.async_scheduling
+    )
+
+
+def _kv_cache_tokens(
+    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
+) -> int:
+    """Return the tokens of KV cache that fit in addition to the weights. All drafters of a worker are resident; one at a
+    time drafts."""
+    model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
+    drafters = [plan for plan in (drafts, tail) if plan is not None]
+    weights = model.weight_bytes / tp + sum(plan.weight_bytes for plan in drafters)
+    free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
+    kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + max(
+        (plan.kv_bytes_per_token for plan in drafters), default=0.0
+    )
+    tokens = int(free // kv_bytes)
+    if tokens < engine.block_size:
+        raise InputError(
+            f"{model.name} at tp {tp}: weights take {weights / 1e9:.1f} GB of a {gpu.name}'s "
+            f"{gpu.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}, less "
+            f"{engine.reserve_bytes / 1e9:.0f} GB reserve): "
+            "nothing is left for the KV cache; use a larger tp or another GPU"
+        )
+    return tokens
+
+
+def _require_room_for_drafter(engine: EngineConfig, deployment: Deployment, drafts: DraftPlan, limits: Limits) -> None:
+    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the drafter's weights, a worker's share of the
+    target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs at a
+    time, no more than the worker's own cache has room for."""
+    if drafts.decoupled is None:
+        return
+    model, gpu, times = deployment.model, deployment.gpu, drafts.times
+    running = min(drafts.decoupled.requests, engine.max_num_seqs)
+    tokens = min(running * typical_context_tokens(deployment.trace), limits.kv_blocks * limits.block_size)
+    kept = model.weight_bytes / deployment.tp
+    kv_bytes = tokens * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
+    room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
+    if times.weight_bytes_per_gpu + kept + kv_bytes > room:
+        smaller = times.weight_bytes_per_gpu + kept > room
+        raise InputError(
+            f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
+            f"{times.weight_bytes_per_gpu / 1e9:.1f} GB for its weights, {kept / 1e9:.1f} for the weights of "
+            f"{model.name}, which it keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on "
+            f"{drafts.draft_gpus}; a {gpu.name} has "
+            f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "
+            f"{engine.reserve_bytes / 1e9:.0f} reserve); use a smaller drafter, a larger tp or "
+            f"{'decoupled: false' if smaller else 'more draft_gpus'}"
+        )
+
+
+def _require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
+    """Raise `InputError` if the training state and a micro-batch of the longest sequence do not fit a GPU."""
+    needed, gpu, microbatch = costs.memory_bytes(longest_tokens), costs.gpu, costs.config.tokens_per_microbatch
+    if needed <= gpu.memory_bytes:
+        return
+    remedies = "more train GPUs"
+    if costs.state_bytes < gpu.memory_bytes:
+        short = microbatch > longest_tokens
+        remedies += " or more sequence_parallel or fewer tokens_per_microbatch" if short else " or sequence_parallel"
+    raise InputError(
+        f"training: {costs.model.name} on {costs.gpus} {gpu.name} needs {needed / 1e9:.0f} GB a GPU "
+        f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
+        f"{max(microbatch, longest_tokens)} tokens), it has {gpu.memory_bytes / 1e9:.0f}; use {remedies}"
+    )
+
+
+def _require_unequal_rewards(trace: Trace, system: str) -> None:
+    """Raise `InputError` unless every sample has a reward and at least one group has unequal rewards."""
+    name = trace.metadata.name
+    rewards = trace.column("reward") if "reward" in trace.table.column_names else np.full(len(trace), np.nan)
+    missing = int(np.isnan(rewards).sum())
+    if missing:
+        raise InputError(
+            f"{name}: {missing} of {len(trace)} samples have no reward, and {system} drops groups by their rewards; "
+            "give them in the column 'reward'"
+        )
+    groups = np.stack([trace.column("step"), trace.column("prompt_id")], axis=1)
+    first = np.flatnonzero(np.r_[True, (groups[1:] != groups[:-1]).any(axis=1)])
+    unequal = np.minimum.reduceat(rewards, first) < np.maximum.reduceat(rewards, first)
+    single = np.diff(np.r_[first, len(trace)]) == 1
+    if not (unequal | single).any():
+        raise InputError(
+            f"{name}: all rewards of every group are equal, and {system} drops such groups; nothing is left"
+        )

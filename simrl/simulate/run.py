@@ -1,0 +1,220 @@
+"""simulate(scenario) -> Result: builds the actors of a prepared scenario, runs its pipeline and closes open spans."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import simpy
+
+from simrl.dispatch.dispatcher import Dispatcher
+from simrl.dispatch.split import adapt
+from simrl.engine.engine import Engine
+from simrl.engine.requests import Limits
+from simrl.pipelines.context import RunContext
+from simrl.pipelines.dynamic_sampling import rewards_differ
+from simrl.profile.profile import Tables
+from simrl.profile.rollout_times import RolloutTimes
+from simrl.result.result import Lane, Result
+from simrl.runtime.drafting import Drafting, tail_drafting
+from simrl.runtime.faults import inject
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.runtime.spot_trainer import SpotTrainer
+from simrl.runtime.trainer import Rewarder, SimulatedRewarder, SimulatedTrainer, Trainer
+from simrl.runtime.training_costs import deal, longest_first, pack
+from simrl.runtime.worker import Worker
+from simrl.scenario.model import Scenario
+from simrl.simulate.prepare import Prepared, prepare
+from simrl.trace.workload import Workload
+
+
+def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:
+    """Run a scenario to its last policy update; `on_step` is called after each. Raise `InputError` as `prepare` does."""
+    return simulate_prepared(prepare(scenario), on_step)
+
+
+def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None = None) -> Result:
+    """Run a prepared scenario to its last policy update; `on_step` is called after each."""
+    # A run makes millions of small objects and hardly any reference cycles: the search for cycles takes a third of its time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _result_of(prepared, on_step)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _result_of(prepared: Prepared, on_step: Callable[[int], None] | None) -> Result:
+    # A function of its own: the schedule, whose actors refer to each other, must be out of reach when garbage is collected
+    # again, or it enters an older generation and the objects of the run are kept for long.
+    schedule = Schedule(prepared, simpy.Environment(), simulated_workers, on_step)
+    schedule.run()
+    return schedule.result()
+
+
+class Schedule:
+    """A prepared scenario with its actors, on SimPy's clock or the wall's.
+
+    `make_workers` gives `units` rollout workers, and may look up the rest here; `make_learners` gives a trainer for some lanes
+    and a rewarder (default: simulated ones). `run` goes to the last policy update; `result` is what has happened so far, also
+    if something stopped the run. `once`: AReaL and verl's fully asynchronous recipe submit nothing after the trace's last
+    group, and `StoppedError` is raised if it has too few groups for the updates. All other pipelines repeat the trace."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        env: simpy.Environment,
+        make_workers: Callable[[Schedule], Sequence[Worker]],
+        on_step: Callable[[int], None] | None = None,
+        make_learners: Callable[[Schedule, Sequence[int]], tuple[Trainer, Rewarder]] | None = None,
+        once: bool = False,
+    ) -> None:
+        scenario, system = prepared.scenario, prepared.system
+        self.prepared, self.env = prepared, env
+        adapts = system.adapt_split_every > 0
+        self.units = scenario.cluster.gpus // prepared.gpus_per_worker if adapts else prepared.workers
+        lanes, train_lanes = _lanes(prepared, self.units)
+        self._finished = env.event()
+
+        def stepped(step: int) -> None:
+            if on_step is not None:
+                on_step(step)
+            if step + 1 == scenario.steps:
+                self._finished.succeed()
+
+        self.recorder = Recorder(lanes, stepped)
+        self.workload = Workload(prepared.trace, once)
+        self.spot = _spot_trainer(prepared, self.recorder, self.units)
+        self.workers = list(make_workers(self))
+        kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
+        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens=kv_cache_tokens)
+        self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
+        trace, prompt_tokens = prepared.trace, round(float(prepared.trace.column("prompt_tokens").mean()))
+        most = prepared.limits.max_num_seqs
+        context = RunContext(
+            env=env,
+            workers=list(self.workers),
+            dispatcher=self.dispatcher,
+            trainer=self.trainer,
+            rewarder=rewarder,
+            recorder=self.recorder,
+            workload=self.workload,
+            times=RolloutTimes(prepared.profile, trace.metadata.cap_tokens, most, prompt_tokens),
+            steps=scenario.steps,
+            best_of_n=prepared.tail.rule if prepared.tail else None,
+            dynamic_sampling=system.dynamic_sampling,
+            accepts=rewards_differ if system.filter_groups else lambda group: True,
+        )
+        if adapts:
+            self._lend(train_lanes)
+        self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
+        env.process(system.pipeline(context))
+
+    def _lend(self, train_lanes: Sequence[int]) -> None:
+        """Give the trainer its workers' GPUs, and let the split adapt while it runs."""
+        for lane in train_lanes:
+            self.dispatcher.retire(lane)
+            self.workers[lane].lend()
+            self.recorder.role(lane, "train", 0.0)
+        every, trainer = self.prepared.system.adapt_split_every, cast(SimulatedTrainer, self.trainer)
+        self.env.process(
+            adapt(self.env, self.workers, self.dispatcher, trainer, self.recorder, every, self.prepared.may_train)
+        )
+
+    def run(self) -> None:
+        """Run to the last policy update; later work of the pipeline is not part of the result."""
+        self.env.run(until=self._finished)
+
+    def result(self) -> Result:
+        """Return the result up to now. Call it once: it closes open spans and requests."""
+        for worker in self.workers:
+            worker.stop(self.env.now)
+        for rollout in self.dispatcher.waiting():
+            self.recorder.request_ended(rollout, 0)
+        metadata = {
+            **self.prepared.inputs(),
+            "full_batch": _full_batch(self.prepared, self.recorder.rollouts()),
+            "faults": self._faults,
+        }
+        if self.spot is not None:
+            self.spot.stop(self.env.now)
+            metadata["drafter_updates_behind"] = self.spot.behind
+        return self.recorder.result(self.env.now, metadata)
+
+
+def _lanes(prepared: Prepared, units: int) -> tuple[list[Lane], list[int]]:
+    """Return all lanes, first the lanes of `units` rollout workers, and the indices of the lanes that train."""
+    unit = prepared.gpus_per_worker
+    lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
+    if prepared.system.adapt_split_every:
+        return lanes, list(range(prepared.workers, units))
+    if not prepared.colocated:
+        return [*lanes, Lane("train", prepared.train_gpus)], [units]
+    if prepared.train_gpus > units * unit:  # too few for another worker: they train only
+        lanes.append(Lane("rollout-rest", prepared.train_gpus - units * unit))
+    return lanes, list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
+
+
+def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
+    """Return the workers on SimPy's clock."""
+    prepared, drafting, drafters = schedule.prepared, None, {}
+    seed, most = prepared.scenario.seed, prepared.limits.max_num_seqs
+    if prepared.drafts is not None:
+        drafting = Drafting(prepared.drafts, prepared, most, seed, schedule.spot)
+    if prepared.tail is not None:
+        drafters = tail_drafting(prepared.tail, prepared, most, seed)
+    shared = prepared.profile.tables, prepared.limits, prepared.costs, schedule.workload.responses, schedule.recorder
+    return [SimulatedWorker(schedule.env, i, *shared, drafting, drafters) for i in range(schedule.units)]
+
+
+def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:
+    """Return a trainer whose phases take the times of the scenario's training costs, and a rewarder."""
+    prepared, env = schedule.prepared, schedule.env
+    costs = prepared.training_costs(prepared.train_gpus)
+    trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot)
+    return trainer, SimulatedRewarder(env, prepared.scenario.training.reward_s, schedule.workload.responses)
+
+
+def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTrainer | None:
+    """Return the trainer of the drafter on idle workers; None if the method trains no drafter."""
+    training = prepared.drafts.speculation.training if prepared.drafts else None
+    if prepared.drafts is None or training is None or not training.adaptive:
+        return None
+    return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
+
+
+def _full_batch(prepared: Prepared, rollouts: Sequence[Rollout]) -> dict[str, Any] | None:
+    """Return the most sequences that a worker can decode at a time at the mean context in which this run's tokens were
+    generated, and the seconds of such a pass (the ideal of `simrl explain`). None if nothing was generated."""
+    tokens = np.array([rollout.tokens for rollout in rollouts], np.float64)
+    if not tokens.sum():
+        return None
+    prompts = np.array([rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts], np.float64)
+    context = float(np.average(prompts + tokens / 2, weights=tokens))
+    limits = prepared.limits
+    sequences = max(min(limits.max_num_seqs, int(limits.kv_blocks * limits.block_size / context)), 1)
+    seconds = prepared.profile.decode_s(sequences, context)
+    return {"sequences": sequences, "context_tokens": context, "pass_s": seconds}
+
+
+def compile_engine() -> None:
+    """Compile the engine's kernels, or load them: numba keeps them on disk, for later processes too."""
+    axis, flat = np.array([0.0, 8.0]), np.zeros(2)
+    tables = Tables(axis, flat, axis, flat, axis, axis, axis, axis, np.zeros((2, 2, 2, 2)), 1.0)
+    engine = Engine(tables, Limits(max_num_seqs=2, max_num_batched_tokens=8, block_size=1, kv_blocks=8))
+    engine.submit(1, 2)
+    engine.settle(0.0)
+    engine.recompute_running()
+    engine.run_until_idle()
+
+
+def compile_training() -> None:
+    """Compile the kernels of a training step, or load them."""
+    lengths = np.array([2, 1])
+    deal(lengths, longest_first(lengths), 2)
+    pack(lengths, longest_first(lengths), 3)

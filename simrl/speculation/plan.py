@@ -1,0 +1,258 @@
+"""The plan of drafting, made before a run: what the drafter takes of each worker (memory, GPUs), how long its drafts take, and
+where these numbers come from.
+
+Invariant: a plan knows the trace's lengths as a profiling run would (their means); it never looks at what a sample will be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simrl.errors import InputError
+from simrl.profile.hardware import model_shape
+from simrl.profile.profile import TableProfile, read_profile
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, chains, packed, trees
+from simrl.speculation.deployment import Deployment, typical_context_tokens
+from simrl.speculation.draft_times import (
+    DraftTimes,
+    Overheads,
+    eagle_drafts,
+    graph_bytes,
+    model_drafts,
+    profiled_drafts,
+    text_drafts_of,
+)
+from simrl.speculation.drafter import AcceptRuns
+from simrl.speculation.gates import Elastic, batch_gate
+from simrl.speculation.inputs import SpeculationInputs
+from simrl.speculation.matching import has_token_ids
+from simrl.speculation.methods import EAGLE, Decoupled, Speculation
+from simrl.speculation.passes import run_passes
+from simrl.speculation.run_model import draw_runs
+from simrl.speculation.siblings import SiblingIndex
+from simrl.speculation.specactor import DecoupledPlan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
+from simrl.speculation.trees import accept_length, tree_log_acceptances
+from simrl.speculation.windows import Fixed
+
+PREDICTED_RESPONSES = 64  # drawn from a run model, to predict what siblings accept
+MOST_LN_DRIFT = 10.0  # more than `ModelAcceptance` allows does not matter
+MOST_PLANNED_WINDOW = 16  # Algorithm 1 tries no larger one; verifications that long cost more than they bring
+_READS_TOKENS = {"old_response": "compares whole responses", "own": "drafts from tokens"}  # by drafter
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """A method of speculation on a deployment. Bytes are per GPU of a worker. `facts` go into the result: what was
+    measured and what assumed."""
+
+    speculation: Speculation
+    inputs: SpeculationInputs
+    times: DraftTimes
+    weight_bytes: float
+    kv_bytes_per_token: float
+    facts: dict[str, Any]
+    acceptance: ModelAcceptance | None = None  # of a model drafter
+    decoupled: DecoupledPlan | None = None
+    tree_times: tuple[DraftTimes, ...] = ()  # by strategy
+    siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
+
+    @property
+    def first_version(self) -> int:
+        """The first policy version for which there is a learned drafter."""
+        return self.speculation.model_free.before_version if self.speculation.model_free else 0
+
+    @property
+    def draft_gpus(self) -> int:
+        """GPUs of a worker in addition to its tp."""
+        return self.decoupled.draft_gpus if self.decoupled else 0
+
+
+def plan_drafting(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int) -> DraftPlan:
+    """Plan a method of speculation on `gpus` rollout GPUs. Raise `InputError` where the trace or the inputs lack what the
+    method needs."""
+    if speculation.drafter == "model":
+        plan = _plan_model(speculation, inputs, deployment, gpus)
+    else:
+        plan = _plan_text(speculation, inputs, deployment)
+    facts: dict[str, Any] = {"method": speculation.label, "drafter": speculation.drafter, **plan.facts}
+    if inputs.acceptance_factor != 1.0:
+        facts["acceptance_factor"] = inputs.acceptance_factor
+    facts["draft_times"] = {"kind": plan.times.kind, "source": plan.times.source}
+    return replace(plan, facts=facts)
+
+
+def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment) -> DraftPlan:
+    trace, has_ids, factor = deployment.trace, has_token_ids(deployment.trace), inputs.acceptance_factor
+    reads = _READS_TOKENS.get(speculation.drafter)
+    if reads and not has_ids:
+        raise InputError(
+            f"{trace.metadata.name}: {speculation.name} {reads}, and the trace has no token ids; import it with its tokens, or "
+            "use another method"
+        )
+    if factor > 1.0:
+        raise InputError(
+            f"speculation.acceptance_factor is {factor:g}: a wrong draft of {speculation.name} cannot become right; give 1 "
+            "or less"
+        )
+    if factor < 1.0 and has_ids and speculation.drafter == "siblings":
+        raise InputError(
+            f"speculation.acceptance_factor is {factor:g}: {speculation.name} looks its drafts up while siblings run; give 1"
+        )
+    acceptance: Any = "measured from the trace's tokens"
+    if not has_ids:
+        acceptance = inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
+    times = text_drafts_of(deployment.profile)
+    return DraftPlan(speculation, inputs, times, 0.0, 0.0, {"acceptance": acceptance})
+
+
+def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int) -> DraftPlan:
+    acceptance = inputs.acceptance_of(speculation)
+    facts: dict[str, Any] = {"model": speculation.model, "acceptance": acceptance.model_dump()}
+    times = _model_times(speculation, inputs, deployment)
+    strategies = speculation.strategies.strategies if speculation.strategies else ()
+    tree_times = tuple(_model_times(speculation, inputs, deployment, strategy.topk) for strategy in strategies)
+    bytes_per_gpu = times.weight_bytes_per_gpu, times.kv_bytes_per_token_per_gpu
+    plan = DraftPlan(speculation, inputs, times, *bytes_per_gpu, facts, acceptance, tree_times=tree_times)
+    if strategies:
+        facts["trees"] = len(strategies)
+    if speculation.model_free is not None:
+        plan = replace(plan, siblings_faster_beyond=_siblings_faster_beyond(plan, deployment))
+        facts["model_free"] = {
+            "before_version": speculation.model_free.before_version,
+            "beyond_drift": plan.siblings_faster_beyond if plan.siblings_faster_beyond < np.inf else None,
+            "runs": inputs.runs_of("siblings").model_dump(),
+        }
+    if speculation.graphs and strategies:
+        graphs = facts["graph_bytes"] = graph_bytes(speculation.graphs, deployment.model, strategies)
+        plan = replace(plan, weight_bytes=plan.weight_bytes + graphs)
+    if speculation.decoupled:
+        decoupled = _plan_decoupled(speculation.decoupled, acceptance, times, deployment, gpus)
+        facts["plan"] = {name: getattr(decoupled, name) for name in ("draft_gpus", "window", "requests", "tgs")}
+        facts["plan"]["renewal_rate"] = decoupled.renewal
+        plan = replace(plan, decoupled=decoupled, weight_bytes=0.0, kv_bytes_per_token=0.0)
+    return plan
+
+
+def _model_times(
+    speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, branches: int = 1
+) -> DraftTimes:
+    """Return how long a model drafter takes, for trees of `branches` a level: as `draft_profile` measured it, else derived."""
+    gpu, kv_tokens = deployment.gpu, typical_context_tokens(deployment.trace)
+    round_s = speculation.round_s if inputs.draft_round_s is None else inputs.draft_round_s
+    if speculation.model == EAGLE:
+        overheads = Overheads(round_s, speculation.level_s)
+        return eagle_drafts(deployment.model, gpu, deployment.tp, kv_tokens, branches, overheads)
+    shape = model_shape(speculation.model)
+    tp = 1 if speculation.decoupled or shape.heads % deployment.tp else deployment.tp
+    if inputs.draft_profile is None:
+        return model_drafts(shape, gpu, tp, kv_tokens, branches, Overheads(round_s))
+    profile = read_profile(inputs.draft_profile)
+    m = profile.metadata
+    if (m.model, m.gpu, m.tp) != (shape.name, gpu.name, tp):
+        raise InputError(
+            f"{inputs.draft_profile}: a profile of {m.model} on {m.gpu} tp{m.tp}, the drafter is {shape.name} on {gpu.name} "
+            f"tp{tp}; name the profile that belongs to it (speculation.draft_profile)"
+        )
+    # Levels follow each other without going back to the host's loop.
+    return profiled_drafts(profile.with_corrections(between_passes_s=0.0), shape, kv_tokens, round_s)
+
+
+def _plan_decoupled(
+    asked: Decoupled, acceptance: ModelAcceptance, times: DraftTimes, deployment: Deployment, gpus: int
+) -> DecoupledPlan:
+    """Run Algorithm 1 before the run; it does not choose what the method fixes."""
+    profile, tp = deployment.profile, deployment.tp
+    _, first, end = deployment.trace.step_slices[0]
+    requests = end - first
+    most = max(min(requests, int(times.sequences[-1]), int(profile.tables.decode_sequences[-1])), 2)
+    batches = sorted({1, 2, max(most // 4, 1), max(most // 2, 1), most})
+    most_tokens, kv_tokens = max(MOST_PLANNED_WINDOW, asked.window or 0), typical_context_tokens(deployment.trace)
+    # As it is executed: a decoupled drafter goes from pass to pass, without rounds.
+    draft = fit_draft(lambda b: float(np.interp(b, times.sequences, times.step_s)), batches)
+    verifiers, chosen = {tp: fit_verify(profile, most_tokens, batches, kv_tokens)}, (asked.draft_gpus, asked.window)
+    return plan_decoupled(draft, verifiers, gpus, requests, acceptance.by_position[0], asked.objective, *chosen)
+
+
+def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
+    """Return the drift of a learned drafter's acceptance beyond which drafts from siblings are predicted to be faster; infinity
+    where they never are, or the method does not ask. Compares tokens per second of one response of typical length, drafted
+    with the best of the trees for it. The acceptance of siblings is the scenario's run model, also on a trace with token ids.
+    """
+    speculation, acceptance = plan.speculation, plan.acceptance
+    assert speculation.model_free is not None and acceptance is not None
+    if speculation.strategies is None or not speculation.model_free.if_slower:
+        return np.inf
+    profile, kv_tokens = deployment.profile, typical_context_tokens(deployment.trace)
+    most = max(strategy.tokens_to_verify for strategy in speculation.strategies.strategies)
+    arms = [
+        (
+            tree_log_acceptances(acceptance, strategy),
+            profile.verify_s(1, strategy.tokens_to_verify - 1, kv_tokens) + times.draft_s(1, strategy.draft_depth),
+        )
+        for strategy, times in zip(speculation.strategies.strategies, plan.tree_times, strict=True)
+        if strategy.tokens_to_verify == most
+    ]
+    model, window = plan.inputs.runs_of("siblings"), speculation.window.rule
+    lengths = np.full(PREDICTED_RESPONSES, max(round(model.typical_tokens), 2))
+    passes = run_passes(draw_runs(model, lengths, np.arange(PREDICTED_RESPONSES)), lengths, window)
+    drafted = float(passes.drafted.sum() / passes.passes.sum())
+    pass_s = profile.verify_s(1, drafted, kv_tokens) + text_drafts_of(profile).draft_s(1, window.most_tokens)
+    from_siblings = passes.accept_length / pass_s
+
+    def gain(ln_drift: float) -> float:
+        return max(accept_length(logs * np.exp(ln_drift)) / seconds for logs, seconds in arms) - from_siblings
+
+    if gain(0.0) < 0:
+        return 0.0
+    from scipy.optimize import brentq  # takes 0.3 s to import
+
+    return float(np.exp(brentq(gain, 0.0, MOST_LN_DRIFT))) if gain(MOST_LN_DRIFT) < 0 else np.inf
+
+
+def decoding_of(
+    plan: DraftPlan, runs: AcceptRuns | None, siblings: SiblingIndex | None, deployment: Deployment, max_num_seqs: int
+) -> Decoding:
+    """Return a plan as engines take it, with the drafts of this trace's responses."""
+    speculation, times = plan.speculation, plan.times
+    rule = Rule(window=speculation.window.rule, own_text=speculation.own_text)
+    parts: dict[str, Any] = {}
+    if plan.decoupled is not None:
+        assert speculation.decoupled is not None
+        window, every = Fixed(tokens=plan.decoupled.window).rule, speculation.decoupled.reconfigure_every
+        rule = rule._replace(window=window, decoupled=True, reconfigure_every=every)
+        windows, coupled = reconfiguration_table(plan.decoupled, speculation.decoupled.objective)
+        # The drafters of a worker share its requests.
+        sequences = times.sequences * plan.decoupled.draft_gpus
+        parts |= {"best_window": windows, "best_coupled": coupled, "draft_sequences": sequences}
+    elif isinstance(speculation.gate, Elastic):
+        threshold, patience = speculation.gate.threshold, speculation.gate.patience
+        rule = rule._replace(gate=ELASTIC, threshold=threshold, patience=patience)
+    elif speculation.gate == "batch":
+        rule = rule._replace(gate=BATCH)
+        kv_tokens = typical_context_tokens(deployment.trace)
+        parts["gate_batch"] = batch_gate(deployment.profile, times, rule.window, kv_tokens, max_num_seqs)
+    if plan.tree_times:
+        assert plan.acceptance is not None and speculation.strategies is not None
+        logs = [tree_log_acceptances(plan.acceptance, strategy) for strategy in speculation.strategies.strategies]
+        decoding = trees(rule, speculation.strategies, plan.tree_times, logs)
+    else:
+        decoding = chains(rule, times, plan.acceptance, MOST_PLANNED_WINDOW if plan.decoupled else 0)
+    if runs is not None:
+        parts["runs"] = packed(runs)
+    if siblings is not None:
+        parts["siblings"] = siblings
+    return decoding._replace(**parts)
+
+
+def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:
+    """Return the decoding with the drafting times of a text drafter."""
+    times, arms = text_drafts_of(profile), len(decoding.round_s)
+    return decoding._replace(
+        draft_sequences=times.sequences,
+        round_s=np.tile(times.round_s, (arms, 1)),
+        step_s=np.tile(times.step_s, (arms, 1)),
+    )

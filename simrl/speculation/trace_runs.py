@@ -1,0 +1,170 @@
+"""Drafts of a text drafter at every position of a trace's responses: counted from its tokens, or drawn from a run model where
+it has none; fewer of them are accepted where `speculation.acceptance_factor` is below 1.
+
+Refusals: some tokens of a response are refused wherever they are drafted, each with a probability of 1 - factor, drawn for its
+place; a draft is accepted up to the first of them. Invariant: a draw belongs to (seed, prompt, epoch, sample, place), whatever
+drafts; and what is accepted at one factor is accepted at every larger one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from simrl.errors import InputError
+from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Drafter
+from simrl.speculation.draws import mixed, uniform
+from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index
+from simrl.speculation.inputs import SpeculationInputs
+from simrl.speculation.matching import Ints, epoch_keys, has_token_ids, token_ids
+from simrl.speculation.methods import Speculation
+from simrl.speculation.ngram import ngram_runs
+from simrl.speculation.run_model import draw_trace_runs, sample_keys
+from simrl.trace.trace import Trace
+
+_REFUSED = -2  # the place, under a sample's key, of the key of these draws; -1 is a run model's
+
+
+def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:
+    """Return what a text drafter (history, ngram or a method's own) drafts on a trace."""
+    if not has_token_ids(trace):
+        model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
+        runs = draw_trace_runs(model, trace, seed, speculation.epochs_back)
+    elif speculation.make_drafter is not None:
+        runs = drafter_runs(trace, speculation.make_drafter)
+    elif speculation.drafter == "ngram":
+        runs = ngram_runs(trace)
+    else:
+        threads = os.cpu_count() or 1
+        runs = history_runs(trace, speculation.history, speculation.epochs_back, MOST_DRAFT_TOKENS, threads)
+    return with_refusals(runs, trace, seed, inputs.acceptance_factor)
+
+
+def history_runs(
+    trace: Trace,
+    rule: HistoryRule = PAPER,
+    epochs_back: int = 1,
+    most_tokens: int = MOST_DRAFT_TOKENS,
+    threads: int = 1,
+) -> AcceptRuns:
+    """Return what HistoSpec would draft at every position of a trace's responses, and how much of it is right.
+
+    A row of epoch e drafts from all responses to its prompt in the epochs e - epochs_back … e - 1, and from its own tokens so
+    far (not its prompt's: the paper matches the last generated tokens). `first` is -1 where there are none (so in the first
+    epoch), and for rows without token ids. Drafts have up to `most_tokens` (at most 32). Prompts are shared among `threads`,
+    which change nothing. Raise `InputError` for a trace without token ids.
+    """
+    tokens, bounds = token_ids(trace, some=True)
+    begins, ends = bounds[:-1], bounds[1:]
+    rewards = trace.column("reward").astype(np.float64) if "reward" in trace.table.column_names else None
+    keys, epochs = epoch_keys(trace)
+    order = np.argsort(keys, kind="stable")
+    order = order[(ends > begins)[order]]
+    keys, starts = np.unique(keys[order], return_index=True)
+    oldest = np.searchsorted(keys, keys - np.minimum(keys % epochs, epochs_back))
+    edges = np.r_[starts, len(order)]
+    work = [
+        (order[edges[group] : edges[group + 1]], order[edges[old] : edges[group]])
+        for group, old in enumerate(oldest)
+        if old < group
+    ]
+    drafts = np.zeros(len(trace), dtype=bool)
+    for rows, _ in work:
+        drafts[rows] = True
+    lengths = np.where(drafts, ends - begins, 0)
+    first = np.where(drafts, np.cumsum(lengths) - lengths, -1)
+    drafted = np.zeros(int(lengths.sum()), dtype=np.uint8)
+    accepted = np.zeros_like(drafted)
+
+    def run(rows: Ints, history: Ints) -> None:
+        responses = [tokens[begins[row] : ends[row]] for row in history]
+        index = build_index(responses, None if rewards is None else rewards[history])
+        places = np.column_stack((begins[rows], ends[rows], first[rows]))
+        accept_runs_of(index, tokens, places, most_tokens, rule.compiled, drafted, accepted)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda each: run(*each), work))
+    return AcceptRuns(first, drafted, accepted)
+
+
+def drafter_runs(trace: Trace, make_drafter: Callable[[], Drafter], most_tokens: int = MOST_DRAFT_TOKENS) -> AcceptRuns:
+    """Return the drafts of the drafters that `make_drafter` makes on a trace's responses, up to `most_tokens` each time.
+
+    Each response has a drafter of its own, and a draft for position p is made from the p tokens before it. This is for drafters
+    of other packages, with a call a token: a million tokens take some ten seconds. Raise `InputError` for a trace without token
+    ids, and for a draft longer than `most_tokens`.
+    """
+    ids, first = token_ids(trace)
+    drafted, accepted = np.zeros((2, len(ids)), dtype=np.uint8)
+    prompts = trace.column("prompt_id").tolist()
+    for row, prompt_id in enumerate(prompts):
+        begin, end = int(first[row]), int(first[row + 1])
+        drafter = make_drafter()
+        drafter.start_request(row, prompt_id)
+        for here in range(begin, end):
+            (draft,) = drafter.propose([row], [most_tokens])
+            if len(draft) > most_tokens:
+                raise InputError(
+                    f"drafter {type(drafter).__name__}: drafted {len(draft)} tokens, at most {most_tokens} are "
+                    "allowed; cut its drafts"
+                )
+            drafted[here] = len(draft)
+            wrong = np.flatnonzero(draft[: end - here] != ids[here : here + len(draft)][: end - here])
+            accepted[here] = wrong[0] if len(wrong) else min(len(draft), end - here)
+            drafter.observe(row, ids[here : here + 1])
+        drafter.stop_request(row)
+    return AcceptRuns(first[:-1].copy(), drafted, accepted)
+
+
+def drawn_sibling_runs(inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:
+    """Return what siblings draft on a trace without token ids; a response alone in its group has none to draft from."""
+    drawn = draw_trace_runs(inputs.runs_of("siblings"), trace, seed)
+    runs = with_refusals(drawn, trace, seed, inputs.acceptance_factor)
+    groups = np.column_stack((trace.column("step"), trace.column("prompt_id")))
+    _, group, sizes = np.unique(groups, axis=0, return_inverse=True, return_counts=True)
+    return runs._replace(first=np.where(sizes[group.ravel()] == 1, -1, runs.first))
+
+
+def with_refusals(runs: AcceptRuns, trace: Trace, seed: int, factor: float) -> AcceptRuns:
+    """Return the runs of a trace with each accepted token accepted with the probability `factor`."""
+    if factor >= 1.0:
+        return runs
+    tokens = trace.column("response_tokens").astype(np.int64)
+    return runs._replace(accepted=_cut_short(runs.first, runs.accepted, tokens, sample_keys(trace, seed), factor))
+
+
+def accepted_prefixes(accepted: Ints, trace: Trace, seed: int, factor: float) -> Ints:
+    """Return the accepted tokens of whole-response drafts after refusals; shape (rows,)."""
+    if factor >= 1.0:
+        return accepted
+    return _prefixes(accepted, sample_keys(trace, seed), factor)
+
+
+@njit(cache=True)
+def _cut_short(first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Ints, factor: float) -> NDArray[np.uint8]:
+    out = accepted.copy()
+    for row in range(first.shape[0]):
+        if first[row] < 0:
+            continue
+        key, refused = mixed(keys[row], _REFUSED), tokens[row]
+        for p in range(tokens[row] - 1, -1, -1):
+            if uniform(key, p) >= factor:
+                refused = p
+            out[first[row] + p] = min(int(out[first[row] + p]), refused - p)
+    return out
+
+
+@njit(cache=True)
+def _prefixes(accepted: Ints, keys: Ints, factor: float) -> Ints:
+    out = accepted.copy()
+    for row in range(accepted.shape[0]):
+        key, p = mixed(keys[row], _REFUSED), 0
+        while p < accepted[row] and uniform(key, p) < factor:
+            p += 1
+        out[row] = p
+    return out

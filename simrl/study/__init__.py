@@ -1,0 +1,1 @@
+"""Many runs: comparison, sweep, optimisation, calibration."""

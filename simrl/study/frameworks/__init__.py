@@ -1,0 +1,1 @@
+"""Launch templates of frameworks, one each, as data (see simrl/study/launch.py)."""

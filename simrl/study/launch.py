@@ -1,0 +1,184 @@
+"""A choice as the settings with which a framework that offers it is launched: verl, AReaL or slime.
+
+Invariant: a key stands in `frameworks/*.toml` only if the framework's own documentation has it; `documents` name the pages.
+Values are those of the simulated scenario. Paths of models and data, the optimizer and the reward are the user's. A system or a
+drafter that no framework is known to offer has no settings; the answer is the reason.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simrl.profile.hardware import GPUS_PER_NODE
+from simrl.simulate.prepare import Prepared
+from simrl.systems.recipes import parameters_of
+
+VERL_HISTOSPEC = "verl-recipe, specRL/histoSpec/README.md"
+VLLM_NGRAM = "vLLM documentation, N-Gram Speculation (features/speculative_decoding/n_gram)"
+VLLM_DRAFT_MODEL = "vLLM documentation, Draft Model (features/speculative_decoding/draft_model)"
+SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"
+LONGEST_PROMPT = "data.max_prompt_length"
+ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
+    "rollout.n_gpus_per_node",
+    "trainer.n_gpus_per_node",
+    "cluster.n_gpus_per_node",
+    "--actor-num-gpus-per-node",
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The program of a framework, its settings in order, the pages that have them, and what to check."""
+
+    framework: str
+    program: str
+    settings: Mapping[str, str]
+    documents: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """The lines of a shell command, to be joined by backslashes."""
+        between = " " if self.framework == "slime" else "="
+        return [self.program, *(f"{key}{between}{value}".rstrip(" ") for key, value in self.settings.items())]
+
+
+def launch(prepared: Prepared) -> Launch | str:
+    """Return the settings of a prepared scenario, or why it cannot be launched as it is."""
+    system = prepared.system
+    template = _templates().get(system.name)
+    if template is None:
+        nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
+        return f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}"
+    values = _values(prepared)
+    settings = {key: text.format_map(values) for key, text in template.settings.items()}
+    settings = {key: value for key, value in settings.items() if value != "None"}
+    notes = (*template.notes, *_notes(template.framework, settings, values))
+    made = replace(template, settings=settings, notes=notes)
+    return made if system.speculation is None else _with_drafts(made, prepared)
+
+
+@cache
+def _templates() -> dict[str, Launch]:
+    """Return the settings of each system that a framework offers, with names of `_values` in braces."""
+    templates = {}
+    for file in sorted((Path(__file__).parent / "frameworks").glob("*.toml")):
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        for name, own in data["systems"].items():
+            settings = {key: text for table in own["settings"] for key, text in data[table].items()}
+            documents = tuple(data["documents"][page] for page in own["documents"])
+            notes = tuple(own.get("notes", ()))
+            templates[name] = Launch(data["framework"], own["program"], settings, documents, notes)
+    return templates
+
+
+def _values(prepared: Prepared) -> dict[str, Any]:
+    """Return what the templates name: the parameters of the system, as given or by default, and what follows from the scenario.
+    None leaves a setting out."""
+    system, scenario, trace = prepared.system, prepared.scenario, prepared.trace
+    training = scenario.training
+    own = {**parameters_of(system.name), **system.parameters}
+    _, first, end = trace.step_slices[0]
+    prompts = np.unique(trace.column("prompt_id")[first:end]).size
+    prompt_tokens = int((trace.column("prompt_tokens") + trace.observation_tokens()).max())
+    rollout, train = _parts(prepared)
+    eager = scenario.profile.least_pass_s > 0
+    # verl's and slime's budget is one GPU's: GPUs that share a sequence add theirs up, to no less than the scenario's budget
+    # and the longest sequence, for which simrl widens a budget and they do not.
+    tokens = max(training.tokens_per_microbatch, prompt_tokens + trace.metadata.cap_tokens)
+    updates = own.get("require_batches", 1) * own.get("sync_step", 1)
+    shared = training.sequence_parallel if training.sequence_parallel > 1 else None
+    return {
+        **own,
+        "prepared": prepared,
+        "scenario": scenario,
+        "prompts": prompts,
+        "group": round((end - first) / prompts),
+        "prompt_tokens": prompt_tokens,
+        "minibatch_prompts": max(prompts // system.minibatches, 1),
+        "fully_async_minibatch": own.get("mini_batch") or max(prompts // updates, 1),
+        "over_sampled_prompts": round(prompts * own.get("over_sampling", 1)),
+        "dynamic_sampling": bool(own.get("dynamic_sampling")),
+        "dynamic_microbatches": training.microbatching == "dynamic",
+        "most_rounds": own.get("max_rounds") or 0,
+        "no_log_probs": system.log_probs == 0,
+        "tokens_of_a_gpu": -(-tokens // training.sequence_parallel),
+        "eager": eager,
+        "eager_lower": str(eager).lower(),
+        "eager_flag": "" if eager else None,
+        "context": f"c{shared}" if shared else "",
+        "context_parallel": shared,
+        "data_parallel": prepared.train_gpus // training.sequence_parallel,
+        "nodes": _nodes(prepared.gpus),
+        "rollout": rollout,
+        "train": train,
+    }
+
+
+def _nodes(gpus: int) -> tuple[int, int]:
+    """Return a number of nodes and of GPUs a node that make this many GPUs, the fullest nodes first."""
+    each = max(size for size in range(1, GPUS_PER_NODE + 1) if gpus % size == 0)
+    return gpus // each, each
+
+
+def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return nodes and GPUs a node for rollout and for training: a part of every node where that is even, so that no node stays
+    empty; else nodes of their own. On shared GPUs, both are those of the trainer."""
+    rollout, train = prepared.rollout_gpus, prepared.train_gpus
+    if prepared.colocated:
+        return _nodes(train), _nodes(train)
+    nodes = max((rollout + train) // GPUS_PER_NODE, 1)
+    if rollout % nodes == 0 and train % nodes == 0:
+        return (nodes, rollout // nodes), (nodes, train // nodes)
+    return _nodes(rollout), _nodes(train)
+
+
+def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what may be wrong in the settings."""
+    if framework == "AReaL":
+        if values["max_concurrent"] is None:
+            yield f"rollout.max_concurrent_rollouts was a batch, {values['prompts']} groups"
+        if not values["interruptible"]:
+            yield "interruptible=false is an ablation of the paper; the documentation has no key for it"
+        if values["on_stale"] != "train":
+            yield f"on_stale={values['on_stale']} is simrl's; AReaL trains what it has"
+    if LONGEST_PROMPT in settings:
+        yield f"{LONGEST_PROMPT}={settings[LONGEST_PROMPT]} is the longest of the trace; yours may be longer"
+    key, tp = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster.tp
+    if int(settings[key]) % tp:
+        yield (
+            f"{key}={settings[key]} GPUs a node are no multiple of tp {tp}: a worker would be on two nodes or GPUs stay empty; "
+            "simrl does not place workers on nodes"
+        )
+
+
+def _with_drafts(made: Launch, prepared: Prepared) -> Launch | str:
+    speculation, system = prepared.system.speculation, prepared.system
+    assert speculation is not None
+    if made.framework != "verl":
+        alone = f"{made.framework}'s documentation has drafts of EAGLE-type heads alone"
+        return f"{alone}, not {speculation.name} under {system.name}"
+    if speculation.name in ("ngram", "draft_model") and not speculation.decoupled:
+        tokens = speculation.window.rule.most_tokens
+        key, value = ("method", "ngram") if speculation.name == "ngram" else ("model", speculation.model)
+        settings = {f"{SPECULATIVE}.{key}": value, f"{SPECULATIVE}.num_speculative_tokens": str(tokens)}
+        made = replace(made, settings={**made.settings, **settings})
+        page = VLLM_NGRAM if speculation.name == "ngram" else VLLM_DRAFT_MODEL
+        note = (
+            "verl hands engine_kwargs.vllm on to vLLM; that yours hands on speculative_config, too, is to be checked "
+            "(verl-project/verl issue 4526)"
+        )
+    elif speculation.name in ("histospec", "histospec_code") and system.name == "verl_colocated":
+        program = made.program.replace("verl.trainer.main_ppo", "recipe.specRL.histoSpec.main_ppo")
+        made, page = replace(made, program=program), VERL_HISTOSPEC
+        note = "the recipe has the windows and matches of `speculation: histospec_code`, and no gate"
+    else:
+        return f"no documentation of verl has {speculation.name} under {system.name}"
+    return replace(made, documents=(*made.documents, page), notes=(*made.notes, note))

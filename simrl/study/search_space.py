@@ -1,0 +1,317 @@
+"""The search space of `simrl optimize`: systems and their parameters, split, tensor parallelism, drafters, GPUs.
+
+A space has the dimensions of a sweep, in the words of a sweep, so that a search can be copied and changed: the dimensions of
+the user and of the scenario's file, and the defaults below for the rest. Invariant: choices that lead to one simulation are
+one point. A parameter goes to the systems that have it, a share is rounded to whole workers, and naming the method that a
+system drafts with anyway changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from simrl.errors import InputError
+from simrl.profile.hardware import model_shape
+from simrl.profile.profile import METADATA_KEY, ProfileMetadata
+from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, gives, takes
+from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
+from simrl.speculation.methods import METHODS
+from simrl.study.grid import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross, listed, resolved, value_of
+from simrl.study.point import Digests, Point, make_point
+from simrl.study.sweep import require_names
+from simrl.systems.recipes import make_system, parameters_of
+from simrl.trace.trace import Trace
+
+# A system of each family: synchronous, over-sampled, one step off, streamed, fully asynchronous, each worker on its own.
+FAMILIES = ("verl_colocated", "april", "one_step_off", "streamrl", "areal", "verl_fully_async", "laminar", "rhymerl")
+DEFAULTS: Mapping[str, Sequence[Any]] = {
+    "rollout_share": (0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
+    "eta": (1, 2, 4, 8),
+    "staleness": (0.1, 0.3, 0.5),  # of verl's own ablation
+}
+DRAFTER, TP = f"{PARAMETER}speculation", "cluster.tp"
+TENSOR_PARALLEL = (1, 2, 4, 8)  # where a roofline gives the step times of any
+ENGINE = ("model", "gpu", "kind", "source", "versions")  # what profiles of one engine share
+TEXT_DRAFTERS = {"history": "histospec", "siblings": "siblings", "ngram": "ngram"}
+Chosen = Mapping[str, Alternative]  # an alternative of each dimension, by the name of the dimension
+Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own values of parameters that are searched
+
+
+@dataclass(frozen=True)
+class Space:
+    """The dimensions, `asked` in words. `named` are the keys of the user or the file, `varied_in_file` those of the file's
+    `vary`; `own` are the entries of the systems, the file's first, each with its own values of parameters that are searched.
+    `profiles` has the profile of each tp, `batch_samples` the mean number of samples in a step of the trace, `first` a
+    scenario of the file, `notes` what was left out and why."""
+
+    varied: Varied
+    asked: tuple[str, ...]
+    named: frozenset[str]
+    varied_in_file: frozenset[str]
+    own: Entries
+    profiles: Mapping[int, str]
+    batch_samples: float
+    first: Scenario
+    notes: tuple[str, ...]
+    _digests: Digests = field(default_factory=Digests)
+    _checked: set[tuple[str, str, str]] = field(default_factory=set)
+
+    @property
+    def dimensions(self) -> Sequence[Dimension]:
+        return self.varied.dimensions
+
+    @property
+    def systems(self) -> list[Setting]:
+        return self.varied.settings(SYSTEMS)
+
+    def matters(self, entry: Any) -> dict[str, Dimension]:
+        """Return the dimensions, by name, that change something for a system. A value in its entry wins over a default."""
+        name, own = _parts(entry)
+        keys = {key for dimension in self.dimensions for key in dimension.keys if takes(name, key, parameters_of)}
+        keys -= {key for parameter in own if (key := f"{PARAMETER}{parameter}") not in self.named}
+        return {"+".join(d.keys): d for d in self.dimensions[:-1] if keys.intersection(d.keys)}
+
+    def point(self, chosen: Chosen) -> Point:
+        """Return the point of a combination. Raise `InputError` for a value that no scenario can have."""
+        (system,) = chosen[SYSTEMS]
+        settings = [setting for alternative in chosen.values() for setting in alternative]
+        kept = [setting for setting in settings if not _drafts_anyway(system.value, setting)]
+        scenario = self._with_profile(_whole_workers(resolved(self.varied.file, kept)))
+        require_names(scenario, self._checked)
+        return make_point(scenario, self._digests)
+
+    @property
+    def size(self) -> int | None:
+        """The number of combinations; None where they are without end."""
+        if any(isinstance(dimension, Between) for dimension in self.dimensions):
+            return None
+        return sum(math.prod(map(len, choices.values())) for choices in self._choices())
+
+    def combinations(self, most: int) -> Iterator[Chosen] | None:
+        """Return all combinations; None if they are more than `most`, or without end."""
+        if self.size is None or self.size > most:
+            return None
+        return (chosen for choices in self._choices() for chosen in _each(choices))
+
+    def _choices(self) -> Iterator[dict[str, Sequence[Alternative]]]:
+        """Yield for each system the lists that matter to it."""
+        for system in self.systems:
+            lists = {name: d.alternatives for name, d in self.matters(system.value).items() if isinstance(d, Listed)}
+            yield {SYSTEMS: [(system,)], **lists}
+
+    def as_in_the_file(self) -> Iterator[Chosen]:
+        """Yield the file's own choices: each of its systems, then the other families, under each of its variations, with its
+        tp and its or the default split, η and drafter; the first value of any other key of the user."""
+        for entry, parameters in self.own:
+            name, own = _parts(entry)
+            system = Setting(SYSTEMS, {"name": name, **own, **parameters}, SYSTEMS)
+            scenario = None  # the file leaves something to the command line
+            with suppress(InputError):
+                scenario = resolved(self.varied.file, [*self.varied.file.variations[0], system])
+            choices = {name: self._as_in_the_file(d, entry, scenario) for name, d in self.matters(entry).items()}
+            yield from _each({SYSTEMS: [(Setting(SYSTEMS, entry, SYSTEMS),)], **choices})
+
+    def _as_in_the_file(self, dimension: Dimension, entry: Any, scenario: Scenario | None) -> Sequence[Alternative]:
+        """Return every variation of the file, else the alternative that leaves a system as it is."""
+        if isinstance(dimension, Listed) and self.varied_in_file.intersection(dimension.keys):
+            return dimension.alternatives
+        (key,) = dimension.keys
+        value = None if scenario is None else value_of(scenario, key)
+        if isinstance(dimension, Between):
+            inside = isinstance(value, int | float) and dimension.low <= value <= dimension.high
+            return [(Setting(key, value, dimension.text),) if inside else dimension.drawn(0.5)]
+        as_it_is = [(s,) for (s,) in dimension.alternatives if s.value == value or _drafts_anyway(entry, s)]
+        return as_it_is[:1] or dimension.alternatives[:1]
+
+    def _with_profile(self, scenario: Scenario) -> Scenario:
+        """Return the scenario with the step times of its tp, where it names those of another tp, or a missing file."""
+        path, found = scenario.profile.path, self.profiles.get(scenario.cluster.tp)
+        if path is None or found is None or (path not in self.profiles.values() and Path(path).exists()):
+            return scenario
+        return scenario.with_fields("profile", path=found)
+
+
+def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimensions: Mapping[str, Dimension]) -> Space:
+    """Return the space of a scenario's file and the dimensions of the user, by their keys. Raise `InputError`."""
+    asked = cross(open_file, dimensions)
+    first = resolved(asked.file, asked.first())
+    trace = InputCache().trace(first)
+    named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
+    lists = [d.alternatives for d in (*dimensions.values(), *asked.dimensions) if isinstance(d, Listed)]
+    if any(gives(setting, TP) for alternatives in lists for alternative in alternatives for setting in alternative):
+        named.add(TP)
+    own: Entries = [(entry, {}) for entry in asked.file.systems]
+    found = dict(dimensions)
+    if SYSTEMS not in dimensions:
+        own = _with_families(asked.file.systems, named)
+        entries = [entry for entry, _ in own]
+        found[SYSTEMS] = listed(SYSTEMS, [entry for i, entry in enumerate(entries) if entry not in entries[:i]])
+    profiles = _profiles(Path(first.profile.path)) if first.profile.path is not None else {}
+    notes: list[str] = []
+    for key, choices, left_out in (
+        *_parameters(own),
+        (TP, *_tensor_parallel(asked, first, profiles)),
+        (DRAFTER, *_drafters(first, trace, own)),
+    ):
+        if key not in named:
+            notes += left_out
+            if len(choices) > 1:
+                found[key] = listed(key, choices)
+    varied = cross(open_file, found)
+    varied.require_parameters()
+    return Space(
+        varied=varied,
+        asked=tuple(_in_words(key, dimension) for key, dimension in found.items()),
+        named=frozenset(named),
+        varied_in_file=frozenset(named - {*dimensions}),
+        own=own,
+        profiles=profiles,
+        batch_samples=len(trace) / len(trace.step_slices),
+        first=first,
+        notes=tuple(notes),
+    )
+
+
+def _parameters(own: Entries) -> Iterator[tuple[str, list[Any], list[str]]]:
+    """Yield each parameter that a system has with its default values and those of the entries, and no notes."""
+    has = [{**parameters_of(_parts(entry)[0]), **parameters} for entry, parameters in own]
+    for parameter, default in DEFAULTS.items():
+        values = [known[parameter] for known in has if parameter in known]
+        if values:
+            numbers = (value for value in values if isinstance(value, int | float))
+            yield f"{PARAMETER}{parameter}", sorted({*default, *numbers}), []
+
+
+def _each(choices: Mapping[str, Sequence[Alternative]]) -> Iterator[Chosen]:
+    return (dict(zip(choices, chosen, strict=True)) for chosen in product(*choices.values()))
+
+
+def _in_words(key: str, dimension: Dimension) -> str:
+    """Return a dimension as a command line has it."""
+    if isinstance(dimension, Between):
+        return dimension.text
+    values = (setting.value for alternative in dimension.alternatives for setting in alternative)
+    return f"{key}={','.join(value if isinstance(value, str) else json.dumps(value) for value in values)}"
+
+
+def _with_families(entries: Sequence[Any], named: set[str]) -> Entries:
+    """Return the file's systems and those of the families; values of parameters that are searched are taken out of an entry
+    and returned beside it."""
+    found: list[tuple[Any, Mapping[str, Any]]] = []
+    for entry in entries:
+        name, own = _parts(entry)
+        searched = [key for key in own if key in DEFAULTS and f"{PARAMETER}{key}" not in named]
+        chosen = {key: own.pop(key) for key in searched if isinstance(own[key], int | float)}
+        found.append(({"name": name, **own} if own else name, chosen))
+    return [*found, *((name, {}) for name in FAMILIES if name not in [entry for entry, _ in found])]
+
+
+def _tensor_parallel(varied: Varied, first: Scenario, profiles: Mapping[int, str]) -> tuple[list[int], list[str]]:
+    """Return the tp that have step times and divide the model's heads, and a note on those without."""
+    gpus = [setting.value for setting in varied.settings("cluster.gpus") if isinstance(setting.value, int)]
+    most, heads, path = max(gpus, default=first.cluster.gpus), model_shape(first.model).heads, first.profile.path
+
+    def possible(known: Iterable[int]) -> list[int]:
+        return [tp for tp in sorted(known) if heads % tp == 0 and tp <= most]
+
+    if path is None:
+        return possible({*TENSOR_PARALLEL, first.cluster.tp}), []
+    missing = ", ".join(map(str, possible({*TENSOR_PARALLEL} - {*profiles})))
+    lacks = f"{Path(path).parent.name}/ has no profile of {first.model} on {first.cluster.gpu} for it"
+    note = f"{TP} {missing}: left out, as {lacks}"
+    return possible(profiles), [note] if profiles and missing else []
+
+
+def _profiles(path: Path) -> dict[int, str]:
+    """Return the profiles of one model, GPU and engine beside a profile, by their tp; empty if that profile cannot be read."""
+    own, found = _metadata(path), dict[int, str]()
+    for file in (path, *sorted(path.parent.glob("*.parquet"))):
+        metadata = _metadata(file)
+        if own and metadata and all(getattr(metadata, key) == getattr(own, key) for key in ENGINE):
+            found.setdefault(metadata.tp, str(file))
+    return found
+
+
+def _metadata(path: Path) -> ProfileMetadata | None:
+    try:
+        return ProfileMetadata.model_validate_json((pq.read_schema(path).metadata or {})[METADATA_KEY])
+    except (pa.ArrowException, OSError, KeyError, ValidationError):
+        return None
+
+
+def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> tuple[list[str | None], list[str]]:
+    """Return no drafts and the methods whose acceptance is counted on the trace's tokens or given by the scenario, first null
+    where a system drafts with another; and notes on the rest."""
+    inputs, notes = scenario.speculation, []
+    counted = "response_ids" in trace.table.column_names
+    epochs = trace.column("epoch")[: trace.step_slices[: scenario.steps][-1][2]]
+    groups = np.stack([trace.column("step"), trace.column("prompt_id")])
+    useless = {}
+    if epochs.min() == epochs.max():
+        useless["history"] = f"the {scenario.steps} updates simulated are of one epoch"
+    if np.unique(groups, axis=1).shape[1] == len(trace):
+        useless["siblings"] = "no prompt has two responses"
+    known = {drafter: method for drafter, method in TEXT_DRAFTERS.items() if counted or drafter in inputs.runs}
+    found = [method for drafter, method in known.items() if drafter not in useless]
+    if found:
+        basis = "counted on the trace's tokens" if counted else "drawn as the scenario says (speculation.runs)"
+        notes.append(f"drafts of {', '.join(found)}: {basis}")
+    notes += [f"{known[drafter]}: left out, as {why}" for drafter, why in useless.items() if drafter in known]
+    models = {name: METHODS[name]().model for name in ("draft_model", "tlt")}
+    found += [name for name, model in models.items() if model in inputs.acceptance]
+    assumed = [name for name, model in models.items() if model not in inputs.acceptance]
+    assumed += [method for drafter, method in TEXT_DRAFTERS.items() if drafter not in known]
+    if assumed:
+        notes.append(
+            f"drafters {', '.join(assumed)}: left out, as nobody measured their acceptance; {DRAFTER}=none,{assumed[0]} "
+            "searches with an assumed one"
+        )
+    names = dict.fromkeys(_parts(entry)[0] for entry, _ in own)
+    anyway = [f"{name}: {method}" for name in names if (method := _own_method(name)) not in ("none", *found)]
+    if anyway:
+        notes.append(
+            f"{DRAFTER}=null is what a system drafts with by itself ({', '.join(anyway)}), none is no drafts at all"
+        )
+    return [*([None] if anyway else []), "none", *found], notes
+
+
+def _whole_workers(scenario: Scenario) -> Scenario:
+    """Return the scenario with its share of rollout GPUs rounded to whole workers."""
+    share, gpus, tp = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus, scenario.cluster.tp
+    if not isinstance(share, float) or not 0 < share < 1:
+        return scenario
+    workers = int(gpus * share + 1e-9) // tp
+    exact = workers * tp / gpus
+    shown = math.ceil(exact * 1e4) / 1e4
+    rounded = shown if int(gpus * shown + 1e-9) // tp == workers else exact
+    return scenario.with_fields("system", rollout_share=rounded) if 0 < rounded < 1 else scenario
+
+
+def _drafts_anyway(entry: Any, setting: Setting) -> bool:
+    """Return whether a setting only names the method that a system drafts with anyway; null always is that method."""
+    name, own = _parts(entry)
+    return setting.key == DRAFTER and setting.value in (None, own.get("speculation", _own_method(name)))
+
+
+def _own_method(name: str) -> str:
+    """Return the method that a system drafts with by itself."""
+    method = make_system(name, {}).speculation
+    return "none" if method is None else method.name
+
+
+def _parts(entry: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of a system, and the parameters in its entry."""
+    return (entry, {}) if isinstance(entry, str) else (entry["name"], {k: v for k, v in entry.items() if k != "name"})

@@ -1,0 +1,113 @@
+"""Outcomes of points: looked up in a folder, else simulated and kept there.
+
+Invariant: an outcome lands whole in the folder, under the hash of all that it depends on, as soon as it is known; the next
+search or sweep, also after a kill, gets it from there. What this machine could not simulate (`Lost`) is an error now and is
+tried again by the next run.
+
+    points/3f/3fa2….json    the hashed data, and the row or the error
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from simrl.errors import StoppedError
+from simrl.files import write_whole_file
+from simrl.study.executors import Executor, Lost
+from simrl.study.point import Outcome, Point
+
+
+class Outcomes:
+    """Outcomes on demand. `known` has them by the point's hash; `simulated` counts the simulated ones, `found` those from the
+    folder; `on_point` is called for each point that becomes known. `of_all` (" of 40") gives the number of all points, if it
+    is known."""
+
+    def __init__(
+        self,
+        folder: Path,
+        executor: Executor,
+        on_point: Callable[[], None] = lambda: None,
+        known: Mapping[str, Outcome] | None = None,
+        of_all: str = "",
+    ) -> None:
+        self.folder, self.on_point = folder, on_point
+        self.known: dict[str, Outcome] = dict(known or {})
+        self.simulated = self.found = self._lost = 0
+        self._executor, self._of_all = executor, of_all
+
+    def of(self, points: Sequence[Point]) -> list[Outcome]:
+        """Return the outcomes in the order of the points. Raises `StoppedError` at Ctrl-C; the points under way are lost."""
+        missing = list({point.hash: point for point in points if point.hash not in self.known}.values())
+        for point in missing:
+            if (kept := read_outcome(self.folder, point)) is not None:
+                self._know(point, kept)
+                self.found += 1
+        try:
+            self._simulate([point for point in missing if point.hash not in self.known])
+        except KeyboardInterrupt as error:
+            raise self.interrupted() from error
+        return [self.known[point.hash] for point in points]
+
+    def _simulate(self, points: Sequence[Point]) -> None:
+        if not points:
+            return
+        with closing(self._executor.outcomes(points)) as coming:
+            for i, outcome in coming:
+                if isinstance(outcome, Lost):
+                    self._lost += 1
+                    outcome = {"error": outcome.message}
+                else:
+                    write_outcome(self.folder, points[i], outcome)
+                self._know(points[i], outcome)
+                self.simulated += 1
+
+    def interrupted(self) -> StoppedError:
+        """Return the message at Ctrl-C."""
+        kept = f"{len(self.known) - self._lost}{self._of_all}"
+        return StoppedError(
+            f"interrupted; {kept} points are kept in {self.folder}; the same command goes on from there"
+        )
+
+    def _know(self, point: Point, outcome: Outcome) -> None:
+        self.known[point.hash] = outcome
+        self.on_point()
+
+
+def read_outcome(folder: Path, point: Point) -> Outcome | None:
+    """Return the outcome in the folder; None where there is none that can be read, and another may take its place."""
+    try:
+        kept = json.loads(_path(folder, point).read_text(encoding="utf-8"))["outcome"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return kept if _is_outcome(kept) else None
+
+
+def write_outcome(folder: Path, point: Point, outcome: Outcome) -> None:
+    """Write the outcome whole, or not at all."""
+    write_json(_path(folder, point), {"inputs": point.document, "outcome": outcome})
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write data as a file of JSON, whole or not at all."""
+    with write_whole_file(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _path(folder: Path, point: Point) -> Path:
+    return folder / "points" / point.hash[:2] / f"{point.hash}.json"
+
+
+def _is_outcome(kept: Any) -> bool:
+    """Return whether this is a row of plain values, or an error."""
+    match kept:
+        case {"row": {"samples_per_s": float(rate), **others}, **rest}:
+            plain = all(value is None or isinstance(value, str | int | float) for value in others.values())
+            return plain and 0 < rate < math.inf and rest.keys() <= {"error"}
+        case {"error": str(), **rest}:
+            return rest in ({}, {"row": None})
+    return False

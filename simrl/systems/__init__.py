@@ -1,0 +1,1 @@
+"""The recipes of published systems: pipeline, dispatch and speculation, with the paper each comes from."""

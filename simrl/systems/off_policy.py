@@ -1,0 +1,236 @@
+"""Recipes in which rollout overlaps training, on GPUs of their own: one step off, streamed, fully asynchronous."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simrl.dispatch.dispatcher import Dispatch
+from simrl.dispatch.placement import least_requests
+from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
+from simrl.dispatch.waiting import Fifo
+from simrl.pipelines.areal import areal as areal_pipeline
+from simrl.pipelines.batchwise import batchwise
+from simrl.pipelines.full_batch import full_batch
+from simrl.pipelines.histopipe import HistoPipe
+from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
+from simrl.pipelines.laminar import laminar as laminar_pipeline
+from simrl.pipelines.verl_fully_async import oldest_off_policyness
+from simrl.pipelines.verl_fully_async import verl_fully_async as verl_fully_async_pipeline
+from simrl.speculation.methods import histospec
+from simrl.systems.system import GROUPS, OWN_GPUS, Count, NotNegative, Share, System, recipe
+
+
+@recipe(*OWN_GPUS, "dispatch", *GROUPS)
+def one_step_off() -> System:
+    """Rollout of a batch overlaps training of the previous batch; off-policyness exactly 1.
+
+    The rollout of batch k begins when the rollout of batch k - 1 has ended and the weights trained on batch k - 2 are
+    published; first, all workers load these weights.
+    Not modelled: nothing that the rule mentions is left out.
+    """
+    return System(
+        pipeline=partial(batchwise, eta=1, collector=full_batch),
+        schedule="one step off",
+        controller=True,
+        paper="verl one_step_off recipe; DeepScaleR pipeline",
+        off_policyness=1,
+    )
+
+
+@recipe(*OWN_GPUS, "dispatch")
+def asyncflow(eta: NotNegative = 1, stream: bool = True, minibatches: Count = 4) -> System:
+    """One step off; each mini-batch trains as soon as its groups are finished; off-policyness at most 1.
+
+    Groups stream through a distributed queue (TransferQueue) without a central controller: as soon as one of the `minibatches`
+    equal parts of a step's groups is finished and scored, its log-probs and gradients are computed while the other groups are
+    still being generated. The weights are published after the last mini-batch. `stream=False` keeps only the delayed parameter
+    update. The bound on off-policyness is `eta`, by default 1.
+    Not modelled: the planner that divides the GPUs (`rollout_share` is an input).
+    """
+    return System(
+        pipeline=partial(batchwise, eta=eta, collector=full_batch, parts=minibatches if stream else None),
+        schedule="one step off, mini-batches streamed" if stream else "one step off",
+        paper="AsyncFlow, arXiv 2507.01663",
+        off_policyness=eta,
+    )
+
+
+@recipe(*OWN_GPUS)
+def streamrl(
+    eta: NotNegative = 1,
+    stream: bool = True,
+    skewness_aware: bool = True,
+    longest_first: bool = True,
+    long_share: Share = 0.2,
+    dedicated_share: Share | None = None,
+    doubling_batch: Count = 64,
+    minibatches: Count = 4,
+) -> System:
+    """Samples stream to the trainer; prompts with long expected responses get dedicated workers; off-policyness at most η.
+
+    One step off with streaming, as asyncflow; `eta=0` is the synchronous form, in which training overlaps only the rollout of
+    its own batch. The `long_share` of a batch's prompts with the longest responses in the last epoch go to dedicated workers,
+    the others to the remaining workers; each prompt goes to the worker with the fewest expected tokens, and an engine starts
+    the longest first (`longest_first`). Without `dedicated_share` (a share of the workers), the number of dedicated workers is
+    the one with the shortest predicted makespan; the prediction assumes that a forward pass over `doubling_batch` + 1 sequences
+    takes about twice as long as one over a single sequence (the paper uses a profile). `skewness_aware=False` distributes
+    prompts by counts. The first epoch has no history and is also distributed by counts.
+    Not modelled: the ranker model (replaced by the history), adjusting the number of rollout workers, different hardware for
+    rollout and training.
+    """
+    place = SkewnessAware(long_share, dedicated_share, doubling_batch) if skewness_aware else least_requests
+    return System(
+        pipeline=partial(batchwise, eta=eta, collector=full_batch, parts=minibatches if stream else None),
+        schedule=f"{'synchronous' if eta == 0 else 'one step off'}{', mini-batches streamed' if stream else ''}",
+        dispatch=Dispatch("streamrl", place, LongestFirst if longest_first else Fifo),
+        paper="StreamRL, arXiv 2504.15930",
+        off_policyness=eta,
+    )
+
+
+@recipe(*OWN_GPUS)
+def rhymerl(
+    histopipe: bool = True,
+    two_tier: bool = True,
+    migration: bool = True,
+    ranking_groups: Count | None = 8,
+    max_workers: Count | None = None,
+    alternation: Literal["reversed", "pairing"] = "reversed",
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
+    least_beta: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.1,
+) -> System:
+    """Each worker advances through the steps on its own; prompts are ranked by past lengths; off-policyness at most 1.
+
+    Consists of HistoSpec (the method `histospec`; `speculation: none` leaves it out) and HistoPipe. When a worker has finished
+    its part of a step, it loads the newest weights from its own host buffer; version k - 1 must be there before step k begins.
+    From the second epoch on, prompts are ranked by the median length of their responses in the previous epoch and cut into
+    `ranking_groups` (None: one per worker). `alternation` assigns the groups to workers: ascending in even and descending in
+    odd steps ("reversed"), or to the worker that is expected to be free first ("pairing"). `two_tier` gives long groups more
+    workers, by the search of Fig. 12 (by the exact solution if the search finds no plan); one group gets at most `max_workers`
+    (None: the number with the shortest steps). `migration`: within the last `alpha` of a ranking group, a response longer than
+    β times the longest response in the group's history moves to a worker that is busy with a longer group, or, if there is
+    none, to the next step; β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
+    `histopipe=False` keeps the independent weight loads of the workers, with equal contiguous parts of the batch. Tokens
+    carried into the next step are up to 2 versions old; they are counted separately and are not in the bound.
+    Not modelled: the transfer of weights to the host buffers, beyond the phase `publish`.
+    """
+    rule = HistoPipe(
+        ranked=histopipe,
+        two_tier=two_tier,
+        ranking_groups=ranking_groups,
+        max_workers=max_workers,
+        alternation=alternation,
+        migration=migration,
+        alpha=alpha,
+        least_beta=least_beta,
+    )
+    ranks = "ranking groups on workers in two tiers" if two_tier else "ranking groups on workers"
+    ranks = (ranks if histopipe else "contiguous parts") + (", outliers migrate" if histopipe and migration else "")
+    return System(
+        pipeline=partial(histopipe_pipeline, rule=rule),
+        schedule="one step off, each worker on its own",
+        dispatch=Dispatch(ranks, least_requests),
+        host_buffer=True,
+        paper="RhymeRL, arXiv 2508.18588",
+        off_policyness=1,
+        speculation=histospec(),
+    )
+
+
+@recipe(*OWN_GPUS, "dispatch", dispatch="round_robin", minibatches=4)
+def areal(
+    eta: NotNegative = 8,
+    rollout_share: Share = 0.75,
+    interruptible: bool = True,
+    max_concurrent: Count | None = None,
+    on_stale: Literal["train", "wait", "drop"] = "train",
+    dynamic_sampling: bool = False,
+) -> System:
+    """Fully asynchronous; staleness is bounded by η at admission, and weights are updated in flight.
+
+    A group is submitted while the groups submitted so far exceed the trained ones by at most η + 1 batches, and fewer than
+    `max_concurrent` groups are running (None: one training batch, as in the code). The trainer takes a batch as soon as a batch
+    of groups is finished, in order of submission; then all workers load the new weights, and running responses continue after
+    their KV cache is recomputed. `interruptible=False` lets running responses finish before an update (the paper's ablation,
+    §7.5). The bound is on counts: a group that finishes late may be trained with more staleness than η. `on_stale` decides what
+    happens to such a group: it is trained, as in the code ("train"); it is dropped ("drop"); or updates wait so that no group
+    becomes too stale ("wait"). Four PPO mini-batches and the proximal log-probs follow the paper (§5.2, Table 3).
+    `dynamic_sampling` drops groups with equal rewards when they are scored; they no longer count as submitted.
+    Not modelled: the decoupled PPO objective's effect on learning.
+    """
+    return System(
+        pipeline=partial(
+            areal_pipeline, eta=eta, interruptible=interruptible, max_concurrent=max_concurrent, on_stale=on_stale
+        ),
+        schedule="fully asynchronous",
+        rollout_share=rollout_share,
+        filter_groups=dynamic_sampling,
+        paper="AReaL, arXiv 2505.24298",
+        off_policyness=None if on_stale == "train" and eta > 0 else eta,
+    )
+
+
+@recipe(*OWN_GPUS, "dispatch", without="minibatches", log_probs=0)
+def verl_fully_async(
+    staleness: Annotated[float, Field(ge=0, le=100)] = 0.1,
+    sync_step: Count = 4,
+    require_batches: Count = 1,
+    partial_rollout: bool = True,
+    mini_batch: Count | None = None,
+    per_replica: Count = 16,
+) -> System:
+    """Several updates on groups as they stream in, then one weight sync, which interrupts running responses.
+
+    An update trains the `require_batches` · `mini_batch` groups that finished first; every `sync_step`-th update is published,
+    and all workers load it. `mini_batch` is in groups (verl: prompts); with None, `sync_step` updates train one batch of the
+    trace, as verl's documentation asks for a fair comparison. Between two weight syncs, mini_batch · require_batches · (1 +
+    `staleness`) · sync_step groups are submitted, rounded down; groups that were running, or finished but untrained, at the
+    first sync count towards this number. Then generation pauses. A worker runs `per_replica` groups at once. Responses that run
+    at a weight sync continue under the new weights after their KV cache is recomputed; without `partial_rollout` they finish
+    first, and nothing is submitted meanwhile. A step is an update, so it trains less than a step of the trace. Old log-probs
+    come from the rollout (`log_probs=0`).
+    Not modelled: rollout already pauses while the weights are gathered (the phase `publish`).
+    """
+    return System(
+        pipeline=partial(
+            verl_fully_async_pipeline,
+            mini_batch=mini_batch,
+            require_batches=require_batches,
+            staleness=staleness,
+            sync_step=sync_step,
+            per_replica=per_replica,
+            partial_rollout=partial_rollout,
+        ),
+        schedule="fully asynchronous, weights at every few updates",
+        minibatches=require_batches,
+        paper="verl recipe fully_async_policy (Meituan)",
+        off_policyness=oldest_off_policyness(staleness, sync_step, partial_rollout),
+    )
+
+
+@recipe(*OWN_GPUS)
+def laminar(sub_batch: Count | None = None, repack: bool = True, ramp_down: Share = 0.5) -> System:
+    """Each worker generates sub-batches at its own pace, each with the newest weights; long tails are repacked.
+
+    A worker without work pulls the newest published weights from the relay on its host, and generates the next `sub_batch`
+    groups (None: its even share of a batch) to their end with these weights. So no response has two versions, no worker waits
+    for another, and the trainer, which takes the groups that finished first, waits for no particular worker. `repack`: among
+    workers with equal weights, those with at most `ramp_down` of their sub-batch left give it away, those with the fewest
+    responses first, each to the fullest such worker that has room (for as many responses as its sub-batch had). Prompts and
+    tokens are prefilled again there, and the emptied worker starts its next sub-batch. The condition is checked whenever a
+    response ends and after every update. Staleness is not bounded. The paper (Algorithm 1) detects a ramp-down by KV cache
+    usage, which falls once no request waits, and checks every 5 s; here the number of remaining responses, which a dispatcher
+    knows, detects it. The size of a sub-batch and the share are assumed.
+    Not modelled: the broadcast between relays (0.6-1.6 s in the paper), beyond the phase `publish`; recovery from failures with
+    partial responses, beyond the dispatch rule `on_loss`.
+    """
+    return System(
+        pipeline=partial(laminar_pipeline, sub_batch=sub_batch, ramp_down=ramp_down if repack else None),
+        schedule="fully asynchronous, each worker on its own",
+        host_buffer=True,
+        paper="Laminar, arXiv 2510.12633",
+        off_policyness=None,
+    )

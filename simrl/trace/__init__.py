@@ -1,0 +1,1 @@
+"""Rollouts to generate: prompts and responses, recorded, imported or drawn."""

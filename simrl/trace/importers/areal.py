@@ -1,0 +1,115 @@
+"""AReaL: the trajectories that `dump_to_file` writes under `rollout/{version}/{task_id}.jsonl`.
+
+A file is one task: the samples of one prompt, requested together. Its folder is the newest weight version that generated any
+of them. AReaL counted the tokens itself: response = seqlen - prompt_len.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Unpack
+
+from simrl.errors import InputError
+from simrl.trace.importers import rows
+from simrl.trace.trace import Trace
+
+VERSION = re.compile(r"[0-9]{1,9}")
+ANY_INTEGER = -(2**31)  # AReaL gives version -1 to tokens that no engine generated
+
+
+def import_areal(path: str | Path, **labels: Unpack[rows.Labels]) -> Trace:
+    """Return the trace of a `rollout` folder, one `{version}` folder of it, or one `{version}/{task_id}.jsonl`.
+
+    `step` is the version folder: the training step that used a sample is not recorded, only the version that finished
+    it. `policy_version` is `head_version`, the version that began it. Prompts are identified by their text. `cap_tokens` is
+    the run's `gconfig.max_new_tokens`.
+
+    In a record with segments, those of role "context" come from an environment, the generated ones between them are the turns
+    of the response; context before the first turn belongs to the prompt, context after the last is left out. The
+    environment's time is not recorded.
+
+    Raises `InputError` for a folder without such files, and for fields that are missing, mistyped or contradictory.
+    """
+    path = rows.existing(path)
+    samples = [
+        _row(record, int(file.parent.name), place) for file in _files(path) for place, record in rows.read_jsonl(file)
+    ]
+    notes = ["A step is a weight version: the newest that a task was generated with."]
+    if in_turns := sum(row.turn_tokens is not None for row in samples):
+        context_tokens = sum(sum(row.turn_observation_tokens or ()) for row in samples)
+        notes.append(
+            f"{in_turns} of {len(samples)} responses have several turns, with {context_tokens} tokens of context "
+            "(tools, users) between them; the environment's time is not recorded."
+        )
+    return rows.trace_from_rows(
+        samples,
+        source=f"AReaL rollout dump {path.name}",
+        tokenizer="the run's own (AReaL recorded seqlen and prompt_len)",
+        notes=notes,
+        default_name=path.name.removesuffix(".jsonl"),
+        **labels,
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.glob("*/*.jsonl")]
+    files = [Path(os.path.realpath(file)) for file in files]  # a link to itself stays as it is, and cannot be read
+    strangers = [file for file in files if not VERSION.fullmatch(file.parent.name)]
+    if strangers or not files:
+        found = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
+        raise InputError(
+            f"{path}: {found} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
+        )
+    return sorted(files, key=lambda file: (int(file.parent.name), len(file.name), file.name))
+
+
+def _row(record: Mapping[str, Any], step: int, place: str) -> rows.Row:
+    prompt_tokens = rows.integer(record, "prompt_len", place, low=1)
+    response_tokens = rows.integer(record, "seqlen", place, low=1) - prompt_tokens
+    if response_tokens < 0:
+        raise InputError(
+            f"{place}: seqlen is {prompt_tokens + response_tokens}, below prompt_len {prompt_tokens}; "
+            "it counts prompt and response"
+        )
+    head, tail = (rows.integer(record, key, place, low=ANY_INTEGER) for key in ("head_version", "tail_version"))
+    if not head <= tail <= step:
+        raise InputError(
+            f"{place}: head_version {head}, tail_version {tail} in folder {step}; they must not fall in this order"
+        )
+    turns, observations, before = _turns(record, response_tokens, place)
+    return rows.Row(
+        place,
+        step,
+        rows.text(record, "prompt", place),
+        prompt_tokens + before,
+        sum(turns),
+        reward=rows.number(record, "reward", place),
+        policy_version=head if head >= 0 else None,
+        turn_tokens=turns if len(turns) > 1 else None,
+        turn_observation_tokens=observations if len(turns) > 1 else None,
+    )
+
+
+def _turns(record: Mapping[str, Any], response_tokens: int, place: str) -> tuple[list[int], list[int], int]:
+    """Return the tokens of each turn, the context after each but the last, and the context before the first. Without segments,
+    everything after the prompt is one turn."""
+    segments = rows.items(record, "segments", place, lambda segment: isinstance(segment, dict), "a list of objects")
+    parts = [(rows.field(s, "role", place), rows.integer(s, "len", place)) for s in segments]
+    parts = [(role, tokens) for role, tokens in parts if role != "prompt" and tokens]
+    if not any(role != "context" for role, _ in parts):
+        return [response_tokens], [], 0
+    if (total := sum(tokens for _, tokens in parts)) != response_tokens:
+        raise InputError(
+            f"{place}: its segments have {total} tokens after the prompt, seqlen and prompt_len say {response_tokens}; "
+            "they must agree"
+        )
+    # Adjacent segments of a kind are one, so the kinds alternate.
+    merged = [(key, sum(t for _, t in group)) for key, group in groupby(parts, key=lambda part: part[0] == "context")]
+    before = merged.pop(0)[1] if merged[0][0] else 0
+    if merged[-1][0]:
+        merged.pop()
+    return [tokens for _, tokens in merged[::2]], [tokens for _, tokens in merged[1::2]], before

@@ -1,0 +1,291 @@
+"""Shared parts of the importers: rows that know their place, their way to a trace, and readers of files and fields.
+
+Invariant: every row has its place (file and line), which every message about it names. `trace_from_rows` numbers prompts,
+samples and epochs by one rule for every source:
+
+- prompts in order of first appearance, unless the source numbers them itself;
+- samples of a prompt within a step in order of appearance: rows of one prompt and step are one group;
+- epoch = the number of earlier steps in which the prompt occurred, unless the source has an epoch;
+- empty responses (0 tokens) cannot be generated again: they are left out, and the notes count them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from simrl.errors import InputError, first_line
+from simrl.trace.importers.tokens import TokenCounter
+from simrl.trace.trace import Trace, TraceMetadata
+from simrl.trace.validate import shown as shortened
+
+T = TypeVar("T")
+
+INT32_MAX = 2**31 - 1
+FLOAT32_MAX = 3.4028234e38
+TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens")
+BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
+
+
+class Labels(TypedDict, total=False):
+    """A trace's name (None: the source's), licence, and the largest response that the run allowed (None: the largest found)."""
+
+    name: str | None
+    licence: str
+    cap_tokens: int | None
+
+
+class Row(NamedTuple):
+    """One sample of a source. `prompt` is anything that identifies the prompt: its text, its ids or a number. An optional field
+    is None in all rows of a source that does not have it."""
+
+    place: str
+    step: int
+    prompt: Hashable
+    prompt_tokens: int
+    response_tokens: int
+    sample: int | None = None
+    epoch: int | None = None
+    reward: float | None = None
+    finish_reason: str | None = None
+    policy_version: int | None = None
+    environment_s: float | None = None
+    response_ids: NDArray[np.int32] | None = None
+    turn_tokens: Sequence[int] | None = None
+    turn_environment_s: Sequence[float] | None = None
+    turn_observation_tokens: Sequence[int] | None = None
+
+
+class TextRow(NamedTuple):
+    """One sample of a source that keeps text but no lengths."""
+
+    place: str
+    step: int
+    prompt: str
+    response: str
+    reward: float | None
+
+
+def count_rows(texts: Iterable[TextRow], counter: TokenCounter) -> Iterator[Row]:
+    """Yield rows with the lengths (and, from a tokenizer, the token ids) of their texts. A prompt is counted once."""
+    prompt_tokens: dict[str, int] = {}
+    for batch in batches(texts):
+        new = [p for p in dict.fromkeys(row.prompt for row in batch) if p not in prompt_tokens]
+        prompt_tokens.update(zip(new, (c.tokens for c in counter.count(new)), strict=True))
+        for row, counted in zip(batch, counter.count([row.response for row in batch]), strict=True):
+            length = prompt_tokens[row.prompt]
+            yield Row(*row[:3], length, counted.tokens, reward=row.reward, response_ids=counted.ids)
+
+
+def trace_from_rows(
+    rows: Iterable[Row],
+    *,
+    source: str,
+    tokenizer: str,
+    notes: Sequence[str] = (),
+    default_name: str = "trace",
+    **labels: Unpack[Labels],
+) -> Trace:
+    """Return the trace of the rows. Without `cap_tokens` the largest response is the cap, and the notes say so.
+
+    Raises `InputError` for no rows, only empty responses, an empty prompt, and a response over the cap.
+    """
+    cap = labels.get("cap_tokens")
+    if cap is not None and cap < 1:
+        raise InputError(f"cap_tokens is {cap}; the largest response a run allows is at least 1 token")
+    notes, every = list(notes), list(rows)
+    kept = [row for row in every if row.response_tokens > 0]
+    if not kept:
+        found = f"all {len(every)} responses are empty" if every else "no rows"
+        raise InputError(f"{source}: {found}; a trace needs at least one response of a token or more")
+    if len(kept) < len(every):
+        first = next(row for row in every if row.response_tokens == 0)
+        notes.append(f"{len(every) - len(kept)} empty responses were left out (the first: {Path(first.place).name}).")
+    for row in kept:
+        if row.prompt_tokens < 1:
+            raise InputError(f"{row.place}: the prompt has {row.prompt_tokens} tokens; it must have at least 1")
+        if cap is not None and row.response_tokens > cap:
+            raise InputError(
+                f"{row.place}: the response has {row.response_tokens} tokens, over the cap of {cap}; "
+                "give the run's real cap, or none to take the largest response for it"
+            )
+    if cap is None:
+        cap = max(row.response_tokens for row in kept)
+        notes.append(f"The source does not state the run's cap: the largest response, {cap} tokens, stands for it.")
+    metadata = TraceMetadata(
+        name=labels.get("name") or default_name,
+        kind="imported",
+        source=source,
+        licence=labels.get("licence", "unknown"),
+        tokenizer=tokenizer,
+        cap_tokens=cap,
+        notes=" ".join(notes),
+    )
+    return Trace.from_columns(_columns(kept), metadata, origin=source)
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Any]:
+    every = {name: [getattr(row, name) for row in rows] for name in Row._fields[1:]}
+    columns: dict[str, Any] = {name: v for name, v in every.items() if any(value is not None for value in v)}
+    prompts = columns.pop("prompt")
+    if not all(isinstance(prompt, int) and 0 <= prompt < 2**63 for prompt in prompts):
+        number = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+        prompts = [number[prompt] for prompt in prompts]
+    columns["prompt_id"] = prompts
+    group = pd.DataFrame({name: np.array(columns[name], dtype=np.int64) for name in ("step", "prompt_id")})
+    columns.setdefault("sample", group.groupby(["step", "prompt_id"]).cumcount().to_numpy())
+    columns.setdefault("epoch", group.groupby("prompt_id")["step"].rank("dense").to_numpy(np.int64) - 1)
+    if "response_ids" in columns:
+        if (tokens := sum(columns["response_tokens"])) > INT32_MAX:
+            raise InputError(
+                f"{tokens} token ids, and one column holds {INT32_MAX}; import fewer steps, or lengths alone"
+            )
+        columns["response_ids"] = pa.array(columns["response_ids"], pa.list_(pa.int32()))
+    return columns
+
+
+# Reading files
+
+
+def batches(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of `BATCH`, the last one shorter."""
+    rest = iter(items)
+    while batch := list(islice(rest, BATCH)):
+        yield batch
+
+
+def existing(path: str | Path) -> Path:
+    """Return the path, `.` under its own name. Raises `InputError` if nothing is there."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder; check the path")
+    return path.resolve() if path.name in ("", "..") else path
+
+
+def numbered_lines(path: Path, **mode: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the place and each line of a file, opened with the arguments of `open`."""
+    try:
+        with path.open(**mode) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield f"{path}: line {number}", line
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); name a readable file") from error
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, object) for each line of a JSON Lines file that is not blank. Raises `InputError` for an empty file."""
+    empty = True
+    for place, line in numbered_lines(path, mode="rb"):
+        if line.strip():
+            empty = False
+            yield place, json_object(line, place)
+    if empty:
+        raise InputError(f"{path}: the file is empty; one JSON object a line is expected")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds."""
+    return json_object(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
+
+
+def json_object(raw: bytes, place: str) -> dict[str, Any]:
+    """Return the JSON object that `raw` holds. Raises `InputError` with the place where it breaks."""
+    try:
+        value = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        raise InputError(f"{place}: byte 0x{bad:02x} is not UTF-8; save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place}: broken JSON ({first_line(error)}); was the file cut off?") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields")
+    return value
+
+
+# Fields of a row
+
+
+def field(row: Mapping[str, Any], name: str, place: str) -> Any:
+    """Return the value of a field that must be there."""
+    if name not in row:
+        raise InputError(f"{place}: no field {name!r} (it has {listed(row)}); name the right file, or rename the field")
+    return row[name]
+
+
+def checked(row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str) -> Any:
+    """Return a field whose value `fits`. Raises `InputError` that says what it must be."""
+    value = field(row, name, place)
+    if not fits(value):
+        raise InputError(f"{place}: field {name!r} is {shown(value)}; it must be {must_be}")
+    return value
+
+
+def text(row: Mapping[str, Any], name: str, place: str) -> str:
+    """Return a field that holds text."""
+    return str(checked(row, name, place, lambda value: isinstance(value, str), "text"))
+
+
+def integer(row: Mapping[str, Any], name: str, place: str, low: int = 0) -> int:
+    """Return a field that holds a whole number from `low` to the largest 32-bit one."""
+
+    def fits(value: Any) -> bool:
+        return is_number(value) and value == value // 1 and low <= value <= INT32_MAX
+
+    return int(checked(row, name, place, fits, f"a whole number of at least {low}"))
+
+
+def number(row: Mapping[str, Any], name: str, place: str) -> float | None:
+    """Return a field that holds a finite number of 32 bits, as a trace keeps it (true and false are 1 and 0), or null."""
+
+    def fits(value: Any) -> bool:
+        return value is None or (isinstance(value, int | float) and abs(as_float(value)) <= FLOAT32_MAX)
+
+    value = checked(row, name, place, fits, "a finite number (of 32 bits), or null")
+    return None if value is None else float(value)
+
+
+def token_ids(row: Mapping[str, Any], name: str, place: str) -> NDArray[np.int32]:
+    """Return a field that holds a list of token ids."""
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and all(type(token) is int and 0 <= token <= INT32_MAX for token in value)
+
+    return np.array(checked(row, name, place, fits, "a list of token ids"), dtype=np.int32)
+
+
+def items(row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str) -> list[Any]:
+    """Return a field that holds a list of values that all fit; one that is absent or null is an empty list."""
+    given = {name: [] if row.get(name) is None else row[name]}
+    return list(checked(given, name, place, lambda value: isinstance(value, list) and all(map(fits, value)), must_be))
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of JSON is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_float(value: int | float) -> float:
+    """Return the number as a float; an integer that is too large for one is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names of fields or columns for a message: on one line, the first dozen."""
+    return ", ".join(" ".join(name.split()) for name in islice(names, 12)) or "none"
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message: short, on one line."""
+    return "empty" if value is None else shortened(repr(value))

@@ -1,0 +1,309 @@
+"""CSV, JSON Lines and pandas tables with columns of any name: lengths, or text to count, for each response.
+
+The user maps our names to theirs; a column with our name needs no mapping. Nothing is assumed silently: without a column for
+the step or the prompt, an argument has to replace it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
+from typing import Any, Unpack
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from simrl.errors import InputError, first_line, meant
+from simrl.trace.importers import rows
+from simrl.trace.importers.tokens import TokenCounter
+from simrl.trace.trace import OPTIONAL, REQUIRED, Trace
+from simrl.trace.validate import FINISH_REASONS
+
+TEXTS = ("prompt", "response")
+NAMES = (*REQUIRED, *OPTIONAL, *TEXTS)
+BLOCK_BYTES = 1 << 26  # a CSV row must fit in one: a long response with line breaks is a single row
+SERVING = (
+    "No step column was given, as for serving traces (Azure, Mooncake, BurstGPT): "
+    "the lengths of such requests are far shorter than those of reasoning rollouts."
+)
+REMEDIES = {  # of a table without any column of these names
+    ("step",): "map one, or give step (--step 0) if all rows are one step's",
+    ("prompt_id", "prompt"): "map one (--column prompt_id=THEIRS), or say --ungrouped if each row is its own",
+    ("prompt_tokens", "prompt"): "map the one with the prompts' lengths",
+    ("response_tokens", "response", "response_ids"): "map the one with the responses' lengths",
+}
+
+PlacedRow = tuple[str, Mapping[str, Any]]
+
+
+class Options(rows.Labels, total=False):
+    """The mapping of a table to a trace.
+
+    `step` and `epoch` hold for all rows of a table without such a column, `ungrouped` makes each row a prompt of its own.
+    `tokenizer` says what counted the lengths that the table holds.
+    """
+
+    step: int | None
+    epoch: int | None
+    ungrouped: bool
+    tokenizer: str | None
+
+
+def import_csv(
+    path: str | Path,
+    columns: Mapping[str, str] | None = None,
+    counter: TokenCounter | None = None,
+    **options: Unpack[Options],
+) -> Trace:
+    """Return the trace of a CSV file with a header. `columns` maps our names to the file's: {"response_tokens": "out_len"}.
+
+    Our names are a trace's columns, and `prompt` and `response` for text, which `counter` counts where no column has
+    the lengths. Needed are the step (or the option `step`), the prompt (`prompt_id`, which may be text, or `prompt`; or the
+    option `ungrouped`), and both lengths or texts. Without a column `sample`, the samples of a prompt and step are numbered
+    in order; without `epoch` (column or option) it is the number of earlier steps with the prompt. The turns' columns hold
+    lists as JSON writes them: [120, 40].
+
+    Raises `InputError` for columns that are missing and values that are mistyped, by column and row (the header is
+    row 1).
+    """
+    path = rows.existing(path)
+    header = _csv_header(path)
+    return _trace(path, header, lambda mapped: _csv_rows(path, header, mapped), columns or {}, counter, options)
+
+
+def import_jsonl(
+    path: str | Path,
+    columns: Mapping[str, str] | None = None,
+    counter: TokenCounter | None = None,
+    **options: Unpack[Options],
+) -> Trace:
+    """Return the trace of JSON Lines, one object a sample, by the rules of `import_csv`.
+
+    The first line tells which fields there are; all lines must have those that are used. `response_ids` may be a list
+    of token ids, whose number is the response's length. Errors count lines from 1.
+    """
+    path = rows.existing(path)
+    _, first = next(rows.read_jsonl(path))
+    return _trace(path, list(first), lambda _: rows.read_jsonl(path), columns or {}, counter, options)
+
+
+def import_frame(
+    frame: pd.DataFrame,
+    columns: Mapping[str, str] | None = None,
+    counter: TokenCounter | None = None,
+    **options: Unpack[Options],
+) -> Trace:
+    """Return the trace of a pandas DataFrame, a row a sample, by the rules of `import_csv`. Errors count rows from 0."""
+    header = list(map(str, frame.columns))
+    plain: Any = frame.astype(object).where(frame.notna(), None).set_axis(header, axis=1)
+    placed = ((f"DataFrame, row {i}", row) for i, row in enumerate(plain.to_dict("records")))
+    return _trace(Path("DataFrame"), header, lambda _: placed, columns or {}, counter, options)
+
+
+def _trace(
+    path: Path,
+    header: Sequence[str],
+    read: Callable[[Mapping[str, str]], Iterator[PlacedRow]],
+    columns: Mapping[str, str],
+    counter: TokenCounter | None,
+    options: Options,
+) -> Trace:
+    """Return the trace of a table; `read` yields its rows, given the columns to read by our names."""
+    given: dict[str, Iterator[int]] = {"prompt_id": count()} if options.get("ungrouped") else {}
+    for ours, value in (("step", options.get("step")), ("epoch", options.get("epoch"))):
+        if value is not None and (ours in columns or ours in header):
+            raise InputError(
+                f"{path}: has the column {columns.get(ours, ours)!r}, and {ours} {value} is given for all rows; choose one"
+            )
+        given |= {} if value is None else {ours: repeat(value)}
+    mapped = _mapped(path, header, columns, [*given], counter is not None)
+    notes = [SERVING] if "step" in given else []
+    if "prompt_id" in given:
+        notes.append("Each row is taken for a prompt of its own, in a group of one.")
+    tokenizer = options.get("tokenizer")
+    if counter is not None and "response" in mapped:
+        tokenizer = counter.tokenizer
+    elif counter is not None and "prompt_tokens" not in mapped:
+        notes.append(f"Prompt lengths were counted: {counter.tokenizer}.")
+    if tokenizer is None:
+        column = mapped.get("response_tokens") or mapped["response_ids"]
+        tokenizer = f"the source's own (lengths are from column {column!r})"
+    return rows.trace_from_rows(
+        _rows(read(mapped), mapped, counter, given),
+        source=path.name,
+        tokenizer=tokenizer,
+        notes=notes,
+        default_name=path.stem,
+        name=options.get("name"),
+        licence=options.get("licence", "unknown"),
+        cap_tokens=options.get("cap_tokens"),
+    )
+
+
+def _mapped(
+    path: Path, header: Sequence[str], columns: Mapping[str, str], given: Sequence[str], can_count: bool
+) -> dict[str, str]:
+    """Return the columns to read, by our names: the mapped ones, and those with our names that are of use and not `given`."""
+    has = f"it has {rows.listed(header)}"
+    for ours, theirs in columns.items():
+        if ours not in NAMES:
+            raise InputError(
+                f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}"
+            )
+        if theirs not in header:
+            raise InputError(
+                f"{path}: no column {theirs!r} for {ours}{meant(theirs, header)}: {has}; name one of these"
+            )
+    lengths = ("response_tokens", "response_ids")
+    if "response" in columns and (both := set(lengths) & set(columns)):
+        raise InputError(f"{path}: response and {both.pop()} are both mapped; choose text to count or lengths")
+    if "prompt_id" in columns and "prompt_id" in given:
+        raise InputError(f"{path}: prompt_id is mapped, yet ungrouped makes each row its own prompt; choose one")
+    mapped = dict(columns) | {name: name for name in NAMES if name in header and name not in {*columns, *given}}
+    unused = lengths if "response" in columns else ("response",) if set(lengths) & set(mapped) else ()
+    if "prompt" not in columns and {"prompt_id", "prompt_tokens"} <= {*mapped, *given}:
+        unused = (*unused, "prompt")
+    mapped = {name: theirs for name, theirs in mapped.items() if name not in unused}
+    for names, remedy in REMEDIES.items():
+        if not set(names) & {*mapped, *given}:
+            raise InputError(f"{path}: no column for {' or '.join(names[:2])} ({has}); {remedy}")
+    if not can_count and ("response" in mapped or "prompt_tokens" not in mapped):
+        column = mapped["response"] if "response" in mapped else mapped["prompt"]
+        raise InputError(
+            f"{path}: column {column!r} is text to count; name a tokenizer, or state the characters a token"
+        )
+    return mapped
+
+
+def _rows(
+    placed: Iterator[PlacedRow],
+    columns: Mapping[str, str],
+    counter: TokenCounter | None,
+    given: Mapping[str, Iterator[int]],
+) -> Iterator[rows.Row]:
+    counted = [name for name in TEXTS if name in columns and f"{name}_tokens" not in columns]
+    for batch in rows.batches(placed):
+        counts = {
+            name: counter.count([rows.text(row, columns[name], place) for place, row in batch])
+            for name in counted
+            if counter is not None
+        }
+        for i, (place, row) in enumerate(batch):
+            values = {ours: read(row, columns[ours], place) for ours, read in _READERS.items() if ours in columns}
+            values.update((ours, next(numbers)) for ours, numbers in given.items())
+            values["prompt"] = (
+                values.pop("prompt_id") if "prompt_id" in values else rows.text(row, columns["prompt"], place)
+            )
+            values.update((f"{name}_tokens", found[i].tokens) for name, found in counts.items())
+            if "response" in counts:
+                values["response_ids"] = counts["response"][i].ids
+            ids: Any = values.get("response_ids")
+            if "response_tokens" not in values:
+                values["response_tokens"] = len(ids)
+            if ids is not None and len(ids) != values["response_tokens"]:
+                raise InputError(
+                    f"{place}: {len(ids)} response_ids for {values['response_tokens']} response_tokens; they must agree"
+                )
+            yield rows.Row(place, **values)
+
+
+def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Hashable:
+    value = rows.field(row, column, place)
+    if not isinstance(value, int | str) or isinstance(value, bool) or value == "":
+        raise InputError(f"{place}: field {column!r} is {rows.shown(value)}; a prompt_id is a whole number or text")
+    return value
+
+
+def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:
+    allowed = ("", None, *FINISH_REASONS)
+    return rows.checked(row, column, place, lambda v: v in allowed, f"one of {', '.join(FINISH_REASONS)}") or None
+
+
+def _seconds(row: Mapping[str, Any], column: str, place: str) -> float | None:
+    value = rows.number(row, column, place)
+    rows.checked(row, column, place, lambda _: value is None or value >= 0, "zero or more seconds")
+    return value
+
+
+def _turn_values(row: Mapping[str, Any], column: str, place: str) -> list[Any] | None:
+    def fits(value: Any) -> bool:
+        return type(value) in (int, float) and 0 <= value <= rows.INT32_MAX
+
+    if rows.field(row, column, place) is None:
+        return None
+    return rows.items(row, column, place, fits, "a list of numbers, one a turn")
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {
+    "response_ids": rows.token_ids,
+    "response_tokens": rows.integer,
+    "step": rows.integer,
+    "prompt_id": _prompt_id,
+    "prompt_tokens": partial(rows.integer, low=1),
+    "sample": rows.integer,
+    "epoch": rows.integer,
+    "reward": rows.number,
+    "finish_reason": _finish_reason,
+    "policy_version": rows.integer,
+    "environment_s": _seconds,
+    **dict.fromkeys(rows.TURNS, _turn_values),
+}
+
+
+# CSV
+
+
+def _csv_header(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as lines:
+            first = lines.readline()
+        header = next(csv.reader([first.decode("utf-8-sig")]), [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: row 1: no header in UTF-8 ({first_line(error)}); is it a CSV file?") from error
+    if not header:
+        raise InputError(f"{path}: the file is empty; a header and rows are expected")
+    twice = [column for column in header if header.count(column) > 1]
+    if twice:
+        raise InputError(f"{path}: column {twice[0]!r} occurs twice in the header; rename one of them")
+    return header
+
+
+def _csv_rows(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> Iterator[PlacedRow]:
+    """Yield (place, values by the file's column) for each row; an empty cell is None where a number is expected."""
+    kinds = {theirs: ours for ours, theirs in columns.items()}
+    try:
+        table = pa_csv.read_csv(
+            path,
+            # One thread, or errors do not name the row.
+            read_options=pa_csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()), include_columns=list(kinds), strings_can_be_null=False
+            ),
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: cannot be read as CSV ({first_line(error)}); repair that row") from error
+    cells = (row for batch in table.to_batches(max_chunksize=rows.BATCH) for row in batch.to_pylist())
+    for line, row in enumerate(cells, start=2):  # the header is row 1, as in pyarrow's own errors
+        yield f"{path}: row {line}", {theirs: _cell(kinds[theirs], raw) for theirs, raw in row.items()}
+
+
+def _cell(ours: str, raw: str) -> Any:
+    """Return the value of a cell. Text in place of a number stays text, for the message about it."""
+    if ours in (*TEXTS, "finish_reason"):
+        return raw
+    if ours == "prompt_id":
+        return int(raw) if raw.isdecimal() and (raw == "0" or raw[0] != "0") else raw
+    bare = raw.strip()
+    if not bare:
+        return None
+    for kind in (json.loads,) if ours in rows.TURNS else (int, float):
+        with suppress(ValueError, RecursionError):
+            return kind(bare) if "_" not in bare else raw
+    return raw

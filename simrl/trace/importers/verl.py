@@ -1,0 +1,246 @@
+"""verl: rollout dumps, wandb tables of generations, and a synthetic trace from the step metrics of runs that dumped no samples.
+
+verl writes decoded text without ids or lengths (`trainer.rollout_data_dir`: `{step}.jsonl` with input, output, gts, score,
+step; wandb: `*generations*.table.json` with step, input_k, output_k, score_k), so a `TokenCounter` counts it. Rows with the
+same prompt text and step are one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from simrl.errors import InputError
+from simrl.trace.importers import rows
+from simrl.trace.importers.lengths import lengths_with
+from simrl.trace.importers.tokens import DECODED, TokenCounter
+from simrl.trace.trace import Trace, TraceMetadata
+
+TABLE = ".table.json"
+TOOL_RESULT = "<tool_response>"  # how Qwen's chat template, the usual one in verl's tool recipes, opens a tool's answer
+EPISODES = "A response is the whole episode: text of tools and of later turns in it counts as response tokens"
+VALIDATION = "Validation generations that verl logged as a table, a few a checkpoint, not training rollouts."
+MOST_SAMPLES = 1_000_000  # of a step
+NEEDED = (
+    *(f"response_length/{name}" for name in ("mean", "max", "min", "clip_ratio")),
+    *(f"prompt_length/{name}" for name in ("mean", "max", "min")),
+    "perf/total_num_tokens",
+)
+
+
+def import_verl(path: str | Path, counter: TokenCounter, **labels: Unpack[rows.Labels]) -> Trace:
+    """Return the trace of verl's samples: a folder of `{step}.jsonl` rollout dumps, one such file, or a wandb table.
+
+    A run folder without dumps is searched for `*generations*.table.json`; the tables are cumulative, the largest
+    holds all steps. `cap_tokens` is the run's `data.max_response_length`. Token ids are kept where `counter` is a tokenizer.
+    The reward is verl's `score`.
+
+    Raises `InputError` for anything else at `path`, and for fields that are missing or of the wrong type.
+    """
+    path = rows.existing(path)
+    table = _table(path)
+    tool_results = 0
+
+    def watched() -> Iterator[rows.TextRow]:
+        nonlocal tool_results
+        for row in _table_texts(table) if table else _dump_texts(path):
+            tool_results += TOOL_RESULT in row.response
+            yield row
+
+    samples = list(rows.count_rows(watched(), counter))
+    notes = [DECODED, f"{EPISODES} ({tool_results} of {len(samples)} responses hold {TOOL_RESULT})."]
+    return rows.trace_from_rows(
+        samples,
+        source=f"verl wandb table {table.name}" if table else f"verl rollout dump {path.name}",
+        tokenizer=counter.tokenizer,
+        notes=[VALIDATION, *notes] if table else notes,
+        default_name=path.name.removesuffix(TABLE).removesuffix(".jsonl"),
+        **labels,
+    )
+
+
+def _table(path: Path) -> Path | None:
+    """Return the wandb table at `path`, None if there are rollout dumps instead."""
+    if path.is_file():
+        return path if path.name.endswith(TABLE) else None
+    if _dumps(path):
+        return None
+    tables = [file for file in path.rglob(f"*generations*{TABLE}") if file.is_file()]
+    if not tables:
+        raise InputError(
+            f"{path}: neither {{step}}.jsonl rollout dumps nor a *generations*{TABLE} in it; name the run's "
+            "trainer.rollout_data_dir, or for metrics alone its console log"
+        )
+    return max(tables, key=lambda file: (file.stat().st_size, file.name))
+
+
+def _dumps(folder: Path) -> list[Path]:
+    return sorted((file for file in folder.glob("*.jsonl") if file.stem.isdecimal()), key=lambda file: int(file.stem))
+
+
+def _dump_texts(path: Path) -> Iterator[rows.TextRow]:
+    for file in _dumps(path) if path.is_dir() else [path]:
+        for place, row in rows.read_jsonl(file):
+            step = rows.integer(row, "step", place)
+            texts = rows.text(row, "input", place), rows.text(row, "output", place)
+            yield rows.TextRow(place, step, *texts, rows.number(row, "score", place))
+
+
+def _table_texts(file: Path) -> Iterator[rows.TextRow]:
+    table = rows.read_json(file)
+    columns, data = table.get("columns"), table.get("data")
+    if not isinstance(columns, list) or not isinstance(data, list):
+        raise InputError(f"{file}: keys {rows.listed(table)}; a wandb table has the lists 'columns' and 'data'")
+    names = list(map(str, columns))
+    slots = [name.removeprefix("input_") for name in names if name.startswith("input_")]
+    if not slots:
+        raise InputError(
+            f"{file}: no column 'input_1' in it; a table of generations has step, input_k, output_k, score_k"
+        )
+    seen: set[int] = set()
+    for index, values in enumerate(data):
+        place = f"{file}: data row {index}"
+        if not isinstance(values, list) or len(values) != len(names):
+            raise InputError(f"{place}: {rows.shown(values)} is not a list of {len(names)} values, one a column")
+        row = dict(zip(names, values, strict=True))
+        step = rows.integer(row, "step", place)
+        if step in seen:
+            raise InputError(f"{place}: step {step} occurs twice; remove the row of the run that was repeated")
+        seen.add(step)
+        for k in slots:
+            prompt, response = rows.text(row, f"input_{k}", place), rows.text(row, f"output_{k}", place)
+            yield rows.TextRow(f"{place}, slot {k}", step, prompt, response, rows.number(row, f"score_{k}", place))
+
+
+# A trace from step metrics
+
+
+def trace_from_verl_metrics(
+    metrics: pd.DataFrame,
+    group: int,
+    seed: int,
+    *,
+    cap_tokens: int | None = None,
+    name: str = "verl-metrics",
+    licence: str = "unknown",
+) -> Trace:
+    """Return a synthetic trace with the length statistics of a run that dumped no samples, step by step.
+
+    `metrics` is a table of `simrl.trace.importers.logs`; `group` the samples a prompt (`rollout.n`). Of each step the number
+    of samples, the response lengths' sum, min, max and share at the max (verl's clipped ones), and the prompt lengths' sum,
+    min and max are the log's, exactly; the shape between is the lognormal of `simrl.trace.importers.lengths`, dealt to prompts
+    at random by `seed`. `cap_tokens` None takes the largest `response_length/max` of a step with clipped responses. Steps
+    that lack one of these metrics are left out; the notes name them.
+
+    Raises `InputError` for metrics that are missing or contradict each other, and samples that are not whole groups.
+    """
+    if group < 1:
+        raise InputError(f"group is {group}; a prompt has at least 1 sample")
+    source = str(metrics.attrs.get("source", "metrics"))
+    usable = _usable(metrics, source)
+    clipped = usable.loc[usable["response_length/clip_ratio"] > 0, "response_length/max"]
+    if cap_tokens is None and clipped.empty:
+        raise InputError(f"{source}: no step has clipped responses, so the cap is unknown; give cap_tokens")
+    cap = int(clipped.max()) if cap_tokens is None else cap_tokens
+    samples = pd.concat([_samples(row, group, seed, cap, source) for _, row in usable.iterrows()])
+    # The j-th prompt of a step is distinguished from other steps' by the step's place in the epoch: the next one repeats it.
+    place_in_epoch = samples["step"] - samples.groupby("epoch")["step"].transform("min")
+    samples["prompt_id"] += place_in_epoch * (samples["prompt_id"].max() + 1)
+    metadata = TraceMetadata(
+        name=name,
+        kind="synthetic",
+        source=f"step metrics in {source}, group {group}, seed {seed}",
+        licence=licence,
+        tokenizer="the run's own (lengths are from its log)",
+        cap_tokens=cap,
+        notes=_metrics_notes(metrics, usable),
+    )
+    columns = {str(column): samples[column].to_numpy() for column in samples}
+    return Trace.from_columns(columns, metadata, origin=f"trace from the metrics in {source}")
+
+
+def _usable(metrics: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Return the steps that have all that a trace needs."""
+    for key in ("step", *NEEDED):
+        if key not in metrics.columns:
+            raise InputError(f"{source}: no column {key!r}; verl's trainer logs it, a validation-only log does not")
+    needed = [*(key for key in ("step", "training/epoch") if key in metrics.columns), *NEEDED]
+    usable = metrics.dropna(subset=needed)
+    if usable.empty:
+        raise InputError(
+            f"{source}: none of the {len(metrics)} steps has all of {', '.join(NEEDED)}; is the log cut off?"
+        )
+    for key in needed:
+        most = 1 if key.endswith("clip_ratio") else rows.INT32_MAX
+        for step, value in usable.loc[~usable[key].between(0, most), ["step", key]].to_numpy():
+            raise InputError(f"{source}: step {step:g}: {key} is {value:g}; it must be from 0 to {most}; check the log")
+    return usable
+
+
+def _samples(row: pd.Series[Any], group: int, seed: int, cap: int, source: str) -> pd.DataFrame:
+    """Return the samples of one step, a row each, its prompts numbered from 0."""
+    step = int(row["step"])
+    place = f"{source}: step {step}"
+    total, mean = float(row["perf/total_num_tokens"]), float(row["response_length/mean"] + row["prompt_length/mean"])
+    count = round(total / mean) if mean > 0 else 0
+    longest, shortest = row["response_length/max"], row["response_length/min"]
+    if count < 1 or abs(total / mean - count) > 0.01:
+        raise InputError(
+            f"{place}: {total:g} tokens over a mean of {mean:g} are no whole number of samples; check the log"
+        )
+    if count > MOST_SAMPLES:
+        raise InputError(f"{place}: {count:,} samples; no step has more than {MOST_SAMPLES:,}; check the log")
+    if count % group:
+        raise InputError(f"{place}: {count} samples are not whole groups of {group}; give the run's samples a prompt")
+    if longest > cap:
+        raise InputError(f"{place}: response_length/max is {longest:g}, over the cap of {cap}; give the run's cap")
+    if shortest < 1:
+        raise InputError(
+            f"{place}: response_length/min is {shortest:g}, aborted or empty: cannot be generated again; "
+            "drop this step from the metrics"
+        )
+    clipped = round(float(row["response_length/clip_ratio"]) * count)
+    rng = np.random.default_rng([seed, step])
+    response_tokens = rng.permutation(_lengths(row, "response_length", count, clipped or None, place))
+    prompt_tokens = rng.permutation(_lengths(row, "prompt_length", count // group, None, place))
+    return pd.DataFrame(
+        {
+            "step": step,
+            "epoch": int(row.get("training/epoch", 0)),
+            "prompt_id": np.repeat(np.arange(count // group), group),
+            "sample": np.tile(np.arange(group), count // group),
+            "prompt_tokens": np.repeat(prompt_tokens, group),
+            "response_tokens": response_tokens,
+            "finish_reason": np.where(response_tokens == cap, "length", "stop"),
+        }
+    )
+
+
+def _lengths(row: pd.Series[Any], kind: str, count: int, at_max: int | None, place: str) -> NDArray[np.int64]:
+    mean, low, high = (float(row[f"{kind}/{key}"]) for key in ("mean", "min", "max"))
+    try:
+        return lengths_with(round(mean * count), count, int(low), int(high), at_max)
+    except ValueError as error:
+        raise InputError(
+            f"{place}: {kind}: mean, min, max and clip_ratio contradict each other ({error}); check the log"
+        ) from error
+
+
+def _metrics_notes(metrics: pd.DataFrame, usable: pd.DataFrame) -> str:
+    epochs = "training/epoch" in usable.columns
+    left_out = sorted(set(metrics["step"].astype(int)) - set(usable["step"].astype(int)))
+    notes = [
+        f"Synthesised from the log of {len(usable)} steps. From the run, in each step: the number of samples, "
+        "response_length mean, min, max and clip_ratio, prompt_length mean, min and max. Assumed: the shape between "
+        "(a truncated lognormal), lengths independent of the prompt and of other steps, and that the j-th prompt of "
+        "every epoch is the same one. Rewards and tool times are not in it.",
+        "The epoch is the run's." if epochs else "The run logged no epoch: all steps are taken for the first.",
+    ]
+    if left_out:
+        notes.append(f"Left out, as their lines lack lengths (validation only, or cut off): steps {left_out}.")
+    return " ".join(notes)

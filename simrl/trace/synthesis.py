@@ -1,0 +1,372 @@
+"""Synthesis: traces from a stated length model, for when there is no run yet.
+
+Invariant: a draw depends on (seed, epoch, prompt, sample) alone. Each kind of draw has one random stream for every
+(seed, epoch, sample), in which the prompt's id is the position; so more steps, prompts or samples a group change no
+existing draw. The streams are raw PCG64 bits keyed by SeedSequence, both of which numpy keeps stable from version to
+version.
+
+The model: the log length of a response is
+
+    location(step) + sigma * (√prompt_share * prompt effect(epoch) + √(1 - prompt_share) * response effect)
+
+with standard normal effects; a prompt's effect follows an AR(1) process from epoch to epoch. Lengths are then cut to
+[1, cap_tokens] and rounded, and each step's location is solved so that the mean *after* the cut is `mean_tokens`.
+
+Turns with an environment are optional: each turn is followed by another with one fixed probability, so that their number is
+geometric, at most `cap_turns` and one a token; the response is divided among them equally, the first ones longer by a token.
+The environment's seconds are lognormal, pause by pause.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from enum import IntEnum
+from functools import cache
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from scipy.special import ndtr, ndtri
+
+from simrl.errors import InputError
+from simrl.trace.trace import Trace, TraceMetadata
+
+Floats = NDArray[np.float64]
+MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
+LARGEST_INT32 = 2**31 - 1  # the limit of a trace's columns
+MOST_SAMPLES = 100_000_000  # about 10 GB while they are drawn
+Share = Annotated[float, Field(ge=0, le=1)]
+Sigma = Annotated[float, Field(ge=0, le=3)]
+CapTokens = Annotated[int, Field(gt=1, le=LARGEST_INT32)]
+
+
+class LengthModel(BaseModel):
+    """The lengths of prompts and responses, and their correlation within a group and over epochs.
+
+    Raises pydantic's `ValidationError` for a value outside its bounds; `synthesise` checks that the mean is possible under
+    the cap.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    steps: int = Field(gt=0, description="training steps; the last epoch may stay unfinished")
+    prompts_per_step: int = Field(gt=0, description="prompts a step, each sampled `group` times")
+    group: int = Field(gt=0, description="responses a prompt (GRPO's group size)")
+    cap_tokens: CapTokens = Field(description="largest response; longer ones are cut to it (finish_reason 'length')")
+    prompts: int | None = Field(
+        default=None,
+        gt=0,
+        description="size of the data set; an epoch passes over it once in floor(prompts / prompts_per_step) steps, the "
+        "rest is left out as data loaders do; empty: just enough for the whole run to be one epoch",
+    )
+    shuffle: bool = Field(
+        default=True, description="a new order of the prompts in each epoch; else in order of their id"
+    )
+    mean_tokens: MeanTokens | tuple[MeanTokens, MeanTokens] = Field(
+        description="mean response after the cap; a pair is the first and the last step's, linear between them, "
+        "so that a run with other `steps` has other lengths"
+    )
+    sigma: Sigma = Field(description="standard deviation of the log response length before the cap")
+    prompt_share: Share = Field(
+        default=0.5,
+        description="share of the log variance that is the prompt's: the correlation of two responses of a group",
+    )
+    epoch_correlation: Share = Field(
+        default=0.95, description="correlation of a prompt's effect between adjacent epochs"
+    )
+    early_stop_share: float = Field(
+        default=0.0, ge=0, lt=1, description="share of responses, whatever the prompt, that give up early"
+    )
+    early_stop_factor: float = Field(
+        default=0.1, ge=0.001, le=1, description="their length as a multiple of what it would have been"
+    )
+    prompt_tokens: MeanTokens = Field(default=256.0, description="mean prompt, lognormal, the same in every epoch")
+    prompt_sigma: Sigma = Field(default=0.0, description="standard deviation of the log prompt length")
+    prompt_cap_tokens: CapTokens = Field(default=2048, description="largest prompt; longer ones are cut to it")
+    reward_mean: float | None = Field(
+        default=0.5, gt=0, lt=1, description="share of responses with reward 1, the others have 0; empty: no rewards"
+    )
+    reward_prompt_share: Share = Field(
+        default=0.5,
+        description="correlation, within a group, of the normal variable behind right or wrong: at 0 all prompts are "
+        "equally hard, at 1 every group is all right or all wrong; independent of length",
+    )
+
+    turns: float = Field(
+        default=1.0,
+        ge=1,
+        le=1000,
+        description="mean turns of a response before cap_turns, geometric; 1: no environment",
+    )
+    cap_turns: int = Field(default=64, gt=0, le=1000, description="most turns of a response")
+    environment_s: float = Field(
+        default=0.0, ge=0, le=1e6, description="mean seconds that the environment takes after each turn but the last"
+    )
+    environment_sigma: Sigma = Field(default=0.0, description="standard deviation of their logarithm")
+    observation_tokens: int = Field(
+        default=0, ge=0, le=1_000_000, description="tokens that the environment adds to the context each time"
+    )
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> LengthModel:
+        if self.prompts is not None and self.prompts < self.prompts_per_step:
+            raise ValueError(f"prompts {self.prompts} is less than one step's prompts_per_step {self.prompts_per_step}")
+        samples = self.steps * self.prompts_per_step * self.group
+        if max(samples, self.dataset_prompts) > MOST_SAMPLES:
+            raise ValueError(
+                f"steps × prompts_per_step × group is {samples:,} samples of {self.dataset_prompts:,} prompts; "
+                f"stay under {MOST_SAMPLES:,} (a trace that is too short is repeated)"
+            )
+        return self
+
+    @property
+    def dataset_prompts(self) -> int:
+        """Return the size of the data set, also if `prompts` is empty."""
+        return self.prompts or self.steps * self.prompts_per_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of whole steps that the data set has prompts for."""
+        return self.dataset_prompts // self.prompts_per_step
+
+
+# RhymeRL's production runs (arXiv 2508.18588). Stated there: group 16 (§2.1), cap 16K and mean 1K → 10K over 320 steps
+# (§3.1, Fig. 3), 20 epochs (§6.1). Assumed: linear growth, for code as for math (Fig. 3 is a math run);
+# sigma; 128 prompts a step and so, for 20 epochs in 320 steps, 2,048 prompts (theirs had more than 200,000). The rest was
+# fitted to Fig. 9.
+_RHYMERL: dict[str, Any] = {
+    "steps": 320,
+    "prompts_per_step": 128,
+    "group": 16,
+    "cap_tokens": 16384,
+    "prompts": 2048,
+    "mean_tokens": (1000.0, 10000.0),
+    "sigma": 0.8,
+}
+RHYMERL_MATH: dict[str, Any] = {**_RHYMERL, "prompt_share": 0.975, "epoch_correlation": 0.999}
+"""Math: 15.8 % of responses in a higher group of 8, 12.4 % near the boundary, 3.3 % strong (Fig. 9: 16, 13, 3).
+
+Fig. 9 fixes only the sum of the changes within a group and from epoch to epoch: 0.985 and 0.995 fit it equally well. Not
+fitted: with 16 groups 73.8 % are predicted right (Table 2, three datasets: 79.7, 76.9, 71.6 %).
+"""
+RHYMERL_CODE: dict[str, Any] = {
+    **_RHYMERL,
+    "prompt_share": 0.996,
+    "epoch_correlation": 0.9995,
+    "early_stop_share": 0.077,
+    "early_stop_factor": 0.06,
+}
+"""Code: 28.3 % of responses in a higher group of 8, 24.4 % near the boundary, 3.8 % strong (Fig. 9: 28, 24, 4).
+
+This ratio of small to large moves up cannot come from symmetric noise: without early stops, 28 % in a higher group come with
+13 % near the boundary. A few responses of any prompt that fall to the bottom lift the others by a little. This is one
+reading of Fig. 9, not the paper's.
+"""
+
+
+class _Stream(IntEnum):
+    """The kinds of draws; a number keeps its meaning for ever, or old seeds would give other traces."""
+
+    PROMPT_LENGTH = 0
+    PROMPT_EFFECT = 1
+    RESPONSE_EFFECT = 2
+    ORDER = 3
+    EARLY_STOP = 4
+    DIFFICULTY = 5
+    REWARD = 6
+    TURNS = 7
+    ENVIRONMENT = 8
+
+
+def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
+    """Return a trace drawn from `model`; equal (model, seed) give equal traces, on any machine.
+
+    Raises `InputError` for a negative seed and for a mean that the cap makes unreachable.
+    """
+    if seed < 0:
+        raise InputError(f"length model: seed {seed} is negative; give a whole number from 0")
+    location = _locations(model)
+    prompt_location = _location(model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens")
+    prompt_normal = _normals(seed, _Stream.PROMPT_LENGTH, model.dataset_prompts)
+    prompt_tokens = _tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
+    difficulty = _normals(seed, _Stream.DIFFICULTY, model.dataset_prompts)
+
+    parts: list[dict[str, Any]] = []
+    effect = _normals(seed, _Stream.PROMPT_EFFECT, model.dataset_prompts)
+    for epoch in range(-(-model.steps // model.steps_per_epoch)):
+        if epoch:
+            news = _normals(seed, _Stream.PROMPT_EFFECT, model.dataset_prompts, epoch)
+            effect = model.epoch_correlation * effect + math.sqrt(1 - model.epoch_correlation**2) * news
+        parts.append(_epoch_columns(model, seed, epoch, location, effect, difficulty))
+    columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    columns["prompt_tokens"] = prompt_tokens[columns["prompt_id"]]
+    if model.turns > 1:
+        columns.update(_turn_columns(model, columns["response_tokens"], columns.pop("turns"), columns.pop("pause_s")))
+    columns["finish_reason"] = pa.DictionaryArray.from_arrays(
+        pa.array(columns.pop("cut").astype(np.int8)), pa.array(["stop", "length"])
+    )
+    metadata = TraceMetadata(
+        name=name,
+        kind="synthetic",
+        source=json.dumps({"generator": "simrl.synthesis", "seed": seed, "model": model.model_dump(mode="json")}),
+        licence="Apache-2.0",
+        tokenizer="none (lengths are drawn)",
+        cap_tokens=model.cap_tokens,
+    )
+    return Trace.from_columns(columns, metadata, origin=f"length model {name!r}")
+
+
+def _epoch_columns(
+    model: LengthModel, seed: int, epoch: int, location: Floats, effect: Floats, difficulty: Floats
+) -> dict[str, NDArray[Any]]:
+    """Return one epoch's rows in order of (step, prompt, sample); `cut` marks the responses that met the cap."""
+    first_step = epoch * model.steps_per_epoch
+    steps = min(model.steps_per_epoch, model.steps - first_step)
+    order = np.arange(model.dataset_prompts)
+    if model.shuffle:
+        order = np.argsort(_bits(seed, _Stream.ORDER, model.dataset_prompts, epoch), kind="stable")
+    used = np.sort(order[: steps * model.prompts_per_step].reshape(steps, -1), axis=1).ravel()
+
+    def normals(stream: _Stream, *turn: int) -> Floats:
+        """Return one standard normal for each used prompt and sample (at a turn), (len(used), group)."""
+        out = np.empty((len(used), model.group))
+        for sample in range(model.group):
+            out[:, sample] = _normals(seed, stream, model.dataset_prompts, epoch, sample, *turn)[used]
+        return out
+
+    step = np.repeat(np.arange(first_step, first_step + steps), model.prompts_per_step)
+    prompt_part = location[step] + model.sigma * math.sqrt(model.prompt_share) * effect[used]
+    response_part = model.sigma * math.sqrt(1 - model.prompt_share) * normals(_Stream.RESPONSE_EFFECT)
+    log_tokens = prompt_part[:, None] + response_part
+    if model.early_stop_share:
+        early = normals(_Stream.EARLY_STOP) < ndtri(model.early_stop_share)
+        log_tokens += math.log(model.early_stop_factor) * early
+    columns: dict[str, NDArray[Any]] = {
+        "step": np.repeat(step, model.group).astype(np.int32),
+        "epoch": np.full(log_tokens.size, epoch, dtype=np.int32),
+        "prompt_id": np.repeat(used, model.group).astype(np.int64),
+        "sample": np.tile(np.arange(model.group, dtype=np.int32), len(used)),
+        "response_tokens": _tokens(log_tokens.ravel(), model.cap_tokens),
+        "cut": (log_tokens > math.log(model.cap_tokens)).ravel(),
+    }
+    if model.reward_mean is not None:
+        prompt_part = math.sqrt(model.reward_prompt_share) * difficulty[used]
+        latent = prompt_part[:, None] + math.sqrt(1 - model.reward_prompt_share) * normals(_Stream.REWARD)
+        columns["reward"] = (latent < ndtri(model.reward_mean)).ravel().astype(np.float32)
+    if model.turns > 1:
+        # Geometric, by inversion: the share of responses with more than k turns is (1 - 1 / turns) ** k.
+        log_more = np.log(ndtr(normals(_Stream.TURNS))) / math.log1p(-1 / model.turns)
+        drawn = 1 + np.minimum(log_more, model.cap_turns - 1).astype(np.int64).ravel()
+        columns["turns"] = np.minimum(drawn, columns["response_tokens"])
+        pauses = columns["turns"] - 1
+        columns["pause_s"] = np.full(int(pauses.sum()), model.environment_s)
+        if model.environment_sigma and (most := int(pauses.max())):
+            deviations = model.environment_sigma * np.stack(
+                [normals(_Stream.ENVIRONMENT, turn).ravel() for turn in range(most)], axis=1
+            )
+            seconds = model.environment_s * np.exp(deviations - model.environment_sigma**2 / 2)
+            columns["pause_s"] = seconds[np.arange(most) < pauses[:, None]]
+    return columns
+
+
+def _turn_columns(
+    model: LengthModel, response: NDArray[np.int32], turns: NDArray[np.int64], pause_s: Floats
+) -> dict[str, pa.ListArray]:
+    """Return the turns of all responses: equal parts, the first ones longer by a token."""
+    edges, inner = np.r_[0, np.cumsum(turns)], np.r_[0, np.cumsum(turns - 1)]
+    place = np.arange(edges[-1]) - np.repeat(edges[:-1], turns)
+    tokens = np.repeat(response // turns, turns) + (place < np.repeat(response % turns, turns))
+    observations = np.full(len(pause_s), model.observation_tokens, dtype=np.int32)
+
+    def lists(edges: NDArray[np.int64], values: NDArray[Any]) -> pa.ListArray:
+        return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values))
+
+    return {
+        "turn_tokens": lists(edges, tokens.astype(np.int32)),
+        "turn_environment_s": lists(inner, pause_s.astype(np.float32)),
+        "turn_observation_tokens": lists(inner, observations),
+    }
+
+
+def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> NDArray[np.uint64]:
+    """Return the first `count` 64-bit words of the stream: word i belongs to prompt i."""
+    key = np.random.SeedSequence([stream, epoch, sample, *turn, seed])
+    words: NDArray[np.uint64] = np.random.PCG64(key).random_raw(count)
+    return words
+
+
+def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> Floats:
+    """Return standard normals from `_bits`; the 53 high bits, moved by half a step, are never 0 or 1."""
+    uniform = ((_bits(seed, stream, count, epoch, sample, *turn) >> np.uint64(11)) + 0.5) * 2.0**-53
+    normals: Floats = ndtri(uniform)
+    return normals
+
+
+def _tokens(log_tokens: Floats, cap_tokens: int) -> NDArray[np.int32]:
+    return np.rint(np.exp(np.clip(log_tokens, 0.0, math.log(cap_tokens)))).astype(np.int32)
+
+
+def _locations(model: LengthModel) -> Floats:
+    """Return each step's location, (steps,)."""
+    first, last = model.mean_tokens if isinstance(model.mean_tokens, tuple) else (model.mean_tokens,) * 2
+
+    @cache
+    def location(mean: float) -> float:
+        stops = model.early_stop_share, model.early_stop_factor
+        return _location(mean, model.sigma, model.cap_tokens, "mean_tokens", *stops)
+
+    return np.array([location(mean) for mean in np.linspace(first, last, model.steps).tolist()])
+
+
+def _location(
+    mean: float, sigma: float, cap: int, field: str, early_stop_share: float = 0.0, early_stop_factor: float = 1.0
+) -> float:
+    """Return the lognormal's location (mean of the log) for which the lengths cut to [1, cap] have this mean."""
+    if mean >= cap:
+        raise InputError(f"length model: {field} {mean:g} cannot be reached under a cap of {cap} tokens; ask for less")
+    early = math.log(early_stop_factor)
+
+    from scipy.optimize import brentq  # takes 0.3 s to import, which a recorded trace need not pay
+
+    def excess(location: float) -> float:
+        whole = mean_of_cut_lognormal(location, sigma, cap)
+        stopped = mean_of_cut_lognormal(location + early, sigma, cap)
+        return (1 - early_stop_share) * whole + early_stop_share * stopped - mean
+
+    # Ten standard deviations outside the limits every response is at one of them.
+    low, high = -10 * sigma - sigma**2 - 1, math.log(cap) + 10 * sigma - early + 1
+    return float(brentq(excess, low, high, xtol=1e-12))
+
+
+def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
+    """Return the `reward_prompt_share` that makes the share `equal` of groups all right or all wrong, or the nearest to it."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(201)
+
+    def excess(share: float) -> float:
+        right = ndtr((ndtri(reward_mean) - math.sqrt(share) * nodes) / math.sqrt(1 - share))
+        return float(weights @ (right**group + (1 - right) ** group) / weights.sum()) - equal
+
+    from scipy.optimize import brentq
+
+    least, most = 0.0, 1 - 1e-6
+    if excess(least) >= 0:
+        return least
+    return float(brentq(excess, least, most, xtol=1e-6)) if excess(most) > 0 else most
+
+
+def mean_under(cap: float, mean: float, sigma: float, mean_cap: float) -> float:
+    """Return the mean under `cap` of the lognormal lengths whose mean under `mean_cap` is `mean`."""
+    return mean_of_cut_lognormal(_location(mean, sigma, round(mean_cap), "mean"), sigma, cap)
+
+
+def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
+    """Return E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
+    top = math.log(cap)
+    if sigma == 0:
+        return math.exp(min(max(location, 0.0), top))
+    below, above = ndtr(-location / sigma), ndtr((location - top) / sigma)
+    between = ndtr((top - location - sigma**2) / sigma) - ndtr((-location - sigma**2) / sigma)
+    return float(below + math.exp(location + sigma**2 / 2) * between + cap * above)

@@ -1,0 +1,82 @@
+"""Workload: a trace as an endless run of groups to generate.
+
+Invariant: schedules draw `Sample`s, which say nothing of their outcome; `responses` has it, by uid, for workers and
+rewarders alone. A sample is drawn once; a sample to generate anew, or a further one of its group, is requested here and
+gets another uid. The response of a sample follows from the trace, never from the schedule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import groupby
+
+from simrl.trace.trace import Response, Sample, Trace
+
+Group = list[Sample]
+
+
+class Workload:
+    """The groups of a trace in their order, repeated without end. `batch_groups` is the number of groups in its first step.
+    With `once` it has `ended` when all of them are drawn; further draws repeat them: the pipelines of AReaL and of verl's fully
+    asynchronous trainer stop there, all others draw on."""
+
+    def __init__(self, trace: Trace, once: bool = False) -> None:
+        self.responses: dict[int, Response] = {}
+        self._trace = trace
+        self._siblings: dict[int, list[Response]] = {}
+        self._rest: deque[Group] = deque()
+        self._next_slice = 0
+        self._passes = 0
+        self._once = once
+        self._epochs = 1 + int(trace.column("epoch").max())
+        _, first, end = trace.step_slices[0]
+        self.batch_groups = sum(1 for _ in groupby(trace.column("prompt_id")[first:end].tolist()))
+
+    @property
+    def ended(self) -> bool:
+        """Return whether all groups of a trace that is used once are drawn."""
+        return self._once and self._passes > 0 and not self._rest
+
+    def next_batch(self) -> list[Group]:
+        """Return the groups of the next step of the trace, or those of it that single draws have left."""
+        if not self._rest:
+            self._draw_step()
+        batch = list(self._rest)
+        self._rest.clear()
+        return batch
+
+    def next_groups(self, count: int) -> list[Group]:
+        """Return the next `count` groups, across the steps of the trace."""
+        while len(self._rest) < count:
+            self._draw_step()
+        return [self._rest.popleft() for _ in range(count)]
+
+    def again(self, sample: Sample) -> Sample:
+        """Return the sample under another uid, to be generated anew from its prompt with an equal response."""
+        return self._number(sample, self.responses[sample.uid])
+
+    def more_of(self, group: Group, count: int) -> Group:
+        """Return `count` further samples of a group, beyond those of the trace: their responses are the siblings', in turn."""
+        siblings = self._siblings[group[0].uid]
+        size = len(group)
+        return [
+            self._number(group[0]._replace(sample=size + i), siblings[(size + i) % len(siblings)]) for i in range(count)
+        ]
+
+    def _number(self, sample: Sample, response: Response) -> Sample:
+        numbered = sample._replace(uid=len(self.responses))
+        self.responses[numbered.uid] = response
+        return numbered
+
+    def _draw_step(self) -> None:
+        slices = self._trace.step_slices
+        _, first, end = slices[self._next_slice]
+        samples = self._trace.samples(first, end, len(self.responses), self._passes * self._epochs)
+        responses = self._trace.responses(first, end)
+        self.responses.update(zip((s.uid for s in samples), responses, strict=True))
+        groups = [list(group) for _, group in groupby(samples, key=lambda s: s.prompt_id)]
+        for group in groups:
+            self._siblings[group[0].uid] = [self.responses[s.uid] for s in group]
+        self._rest.extend(groups)
+        self._next_slice = (self._next_slice + 1) % len(slices)
+        self._passes += self._next_slice == 0

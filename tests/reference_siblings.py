@@ -1,0 +1,74 @@
+"""The sibling drafter over tokens as they come, in plain Python: what `simrl.speculation.siblings` has compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simrl.speculation.drafter import Tokens
+from simrl.speculation.siblings import LONGEST, LOOKS_BACK, SHORTEST
+
+_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+
+
+@dataclass
+class Text:
+    """A response as far as it is known."""
+
+    ids: list[int] = field(default_factory=list)
+    places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def extend(self, ids: Sequence[int], shortest: int) -> None:
+        for token in ids:
+            if len(self.ids) >= shortest:  # something stands after them now
+                self.places.setdefault(tuple(self.ids[-shortest:]), []).append(len(self.ids))
+            self.ids.append(token)
+
+
+class SiblingDrafter:
+    """Drafts from the group's other responses, as far as they are known. A `Drafter`.
+
+    A prompt's group is its `group` latest requests, in the order in which they started; older ones are forgotten. Finished
+    responses stay in it. `own` drafts from the response's own text too.
+    """
+
+    def __init__(self, group: int, own: bool = False, shortest: int = SHORTEST, longest: int = LONGEST) -> None:
+        self._group, self._own, self._shortest, self._longest = group, own, shortest, longest
+        self._texts: dict[int, list[Text]] = {}  # by prompt
+        self._running: dict[int, tuple[int, Text]] = {}
+
+    def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
+        text = Text()
+        self._running[request] = prompt_id, text
+        texts = self._texts.setdefault(prompt_id, [])
+        texts.append(text)
+        del texts[: -self._group]
+
+    def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
+        return [self._draft(*self._running[r], most) for r, most in zip(requests, most_tokens, strict=True)]
+
+    def observe(self, request: int, token_ids: Tokens) -> None:
+        self._running[request][1].extend(token_ids.tolist(), self._shortest)
+
+    def stop_request(self, request: int) -> None:
+        del self._running[request]
+
+    def _draft(self, prompt_id: int, text: Text, most_tokens: int) -> Tokens:
+        ids = text.ids
+        if len(ids) < self._shortest:
+            return _NO_TOKENS
+        key = tuple(ids[-self._shortest :])
+        best, best_length, source = 0, 0, ids
+        for sibling in self._texts.get(prompt_id, ()):
+            if sibling is text and not self._own:
+                continue
+            for place in reversed(sibling.places.get(key, ())[-LOOKS_BACK:]):
+                length = self._shortest
+                furthest = min(self._longest, place, len(ids))
+                while length < furthest and sibling.ids[place - length - 1] == ids[-length - 1]:
+                    length += 1
+                if length > best_length:
+                    best, best_length, source = place, length, sibling.ids
+        return np.array(source[best : best + most_tokens] if best_length else [], dtype=np.int32)

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from pkgutil import iter_modules
 
+import matplotlib.font_manager  # noqa: F401  finds fonts with a command when first imported, which pdoc forbids
 import pdoc
 import pdoc.render
 
@@ -22,8 +23,10 @@ MODULES = ("simrl", *(f"simrl.{module.name}" for module in iter_modules(simrl.__
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    # Python 3.11's named tuples keep annotations that are text, and pdoc looks their names up in the wrong module.
-    warnings.filterwarnings("ignore", r"Error parsing type annotation ForwardRef.*__init__", UserWarning)
+    # The `__init__` of a named tuple or data class has annotations that are text, and pdoc looks inherited ones up in the wrong
+    # module; a field's own annotation is still held to name something. Inherited fields of a typed dict are not found either.
+    warnings.filterwarnings("ignore", r"Error parsing type annotation .*\.__init__\.", UserWarning)
+    warnings.filterwarnings("ignore", "Cannot determine where simrl.trace.importers.tabular.Options", UserWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     pdoc.render.configure(docformat="markdown", show_source=False, footer_text="simrl, Apache-2.0")
     pdoc.pdoc(*MODULES, output_directory=Path(sys.argv[1]))

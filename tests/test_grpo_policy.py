@@ -168,7 +168,7 @@ import json
 import sys
 from replay.vllm_adapter import EngineSettings, VllmEngine
 
-engine = VllmEngine(EngineSettings(sys.argv[1], 8, 256, 32, 100, kv_blocks=50, temperature=0.0))
+engine = VllmEngine(EngineSettings(sys.argv[1], 8, 256, 32, 100, kv_blocks=50, dtype="float32", temperature=0.0))
 for i, prompt in enumerate(json.loads(sys.argv[2])):
     engine.add(str(i), prompt, 40)
 responses = {}

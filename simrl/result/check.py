@@ -117,7 +117,12 @@ _RULES: tuple[tuple[str, str, Any, str], ...] = (
     ("samples", "finished_s", lambda t, r: t.started_s.isna() & t.finished_s.notna(), "empty where started_s is"),
     ("samples", "trained_step", lambda t, r: (t.trained_step >= 0) & t.finished_s.isna(), "empty if unfinished"),
     ("samples", "accepted_tokens", lambda t, r: t.accepted_tokens > t.generated_tokens, "at most generated_tokens"),
-    ("samples", "verified_tokens", lambda t, r: t.verified_tokens.gt(0) & t.verifications.lt(1), "0 without verifications"),
+    (
+        "samples",
+        "verified_tokens",
+        lambda t, r: t.verified_tokens.gt(0) & t.verifications.lt(1),
+        "0 without verifications",
+    ),
     ("segments", "uid", lambda t, r: ~t.uid.isin(r["uids"]), "the uid of a sample"),
     ("segments", "uid", lambda t, r: np.diff(t.uid, prepend=0) < 0, "in order"),
     ("segments", "ended_s", lambda t, r: t.ended_s < t.started_s, "after started_s"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+from helpers import FEW_EXAMPLES
 from hypothesis import settings
 
 from simrl.result.result import Result
@@ -14,7 +15,8 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.run import simulate
 
 # A first example may have to compile: no test is too slow for that.
-settings.register_profile("simrl", deadline=None)
+settings.register_profile("thorough", deadline=None)
+settings.register_profile("simrl", deadline=None, max_examples=FEW_EXAMPLES)
 settings.load_profile("simrl")
 
 

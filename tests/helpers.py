@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import simpy
+from hypothesis import settings
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.engine.requests import Limits
@@ -28,6 +29,15 @@ from simrl.trace.workload import Workload
 
 Lengths = tuple[int, int]  # prompt tokens, response tokens
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=1000)
+
+
+FEW_EXAMPLES = 10  # of a property, where not asked to be thorough
+
+
+def examples(most: int) -> settings:
+    """Try a property on so many random inputs with `--hypothesis-profile thorough`, and on a few without."""
+    thorough = settings().max_examples > FEW_EXAMPLES
+    return settings(max_examples=most if thorough else min(most, FEW_EXAMPLES))
 
 
 def one_second_a_pass() -> Tables:

@@ -33,7 +33,9 @@ def run(simrl: CommandLine) -> CommandLine:
     return simrl
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", [pytest.param(d, marks=pytest.mark.slow) if d == "history-paper" else d for d in DRAFTERS]
+)
 def test_every_drafter_is_measured_on_the_tokens(drafter: Any):
     d = report(measure(TRACE, drafter))
     assert d["drafter"] == drafter and 0 < d["acceptance_rate"] < 1 and 0 < d["speculation_rate"] < 1

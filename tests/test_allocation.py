@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from helpers import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
@@ -296,7 +297,7 @@ def test_in_the_long_run_a_step_takes_no_less_than_its_training_nor_than_half_of
     assert step_s((1.0, 9.0), (1, 1), train_s=3.0, pairing=True) >= (9.0 + 3.0) / 2
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(problems(most_groups=3, most_workers=4))
 def test_the_shortest_two_steps_are_the_shortest_of_all_plans(problem):
     table, workers, fewest = problem
@@ -310,7 +311,7 @@ def test_the_shortest_two_steps_are_the_shortest_of_all_plans(problem):
     assert longest(found) == min(map(longest, every))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(problems(), st.floats(0.0, 70.0))
 def test_the_bound_that_is_chosen_is_as_good_as_any(problem, train_s):
     table, workers, fewest = problem

@@ -120,6 +120,7 @@ def test_agree_finds_no_error_between_a_scenario_and_its_own_run(command_line):
     assert set(agreement.table["error"].dropna()) == {0.0}
 
 
+@pytest.mark.slow
 def test_a_trace_and_keywords_make_the_scenario_that_a_file_would(command_line, frame):
     compared = simrl.compare(frame, SYSTEMS, **GIVEN)
     simrl.write_trace(import_frame(frame), "frame.parquet")
@@ -193,6 +194,7 @@ def test_the_runs_of_a_comparison_are_found_by_the_names_in_its_table(compared):
         compared.explain()
 
 
+@pytest.mark.slow
 def test_every_view_is_a_page_a_text_and_a_picture(compared):
     name, other = list(compared.results)[:2]
     swept = simrl.sweep(yaml.safe_load(SCENARIO), {"seed": [1, 2], "cluster.gpus": [4, 8]}, ["verl_colocated"])
@@ -373,6 +375,7 @@ def optimized():
     return simrl.optimize(data, SEARCHED, ["verl_colocated", "areal"], gpus=4, tp=1, robust=False, best=2)
 
 
+@pytest.mark.slow
 def test_optimize_says_what_the_command_says_and_keeps_its_points(command_line):
     values = ("systems=verl_colocated,areal", "cluster.gpus=4", "cluster.tp=1", "system.eta=1,2")
     values += ("system.rollout_share=0.5", "system.speculation=none")
@@ -424,6 +427,7 @@ def test_optimize_takes_a_frame_and_searches_a_system_of_each_family(frame):
     assert "cluster.tp=1" in found.data.space.asked and found.data.searched.points <= 8
 
 
+@pytest.mark.slow
 def test_a_report_is_the_page_that_the_command_writes(command_line):
     command_line("compare", "scenario.yaml", "-o", "runs", "--jobs", "1")
     command_line("report", "runs", "-o", "theirs.html")
@@ -433,6 +437,7 @@ def test_a_report_is_the_page_that_the_command_writes(command_line):
     assert Path("ours.html").read_bytes() == Path("again.html").read_bytes() == Path("theirs.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_sweeps_single_runs_and_agreements_have_a_page_too(command_line):
     command_line("sweep", "scenario.yaml", "seed=1,2", "-o", "points", "--jobs", "1")
     command_line("report", "points", "-o", "theirs.html")
@@ -477,6 +482,7 @@ def test_a_script_without_a_main_guard_simulates_in_several_processes(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "once\n", "")
 
 
+@pytest.mark.slow
 def test_the_examples_run(monkeypatch):
     monkeypatch.chdir(ROOT)
     functions = {name for name in simrl.__all__ if inspect.isfunction(getattr(simrl, name))}

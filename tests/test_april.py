@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from helpers import rows, trace, trained, versions, with_status
-from hypothesis import given, settings
+from helpers import examples, rows, trace, trained, versions, with_status
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
@@ -47,7 +47,7 @@ def test_a_response_done_before_its_worker_hears_of_the_end_is_kept():
     assert versions(result)[1] == [(0, 11)]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers, st.floats(1, 3))
 def test_every_update_trains_a_batch_and_nothing_is_ever_dropped(trace, workers, over_sampling):
     watched = run(("april", {"over_sampling": over_sampling}), trace, workers, steps=6)

@@ -2,7 +2,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_bandit import BegMabSelector
 
@@ -87,7 +88,7 @@ def test_the_compiled_bandit_chooses_as_the_readable_one_arm_for_arm(window: int
 
 
 @given(st.lists(st.sampled_from([1.0, 1.5, 2.0, 3.25, 7.0]), max_size=40), st.integers(1, 12))
-@settings(max_examples=200)
+@examples(200)
 def test_a_value_is_the_median_of_the_latest_rewards(accept_lengths: list[float], window: int):
     settings = parameters(window=window)
     rule, state = kernel(settings)

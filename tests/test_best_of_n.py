@@ -12,6 +12,7 @@ from helpers import (
     ROOMY,
     a_worker,
     counted,
+    examples,
     lanes,
     on_gpus,
     prepared,
@@ -24,7 +25,7 @@ from helpers import (
     trained,
     watch,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import tight, traces
 from test_turns import agentic_traces
@@ -360,20 +361,20 @@ def check(watched_prepared, most_load):
     return watched
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(traces, st.integers(2, 6), st.integers(1, 3), st.one_of(st.just(ROOMY), tight), rules)
 def test_nothing_is_lost_and_no_worker_has_more_than_b_max(steps, gpus, updates, limits, rule):
     system = on_gpus("specactor", rule, gpus, steps=updates)
     check(prepared(system, steps, limits=limits), rule["b_max"])
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(agentic_traces(), st.integers(2, 4), rules)
 def test_neither_in_responses_of_several_turns(steps, gpus, rule):
     check(prepared(on_gpus("specactor", rule, gpus, steps=2), steps, limits=ROOMY), rule["b_max"])
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(traces, st.integers(2, 4), rules, st.integers(0, 5), st.sampled_from(["elsewhere", "wait"]))
 def test_nor_where_workers_are_lost_and_slow(steps, gpus, rule, seed, on_loss):
     faults = [
@@ -385,7 +386,7 @@ def test_nor_where_workers_are_lost_and_slow(steps, gpus, rule, seed, on_loss):
     assert_nothing_is_lost(watch(prepared(system, steps, limits=ROOMY)))
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(traces, rules, st.sampled_from([None, "none", "ngram"]))
 def test_what_is_trained_is_the_same_with_and_without_and_two_runs_are_equal(steps, rule, speculation):
     more = {} if speculation is None else {"speculation": speculation}

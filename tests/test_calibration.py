@@ -115,6 +115,7 @@ def test_the_corrections_that_a_run_was_simulated_with_are_found_again(log, tmp_
     assert all(e.steps_in == 9 and e.steps_out == 5 and e.mape_out < 0.01 for e in errors.values())
 
 
+@pytest.mark.slow
 def test_steps_outside_the_window_change_no_correction(log, tmp_path):
     metrics = read_metrics(log)
     first = calibrate(metrics, started, (1, 6), GROUP, tmp_path)
@@ -128,6 +129,7 @@ def test_steps_outside_the_window_change_no_correction(log, tmp_path):
     assert second.errors[0].mape_out > first.errors[0].mape_out + 0.3
 
 
+@pytest.mark.slow
 def test_a_step_that_waited_for_something_else_does_not_pull_the_prediction_of_others(log, tmp_path):
     metrics = read_metrics(log)
     metrics.loc[metrics["step"] == 3, "timing_s/gen"] *= 4
@@ -138,6 +140,7 @@ def test_a_step_that_waited_for_something_else_does_not_pull_the_prediction_of_o
     assert unsure is None or unsure > 10 * sure  # and it is said how much less is known
 
 
+@pytest.mark.slow
 def test_the_calibrated_file_is_a_scenario_that_simulates_the_run(log, tmp_path):
     found = calibrate(read_metrics(log), started, (1, 6), GROUP, tmp_path)
     (tmp_path / "calibrated.yaml").write_text(scenario_yaml(found, "run.log"))
@@ -149,6 +152,7 @@ def test_the_calibrated_file_is_a_scenario_that_simulates_the_run(log, tmp_path)
     assert "# Calibrated on steps 1-6 of run.log" in (tmp_path / "calibrated.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_recorded_lengths_take_the_place_of_made_ones(log, tmp_path):
     made = read_trace(log.parent / "run.parquet")
     metrics = read_metrics(log)[["step", "timing_s/gen", "timing_s/update_actor"]]
@@ -204,6 +208,7 @@ def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenar
     assert load_scenarios(simrl.folder / "out" / "calibrated.yaml")[0].steps == STEPS
 
 
+@pytest.mark.slow
 def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log):
     how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=2", "--window", "1-6", "--group", "4"]
     done = simrl("whatif", str(log), *how, "--system", "one_step_off", "-o", "out", "--jobs", "1", "--json")
@@ -286,6 +291,7 @@ def test_trls_timed_methods_belong_to_the_step_that_is_logged_after_them(tmp_pat
 # A run that nobody in this project made
 
 
+@pytest.mark.slow
 def test_the_real_runs_later_steps_are_predicted_within_ten_percent(shared_data, tmp_path):
     metrics = read_metrics(shared_data / "verl_run" / "do7bl4gg" / "output.log")
     metrics = metrics[(metrics["step"] <= 20) | (metrics["step"] % 6 == 1)]  # a sixth of the rest, to be quick
@@ -302,6 +308,7 @@ def test_the_real_runs_later_steps_are_predicted_within_ten_percent(shared_data,
     assert errors["step"].mape_out < 0.10
 
 
+@pytest.mark.slow
 def test_from_python_a_run_is_calibrated_and_compared_as_by_the_commands(log, tmp_path):
     how = {"model": "qwen3-0.6b", "cluster.gpu": "h100", "cluster.gpus": 2, "cluster.tp": 1}
     found = simrl.calibrate(log, window=(1, 6), group=4, overrides=how, folder=tmp_path / "kept")

@@ -114,6 +114,7 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_runs(simrl, mo
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processes of a group are found in Linux's /proc")
 def test_ctrl_c_leaves_neither_processes_nor_files(simrl):
     before = contents(simrl.folder)

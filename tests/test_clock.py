@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 import simpy
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.clock import LONGEST_WAIT_S, WallClock
@@ -62,7 +63,7 @@ def test_a_clock_that_is_started_anew_shows_zero_and_one_that_runs_cannot_be():
         env.restart()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.tuples(st.floats(0, 0.01), st.integers(0, 2)), min_size=1, max_size=12))
 def test_a_schedule_has_the_same_events_at_the_same_times_as_on_the_simulated_clock(plan):
     """Timeouts, what happens last in an instant, all_of and a gather, nested as drawn."""

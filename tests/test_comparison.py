@@ -231,6 +231,7 @@ def test_a_disk_that_runs_full_leaves_the_old_results_and_nothing_else(simrl, mo
     assert "new/out: cannot be written (No space left on device); name a place" in message
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_in_another_process_is_told_too(simrl):
     compile_engine()  # which writes larger files
     compile_training()
@@ -247,7 +248,7 @@ def test_a_file_that_may_not_grow_in_another_process_is_told_too(simrl):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processes of a group are found in Linux's /proc")
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_the_old_results_whole_and_nothing_else(simrl, jobs):
     old_results(simrl.folder / "out")
     before = contents(simrl.folder)

@@ -9,8 +9,8 @@ from math import ceil
 
 import numpy as np
 import pytest
-from helpers import ROOMY, counted, on_gpus, prepared, rows, trace, watch
-from hypothesis import example, given, settings
+from helpers import ROOMY, counted, examples, on_gpus, prepared, rows, trace, watch
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simrl.pipelines import verl_fully_async as verl
@@ -158,7 +158,7 @@ def test_an_update_leaves_no_more_than_later_ones_have_room_for_in_time(left, ve
     assert in_time(left, version, eta, batch) == possible
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(traces, st.integers(1, 3), st.integers(0, 3), st.sampled_from([1, 2, 5, 100]), st.booleans())
 @example(trace([[[(1, 1)], [(1, 6)]]]), 2, 2, 5, True)
 def test_areal_that_waits_never_trains_a_token_older_than_eta(trace, workers, eta, concurrent, interruptible):
@@ -252,7 +252,7 @@ def test_verl_without_partial_rollout_waits_for_what_runs_and_submits_nothing_me
     assert [row["trained_step"] for row in rows(run.result.samples)][:4] == [0, 0, 1, 1]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     traces,
     st.integers(1, 3),
@@ -286,7 +286,7 @@ def test_verl_never_submits_more_than_its_count_allows(trace, workers, staleness
     assert loaded <= {0, sync_step, 2 * sync_step, 3 * sync_step}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(traces, st.integers(1, 3), st.integers(1, 4))
 def test_verl_without_staleness_trains_all_that_it_submitted_before_it_synchronises(trace, workers, sync_step):
     parameters = {"staleness": 0.0, "sync_step": sync_step, "mini_batch": 1}

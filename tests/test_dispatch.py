@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import simpy
-from helpers import ROOMY, a_worker, recorder, rollout, sample
-from hypothesis import given, settings
+from helpers import ROOMY, a_worker, examples, recorder, rollout, sample
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.dispatch.dispatcher import DISPATCHES, Dispatch, Dispatcher
@@ -277,7 +277,7 @@ RULES = st.builds(
 TIGHT = Limits(max_num_seqs=2, max_num_batched_tokens=16, block_size=4, kv_blocks=30)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.data(), RULES, st.integers(1, 3), st.sampled_from([ROOMY, TIGHT]))
 def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it_on_the_way(data, rule, count, limits):
     env, at = simpy.Environment(), {}

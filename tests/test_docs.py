@@ -125,12 +125,10 @@ def executed(checkout: CommandLine, words: list[str]) -> None:
 
 
 EXECUTED_PAGES = [page for page in PAGES if any(block.language in EXECUTED for block in blocks(page))]
-FIRST = "docs/getting_started.md"
 
 
-@pytest.mark.parametrize(
-    "page", [page if page == FIRST else pytest.param(page, marks=pytest.mark.slow) for page in EXECUTED_PAGES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", EXECUTED_PAGES)
 def test_the_commands_of_a_page_run_one_after_the_other(checkout: CommandLine, page: str):
     names: dict[str, object] = {"__name__": page}
     for block in blocks(page):

@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from helpers import lanes, on_gpus, prepared, rows, scenario, trace, trained, watch, with_status
-from hypothesis import assume, given, settings
+from helpers import examples, lanes, on_gpus, prepared, rows, scenario, trace, trained, watch, with_status
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, workers
 
@@ -103,7 +103,7 @@ reward = st.sampled_from([0.0, 1.0])
 scored = st.lists(st.lists(st.lists(reward, min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scored, st.floats(1, 3), workers, st.randoms(use_true_random=False))
 def test_a_batch_is_full_of_groups_with_unequal_rewards(rewards, over_sampling, workers, random):
     differ = [[len(group) == 1 or len(set(group)) > 1 for group in step] for step in rewards]
@@ -132,7 +132,7 @@ def test_a_batch_is_full_of_groups_with_unequal_rewards(rewards, over_sampling, 
     ],
     ids=["full_batch", "first_complete", "token_budget", "tail_batching"],
 )
-@settings(max_examples=15)
+@examples(15)
 @given(scored, st.randoms(use_true_random=False))
 def test_it_wraps_every_collector_that_works_in_groups(collector, eta, rewards, random):
     differ = [[len(group) == 1 or len(set(group)) > 1 for group in step] for step in rewards]

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_bandit import BegMabSelector
 from reference_engine import Arm, ReferenceEngine, Rules
@@ -235,7 +236,7 @@ def draftings(draw):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(limits, st.booleans(), commands, st.one_of(st.none(), draftings()), st.sampled_from([TABLES, UNEVEN, LAUNCHED]))
 def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, commands, drafting, tables):
     limits = limits._replace(async_scheduling=ahead)
@@ -332,7 +333,7 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, c
     assert engine.totals == reference.totals
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(limits, st.lists(requests, min_size=1, max_size=40))
 def test_running_to_the_end_at_once_gives_the_times_of_running_end_by_end(limits, requests):
     at_once, by_end = Engine(TABLES, limits), Engine(TABLES, limits)
@@ -755,7 +756,7 @@ def test_a_bandit_settles_on_the_strategy_that_yields_more_tokens_a_second():
         assert engine.generated_tokens(0) == 2000
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(limits, st.lists(requests, min_size=1, max_size=12), draftings())
 def test_drafts_change_when_tokens_come_never_how_many(limits, requests, drafting):
     engine, reference = Engine(TABLES, limits, drafting.decoding), ReferenceEngine(TABLES, limits)
@@ -808,7 +809,7 @@ def test_what_an_aborted_sibling_had_stays_known():
     assert rollout(engine, 1, 100)[:2] == (36, 36)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 10_000), st.integers(2, 6), st.floats(0.01, 0.8), st.integers(0, 1), st.sampled_from([16, 512]))
 def test_what_siblings_will_generate_changes_no_draft(seed, n, until_s, own_text, budget):
     rng = np.random.default_rng(seed)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_decoupled import DecoupledWorker, Request
 from test_engine import TABLES
@@ -49,7 +50,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     requests, st.integers(1, 6), st.sampled_from([5e-4, 2e-3, 8e-3]), st.booleans(), st.integers(0, 5), st.booleans()
 )

@@ -12,6 +12,7 @@ from conservation import assert_nothing_is_lost
 from helpers import (
     ROOMY,
     a_worker,
+    examples,
     lanes,
     on_gpus,
     one_second_a_pass,
@@ -23,7 +24,7 @@ from helpers import (
     trace,
     watch,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from test_pipelines import EQUAL, tight, traces
@@ -448,7 +449,7 @@ counted_faults = st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), any_f
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@settings(max_examples=15)
+@examples(15)
 @given(counted_faults, traces, st.one_of(st.just(ROOMY), tight))
 def test_no_sample_is_lost_or_trained_twice_and_staleness_stays_in_its_bound(name, counted, trace, limits):
     workers, which = counted
@@ -485,7 +486,7 @@ def test_a_loss_for_good_leaves_the_rest_to_the_other_worker(name, worker, at_s)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@settings(max_examples=8)
+@examples(8)
 @given(traces, st.integers(0, 5))
 def test_drawn_faults_lose_no_sample_either_also_where_all_workers_are_lost_at_times(name, trace, seed):
     drawn = faults(

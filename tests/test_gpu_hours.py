@@ -5,8 +5,8 @@ from functools import cache
 
 import pyarrow.compute as pc
 import pytest
-from helpers import ROOMY, counted, recorder, rollout, rows, scenario, trace
-from hypothesis import given, settings
+from helpers import ROOMY, counted, examples, recorder, rollout, rows, scenario, trace
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.analysis.gpu_hours import PARTS, waterfall
@@ -40,7 +40,7 @@ def test_the_parts_of_a_run_are_all_its_gpu_seconds(name):
     assert parts["other"] == parts["undivided"] == 0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     name=st.sampled_from(SYSTEMS),
     ends=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted).filter(lambda x: x[1] - x[0] > 1e-3),
@@ -53,7 +53,7 @@ def test_the_parts_of_any_window_are_all_its_gpu_seconds(name, ends):
     assert all(value >= -1e-9 for value in fall.gpu_s.values())
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     name=st.sampled_from(("verl_colocated", "areal", "rhymerl", "seer", "tlt", "verl_ngram")),
     seed=st.integers(0, 1000),

@@ -3,8 +3,8 @@
 from collections import defaultdict
 
 import pytest
-from helpers import ROOMY, on_gpus, one_second_a_pass, prepared, rows, watch
-from hypothesis import given, settings
+from helpers import ROOMY, examples, on_gpus, one_second_a_pass, prepared, rows, watch
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.profile.profile import ProfileMetadata, TableProfile
@@ -161,7 +161,7 @@ lengths = st.lists(st.integers(1, 80), min_size=6, max_size=6)
 
 
 @pytest.mark.parametrize("parameters", ABLATIONS, ids=str)
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(st.tuples(lengths, lengths), min_size=2, max_size=3), st.integers(1, 4))
 def test_every_token_is_at_most_one_version_old_or_was_carried(parameters, drawn, workers):
     watched = timed(epochs(*[[list(a), list(b)] for a, b in drawn]), 2 * len(drawn), workers, **parameters)
@@ -176,7 +176,7 @@ def test_every_token_is_at_most_one_version_old_or_was_carried(parameters, drawn
     assert bool(late) == any(u["carried_tokens"] for u in updates)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(1, 60), st.integers(1, 4))
 def test_with_equal_lengths_ranking_changes_nothing(tokens, workers):
     equal = epochs(*[[[tokens] * workers] * 2] * 3)

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
@@ -72,7 +73,7 @@ rules = st.builds(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(responses_of_few, st.lists(few, max_size=20), rules, st.integers(1, 32), st.data())
 def test_a_draft_is_what_a_plain_search_finds(responses, tail, rule, most_tokens, data):
     worths = st.sampled_from([-1.0, 0.0, 1.0])  # sums of which are exact
@@ -81,7 +82,7 @@ def test_a_draft_is_what_a_plain_search_finds(responses, tail, rule, most_tokens
     assert found.tolist() == reference_draft(responses, rewards, tail, most_tokens, rule)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(responses_of_few, st.lists(few, min_size=1, max_size=80), rules)
 def test_accept_runs_are_the_drafts_at_every_position_and_what_is_right_of_them(responses, recorded, rule):
     index = build_index([ids(r) for r in responses])

@@ -98,6 +98,7 @@ def test_the_page_begins_with_the_fastest_system_and_how_much_faster_it_is(compa
     assert f"Fastest: {best['system']}," in begins and f"{best['speedup_in_variant']:.2f}× as fast" in begins
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(compared, tmp_path):
     for name in ("one.html", "two.html"):
         write_report(compared, tmp_path / name)
@@ -250,6 +251,7 @@ def test_a_sweep_that_was_tampered_with_is_told_in_a_line(tmp_path):
         find(tmp_path / "sweep")
 
 
+@pytest.mark.slow
 def test_a_report_is_written_beside_its_results_and_never_into_them_or_over_something_else(compared, tmp_path, simrl):
     ended = simrl("report", str(compared), "-o", "page.html")
     assert ended.code == 0 and "page.html" in ended.out and (tmp_path / "page.html").stat().st_size < 6e6
@@ -303,6 +305,7 @@ def test_a_joined_span_has_the_kind_that_took_most_of_it(small_run):
         assert inside.sum() == of[i] and seconds[joined.kind[i]] == seconds.max()
 
 
+@pytest.mark.slow
 def test_a_page_that_would_get_too_large_joins_more_spans(compared, monkeypatch):
     found = find(compared)
     whole = packed(report_html(found))

@@ -3,8 +3,8 @@
 from collections import defaultdict
 
 import pytest
-from helpers import ROOMY, counted, lanes, on_gpus, prepared, rows, trace, watch
-from hypothesis import given, settings
+from helpers import ROOMY, counted, examples, lanes, on_gpus, prepared, rows, trace, watch
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.engine.requests import Limits
@@ -114,7 +114,7 @@ def test_without_repacking_the_tail_keeps_its_worker():
     ]  # the seventh is there at 30, the eighth at 40: six by 12, then four of the other's at 40
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     traces,
     st.integers(1, 4),
@@ -131,7 +131,7 @@ def test_a_response_has_one_version_wherever_it_goes(trace, workers, ramp_down, 
     assert all(len(of_sample) == 1 for of_sample in versions.values())
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces, st.integers(1, 4))
 def test_without_repacking_no_worker_is_ever_idle(trace, workers):
     run = watch(prepared(on_gpus("laminar", {"repack": False}, workers, steps=5), trace, limits=ROOMY))

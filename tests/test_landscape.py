@@ -32,12 +32,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page
 
 
+@pytest.mark.slow
 def test_every_part_of_the_page_is_written_and_its_pictures_too(made: Path):
     assert [name for name, text in parts(made).items() if not text.strip()] == ["verl_run"]
     for picture in re.findall(r"\]\((\w+\.png)\)", made.read_text()):
         assert (made.parent / picture).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_system_that_cannot_be_is_a_no_with_its_reason(made: Path):
     line = next(line for line in parts(made)["scales"].splitlines() if line.startswith("| dapo"))
     assert "no" in [cell.strip() for cell in line.split("|")]

@@ -1,8 +1,8 @@
 """Partial rollout (Kimi k1.5): what is cut at the budget, what goes on when, and under which weights."""
 
 import pytest
-from helpers import rows, trace, trained, versions, with_status
-from hypothesis import given, settings
+from helpers import examples, rows, trace, trained, versions, with_status
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
@@ -51,7 +51,7 @@ def test_what_is_trained_is_a_batch_an_update_in_the_long_run():
     assert sizes[4:] == [4] * 20  # 38 tokens are in their fourth rollout done
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers, st.integers(1, 70))
 def test_no_response_gets_more_than_its_budget_in_a_rollout_and_what_goes_on_goes_first(trace, workers, budget):
     watched = run(("partial_rollout", {"budget_tokens": budget}), trace, workers, steps=5)

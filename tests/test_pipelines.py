@@ -6,8 +6,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import simpy
-from helpers import ROOMY, lanes, on_gpus, one_second_a_pass, prepared, recorder, rollout, rows, trace, watch
-from hypothesis import given, settings
+from helpers import ROOMY, examples, lanes, on_gpus, one_second_a_pass, prepared, recorder, rollout, rows, trace, watch
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.dispatch.dispatcher import Dispatcher
@@ -28,7 +28,7 @@ from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
 from simrl.systems.recipes import RECIPES, make_system
 from simrl.trace.workload import Workload
 
-EVERY_RECIPE = [(name, {}) for name in RECIPES]
+EVERY_RECIPE = [(name, {}) for name in RECIPES.own]
 ABLATIONS = [
     ("verl_colocated", {"dispatch": "even_split", "minibatches": 2, "log_probs": 0}),
     ("split", {"dispatch": "round_robin"}),
@@ -102,7 +102,7 @@ def publishes(system, step):
 
 
 @systems(EVERY_RECIPE + ABLATIONS)
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers, updates, st.one_of(st.just(ROOMY), tight))
 def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps, limits):
     watched = run(system, trace, workers, steps, limits)
@@ -172,7 +172,7 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
 
 
 @systems(EVERY_RECIPE + ABLATIONS)
-@settings(max_examples=20)
+@examples(20)
 @given(traces, workers)
 def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, workers):
     watched = run(system, trace, workers)
@@ -230,7 +230,7 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
 
 
 @systems(EVERY_RECIPE + ABLATIONS)
-@settings(max_examples=25)
+@examples(25)
 @given(traces, workers, updates, st.one_of(st.just(ROOMY), tight))
 def test_no_token_is_trained_older_than_the_system_allows(system, trace, workers, steps, limits):
     watched = run(system, trace, workers, steps, limits)
@@ -239,7 +239,7 @@ def test_no_token_is_trained_older_than_the_system_allows(system, trace, workers
 
 
 @systems([(name, {}) for name in ("verl_colocated", "split")])
-@settings(max_examples=25)
+@examples(25)
 @given(traces, workers)
 def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, workers):
     result = run(system, trace, workers).result
@@ -250,7 +250,7 @@ def test_synchronous_systems_are_on_policy_and_overlap_nothing(system, trace, wo
             assert span["ended_s"] <= work["started_s"] or work["ended_s"] <= span["started_s"]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(traces, workers, updates)
 def test_one_step_off_trains_every_token_one_version_late_from_the_second_update_on(trace, workers, steps):
     result = run(("one_step_off", {}), trace, workers, steps).result
@@ -259,7 +259,7 @@ def test_one_step_off_trains_every_token_one_version_late_from_the_second_update
     assert [u["off_policyness_mean"] for u in rows(result.steps)] == expected
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(traces, workers, st.booleans())
 def test_areal_without_staleness_is_on_policy(trace, workers, interruptible):
     result = run(("areal", {"eta": 0, "interruptible": interruptible}), trace, workers).result
@@ -289,7 +289,7 @@ def test_capacity_is_how_often_the_inequality_still_holds():
 
 
 @systems(AREAL)
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers, st.one_of(st.just(ROOMY), tight))
 def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system, trace, workers, limits):
     watched = run(system, trace, workers, limits=limits)
@@ -310,7 +310,7 @@ def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system,
 
 
 @systems(AREAL)
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers)
 def test_areal_trains_what_was_submitted_first_of_what_is_finished(system, trace, workers):
     watched = run(system, trace, workers, steps=6)
@@ -328,14 +328,14 @@ def test_areal_trains_what_was_submitted_first_of_what_is_finished(system, trace
                 assert late or (trained is not None and trained <= step)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers, st.integers(0, 3))
 def test_areal_without_interruption_gives_every_response_one_version(trace, workers, eta):
     result = run(("areal", {"eta": eta, "interruptible": False}), trace, workers).result
     assert max(Counter(segment["uid"] for segment in rows(result.segments)).values()) == 1
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers, st.integers(0, 2))
 def test_areal_that_drops_stale_groups_never_trains_a_token_older_than_eta(trace, workers, eta):
     result = run(("areal", {"eta": eta, "on_stale": "drop", "max_concurrent": 4}), trace, workers, steps=6).result

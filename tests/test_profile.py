@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
@@ -225,7 +226,7 @@ def test_tau_is_the_sum_of_the_passes(least_pass_s):
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 16), st.integers(1, 64))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_tau_grows_with_length_and_shrinks_with_workers(a: int, b: int, dp: int, samples: int):
     profile = toy_profile()
     short, long = sorted((a, b))
@@ -236,7 +237,7 @@ def test_tau_grows_with_length_and_shrinks_with_workers(a: int, b: int, dp: int,
 
 
 @given(st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 8192)), min_size=1, max_size=8))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_equivalent_chunk_keeps_the_attention_work(chunks: list[tuple[int, int]]):
     tokens = float(sum(c for c, _ in chunks))
     work = sum(c * (k + c / 2) for c, k in chunks)
@@ -265,7 +266,7 @@ POINT = st.tuples(*(st.floats(-1, 10, allow_nan=False) for _ in GRID))
 
 
 @given(st.integers(0, 2**32 - 1), POINT, POINT)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_interpolation_never_falls_where_the_grid_does_not(seed: int, x: tuple[float, ...], y: tuple[float, ...]):
     values = settled(np.random.default_rng(seed).random([g.size for g in GRID]))
     low = tuple(map(min, x, y))

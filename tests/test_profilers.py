@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -58,7 +59,7 @@ GRIDS = arrays(np.float64, st.tuples(*(st.integers(1, 4),) * 3), elements=st.flo
 
 
 @given(GRIDS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_what_is_settled_falls_nowhere_and_stays_settled(values: np.ndarray):
     even = settled(values)
     for axis in range(values.ndim):
@@ -68,7 +69,7 @@ def test_what_is_settled_falls_nowhere_and_stays_settled(values: np.ndarray):
 
 
 @given(arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 100)))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_settling_a_line_moves_no_point_by_more_than_half_the_largest_fall(line: np.ndarray):
     largest_fall = (np.maximum.accumulate(line) - line).max()
     assert np.abs(settled(line) - line).max() <= largest_fall / 2 + 1e-9

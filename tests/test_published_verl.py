@@ -17,6 +17,7 @@ def test_responses_are_so_long_that_the_stated_update_takes_what_is_stated(mfu: 
     assert solved == pytest.approx(inputs["async_32_update_s"], rel=0.005)
 
 
+@pytest.mark.slow
 def test_the_simulated_update_takes_what_is_stated():
     class Kept(Lab):
         def run(self, scenario):
@@ -115,6 +116,7 @@ def test_a_length_that_cannot_be_is_sought_once_and_refuses_every_row_that_needs
     assert len(solved) == 1
 
 
+@pytest.mark.slow
 def test_the_trainer_waits_for_the_fetching_of_groups_that_are_there():
     inputs = read_ledger("verl").middle
     lab = Lab()

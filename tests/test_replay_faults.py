@@ -149,6 +149,7 @@ def test_samples_of_an_engine_that_is_killed_go_on_elsewhere_from_their_last_tok
         assert any(s["kind"] == "lost" and s["lane"] == "rollout-000" for s in spans)
 
 
+@pytest.mark.slow
 def test_a_killed_engine_starts_again_gets_the_last_weights_and_takes_samples(tmp_path):
     with stage(tmp_path) as real:
         first = real.pid(0)
@@ -185,6 +186,7 @@ def test_an_engine_that_dies_while_it_comes_back_is_no_worker_until_it_is_back(t
         assert len(spans) == 1  # one loss, however often its process died
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_nothing_but_die_stops_the_replay(tmp_path):
     with stage(tmp_path) as real:
 
@@ -206,6 +208,7 @@ def test_an_engine_that_does_nothing_but_die_stops_the_replay(tmp_path):
     assert not any(is_there(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_named_killed_and_started_again(tmp_path):
     with stage(tmp_path, deadline_s=1.0) as real:
         hung = real.pid(1)
@@ -217,6 +220,7 @@ def test_an_engine_that_hangs_is_named_killed_and_started_again(tmp_path):
         assert not is_there(hung)
 
 
+@pytest.mark.slow
 def test_an_idle_engine_does_not_hang_nor_one_that_loads_for_long(tmp_path):
     with stage(tmp_path, deadline_s=0.6, load_s=1.5) as real:
         real.env.run(until=real.env.timeout(1.6))
@@ -247,6 +251,7 @@ def test_an_engine_that_does_not_come_back_in_time_counts_as_lost_again(tmp_path
         assert "it was not up for" in real.happened[1]["message"]
 
 
+@pytest.mark.slow
 def test_what_fails_in_an_engine_surfaces_with_its_cause(tmp_path):
     with stage(tmp_path) as real:
         real.workers[0]._weights = lambda version: "broken"
@@ -259,6 +264,7 @@ def test_what_fails_in_an_engine_surfaces_with_its_cause(tmp_path):
         assert len(with_status(result, "in_flight")) == 4  # what there is by then can be read
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_lost_engine_is_answered(tmp_path):
     with stage(tmp_path, workers=1, load_s=5.0) as real:
         [worker], each = real.workers, sample(0, 4, 1000)
@@ -273,6 +279,7 @@ def test_who_waits_for_a_lost_engine_is_answered(tmp_path):
         assert real.env.run(until=late) == stay.value  # comes back at once, as it is
 
 
+@pytest.mark.slow
 def test_a_loss_that_a_scenario_asks_for_lasts_until_it_ends_it(tmp_path):
     with stage(tmp_path) as real:
         first, back = real.pid(0), []
@@ -312,6 +319,7 @@ def test_a_loss_that_a_scenario_asks_for_holds_back_an_engine_that_was_coming_ba
         assert real.dispatcher.lost == [0] and not is_there(real.pid(0))
 
 
+@pytest.mark.slow
 def test_commands_to_an_engine_that_reads_nothing_keep_nobody_waiting(tmp_path):
     with stage(tmp_path, workers=1, deadline_s=1.0) as real:
         real.kill(0, signal.SIGSTOP)
@@ -390,6 +398,7 @@ def test_a_fleet_whose_engine_died_in_one_replay_has_a_new_one_in_the_next(tmp_p
         assert reset(fleet, config, None) == VOCABULARY
 
 
+@pytest.mark.slow
 def test_parent_that_was_stopped_for_a_while_takes_no_busy_engine_for_hung(tmp_path):
     with stage(tmp_path, deadline_s=0.6) as real:
         real.at(0.1, lambda: time.sleep(1.5))

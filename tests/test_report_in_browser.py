@@ -154,6 +154,7 @@ def test_the_summary_sorts_by_a_heading_and_back(browser, pages):
     assert browser.js("return document.querySelectorAll('#summary th')[2].getAttribute('aria-sort')") == "ascending"
 
 
+@pytest.mark.slow
 def test_points_of_a_sweep_are_named_sorted_filtered_and_coloured(browser, pages):
     browser.open(pages / "sweep.html")
     browser.see("#scatter")
@@ -183,6 +184,7 @@ def test_points_of_a_sweep_are_named_sorted_filtered_and_coloured(browser, pages
     assert browser.messages() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["race", "sweep"])
 def test_on_paper_there_are_no_controls_and_every_picture(browser, pages, name):
     browser.open(pages / f"{name}.html")

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from helpers import lanes, on_gpus, prepared, rows, trace
-from hypothesis import given, settings
+from helpers import examples, lanes, on_gpus, prepared, rows, trace
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, updates_at, workers
 
@@ -122,7 +122,7 @@ def tables(result):
     return [rows(table) for table in (result.steps, result.samples, result.segments, result.spans)]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces, workers)
 def test_without_migration_and_fusion_it_is_verl_colocated(trace, workers):
     plain = run(("verl_colocated", {}), trace, workers).result
@@ -130,7 +130,7 @@ def test_without_migration_and_fusion_it_is_verl_colocated(trace, workers):
     assert tables(fused) == tables(plain)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(1, 60), st.integers(1, 5), workers)
 def test_where_all_responses_are_equally_long_there_is_no_tail(length, groups, workers):
     equal = trace([[[(4, length)] * 2] * groups] * 2)
@@ -140,7 +140,7 @@ def test_where_all_responses_are_equally_long_there_is_no_tail(length, groups, w
         assert tables(run(("rlhfuse", {}), equal, workers).result) == tables(plain)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces, st.integers(2, 3), st.sampled_from([0.2, 0.5, 0.9]), st.sampled_from([None, 1, 2]))
 def test_lanes_switch_twice_an_update_and_never_roll_out_in_between(trace, workers, threshold, destinations):
     result = run(("rlhfuse", {"threshold": threshold, "destinations": destinations}), trace, workers).result

@@ -3,8 +3,8 @@
 from collections import defaultdict
 
 import pytest
-from helpers import lanes, rows, trace, trained, with_status
-from hypothesis import given, settings
+from helpers import examples, lanes, rows, trace, trained, with_status
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
@@ -63,7 +63,7 @@ def test_without_surplus_prompts_the_responses_alone_race():
     assert lasted(half_more(1, eta_responses=1.0)) == [31]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(traces, workers, st.floats(1, 2), st.floats(1, 2), st.booleans())
 def test_every_update_trains_whole_prompts_each_at_most_once(trace, workers, eta_prompts, eta_responses, long_rounds):
     parameters = {"eta_prompts": eta_prompts, "eta_responses": eta_responses, "long_rounds": long_rounds}

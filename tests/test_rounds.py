@@ -1,8 +1,8 @@
 """Rounds: when a system that stops, cuts or filters rollouts is the plain synchronous one, and when it is not."""
 
 import pytest
-from helpers import rows, trace, trained
-from hypothesis import given, settings
+from helpers import examples, rows, trace, trained
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import EQUAL, by_name, length, run, timed, workers
 
@@ -21,7 +21,7 @@ three_groups = st.lists(st.lists(st.tuples(length, length), min_size=2, max_size
 
 
 @pytest.mark.parametrize("system", IDLE, ids=by_name)
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(three_groups, min_size=1, max_size=3).map(trace), workers)
 def test_a_system_whose_rule_has_nothing_to_do_is_verl_colocated(system, trace, workers):
     """Budgets that no response reaches, no over-sampling, one batch at a time, rewards that all differ: the same, to the token,

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from helpers import ROOMY, rollout, rows, sample, trace
-from hypothesis import given, settings
+from helpers import ROOMY, examples, rollout, rows, sample, trace
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, updates_at, workers
 
@@ -83,7 +83,7 @@ class Naive:
         return first[0]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data())
 def test_the_queue_is_in_the_order_that_a_search_of_all_that_wait_finds(data):
     queue, naive, out, uids = ContextAware(LengthHistory()), Naive(), [], 0
@@ -148,7 +148,7 @@ def tables(result):
     return [rows(table) for table in (result.steps, result.samples, result.segments, result.spans)]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces, workers)
 def test_without_chunks_limit_and_order_it_is_verl_colocated(trace, workers):
     plain = run(("verl_colocated", {}), trace, workers).result
@@ -163,7 +163,7 @@ def test_where_all_responses_are_equally_long_and_fit_it_takes_as_long_as_verl_c
     assert updates_at(timed("seer", 3, equal, workers=2, chunk_tokens=chunk_tokens)) == updates_at(plain)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces, workers, st.integers(1, 20), st.integers(1, 4), st.booleans())
 def test_no_stay_is_longer_than_a_chunk_and_no_worker_has_more_than_it_may(trace, workers, chunk, most, pool):
     parameters = {"chunk_tokens": chunk, "per_worker": most, "kv_pool": pool}

@@ -1,7 +1,7 @@
 """SortedRL: which responses an update trains, and what becomes of the others."""
 
-from helpers import ROOMY, rows, trace, trained, versions, with_status
-from hypothesis import given, settings
+from helpers import ROOMY, examples, rows, trace, trained, versions, with_status
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, workers
 
@@ -46,7 +46,7 @@ def test_responses_train_on_their_own_or_in_whole_groups():
     assert {u["off_policyness_max"] for u in rows(again.steps)} == {0}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     traces, workers, st.integers(1, 3), st.sampled_from(["response", "group"]), st.sampled_from(["continue", "restart"])
 )
@@ -74,7 +74,7 @@ def test_every_response_drawn_is_trained_once_before_new_prompts_are(trace, work
         assert not with_status(result, "dropped")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(traces)
 def test_no_response_trains_before_a_shorter_one_of_the_same_rollout_on_one_worker(trace):
     result = run(("sortedrl", {"batches": 3}), trace, workers=1, steps=3).result

@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from helpers import one_second_a_pass, prepared, rows, scenario, watch
-from hypothesis import given, settings
+from helpers import examples, one_second_a_pass, prepared, rows, scenario, watch
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_decoupled import DecoupledWorker, Request
 
@@ -252,7 +252,7 @@ def batches(draw):
     ]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(batches(), st.floats(0.05, 0.99), st.sampled_from([0.0, 0.5, 1.0, 1.7]), st.sampled_from([0.3, 1.0, 4.0]))
 def test_every_token_is_counted_once_and_a_miss_wastes_less_than_two_windows(requests, p, draft_s, verify_s):
     def other(request):
@@ -273,7 +273,7 @@ def test_every_token_is_counted_once_and_a_miss_wastes_less_than_two_windows(req
     assert max(worker.draft_busy_s, worker.verify_busy_s) <= worker.now_s * (1 + 1e-9)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(0, 10**9), st.integers(1, 8), st.floats(0.05, 0.99), st.sampled_from([0.3, 1.0, 1.7, 8.0]))
 def test_a_miss_wastes_at_most_2w_minus_1(key, window, p, verify_s):
     request = Request(key=key, response=60, window=window)

@@ -4,8 +4,8 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from helpers import Watched, lanes, prepared, rows, scenario, watch
-from hypothesis import given, settings
+from helpers import Watched, examples, lanes, prepared, rows, scenario, watch
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.dispatch.split import wanted_train_units
@@ -88,7 +88,7 @@ def test_a_trainer_keeps_as_many_gpus_as_a_sequence_needs():
 
 
 @pytest.mark.parametrize("name", OVERLAPPING)
-@settings(max_examples=10)
+@examples(10)
 @given(st.integers(1, 3), st.sampled_from([0.25, 0.5, 0.75]), st.sampled_from([0.35, 0.002]))
 def test_nothing_is_lost_and_no_gpu_does_two_things_while_the_split_changes(name, every, share, mfu):
     watched = adapting(name, share=share, every=every, mfu=mfu, log_prob_mfu=mfu)

@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import ROOMY, rollout, rows, sample, trace
-from hypothesis import given, settings
+from helpers import ROOMY, examples, rollout, rows, sample, trace
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import run, timed, updates_at, workers
 
@@ -94,7 +94,7 @@ def test_without_history_and_while_others_are_at_work_samples_are_shared_out_by_
     assert SkewnessAware()(batch, IDLE, 0, LengthHistory()) == [0, 1, 2]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     st.lists(st.integers(1, 1000), min_size=1, max_size=30),
     st.integers(1, 3),
@@ -158,7 +158,7 @@ def test_the_long_one_has_a_worker_for_itself_and_is_done_sooner():
 EQUAL = trace([[[(4, 30)] * 2] * 3] * 2)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(1, 60), st.integers(1, 5), workers, st.booleans())
 def test_where_all_responses_are_equally_long_it_is_asyncflow(length, groups, workers, stream):
     equal = trace([[[(4, length)] * 2] * groups] * 2)

@@ -375,6 +375,7 @@ def in_endless_points(simrl):
     return process
 
 
+@pytest.mark.slow
 def test_processes_in_the_middle_of_a_point_end_when_their_parent_is_killed(simrl):
     process = in_endless_points(simrl)
     process.kill()

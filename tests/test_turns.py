@@ -10,6 +10,7 @@ from helpers import (
     RESPONSES,
     ROOMY,
     a_worker,
+    examples,
     on_gpus,
     one_second_a_pass,
     prepared,
@@ -19,7 +20,7 @@ from helpers import (
     trace,
     watch,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import tight
 
@@ -399,7 +400,7 @@ def agentic_traces(draw):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@settings(max_examples=15)
+@examples(15)
 @given(agentic_traces(), st.integers(1, 3), st.one_of(st.just(ROOMY), tight))
 def test_nothing_is_lost_in_responses_of_several_turns(name, agentic, workers, limits):
     watched = watch(prepared(on_gpus(name, {}, workers, steps=3), agentic, limits=limits))

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 from engine_double import EngineDouble, LogicalClock, LogicalLink, continuation, double_settings
-from helpers import RESPONSES, ROOMY, one_second_a_pass, recorder, sample
-from hypothesis import given, settings
+from helpers import RESPONSES, ROOMY, examples, one_second_a_pass, recorder, sample
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine
 from test_engine import TABLES
@@ -143,13 +143,13 @@ def compare_with_the_rule(tables, limits, load_s, timeline):
     return real, seen
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(limits, timeline, load_s):
     compare_with_the_rule(TABLES, limits, load_s, timeline)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
 def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one_in_a_real_loop_too(limits, timeline, load_s):
     compare_with_the_rule(TICKS, limits, load_s, timeline)

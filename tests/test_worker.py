@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 import simpy
-from helpers import RESPONSES, ROOMY, one_second_a_pass, recorder, sample
-from hypothesis import given, settings
+from helpers import RESPONSES, ROOMY, examples, one_second_a_pass, recorder, sample
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine, Request
 from test_engine import TABLES
@@ -389,13 +389,13 @@ def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, r
     return record
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_whatever_is_asked_and_whenever_a_worker_does_it_by_the_written_rule(limits, timeline, load_s):
     compare_with_reference(TABLES, limits, load_s, timeline)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
 def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, timeline, load_s):
     """With passes of one second, commands and boundaries fall on the same instants."""
@@ -404,13 +404,13 @@ def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one(limits, time
     assert all(first[1] <= second[0] for first, second in pairwise(busy))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(any_limits, timelines(st.one_of(st.just(0.0), st.floats(0, 0.6))), st.sampled_from([0.02, 0.3]))
 def test_what_waits_for_environments_follows_the_written_rule_too(limits, timeline, load_s):
     compare_with_reference(TABLES, roomier(limits), load_s, timeline, turns_of)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
 def test_what_waits_for_environments_between_passes_of_a_second_follows_it_too(limits, timeline, load_s):
     compare_with_reference(TICKS, roomier(limits), load_s, timeline, turns_of)

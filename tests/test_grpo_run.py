@@ -144,6 +144,7 @@ def test_a_run_that_is_killed_goes_on_also_without_its_engine_and_trains_every_r
         assert all(row["step"] - 4 <= segment["policy_version"] <= row["step"] for segment in row["segments"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_goes_on_and_no_process(tmp_path: Path) -> None:
     file, out = config_file(tmp_path, {"name": "one_step_off"}, epochs=500), tmp_path / "out"
     run = start(file, out)

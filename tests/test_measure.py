@@ -370,6 +370,7 @@ def nobody_left(group: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_a_real_engine_is_measured_and_a_measurement_that_is_interrupted_goes_on(simrl: CommandLine) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")

@@ -58,6 +58,7 @@ def end_of_ray() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_two_actors_of_a_local_cluster_generate_what_the_trace_asks_for(
     prepared: Prepared, config: ReplayConfig
 ) -> None:

@@ -49,6 +49,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     return plan(vary(tmp_path / "scenario.yaml", [*texts, "steps=200", "systems=verl_colocated"]), None, 0)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_in_mid_sweep_changes_no_byte(planned: Plan) -> None:
     rows = run(planned, {}, Path("here"), Here(), {}).rows
     assert 0 < sum("does not divide" in (row["error"] or "") for row in rows) < len(rows)

@@ -19,10 +19,12 @@ and gains one more (what a request has to gain is never exceeded). Which tokens 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
+from numba import typeof
 from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.engine.decoupled import run_decoupled
@@ -88,26 +90,40 @@ class EngineConfig(BaseModel):
     )
 
 
+@cache
+def _record_types() -> tuple[Any, ...]:
+    """Return numba's types of a state's requests, drafts and totals."""
+    return tuple(typeof(np.zeros(1, dtype)) for dtype in (REQUESTS, DRAFTS, TOTALS))  # type: ignore[no-untyped-call]
+
+
+def resolved(kernel: Any, records: Sequence[Any], *others: Any) -> Callable[..., Any]:
+    """Return a compiled kernel for records of these types and other arguments like these. It takes no others: it does not look
+    at their types, which takes numba 7 µs a call, longer than a run to the next stop."""
+    types = *records, *(typeof(other) for other in others)  # type: ignore[no-untyped-call]
+    compiled: Callable[..., Any] = kernel.compile(types)
+    return compiled
+
+
 class _State:
-    """The state that a pass changes: the requests, their drafts, totals, the memory of drafting."""
+    """The state that a pass changes: totals, requests and their drafts in one piece of memory; the memory of drafting."""
 
     def __init__(self, capacity: int, memory: Memory) -> None:
-        self.requests: Records = np.zeros(capacity, dtype=REQUESTS)
-        self.drafts: Records = np.zeros(capacity, dtype=DRAFTS)
-        self.totals: Records = np.zeros(1, dtype=TOTALS)
+        self._drafts_at = TOTALS.itemsize + capacity * REQUESTS.itemsize
+        self._bytes = np.zeros(self._drafts_at + capacity * DRAFTS.itemsize, dtype=np.uint8)  # records are slow to copy
+        self.totals: Records = self._bytes[: TOTALS.itemsize].view(TOTALS)
+        self.requests: Records = self._bytes[TOTALS.itemsize : self._drafts_at].view(REQUESTS)
+        self.drafts: Records = self._bytes[self._drafts_at :].view(DRAFTS)
         self.memory = memory
-        records = self.totals, self.requests, self.drafts
-        self._bytes = tuple(array.view(np.uint8) for array in records)  # records are slow to copy
 
     def forget_drafts(self, slot: int) -> None:
         """Zero a slot's drafts."""
-        size = self.drafts.itemsize
-        self._bytes[2][slot * size : (slot + 1) * size] = 0
+        first = self._drafts_at + slot * DRAFTS.itemsize
+        self._bytes[first : first + DRAFTS.itemsize] = 0
 
     def copy_from(self, other: _State, with_drafts: bool) -> None:
-        """Become a copy of a state of this capacity or less."""
-        for mine, theirs in zip(self._bytes if with_drafts else self._bytes[:2], other._bytes, strict=False):
-            mine[: theirs.size] = theirs
+        """Become a copy of a state of this capacity."""
+        end = self._bytes.size if with_drafts else self._drafts_at
+        self._bytes[:end] = other._bytes[:end]
         if with_drafts and self.memory is not other.memory:
             for array, their_array in zip(self.memory.bandit, other.memory.bandit, strict=True):
                 array[:] = their_array
@@ -124,7 +140,7 @@ class Engine:
 
     def __init__(self, tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> None:
         self._tables = tables
-        self.decoding = decoding  # may be changed between passes, for a decoding with equal siblings, bandit and loops
+        given = decoding
         decoding = decoding or Decoding()
         if decoding.rule.decoupled and decoding.rule.trees:
             raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
@@ -151,6 +167,25 @@ class Engine:
         self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
         self._ahead_s = np.inf
         self._grow(16)
+        self.decoding = given
+        requests, _, totals = _record_types()
+        self._enqueue = resolved(enqueue, (requests, totals), *range(5))
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """How it drafts. May be changed between passes, for a decoding with equal siblings, bandit and loops."""
+        return self._decoding
+
+    @decoding.setter
+    def decoding(self, decoding: Decoding | None) -> None:
+        self._decoding, until = decoding, Until(0.0, True)
+        common = _record_types(), self._tables, self.limits
+        if decoding is None:
+            self._run_kernel = resolved(run, *common, until)
+        elif decoding.rule.decoupled:
+            self._run_kernel = resolved(run_decoupled, *common, decoding, until)
+        else:
+            self._run_kernel = resolved(run_speculative, *common, decoding, self._state.memory, until)
 
     @property
     def running(self) -> int:
@@ -201,7 +236,8 @@ class Engine:
         if not self._free_slots:
             self._grow(2 * self._state.requests.size)
         slot, state = self._free_slots.pop(), self._state
-        enqueue(state.requests, state.totals, slot, prompt_tokens, response_tokens, generated_tokens, cached_tokens)
+        records = state.requests, state.totals
+        self._enqueue(*records, slot, prompt_tokens, response_tokens, generated_tokens, cached_tokens)
         if self.decoding is not None:  # else they never change
             state.forget_drafts(slot)
         return slot
@@ -361,12 +397,12 @@ class Engine:
         t["admitting"][0] = self.admitting
         common = state.requests, state.drafts, state.totals, self._tables, self.limits
         now_s: float
-        if self.decoding is None:
-            now_s = run(*common, until)
-        elif self.decoding.rule.decoupled:
-            now_s = run_decoupled(*common, self.decoding, until)
+        if self._decoding is None:
+            now_s = self._run_kernel(*common, until)
+        elif self._decoding.rule.decoupled:
+            now_s = self._run_kernel(*common, self._decoding, until)
         else:
-            now_s = run_speculative(*common, self.decoding, state.memory, until)
+            now_s = self._run_kernel(*common, self._decoding, state.memory, until)
         return now_s
 
     def _stops(self) -> list[Stop]:
@@ -387,7 +423,7 @@ class Engine:
         old = self._state
         held = old.requests.size
         self._state = state = _State(capacity, old.memory)
-        state.copy_from(old, with_drafts=True)
+        state.totals[:], state.requests[:held], state.drafts[:held] = old.totals, old.requests, old.drafts
         state.requests["waiting"][:held] = np.roll(old.requests["waiting"], -self._total("waiting_head"))
         state.requests["last_token_s"][held:] = np.nan
         state.totals["waiting_head"] = 0

@@ -77,6 +77,9 @@ class _SubBatches:
     def __init__(self, run: RunContext, stream: GroupStream, ramp_down: float | None) -> None:
         self.repack_soon = once_an_instant(run.env, self._repack)  # after everything else that happens in it
         self._at = [_SubBatch(run.env.event()) for _ in run.workers]
+        self._ramping: set[int] = (
+            set()
+        )  # workers with little left; kept up to date, as looking at all is slow with thousands
         self._worker_of: dict[int, int] = {}  # by uid
         self._run = run
         self._stream = stream
@@ -95,6 +98,7 @@ class _SubBatches:
             submitted = [pair for _ in range(number) for pair in self._stream.submit(to=worker)]
             mine.left, mine.done = {sample.uid: sample for sample, _ in submitted}, run.env.event()
             mine.size = len(submitted)
+            self._note(worker)
             for sample, end in submitted:
                 self._worker_of[sample.uid] = worker
                 on_fire(end, partial(self._ended, sample))
@@ -102,21 +106,29 @@ class _SubBatches:
 
     def _ended(self, sample: Sample, end: Any) -> None:
         """Take a finished response out of its worker's sub-batch."""
-        sub_batch = self._at[self._worker_of.pop(sample.uid)]
+        worker = self._worker_of.pop(sample.uid)
+        sub_batch = self._at[worker]
         del sub_batch.left[sample.uid]
         if end.ok:  # a failure reaches the run through the stream
+            self._note(worker)
             sub_batch.end_if_empty()
             self.repack_soon()
 
+    def _note(self, worker: int) -> None:
+        """Note whether a worker is ramping down."""
+        sub_batch = self._at[worker]
+        if self._ramp_down is not None and 0 < len(sub_batch.left) <= self._ramp_down * sub_batch.size:
+            self._ramping.add(worker)
+        else:
+            self._ramping.discard(worker)
+
     def _repack(self) -> None:
         """Move the responses of workers that are ramping down to few of them, among workers with the same weights."""
-        if self._ramp_down is None:
-            return
-        dispatcher, active = self._run.dispatcher, self._run.dispatcher.active
+        dispatcher = self._run.dispatcher
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
-        for worker, sub_batch in enumerate(self._at):
-            if 0 < len(sub_batch.left) <= self._ramp_down * sub_batch.size and worker in active:
-                ramping[sub_batch.version][worker] = len(sub_batch.left)
+        for worker in sorted(self._ramping):
+            if dispatcher.is_active(worker):
+                ramping[self._at[worker].version][worker] = len(self._at[worker].left)
         for workers in ramping.values():
             for source, destination in consolidate(workers, {worker: self._at[worker].size for worker in workers}):
                 emptied = self._at[source]
@@ -125,4 +137,6 @@ class _SubBatches:
                     dispatcher.move(sample, destination)
                 self._at[destination].left.update(emptied.left)
                 emptied.left = {}
+                self._note(source)
+                self._note(destination)
                 emptied.end_if_empty()

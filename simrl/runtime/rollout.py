@@ -41,9 +41,9 @@ class Rollout(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        if len(self.segments) == 1:  # most often; a simulation asks a million times
-            return self.segments[0].tokens
-        return sum(s.tokens for s in self.segments)
+        if len(self.segments) > 1:
+            return sum(s.tokens for s in self.segments)
+        return self.segments[0].tokens if self.segments else 0  # most often; a simulation asks a million times
 
     @property
     def started_s(self) -> float:

@@ -95,6 +95,7 @@ def test_run_gives_the_row_of_json(command_line):
     assert list(simrl.run("scenario.yaml", {"name": "areal", "eta": 3}).rows) == json.loads(out)
 
 
+@pytest.mark.slow
 def test_sweep_gives_the_table_of_the_command_and_keeps_the_points(command_line):
     command_line("sweep", "scenario.yaml", "seed=1,2", "cluster.gpus=4,8", "-o", "theirs", "--jobs", "1")
     swept = simrl.sweep("scenario.yaml", {"seed": [1, 2], "cluster.gpus": "4,8"})

@@ -40,6 +40,7 @@ def test_what_needs_tokens_says_so_where_a_trace_has_none(simrl: CommandLine) ->
     assert "the trace has no token ids; import it with its tokens" in ended.err
 
 
+@pytest.mark.slow
 def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> None:
     choices = [
         ("--pipeline", "split"),

@@ -104,6 +104,7 @@ def test_speed_ups_are_over_the_first_row_and_the_first_of_the_variant(compared)
     assert [row["speedup_in_variant"] for row in rows] == [1, rate[1] / rate[0], 1, rate[3] / rate[2]]
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes_as_one(compared, tmp_path):
     scenarios, rows, folder = compared
     assert compare_scenarios(scenarios[:2], tmp_path / "out", 2) == rows[:2]

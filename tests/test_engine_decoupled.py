@@ -179,7 +179,7 @@ def ends(ahead: bool, every_s: float) -> list[float]:
     return ended
 
 
-@pytest.mark.parametrize("every_s", [0.0, 0.03, 0.2, 5.0])
+@pytest.mark.parametrize("every_s", [0.0, 0.2, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.03, 5.0))])
 def test_a_decoupled_verifier_is_never_scheduled_ahead_and_never_waits_for_nothing(every_s):
     # In a process of its own: a loop without an end would be in compiled code, which nothing else interrupts.
     with get_context("spawn").Pool(1) as pool:

@@ -34,7 +34,7 @@ from simrl.trace.importers.tokens import token_counter
 from simrl.trace.importers.verl import import_verl
 from simrl.trace.trace import read_trace
 
-QUICK = ("scenario", "sweep", "trace", "result", "verl")
+QUICK = ("scenario", "trace", "verl")
 READ = [reader if reader in QUICK else pytest.param(reader, marks=pytest.mark.slow) for reader in READERS]
 
 

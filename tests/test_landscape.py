@@ -46,6 +46,7 @@ def test_a_system_that_cannot_be_is_a_no_with_its_reason(made: Path):
     assert re.search(r"^No: dapo \(8\): .*reward", parts(made)["scales"], re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_page_without_a_place_for_a_table_is_refused(made: Path, tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("# words\n")

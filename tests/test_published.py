@@ -331,6 +331,7 @@ def test_a_mistake_in_a_row_ends_all_with_its_place_and_costs_no_set_alone(row, 
         predict.predict([predict.Task("verl", {"weight-sync-7b": 2}, 0, {"number": 1})], jobs=1)
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_row_ends_all_processes_with_its_place():
     lacking = {name: value for name, value in read_ledger("verl").middle.items() if name != "tensor_s"}
     todo = [predict.Task("verl", {"weight-sync-7b": 2}, number, lacking) for number in range(2)]

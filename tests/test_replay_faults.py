@@ -329,6 +329,7 @@ def test_commands_to_an_engine_that_reads_nothing_keep_nobody_waiting(tmp_path):
         assert [event["kind"] for event in real.happened] == ["hung"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_made_says_why_and_leaves_no_other(tmp_path):
     links: list[ProcessLink] = []
 
@@ -460,6 +461,7 @@ def test_neither_ctrl_c_nor_sigterm_ends_an_engine_but_the_end_of_its_line_does(
         assert eventually(lambda: not is_there(pid))
 
 
+@pytest.mark.slow
 def test_an_engine_ends_with_whoever_started_it_even_while_it_starts(tmp_path):
     """The process between is killed, and can close nothing."""
     code = f"""

@@ -12,6 +12,8 @@ from sweep_double import EVIL, a_sweep, sweep_rows
 from simrl.show.comparison import compare_scenarios
 from simrl.show.report.page import write_report
 
+pytestmark = pytest.mark.slow
+
 POINTS = 1000
 
 
@@ -154,7 +156,6 @@ def test_the_summary_sorts_by_a_heading_and_back(browser, pages):
     assert browser.js("return document.querySelectorAll('#summary th')[2].getAttribute('aria-sort')") == "ascending"
 
 
-@pytest.mark.slow
 def test_points_of_a_sweep_are_named_sorted_filtered_and_coloured(browser, pages):
     browser.open(pages / "sweep.html")
     browser.see("#scatter")
@@ -184,7 +185,6 @@ def test_points_of_a_sweep_are_named_sorted_filtered_and_coloured(browser, pages
     assert browser.messages() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["race", "sweep"])
 def test_on_paper_there_are_no_controls_and_every_picture(browser, pages, name):
     browser.open(pages / f"{name}.html")

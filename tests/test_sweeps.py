@@ -298,6 +298,7 @@ def test_where_all_points_fail_the_command_fails(simrl):
     assert err.startswith("simrl: all 4 points failed; the first: cluster.tp is 2") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_point_a_try_and_the_others_nothing(file):
     found = planned(file, "seed=0..3", "systems=split")
     points = list(found.points)
@@ -351,6 +352,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_simulates_nothing_twice(file):
     assert contents(Path("whole")) == after
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_1_and_keeps_what_was_done(simrl):
     process = in_endless_points(simrl)
     os.killpg(process.pid, signal.SIGINT)

@@ -82,6 +82,7 @@ def test_compare_gives_the_rows_of_json(command_line):
     assert list(compared.table.columns) == list(json.loads(out)[0])
 
 
+@pytest.mark.slow
 def test_a_saved_comparison_is_the_folder_that_the_command_writes(command_line):
     command_line("compare", "scenario.yaml", "seed=5", "-o", "theirs", "--jobs", "1")
     compared = simrl.compare("scenario.yaml", overrides=["seed=5"])
@@ -106,6 +107,7 @@ def test_sweep_gives_the_table_of_the_command_and_keeps_the_points(command_line)
     assert (again.swept.simulated, len(again.rows)) == (4, 12)
 
 
+@pytest.mark.slow
 def test_explain_and_diff_say_what_the_commands_print(command_line):
     command_line("compare", "scenario.yaml", "-o", "out")
     one, other = "out/verl-colocated", "out/areal-eta-2"

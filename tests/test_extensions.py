@@ -139,6 +139,7 @@ def test_a_point_of_a_sweep_is_another_one_when_the_package_is_changed(simrl: Co
     assert "1 simulated now" in simrl(*sweep).out
 
 
+@pytest.mark.slow
 def test_what_an_importer_or_a_profiler_of_a_package_gives_is_looked_at(simrl: CommandLine, site: Path):
     add(site, "simrl.importers", "mine", "def mine(path, factor: int = 1): return 7")
     add(site, "simrl.profilers", "theirs", "def mine(shape, gpu, tp): return 7", package="others")

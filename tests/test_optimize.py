@@ -236,6 +236,7 @@ def test_a_space_is_searched_whole_where_its_points_are_no_more_than_the_trials_
     assert not searched(file, *texts, "seed=1,2", trials=3)[0].whole
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_points_for_one_and_two_processes(file):
     texts = ("systems=verl_colocated,one_step_off,areal", "system.rollout_share=0.1..0.9", "cluster.tp=1,2")
     one, _ = searched(file, *texts, trials=12, folder="one")

@@ -369,6 +369,7 @@ def with_a_helper(engine: EngineDouble, channel: Channel) -> None:
     channel.poll(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies_before", [False, True])
 def test_the_processes_of_an_engine_end_with_it(tmp_path, dies_before):
     link = engine_link("worker 0", SETTINGS, tmp_path / "log", with_a_helper, EngineDouble)

@@ -19,7 +19,7 @@ and gains one more (what a request has to gain is never exceeded). Which tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
@@ -90,16 +90,30 @@ class EngineConfig(BaseModel):
     )
 
 
+class _Like:
+    """Arguments of a kernel, equal to others that a kernel compiled for these takes."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+        self._key = self._key_of(values)
+
+    def _key_of(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value), *map(self._key_of, value)
+        return (value.dtype, value.ndim, value.flags.num) if isinstance(value, np.ndarray) else type(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Like) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
 @cache
-def _record_types() -> tuple[Any, ...]:
-    """Return numba's types of a state's requests, drafts and totals."""
-    return tuple(typeof(np.zeros(1, dtype)) for dtype in (REQUESTS, DRAFTS, TOTALS))  # type: ignore[no-untyped-call]
-
-
-def resolved(kernel: Any, records: Sequence[Any], *others: Any) -> Callable[..., Any]:
-    """Return a compiled kernel for records of these types and other arguments like these. It takes no others: it does not look
-    at their types, which takes numba 7 µs a call, longer than a run to the next stop."""
-    types = *records, *(typeof(other) for other in others)  # type: ignore[no-untyped-call]
+def _resolved(kernel: Any, arguments: _Like) -> Callable[..., Any]:
+    """Return a compiled kernel for arguments like these. It takes no others: it does not look at their types, which takes numba
+    7 µs a call, longer than a run to the next stop."""
+    types = tuple(typeof(value) for value in arguments.values)  # type: ignore[no-untyped-call]
     compiled: Callable[..., Any] = kernel.compile(types)
     return compiled
 
@@ -168,8 +182,7 @@ class Engine:
         self._ahead_s = np.inf
         self._grow(16)
         self.decoding = given
-        requests, _, totals = _record_types()
-        self._enqueue = resolved(enqueue, (requests, totals), *range(5))
+        self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(5)))
 
     @property
     def decoding(self) -> Decoding | None:
@@ -178,14 +191,14 @@ class Engine:
 
     @decoding.setter
     def decoding(self, decoding: Decoding | None) -> None:
-        self._decoding, until = decoding, Until(0.0, True)
-        common = _record_types(), self._tables, self.limits
+        self._decoding, state, until = decoding, self._state, Until(0.0, True)
+        common = state.requests, state.drafts, state.totals, self._tables, self.limits
         if decoding is None:
-            self._run_kernel = resolved(run, *common, until)
+            self._run_kernel = _resolved(run, _Like(*common, until))
         elif decoding.rule.decoupled:
-            self._run_kernel = resolved(run_decoupled, *common, decoding, until)
+            self._run_kernel = _resolved(run_decoupled, _Like(*common, decoding, until))
         else:
-            self._run_kernel = resolved(run_speculative, *common, decoding, self._state.memory, until)
+            self._run_kernel = _resolved(run_speculative, _Like(*common, decoding, state.memory, until))
 
     @property
     def running(self) -> int:

@@ -230,7 +230,8 @@ class Host:
             self.turn()
 
     def turn(self) -> None:
-        self._take_commands(wait=self.idle)
+        loaded = self._load_what_may()  # if the last step drained the engine: before the commands of this boundary
+        self._take_commands(wait=self.idle and not loaded)
         while not self.closed and self._load_what_may():
             self._take_commands(wait=False)  # those that arrived during the load
         if self.closed:
@@ -256,6 +257,7 @@ class Host:
                 if number in self._requests:
                     self._engine.abort(self._requests[number].request_id)
                     self._end(self._requests[number], time.monotonic(), whole=False)
+                    self._load_what_may()
             case Load():
                 self._loads.append(command)
                 self._load_what_may()

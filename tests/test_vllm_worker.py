@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from engine_double import EngineDouble, LogicalClock, LogicalLink, continuation, double_settings
 from helpers import RESPONSES, ROOMY, examples, one_second_a_pass, recorder, sample
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine
 from test_engine import TABLES
@@ -20,6 +20,7 @@ from test_worker import Observed, ReferenceWorker, lengths, number_requests
 
 from replay.proposer import DrafterSetup
 from replay.vllm_worker import VllmWorker
+from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.runtime.events import on_fire
 from simrl.runtime.worker import TokensReached
@@ -149,7 +150,12 @@ def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(
     compare_with_the_rule(TABLES, limits, load_s, timeline)
 
 
+AN_ENGINE_OF_ONE = Limits(max_num_seqs=1, max_num_batched_tokens=3, block_size=1, kv_blocks=210, async_scheduling=False)
+ASKED_AS_A_LOAD_DRAINS = ([(0.0, ("submit", [(1, 2)])), (0.5, ("load", "drain")), (0.5, ("submit", [(1, 1)]))], [])
+
+
 @examples(50)
+@example(limits=AN_ENGINE_OF_ONE, timeline=ASKED_AS_A_LOAD_DRAINS, load_s=1.0)
 @given(any_limits, timelines(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0, 60.0])), st.sampled_from([1.0, 2.5]))
 def test_what_is_asked_exactly_at_a_boundary_waits_for_the_next_one_in_a_real_loop_too(limits, timeline, load_s):
     compare_with_the_rule(TICKS, limits, load_s, timeline)

@@ -20,6 +20,7 @@ from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Copy, Fifo, Job, Queue, Room, Waiting
 from simrl.runtime.events import Signal, gather, on_fire
+from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout
@@ -89,6 +90,34 @@ class Dispatcher:
         self._retired: set[int] = set()
         self._loss, self._freed = Signal(env), Signal(env)
         self._placed = 0
+        self.group_runs: GroupRuns | None = None  # of simulated workers that can generate a group as one
+
+    @property
+    def unfinished(self) -> NDArray[np.int64]:
+        """Unfinished samples at each worker."""
+        return self._room.unfinished
+
+    def submit_groups(self, groups: Sequence[Sequence[Sample]]) -> list[simpy.Event]:
+        """Return an event for each group; it fires with the rollouts of its samples, in order, when all are done. Nothing else
+        can be asked of these samples: so a simulation need not follow each of them."""
+        samples = [sample for group in groups for sample in group]
+        if self.group_runs is None or not self._room.active.all() or len(self._waiting.queue):
+            ends = iter(self.submit(samples))
+            return [gather(self._env, [next(ends) for _ in group]) for group in groups]
+        for sample in samples:
+            self.history.expect(sample)
+        places = self._rule.place(samples, self._load(), self._placed, self.history)
+        self._placed += len(samples)
+        self._room.unfinished += np.bincount(places, minlength=len(self._workers))
+        events = self.group_runs.submit(groups, places)
+        for event in events:
+            on_fire(event, self._group_came_back)
+        return events
+
+    def _group_came_back(self, event: Any) -> None:
+        for rollout in event.value:
+            self._recorder.came_back(rollout)
+            self.history.observe(rollout)
 
     def submit(
         self,

@@ -118,6 +118,11 @@ def _resolved(kernel: Any, arguments: _Like) -> Callable[..., Any]:
     return compiled
 
 
+def resolved(kernel: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return a compiled kernel for arguments like these."""
+    return _resolved(kernel, _Like(*arguments))
+
+
 class _State:
     """The state that a pass changes: totals, requests and their drafts in one piece of memory; the memory of drafting."""
 
@@ -162,11 +167,6 @@ class Engine:
             limits = limits._replace(async_scheduling=False)
         self.limits = limits
         self._capacity_tokens = limits.kv_blocks * limits.block_size
-        self.now_s = 0.0
-        self.slowdown = 1.0
-        self.drift = 1.0  # factor on the hardness of every response: how far the policy is from the drafter
-        self.admitting = True  # waiting requests may start
-        self._free_slots: list[int] = []
         self._paused: set[int] = set()
         self._left_rows: list[int] = []
         index = decoding.siblings
@@ -177,12 +177,47 @@ class Engine:
         )
         self._state = _State(0, memory)
         t = self._state.totals
+        t["slowdown"] = t["drift"] = t["admitting"] = 1
         t["free_blocks"], t["draft_ends_s"], t["bandit_key"] = limits.kv_blocks, np.inf, key
         self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
-        self._ahead_s = np.inf
+        self._grow: Callable[[int], None] = self._make_room
         self._grow(16)
         self.decoding = given
-        self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(5)))
+        self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(4)))
+
+    @property
+    def now_s(self) -> float:
+        return self._state.totals["now_s"].item()
+
+    @now_s.setter
+    def now_s(self, time_s: float) -> None:
+        self._state.totals["now_s"] = time_s
+
+    @property
+    def slowdown(self) -> float:
+        return self._state.totals["slowdown"].item()
+
+    @slowdown.setter
+    def slowdown(self, factor: float) -> None:
+        self._state.totals["slowdown"] = factor
+
+    @property
+    def admitting(self) -> bool:
+        """Whether waiting requests may start."""
+        return self._state.totals["admitting"].item() == 1
+
+    @admitting.setter
+    def admitting(self, admitting: bool) -> None:
+        self._state.totals["admitting"] = admitting
+
+    @property
+    def drift(self) -> float:
+        """Factor on the hardness of every response: how far the policy is from the drafter."""
+        return self._state.totals["drift"].item()
+
+    @drift.setter
+    def drift(self, drift: float) -> None:
+        self._state.totals["drift"] = drift
 
     @property
     def decoding(self) -> Decoding | None:
@@ -245,12 +280,12 @@ class Engine:
                 f"a request of {prompt_tokens} + {response_tokens} tokens with {generated_tokens} generated, "
                 f"{cached_tokens} cached"
             )
-        self._require_fits(prompt_tokens, response_tokens)
-        if not self._free_slots:
+        self.require_fits(prompt_tokens, response_tokens)
+        if not self._total("n_free"):
             self._grow(2 * self._state.requests.size)
-        slot, state = self._free_slots.pop(), self._state
-        records = state.requests, state.totals
-        self._enqueue(*records, slot, prompt_tokens, response_tokens, generated_tokens, cached_tokens)
+        state = self._state
+        lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens
+        slot: int = self._enqueue(state.requests, state.totals, *lengths)
         if self.decoding is not None:  # else they never change
             state.forget_drafts(slot)
         return slot
@@ -331,7 +366,7 @@ class Engine:
         """Append a paused request to the queue, with the rest of its cache; `observation_tokens` of its environment are
         prefilled. Raises KeyError for a request that is not paused (here: whose pause was not reported)."""
         prompt_tokens = self._state.requests["prompt"].item(slot) + observation_tokens
-        self._require_fits(prompt_tokens, self._state.requests["response"].item(slot))
+        self.require_fits(prompt_tokens, self._state.requests["response"].item(slot))
         self._paused.remove(slot)
         self._state.requests["prompt"][slot] = prompt_tokens
         queue_up(self._state.requests, self._state.totals[0], slot)
@@ -341,7 +376,6 @@ class Engine:
         remove(self._state.requests, self._state.totals[0], slot)
         self._leave_row(slot)
         self._paused.discard(slot)
-        self._free_slots.append(slot)
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
@@ -363,8 +397,8 @@ class Engine:
         """
         stops: list[Stop] = []
         while self.busy and self.now_s <= time_s:
-            self.now_s = self._run(self._state, Until(time_s, True))
-            stops += self._stops()
+            self._run(self._state, Until(time_s, True))
+            stops += self.stops()
         if not self.busy:
             self.now_s = max(self.now_s, time_s)
         return stops
@@ -377,25 +411,24 @@ class Engine:
             memory = self._state.memory
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
         self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
-        self._ahead_s = self._run(self._ahead, Until(np.inf, True))
-        return self._ahead_s if self._ahead.totals["n_stopped"].item() else np.inf
+        stop_s = self._run(self._ahead, Until(np.inf, True))
+        return stop_s if self._ahead.totals["n_stopped"].item() else np.inf
 
     def take_next_stop(self) -> list[Stop]:
         """Move to the boundary that `next_stop_s` found, and return what stopped there."""
         assert self._ahead is not None
         self._state, self._ahead = self._ahead, self._state
-        self.now_s = self._ahead_s
-        return self._stops()
+        return self.stops()
 
     def run_until_idle(self) -> Floats:
         """Run everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
-        self.now_s = self._run(self._state, Until(np.inf, False))
+        self._run(self._state, Until(np.inf, False))
         return self._state.requests["last_token_s"].copy()
 
     def _total(self, name: str) -> int:
         return self._state.totals[name].item()
 
-    def _require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
+    def require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
         """Raise `InputError` for a request that never fits the KV cache."""
         if prompt_tokens + response_tokens > self._capacity_tokens:
             raise InputError(
@@ -404,10 +437,7 @@ class Engine:
             )
 
     def _run(self, state: _State, until: Until) -> float:
-        """Run a state from `now_s` on. Returns the boundary reached."""
-        t = state.totals
-        t["now_s"][0], t["slowdown"][0], t["drift"][0] = self.now_s, self.slowdown, self.drift
-        t["admitting"][0] = self.admitting
+        """Run a state from its boundary on. Returns the boundary reached."""
         common = state.requests, state.drafts, state.totals, self._tables, self.limits
         now_s: float
         if self._decoding is None:
@@ -418,27 +448,38 @@ class Engine:
             now_s = self._run_kernel(*common, self._decoding, state.memory, until)
         return now_s
 
-    def _stops(self) -> list[Stop]:
-        """Return what stopped in the last pass, now. The slots of ended requests are free again."""
+    def stops(self) -> list[Stop]:
+        """Return what stopped in the last pass, now."""
         stops: list[Stop] = []
         for i in range(self._total("n_stopped")):  # most often one: plain Python is fastest
             slot, kind = self._state.requests["stopped"].item(i), self._state.requests["stopped_kind"].item(i)
             stops.append((slot, self.now_s, kind))
             if kind == END:
                 self._leave_row(slot)
-                self._free_slots.append(slot)
             elif kind == PAUSE:
                 self._paused.add(slot)
         return stops
 
-    def _grow(self, capacity: int) -> None:
-        """Make room for `capacity` requests; the ring of waiting requests is laid out anew from its head."""
-        old = self._state
-        held = old.requests.size
-        self._state = state = _State(capacity, old.memory)
+    def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:
+        """Keep the state in these arrays from now on; `grow` gives more room."""
+        state = _State(0, self._state.memory)
+        state.requests, state.totals, state.drafts = requests, totals, drafts
+        self._move(state)
+        self._grow = grow
+
+    def _make_room(self, capacity: int) -> None:
+        """Make room for `capacity` requests."""
+        self._move(_State(capacity, self._state.memory))
+
+    def _move(self, state: _State) -> None:
+        """Keep the state in another one, as large or larger; the ring of waiting requests is laid out anew from its head."""
+        old, self._state = self._state, state
+        held, capacity = old.requests.size, state.requests.size
         state.totals[:], state.requests[:held], state.drafts[:held] = old.totals, old.requests, old.drafts
         state.requests["waiting"][:held] = np.roll(old.requests["waiting"], -self._total("waiting_head"))
-        state.requests["last_token_s"][held:] = np.nan
+        state.requests["last_token_s"][held:], state.requests["ticket"][held:] = np.nan, -1
         state.totals["waiting_head"] = 0
         self._ahead = None
-        self._free_slots.extend(range(capacity - 1, held - 1, -1))
+        free = self._total("n_free")
+        state.requests["free"][free : free + capacity - held] = np.arange(capacity - 1, held - 1, -1)
+        state.totals["n_free"] = free + capacity - held

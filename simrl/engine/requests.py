@@ -45,10 +45,12 @@ class Request:
     seen_at: int  # an async scheduler sees it waiting when that many passes are over
     first_token_s: float
     last_token_s: float
+    ticket: int  # of a request of a group (`engine.fleet`); -1 of one whose stops are events
     waiting: int  # a ring of `n_waiting` slots from `waiting_head` on
     holding: int  # `n_holding` slots that hold blocks without running (paused, or waiting again), oldest pause first
     stopped: int  # `n_stopped` slots that stopped in the last pass …
     stopped_kind: int  # … and how
+    free: int  # `n_free` slots without a request, the last one to be used next
 
 
 Requests = Sequence[Request]
@@ -70,6 +72,7 @@ class Totals(Gauges):
     waiting_head: int
     n_holding: int
     n_stopped: int
+    n_free: int
     n_leaving: int  # stopped in a pass that an async scheduler does not know yet
     free_blocks: int
     held_blocks: int
@@ -144,8 +147,12 @@ def queue_up(r: Requests, t: Totals, slot: int) -> None:
 
 
 @njit(cache=True)
-def enqueue(r: Requests, totals: Records, slot: int, prompt: int, response: int, generated: int, cached: int) -> None:
-    """Append a new request to the queue. It holds no blocks, but `cached` tokens will not have to be computed."""
+def enqueue(r: Requests, totals: Records, prompt: int, response: int, generated: int, cached: int) -> int:
+    """Append a new request to the queue. It holds no blocks, but `cached` tokens will not have to be computed. Return its slot;
+    one must be free."""
+    t = totals[0]
+    t.n_free -= 1
+    slot = r[t.n_free].free
     r[slot].prompt = prompt
     r[slot].response = response
     r[slot].generated = generated
@@ -159,7 +166,16 @@ def enqueue(r: Requests, totals: Records, slot: int, prompt: int, response: int,
     r[slot].lost_by = MOVED
     r[slot].first_token_s = np.nan
     r[slot].last_token_s = np.nan
-    queue_up(r, totals[0], slot)
+    r[slot].ticket = -1
+    queue_up(r, t, slot)
+    return slot
+
+
+@njit(cache=True, inline="always")
+def free_slot(r: Requests, t: Totals, slot: int) -> None:
+    """Let a slot be used again. Until then it has what its request had at its end."""
+    r[t.n_free].free = slot
+    t.n_free += 1
 
 
 @njit(cache=True)
@@ -237,7 +253,8 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> int:
 
 @njit(cache=True)
 def remove(r: Requests, t: Totals, slot: int) -> None:
-    """Take a request out of its list, and free its blocks."""
+    """Take a request out of its list, and free its blocks and its slot."""
+    free_slot(r, t, slot)
     n = t.n_running
     for i in range(n):
         if r[i].running == slot:
@@ -329,6 +346,7 @@ def stop(r: Requests, t: Totals, limits: Limits) -> None:
         else:
             r[slot].last_token_s = t.now_s
             free(r[slot], t, MOVED)
+            free_slot(r, t, slot)
         r[slot].stop_at = r[slot].response
         r[slot].stop_kind = END
     if limits.async_scheduling:

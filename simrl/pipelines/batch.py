@@ -112,12 +112,14 @@ def submit_groups(
 ) -> simpy.Event:
     """Submit the samples of groups together, and add each finished group to the batch. Return an event that fires when all are
     finished. `on_response` is called with the dispatcher's event of each response."""
-    ends = run.dispatcher.submit([sample for group in groups for sample in group])
-    if on_response is not None:
+    if on_response is None:
+        finished = run.dispatcher.submit_groups(groups)
+    else:
+        ends = run.dispatcher.submit([sample for group in groups for sample in group])
         for end in ends:
             on_fire(end, on_response)
-    each = iter(ends)
-    finished = [gather(run.env, [next(each) for _ in group]) for group in groups]
+        each = iter(ends)
+        finished = [gather(run.env, [next(each) for _ in group]) for group in groups]
     for group in finished:
         on_fire(group, lambda group: batch.add(group.value) if group.ok else None)
     return gather(run.env, finished)

@@ -18,6 +18,7 @@ from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.rollout import Rollout
 from simrl.trace.trace import Sample
+from simrl.trace.workload import Group
 
 
 class Finished(NamedTuple):
@@ -49,17 +50,24 @@ class GroupStream:
     def admit(self) -> None:
         """Submit groups while the rule has room for them and the workload has groups."""
         while self._room() > 0 and not self._run.workload.ended:
-            self.submit()
+            number, group = self._next()
+            [end] = self._run.dispatcher.submit_groups([group])
+            on_fire(end, partial(self._ended, number))
 
-    def submit(self, to: int | None = None) -> list[tuple[Sample, simpy.Event]]:
-        """Submit the next group, all of it to one worker if `to` is given. Return its samples with their dispatcher events."""
+    def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
+        """Submit the next group to one worker. Return its samples with their dispatcher events."""
+        number, group = self._next()
+        ends = self._run.dispatcher.submit(group, to=[to] * len(group))
+        on_fire(gather(self._run.env, ends), partial(self._ended, number))
+        return list(zip(group, ends, strict=True))
+
+    def _next(self) -> tuple[int, Group]:
+        """Return the next group, which runs from now on, and its number."""
         number = self.submitted
         [group] = self._run.workload.next_groups(1)
         self.submitted += 1
         self.running[number] = self._run.trainer.version
-        ends = self._run.dispatcher.submit(group, to=None if to is None else [to] * len(group))
-        on_fire(gather(self._run.env, ends), partial(self._ended, number))
-        return list(zip(group, ends, strict=True))
+        return number, group
 
     def take(self, groups: list[Finished]) -> list[Rollout]:
         """Take groups out of the buffer. Return their responses."""

@@ -11,11 +11,12 @@ import numpy as np
 import simpy
 
 from simrl.engine.engine import Engine
-from simrl.engine.requests import END, PAUSE, Limits
+from simrl.engine.requests import END, PAUSE, Limits, Stop
 from simrl.profile.profile import Tables
 from simrl.result.result import Work
 from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
+from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import Request
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad
@@ -53,6 +54,7 @@ class SimulatedWorker:
         }
         self.engine, self._drafting = self._engines[None]
         self.load_delay_s = 0.0
+        self.group_runs: GroupRuns | None = None
         self._env = env
         self._costs = costs
         self._responses = responses
@@ -131,7 +133,7 @@ class SimulatedWorker:
         if self._commands:
             self._flush()
         self._stopped(self.engine.settle(time_s))
-        self._close_rollout_span(self.engine.now_s)
+        self.close_rollout_span(self.engine.now_s)
         self._close_lost_span(time_s)
         for request in self._requests.values():
             self._rollout(request, self.engine.now_s, done=False)
@@ -197,13 +199,36 @@ class SimulatedWorker:
         """Follow a request that the engine queues now."""
         request.started_s = self.engine.now_s
         self._decoding.add(slot)
-        self._open_rollout_span()
+        self.open_rollout_span(self.engine.now_s)
         self._set_stop(request)
 
     def _rest(self, slot: int, now_s: float) -> None:
         self._decoding.discard(slot)
-        if not self._decoding:
-            self._close_rollout_span(now_s)
+        if not self._decodes:
+            self.close_rollout_span(now_s)
+
+    @property
+    def _decodes(self) -> bool:
+        return bool(self._decoding) or (self.group_runs is not None and self.group_runs.here(self.index) > 0)
+
+    # With groups that it generates: see `GroupRuns`.
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether something depends on each stop."""
+        return bool(self._requests or self._loads)
+
+    def begin_ticket(self, number: int, prompt_tokens: int, response_tokens: int) -> None:
+        """Begin a request of a group, after the commands before."""
+
+        def begin() -> None:
+            assert self.group_runs is not None
+            slot = self.engine.submit(prompt_tokens, response_tokens)
+            self.engine.now_s += self._costs.request_s
+            self.group_runs.enter(self.index, slot, number)
+            self.open_rollout_span(self.engine.now_s)
+
+        self._command(begin)
 
     def _end_early(self, sample: Sample, event: simpy.Event) -> None:
         request = self._requests.pop(sample.uid, None)
@@ -268,9 +293,11 @@ class SimulatedWorker:
             return
         for request in self._in_slot.values():
             self._close_segment(request, self.engine.now_s)
+        if self.group_runs is not None:
+            self.group_runs.close_segments(self.index, self.engine.now_s)
         if running != "keep":
             self.engine.recompute_running()
-        self._close_rollout_span(self.engine.now_s)
+        self.close_rollout_span(self.engine.now_s)
         if not self._requests:
             self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))
         load = self._take_weights(version)
@@ -279,8 +306,8 @@ class SimulatedWorker:
             self._evaluations = version // self._costs.evaluate_every  # one is due, if not at this very version
             self.engine.now_s += self._costs.evaluate_s
             self._recorder.span(self.index, "evaluate", load.finished_s, self.engine.now_s, version)
-        if self._decoding:
-            self._open_rollout_span()
+        if self._decodes:
+            self.open_rollout_span(self.engine.now_s)
         self._notify_if_idle()
         self._fire(event, load)
 
@@ -343,23 +370,38 @@ class SimulatedWorker:
 
     def _sleep_until_next_stop(self) -> None:
         """Sleep until the next stop; a command in between makes another plan, and this one void."""
+        if self.group_runs is not None:
+            self.group_runs.look_ahead(self.index)
+            return
         self._plan += 1
         next_stop_s = self.engine.next_stop_s()
         if next_stop_s < np.inf:
             call_at(self._env, next_stop_s, partial(self._wake, self._plan))
 
     def _wake(self, plan: int) -> None:
-        if plan != self._plan:
-            return
-        for _, event, value in self._stopped(self.engine.take_next_stop()):
+        if plan == self._plan and self.group_runs is None:
+            self._take_stops(self.engine.take_next_stop())
+
+    def wake(self) -> None:
+        """Take the stop that the group runs have found."""
+        assert self.group_runs is not None
+        self.group_runs.move_to_next_stop(self.index)
+        self._take_stops(self.engine.stops())
+
+    def _take_stops(self, stops: list[Stop]) -> None:
+        for _, event, value in self._stopped(stops):
             event.succeed(value)
         self._load_what_may()
         self._sleep_until_next_stop()
 
-    def _stopped(self, stops: list[tuple[int, float, int]]) -> list[tuple[float, simpy.Event, object]]:
+    def _stopped(self, stops: list[Stop]) -> list[tuple[float, simpy.Event, object]]:
         """Handle the engine's stops. Return the events to fire: when, which, and with what value."""
         fired: list[tuple[float, simpy.Event, object]] = []
         for slot, stopped_s, kind in stops:
+            if self.group_runs is not None and slot not in self._in_slot:
+                self.group_runs.ended(self.index, slot)
+                self._rest(slot, stopped_s)
+                continue
             request = self._in_slot[slot]
             held = request.take_watches(self.engine.generated_tokens(slot))
             fired += [(stopped_s, event, None) for event in held]
@@ -434,13 +476,15 @@ class SimulatedWorker:
         if not self._requests:
             self._notify(lambda spot, at_s: spot.idle(self.index, at_s), now_s)
 
-    def _open_rollout_span(self) -> None:
+    def open_rollout_span(self, now_s: float) -> None:
+        """Begin a span of generation, if there is none."""
         if self._busy_since_s is None:
-            self._busy_since_s = self.engine.now_s
+            self._busy_since_s = now_s
             self._tokens_before = self.engine.generated_total
             self._spent_before = self.engine.spent
 
-    def _close_rollout_span(self, now_s: float) -> None:
+    def close_rollout_span(self, now_s: float) -> None:
+        """End the span of generation, if there is one."""
         if self._busy_since_s is not None:
             tokens = self.engine.generated_total - self._tokens_before
             work = Work(*(self.engine.spent - self._spent_before).tolist())

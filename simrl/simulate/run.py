@@ -11,7 +11,9 @@ import simpy
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
+from simrl.dispatch.waiting import Fifo
 from simrl.engine.engine import Engine
+from simrl.engine.fleet import Fleet
 from simrl.engine.requests import Limits
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
@@ -20,6 +22,7 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import Lane, Result
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
+from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.simulated_worker import SimulatedWorker
@@ -93,6 +96,7 @@ class Schedule:
         self.workers = list(make_workers(self))
         kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
         self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens=kv_cache_tokens)
+        self._group_runs = self.dispatcher.group_runs = _group_runs(self)
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         trace, prompt_tokens = prepared.trace, round(float(prepared.trace.column("prompt_tokens").mean()))
         most = prepared.limits.max_num_seqs
@@ -132,8 +136,12 @@ class Schedule:
 
     def result(self) -> Result:
         """Return the result up to now. Call it once: it closes open spans and requests."""
+        if self._group_runs is not None:
+            self._group_runs.flush()
         for worker in self.workers:
             worker.stop(self.env.now)
+        if self._group_runs is not None:
+            self._group_runs.stop()
         for rollout in self.dispatcher.waiting():
             self.recorder.request_ended(rollout, 0)
         metadata = {
@@ -170,6 +178,22 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
         drafters = tail_drafting(prepared.tail, prepared, most, seed)
     shared = prepared.profile.tables, prepared.limits, prepared.costs, schedule.workload.responses, schedule.recorder
     return [SimulatedWorker(schedule.env, i, *shared, drafting, drafters) for i in range(schedule.units)]
+
+
+def _group_runs(schedule: Schedule) -> GroupRuns | None:
+    """Return what lets simulated workers generate groups of which only the end is an event; None where each response matters:
+    for drafting, turns of an environment, a rule of dispatch, faults."""
+    prepared, workers = schedule.prepared, schedule.workers
+    rule, turns = prepared.system.dispatch, {"turn_tokens", "environment_s"} & set(prepared.trace.table.column_names)
+    watched = prepared.drafts or prepared.tail or turns or prepared.scenario.faults or prepared.system.adapt_split_every
+    if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue is not Fifo:
+        return None
+    simulated = [worker for worker in workers if isinstance(worker, SimulatedWorker)]
+    if len(simulated) < len(workers):
+        return None
+    shared = prepared.profile.tables, prepared.limits, schedule.dispatcher.unfinished
+    about = schedule.workload.responses, schedule.recorder, prepared.costs.request_s
+    return GroupRuns(schedule.env, simulated, lambda: Fleet([worker.engine for worker in simulated], *shared), *about)
 
 
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:

@@ -1,0 +1,317 @@
+"""The engines of all workers side by side, for requests whose ends are no events: only the end of their group is one.
+
+Invariant: `requests` and `totals` are each engine where it stands, `ahead_*` where its next stop will be, at `next_stop_s`.
+Stops are taken in the order of time over all engines, none beyond the next event of the schedule: no command can come before.
+A ticket is a request of a group; an engine whose stops somebody watches is `loud`, and stops for them one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from simrl.engine.engine import Engine, resolved
+from simrl.engine.passes import run
+from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue
+from simrl.profile.profile import Tables
+from simrl.speculation.decoding import Drafts, Floats, Ints, fields_of
+
+# What `advance` returns: nothing is to be done before a time; a group has ended; an engine has no ticket left; one that is loud
+# stops.
+WAIT, GROUP, IDLE, LOUD = range(4)
+
+
+class Ticket:
+    """A request of a group, and what became of it."""
+
+    worker: int
+    group: int
+    tokens: int  # of the response, when it ends
+    closed_tokens: int  # of these, before its open segment
+    version: int  # of the weights at its end; -1 until then
+    started_s: float  # of its open segment
+    first_token_s: float
+    ended_s: float
+
+
+TICKETS = fields_of(Ticket)
+
+
+class Engines(NamedTuple):
+    """The arrays of a fleet: a row an engine, a column a slot; `drafts`, which are none, are shared."""
+
+    requests: NDArray[Any]
+    totals: NDArray[Any]
+    ahead_requests: NDArray[Any]
+    ahead_totals: NDArray[Any]
+    requests_bytes: NDArray[np.uint8]  # of these: records are slow to copy
+    totals_bytes: NDArray[np.uint8]
+    ahead_requests_bytes: NDArray[np.uint8]
+    ahead_totals_bytes: NDArray[np.uint8]
+    drafts: Drafts
+    next_stop_s: Floats
+    here: Ints  # tickets in each engine
+    versions: Ints  # of its weights
+    loud: Ints
+    unfinished: Ints  # requests at each worker, as its dispatcher counts them
+    tickets: NDArray[Any]
+    left: Ints  # tickets of each group that have not ended
+    due: Ints  # tickets that have ended at a boundary that is still to come, in the order of time …
+    n_due: Ints  # … and their number, shape (1,)
+
+
+@njit(cache=True)
+def begin(
+    f: Engines, tables: Tables, limits: Limits, numbers: Ints, lengths: Ints, now_s: float, request_s: float
+) -> Floats:
+    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt and response of each. Return
+    the boundary before at which each engine had lost its last one, infinity if it had not."""
+    settled = np.zeros(f.next_stop_s.shape[0], np.bool_)
+    emptied_s = np.full(settled.shape[0], np.inf)
+    for i in range(numbers.shape[0]):
+        number = numbers[i]
+        worker = f.tickets[number].worker
+        r, totals = f.requests[worker], f.totals[worker]
+        if not settled[worker]:
+            settled[worker] = True
+            had = f.here[worker]
+            _settle(f, worker, tables, limits, now_s)
+            if had > 0 and f.here[worker] == 0:
+                emptied_s[worker] = f.tickets[f.due[f.n_due[0] - 1]].ended_s
+        slot = enqueue(r, totals, lengths[i, 0], lengths[i, 1], 0, 0)
+        totals[0].now_s += request_s
+        r[slot].ticket = number
+        f.tickets[number].started_s = totals[0].now_s
+        f.here[worker] += 1
+    for worker in range(settled.shape[0]):
+        if settled[worker]:
+            look_ahead(f, worker, tables, limits)
+    return emptied_s
+
+
+@njit(cache=True)
+def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: float) -> None:
+    """Do as `Engine.settle`; what stops are tickets."""
+    r, totals = f.requests[worker], f.totals[worker]
+    t = totals[0]
+    while busy(t) and t.now_s <= now_s:
+        run(r, f.drafts, totals, tables, limits, Until(now_s, True))
+        _note_all(f, worker)
+    if not busy(t):
+        t.now_s = max(t.now_s, now_s)
+
+
+@njit(cache=True)
+def look_ahead(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
+    """Find an engine's next stop from where it stands."""
+    f.ahead_requests_bytes[worker] = f.requests_bytes[worker]
+    f.ahead_totals_bytes[worker] = f.totals_bytes[worker]
+    _go_on(f, worker, tables, limits)
+
+
+@njit(cache=True)
+def _go_on(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
+    """Find the next stop from where `ahead_*` is."""
+    totals = f.ahead_totals[worker]
+    run(f.ahead_requests[worker], f.drafts, totals, tables, limits, Until(np.inf, True))
+    f.next_stop_s[worker] = totals[0].now_s if totals[0].n_stopped > 0 else np.inf
+
+
+@njit(cache=True)
+def move_to_next_stop(f: Engines, worker: int) -> None:
+    """Move an engine to its next stop."""
+    f.requests_bytes[worker] = f.ahead_requests_bytes[worker]
+    f.totals_bytes[worker] = f.ahead_totals_bytes[worker]
+    f.next_stop_s[worker] = np.inf
+
+
+@njit(cache=True)
+def _note_all(f: Engines, worker: int) -> None:
+    """Note what has stopped in an engine's last pass."""
+    r = f.requests[worker]
+    for i in range(f.totals[worker, 0].n_stopped):
+        note(f, worker, r[i].stopped)
+
+
+@njit(cache=True)
+def note(f: Engines, worker: int, slot: int) -> None:
+    """Note the end of a ticket: it is due at that boundary."""
+    r = f.requests[worker]
+    number = r[slot].ticket
+    r[slot].ticket = f.ahead_requests[worker, slot].ticket = -1
+    ticket = f.tickets[number]
+    ticket.tokens = r[slot].generated
+    ticket.version = f.versions[worker]
+    ticket.first_token_s = r[slot].first_token_s
+    ticket.ended_s = r[slot].last_token_s
+    f.here[worker] -= 1
+    place = f.n_due[0]
+    while place > 0 and f.tickets[f.due[place - 1]].ended_s > ticket.ended_s:
+        f.due[place] = f.due[place - 1]
+        place -= 1
+    f.due[place] = number
+    f.n_due[0] += 1
+
+
+@njit(cache=True)
+def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: float) -> tuple[int, int, float]:
+    """Take stops up to `now_s`, and those before the next event of the schedule (`event_s`), up to one that is an event itself.
+    Return it: WAIT, GROUP, IDLE or LOUD, the group or the engine, and the time of the stop."""
+    while True:
+        worker = int(f.next_stop_s.argmin())
+        stop_s = f.next_stop_s[worker]
+        due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
+        next_s = min(due_s, stop_s)
+        if next_s == np.inf or (next_s > now_s and next_s >= event_s):
+            return WAIT, -1, next_s
+        if due_s <= stop_s:
+            ticket = f.tickets[f.due[0]]
+            last = f.left[ticket.group] == 1
+            if last and due_s > now_s:
+                return WAIT, -1, due_s
+            f.n_due[0] -= 1
+            for i in range(f.n_due[0]):
+                f.due[i] = f.due[i + 1]
+            f.left[ticket.group] -= 1
+            f.unfinished[ticket.worker] -= 1
+            if last:
+                return GROUP, ticket.group, due_s
+        elif f.loud[worker] == 0:
+            move_to_next_stop(f, worker)
+            _note_all(f, worker)
+            _go_on(f, worker, tables, limits)
+            if f.here[worker] == 0:
+                return IDLE, worker, stop_s
+        elif stop_s <= now_s:
+            return LOUD, worker, stop_s
+        else:
+            return WAIT, -1, stop_s
+
+
+class Fleet:
+    """Engines without drafts, and their tickets."""
+
+    def __init__(self, engines: list[Engine], tables: Tables, limits: Limits, unfinished: Ints) -> None:
+        n = len(engines)
+        self.engines = engines
+        self._shared = tables, limits
+        empty = np.zeros(0, np.int64)
+        self.arrays = Engines(
+            *(np.zeros((n, 0), kind) for kind in (REQUESTS, TOTALS) * 2),
+            *(np.zeros((n, 0), np.uint8) for _ in range(4)),
+            drafts=np.zeros(0, DRAFTS),
+            next_stop_s=np.full(n, np.inf),
+            here=np.zeros(n, np.int64),
+            versions=np.zeros(n, np.int64),
+            loud=np.zeros(n, np.int64),
+            unfinished=unfinished,
+            tickets=np.zeros(0, TICKETS),
+            left=empty,
+            due=empty,
+            n_due=np.zeros(1, np.int64),
+        )
+        self._look_ahead = resolved(look_ahead, self.arrays, 0, *self._shared)
+        self._groups = 0
+        self._free_groups: list[int] = []
+        self._numbers = 0
+        self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
+        self._make_slots(16)
+        f, numbers, lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+        self._begin = resolved(begin, f, *self._shared, numbers, lengths, 0.0, 0.0)
+        self._advance = resolved(advance, f, *self._shared, 0.0, 0.0)
+
+    def open_group(self, workers: list[int]) -> tuple[int, int]:
+        """Return the number of a new group, and of the first of its tickets, whose workers are given."""
+        group, size = self._free_groups.pop() if self._free_groups else self._groups, len(workers)
+        free = self._free_numbers.setdefault(size, [])
+        first = free.pop() if free else self._numbers
+        self._groups, self._numbers = max(self._groups, group + 1), max(self._numbers, first + size)
+        f = self.arrays
+        if self._numbers > f.tickets.size or self._groups > f.left.size:
+            tickets, groups = 2 * self._numbers, 2 * self._groups
+            f = self.arrays = f._replace(
+                tickets=_longer(f.tickets, tickets), due=_longer(f.due, tickets), left=_longer(f.left, groups)
+            )
+        tickets = f.tickets[first : first + size]
+        tickets["worker"], tickets["group"] = workers, group
+        tickets["closed_tokens"], tickets["version"] = 0, -1
+        f.left[group] = size
+        return group, first
+
+    def close_group(self, group: int, first: int, size: int) -> None:
+        """Let the numbers of a group and its tickets be used again."""
+        self._free_groups.append(group)
+        self._free_numbers[size].append(first)
+
+    def begin(self, numbers: Ints, lengths: Ints, now_s: float, request_s: float) -> Floats:
+        """See the function `begin`. Raises `InputError` for a request that never fits the KV cache."""
+        f = self.arrays
+        longest = int(lengths.sum(axis=1).argmax())
+        self.engines[0].require_fits(*lengths[longest].tolist())
+        more = np.bincount(f.tickets["worker"][numbers], minlength=len(self.engines)) - f.totals["n_free"][:, 0]
+        if more.max() > 0:
+            self._make_slots(max(2 * f.drafts.size, f.drafts.size + int(more.max())))
+        emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, lengths, now_s, request_s)
+        return emptied_s
+
+    def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
+        """See the function `advance`."""
+        found: tuple[int, int, float] = self._advance(self.arrays, *self._shared, now_s, event_s)
+        return found
+
+    @property
+    def next_s(self) -> float:
+        """When something stops next."""
+        f = self.arrays
+        due_s = f.tickets["ended_s"].item(f.due.item(0)) if f.n_due.item(0) else np.inf
+        return min(float(f.next_stop_s.min()), due_s)
+
+    def look_ahead(self, worker: int) -> None:
+        """Find when an engine stops next."""
+        self._look_ahead(self.arrays, worker, *self._shared)
+
+    def move_to_next_stop(self, worker: int) -> None:
+        move_to_next_stop(self.arrays, worker)
+
+    def note(self, worker: int, slot: int) -> None:
+        note(self.arrays, worker, slot)
+
+    def enter(self, worker: int, slot: int, number: int) -> None:
+        """Let a request of a loud engine be a ticket."""
+        f = self.arrays
+        f.requests["ticket"][worker, slot] = number
+        f.tickets["started_s"][number] = self.engines[worker].now_s
+        f.here[worker] += 1
+
+    def running(self, worker: int) -> list[tuple[int, int, float]]:
+        """Return the tickets in an engine: the number of each, its tokens, and when it had the first."""
+        r = self.arrays.requests[worker]
+        r = r[np.flatnonzero(r["ticket"] >= 0)]
+        return list(zip(*(r[name].tolist() for name in ("ticket", "generated", "first_token_s")), strict=True))
+
+    def _make_slots(self, slots: int) -> None:
+        """Give every engine so many slots."""
+        n = len(self.engines)
+        requests, ahead_requests = np.zeros((n, slots), REQUESTS), np.zeros((n, slots), REQUESTS)
+        totals, ahead_totals = np.zeros((n, 1), TOTALS), np.zeros((n, 1), TOTALS)
+        pieces = requests, totals, ahead_requests, ahead_totals
+        drafts = np.zeros(slots, DRAFTS)
+        self.arrays = Engines(
+            *pieces,
+            *(piece.view(np.uint8) for piece in pieces),
+            drafts,
+            *self.arrays[Engines._fields.index("next_stop_s") :],
+        )
+        for worker, engine in enumerate(self.engines):
+            engine.live_in(requests[worker], totals[worker], drafts, self._make_slots)
+            self.look_ahead(worker)
+
+
+def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return an array with its entries, and more behind them."""
+    longer = np.zeros(size, array.dtype)
+    longer[: array.size] = array
+    return longer

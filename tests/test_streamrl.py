@@ -25,7 +25,7 @@ def history_of(tokens_by_prompt):
     for prompt, lengths in tokens_by_prompt.items():
         for tokens in lengths:
             done = rollout(0, {0: tokens})
-            history.observe(done._replace(sample=of_epoch(done.sample, 0, prompt)))
+            history.observe([done._replace(sample=of_epoch(done.sample, 0, prompt))])
     return history
 
 

@@ -73,7 +73,7 @@ def test_dealing_is_the_slow_rule_and_no_rank_is_over_the_mean_by_more_than_one_
 
 @given(lengths, st.integers(5000, 30000))
 def test_packing_is_the_slow_rule_and_no_micro_batch_is_over_the_budget(lengths, budget):
-    bins = pack(lengths, longest_first(lengths), budget)
+    bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget)
     slow = slow_pack(lengths, budget)
     assert [sorted(np.flatnonzero(bins == b).tolist()) for b in range(len(slow))] == [sorted(b) for b in slow]
     assert max(lengths[bins == b].sum() for b in range(len(slow))) <= budget

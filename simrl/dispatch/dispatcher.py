@@ -104,8 +104,7 @@ class Dispatcher:
         if self.group_runs is None or not self._room.active.all() or len(self._waiting.queue):
             ends = iter(self.submit(samples))
             return [gather(self._env, [next(ends) for _ in group]) for group in groups]
-        for sample in samples:
-            self.history.expect(sample)
+        self.history.expect(samples)
         places = self._rule.place(samples, self._load(), self._placed, self.history)
         self._placed += len(samples)
         self._room.unfinished += np.bincount(places, minlength=len(self._workers))
@@ -115,9 +114,8 @@ class Dispatcher:
         return events
 
     def _group_came_back(self, event: Any) -> None:
-        for rollout in event.value:
-            self._recorder.came_back(rollout)
-            self.history.observe(rollout)
+        self._recorder.came_back(event.value)
+        self.history.observe(event.value)
 
     def submit(
         self,
@@ -140,7 +138,7 @@ class Dispatcher:
             job = Job(sample, self._env.event(), partials[i] if partials else None, max_tokens, min_version)
             if sample.uid not in self._expected:
                 self._expected.add(sample.uid)
-                self.history.expect(sample)
+                self.history.expect([sample])
             self._jobs[sample.uid] = job
             on_fire(job.done, self._came_back)
             events.append(job.done)
@@ -474,9 +472,9 @@ class Dispatcher:
 
     def _hand_back(self, job: Job, rollout: Rollout) -> None:
         self._abort(job.duplicates)
-        self._recorder.came_back(rollout)
+        self._recorder.came_back([rollout])
         if rollout.done:
-            self.history.observe(rollout)
+            self.history.observe([rollout])
             self._waiting.queue.observe(rollout)
         job.done.succeed(rollout)
 

@@ -17,7 +17,7 @@ from simrl.engine.engine import Engine, resolved
 from simrl.engine.passes import run
 from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import Drafts, Floats, Ints, fields_of
+from simrl.speculation.decoding import Floats, Ints, Records, fields_of
 
 # What `advance` returns: nothing is to be done before a time; a group has ended; an engine has no ticket left; one that is loud
 # stops.
@@ -51,13 +51,13 @@ class Engines(NamedTuple):
     totals_bytes: NDArray[np.uint8]
     ahead_requests_bytes: NDArray[np.uint8]
     ahead_totals_bytes: NDArray[np.uint8]
-    drafts: Drafts
+    drafts: Records
     next_stop_s: Floats
     here: Ints  # tickets in each engine
     versions: Ints  # of its weights
     loud: Ints
     unfinished: Ints  # requests at each worker, as its dispatcher counts them
-    tickets: NDArray[Any]
+    tickets: Records
     left: Ints  # tickets of each group that have not ended
     due: Ints  # tickets that have ended at a boundary that is still to come, in the order of time …
     n_due: Ints  # … and their number, shape (1,)
@@ -198,10 +198,16 @@ class Fleet:
         n = len(engines)
         self.engines = engines
         self._shared = tables, limits
-        empty = np.zeros(0, np.int64)
+        no_bytes = np.zeros((n, 0), np.uint8)
         self.arrays = Engines(
-            *(np.zeros((n, 0), kind) for kind in (REQUESTS, TOTALS) * 2),
-            *(np.zeros((n, 0), np.uint8) for _ in range(4)),
+            requests=np.zeros((n, 0), REQUESTS),
+            totals=np.zeros((n, 0), TOTALS),
+            ahead_requests=np.zeros((n, 0), REQUESTS),
+            ahead_totals=np.zeros((n, 0), TOTALS),
+            requests_bytes=no_bytes,
+            totals_bytes=no_bytes,
+            ahead_requests_bytes=no_bytes,
+            ahead_totals_bytes=no_bytes,
             drafts=np.zeros(0, DRAFTS),
             next_stop_s=np.full(n, np.inf),
             here=np.zeros(n, np.int64),
@@ -209,8 +215,8 @@ class Fleet:
             loud=np.zeros(n, np.int64),
             unfinished=unfinished,
             tickets=np.zeros(0, TICKETS),
-            left=empty,
-            due=empty,
+            left=np.zeros(0, np.int64),
+            due=np.zeros(0, np.int64),
             n_due=np.zeros(1, np.int64),
         )
         self._look_ahead = resolved(look_ahead, self.arrays, 0, *self._shared)
@@ -235,9 +241,9 @@ class Fleet:
             f = self.arrays = f._replace(
                 tickets=_longer(f.tickets, tickets), due=_longer(f.due, tickets), left=_longer(f.left, groups)
             )
-        tickets = f.tickets[first : first + size]
-        tickets["worker"], tickets["group"] = workers, group
-        tickets["closed_tokens"], tickets["version"] = 0, -1
+        opened = f.tickets[first : first + size]
+        opened["worker"], opened["group"] = workers, group
+        opened["closed_tokens"], opened["version"] = 0, -1
         f.left[group] = size
         return group, first
 
@@ -294,16 +300,19 @@ class Fleet:
 
     def _make_slots(self, slots: int) -> None:
         """Give every engine so many slots."""
-        n = len(self.engines)
+        n, drafts = len(self.engines), np.zeros(slots, DRAFTS)
         requests, ahead_requests = np.zeros((n, slots), REQUESTS), np.zeros((n, slots), REQUESTS)
         totals, ahead_totals = np.zeros((n, 1), TOTALS), np.zeros((n, 1), TOTALS)
-        pieces = requests, totals, ahead_requests, ahead_totals
-        drafts = np.zeros(slots, DRAFTS)
-        self.arrays = Engines(
-            *pieces,
-            *(piece.view(np.uint8) for piece in pieces),
-            drafts,
-            *self.arrays[Engines._fields.index("next_stop_s") :],
+        self.arrays = self.arrays._replace(
+            requests=requests,
+            totals=totals,
+            ahead_requests=ahead_requests,
+            ahead_totals=ahead_totals,
+            requests_bytes=requests.view(np.uint8),
+            totals_bytes=totals.view(np.uint8),
+            ahead_requests_bytes=ahead_requests.view(np.uint8),
+            ahead_totals_bytes=ahead_totals.view(np.uint8),
+            drafts=drafts,
         )
         for worker, engine in enumerate(self.engines):
             engine.live_in(requests[worker], totals[worker], drafts, self._make_slots)

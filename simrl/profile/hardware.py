@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line, meant
 from simrl.validation import explain
 
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 MIB = 2**20
 MOST = 10**9  # of a count in a model's config
 GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
@@ -81,13 +84,13 @@ class ModelShape(BaseModel):
         """Return the bytes of the keys and values of one token over all layers and KV heads, in bfloat16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
-    def forward_flops(self, tokens: float, attended_tokens: float) -> float:
+    def forward_flops(self, tokens: Numbers, attended_tokens: Numbers) -> Numbers:
         """Return the multiply-adds ×2 of a forward pass over `tokens`, which attend to `attended_tokens` in sum (causal: about
         half the square of each sequence's length). The output head is included, the embedding look-up is not."""
         dense = 2.0 * (self.layers * self.active_layer_parameters + self.vocab * self.hidden) * tokens
         return dense + 4.0 * self.layers * self.heads * self.head_dim * attended_tokens
 
-    def activation_bytes(self, tokens: float) -> float:
+    def activation_bytes(self, tokens: Numbers) -> Numbers:
         """Return the bytes that the matrix products of all layers read and write for `tokens` in bfloat16, weights excluded."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim
         intermediate = self.experts_per_token * self.moe_intermediate if self.experts else self.intermediate

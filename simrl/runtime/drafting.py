@@ -163,13 +163,13 @@ class Drafting:
     def begins(self, sample: Sample) -> None:
         """Record that a sample begins, or goes on, at a worker."""
         if self._lengths is not None:
-            self._lengths.expect(sample)
+            self._lengths.expect([sample])
 
     def ends(self, rollout: Rollout, now_s: float) -> None:
         """Record that a sample is finished at its worker, or leaves it."""
         sample = rollout.sample
         if self._lengths is not None:
-            self._lengths.observe(rollout)
+            self._lengths.observe([rollout])
         if rollout.done:
             self._finished.add((sample.prompt_id, sample.epoch, sample.sample))
             self._finished_in[sample.epoch] += 1

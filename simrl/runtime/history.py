@@ -8,6 +8,7 @@ finish are the short ones.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +23,31 @@ class LengthHistory:
     def __init__(self) -> None:
         self._lengths: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._unfinished: dict[tuple[int, int], int] = defaultdict(int)  # by prompt and epoch
+        # Not in these yet: most schedules never ask.
+        self._expected: list[Sample] = []
+        self._observed: list[Rollout] = []
 
-    def expect(self, sample: Sample) -> None:
-        """Expect a response."""
-        self._unfinished[sample.prompt_id, sample.epoch] += 1
+    def expect(self, samples: Iterable[Sample]) -> None:
+        """Expect responses."""
+        self._expected += samples
 
-    def observe(self, rollout: Rollout) -> None:
-        """Record a response that is finished, or expect it no longer."""
-        sample = rollout.sample
-        if rollout.done:
-            self._lengths[sample.prompt_id][sample.epoch].append(rollout.tokens)
-        self._unfinished[sample.prompt_id, sample.epoch] -= 1
+    def observe(self, rollouts: Iterable[Rollout]) -> None:
+        """Record responses that are finished, or expect them no longer."""
+        self._observed += rollouts
+
+    def _take_in(self) -> None:
+        for sample in self._expected:
+            self._unfinished[sample.prompt_id, sample.epoch] += 1
+        for rollout in self._observed:
+            sample = rollout.sample
+            if rollout.done:
+                self._lengths[sample.prompt_id][sample.epoch].append(rollout.tokens)
+            self._unfinished[sample.prompt_id, sample.epoch] -= 1
+        self._expected, self._observed = [], []
 
     def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
         """Return the tokens of the prompt's responses in its latest complete epoch before this one; empty if there is none."""
+        self._take_in()
         epochs = self._lengths.get(prompt_id, {})
         earlier = [epoch for epoch in epochs if epoch < before_epoch and self._unfinished[prompt_id, epoch] <= 0]
         return np.array(epochs[max(earlier)] if earlier else [], dtype=np.int64)
@@ -47,6 +59,7 @@ class LengthHistory:
 
     def medians(self, epoch: int) -> dict[int, float]:
         """Return the median response of each prompt for which this epoch is complete."""
+        self._take_in()
         return {
             prompt: float(np.median(epochs[epoch]))
             for prompt, epochs in self._lengths.items()

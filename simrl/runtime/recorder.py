@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from simrl.result.result import TABLES, Lane, Result, SampleRow, SegmentRow, Span, Step, Work
-from simrl.runtime.rollout import Rollout
+from simrl.result.result import TABLES, Lane, Result, SampleRow, Span, Step, Work
+from simrl.runtime.rollout import Rollout, Segment
+from simrl.trace.trace import Sample
 
 
 class Recorder:
@@ -55,12 +56,10 @@ class Recorder:
         if rollout.tokens >= had and uid not in self._finished:
             self._rollouts[uid] = rollout
 
-    def came_back(self, rollout: Rollout) -> None:
-        """Record that the dispatcher hands a sample back: if it is done, this is its rollout, also if copies of it still
-        run."""
-        self._rollouts[rollout.sample.uid] = rollout
-        if rollout.done:
-            self._finished.add(rollout.sample.uid)
+    def came_back(self, rollouts: Sequence[Rollout]) -> None:
+        """Record that the dispatcher hands samples back: one that is done has this rollout, also if copies of it still run."""
+        self._rollouts.update((rollout.sample.uid, rollout) for rollout in rollouts)
+        self._finished.update(rollout.sample.uid for rollout in rollouts if rollout.done)
 
     def trained(self, step: Step, rollouts: Sequence[Rollout]) -> None:
         """Record a policy update on these rollouts. A sample is trained once: a second time is a bug in the schedule."""
@@ -85,12 +84,14 @@ class Recorder:
 
     def result(self, end_s: float, metadata: dict[str, Any]) -> Result:
         """Return the tables of everything up to `end_s`. Spans that reach beyond are cut there."""
-        segments = [SegmentRow(rollout.sample.uid, *s) for rollout in self.rollouts() for s in rollout.segments]
+        rollouts = self.rollouts()
+        uids = [rollout.sample.uid for rollout in rollouts for _ in rollout.segments]
+        segments = [segment for rollout in rollouts for segment in rollout.segments]
         return Result(
             spans=self._spans_table(end_s),
             steps=_table("steps", self.steps),
-            samples=self._samples_table(),
-            segments=_table("segments", segments),
+            samples=self._samples_table(rollouts),
+            segments=_table_of("segments", [uids, *_columns(segments, Segment._fields)]),
             metadata={**metadata, "end_s": end_s},
         )
 
@@ -126,20 +127,28 @@ class Recorder:
     def _role_at(self, span: Span) -> str:
         return next(role for time_s, role in reversed(self._roles[span.lane]) if time_s <= span.started_s)
 
-    def _samples_table(self) -> pa.Table:
-        rows = []
-        for rollout in self.rollouts():
-            uid, segments, tokens = rollout.sample.uid, rollout.segments, rollout.tokens
-            status = "buffered" if rollout.done else "in_flight"
-            if uid in self._trained or uid in self._dropped:
-                status = "trained" if uid in self._trained else "dropped"
-            started_s, worker = (segments[0].started_s, segments[-1].worker) if segments else (None, None)
-            finished_s = segments[-1].ended_s if rollout.done else None
-            drafts = rollout.drafted_tokens, rollout.accepted_tokens, rollout.verifications, rollout.verified_tokens
-            duplicates = self._generated.get(uid, tokens) - tokens
-            outcome = started_s, finished_s, worker, status, self._trained.get(uid)
-            rows.append(SampleRow(*rollout.sample, tokens, *outcome, *drafts, duplicates))
-        return _table("samples", rows)
+    def _samples_table(self, rollouts: Sequence[Rollout]) -> pa.Table:
+        uids = [rollout.sample.uid for rollout in rollouts]
+        tokens = [rollout.tokens for rollout in rollouts]
+        drafts = [(r.drafted_tokens, r.accepted_tokens, r.verifications, r.verified_tokens) for r in rollouts]
+        columns = [
+            *_columns([rollout.sample for rollout in rollouts], Sample._fields),
+            tokens,
+            [rollout.segments[0].started_s if rollout.segments else None for rollout in rollouts],
+            [rollout.segments[-1].ended_s if rollout.done else None for rollout in rollouts],
+            [rollout.segments[-1].worker if rollout.segments else None for rollout in rollouts],
+            [self._status(rollout) for rollout in rollouts],
+            [self._trained.get(uid) for uid in uids],
+            *_columns(drafts, SampleRow._fields[-5:-1]),
+            [self._generated.get(uid, kept) - kept for uid, kept in zip(uids, tokens, strict=True)],
+        ]
+        return _table_of("samples", columns)
+
+    def _status(self, rollout: Rollout) -> str:
+        uid = rollout.sample.uid
+        if uid in self._trained:
+            return "trained"
+        return "dropped" if uid in self._dropped else "buffered" if rollout.done else "in_flight"
 
 
 def _cut(span: Span, end_s: float) -> Span:
@@ -167,7 +176,13 @@ def _beneath(spans: list[Span]) -> list[Span]:
 
 def _table(name: str, rows: Sequence[Any]) -> pa.Table:
     """Return rows as the Arrow columns of a table."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(TABLES[name])
-    return pa.table(
-        [pa.array(each, kind) for each, kind in zip(columns, TABLES[name].types, strict=True)], TABLES[name].names
-    )
+    return _table_of(name, _columns(rows, TABLES[name].names))
+
+
+def _columns(rows: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * len(names)
+
+
+def _table_of(name: str, columns: Sequence[Sequence[Any]]) -> pa.Table:
+    schema = TABLES[name]
+    return pa.table([pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=True)], schema.names)

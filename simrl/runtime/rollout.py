@@ -54,6 +54,14 @@ class Rollout(NamedTuple):
         return self.segments[-1].ended_s
 
 
+def scored(rollout: Rollout, reward: float) -> Rollout:
+    """Return the rollout with its reward; faster than `_replace`, which every response would need once."""
+    return Rollout._make((*rollout[:_REWARD], reward, *rollout[_REWARD + 1 :]))
+
+
+_REWARD = Rollout._fields.index("reward")
+
+
 class WeightLoad(NamedTuple):
     """A worker's switch to `version`: it generated nothing between the two times."""
 

@@ -17,7 +17,7 @@ import simpy
 from simrl.result.off_policyness import of_update
 from simrl.result.result import Step
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.rollout import Rollout
+from simrl.runtime.rollout import Rollout, scored
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.training_costs import Ints, Phase, TrainingCosts
 from simrl.trace.trace import Response
@@ -65,8 +65,8 @@ class SimulatedRewarder:
         self._responses = responses
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
-        scored = [rollout._replace(reward=self._responses[rollout.sample.uid].reward) for rollout in rollouts]
-        return self._env.timeout(self._reward_s, value=scored)
+        done = [scored(rollout, self._responses[rollout.sample.uid].reward) for rollout in rollouts]
+        return self._env.timeout(self._reward_s, value=done)
 
 
 class SimulatedTrainer:

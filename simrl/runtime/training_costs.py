@@ -17,6 +17,7 @@ from simrl.profile.hardware import Gpu, ModelShape
 from simrl.scenario.training import TrainingConfig
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
 WEIGHT_BYTES = 2  # if only adapters are trained
@@ -94,24 +95,31 @@ class TrainingCosts:
         sharded = 1.0 - 1.0 / self.gpus
         gather_s = passes * self.model.weight_bytes * sharded / self.gpu.bytes_per_s_among(self.gpus)
         budget = max(self.config.tokens_per_microbatch, int(lengths.max()))
+        order = longest_first(lengths)
+        rank_of = deal(lengths, order, self.ranks)
+        if self.config.microbatching == "fixed":
+            parts = [self.microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
+            ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
+            tokens, squares = np.array([(part.sum(), (part**2).sum()) for each in parts for part in each], np.float64).T
+        else:
+            bin_of, ranks = pack(lengths, order, rank_of, budget)
+            tokens, squares = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2)
         busy_s = np.zeros(self.ranks)
-        rank_of = deal(lengths, longest_first(lengths), self.ranks)
-        for rank in range(self.ranks):
-            for microbatch in self.microbatches(lengths[rank_of == rank], budget):
-                busy_s[rank] += max(self._work_s(microbatch, passes, mfu), gather_s)
+        np.add.at(busy_s, ranks, np.maximum(self._work_s(tokens, squares / 2, passes, mfu), gather_s))
         return float(busy_s.max())
 
-    def _work_s(self, microbatch: Ints, passes: int, mfu: float) -> float:
-        """Return the seconds of a micro-batch's arithmetic, and of its memory traffic beyond that."""
+    def _work_s(self, tokens: Floats, attended: Floats, passes: int, mfu: float) -> Floats:
+        """Return the seconds of the arithmetic of micro-batches, and of their memory traffic beyond that."""
         config, model = self.config, self.model
-        tokens, attended = float(microbatch.sum()), float((microbatch**2).sum()) / 2
         again = int(config.recompute and passes > 1)
         spared = int(config.lora and passes > 1)  # the gradients of the weights
-        flops = passes * model.forward_flops(tokens, attended) + (again - spared) * model.forward_flops(tokens, 0.0)
+        nothing = np.zeros_like(tokens)
+        flops = passes * model.forward_flops(tokens, attended)
+        flops += (again - spared) * model.forward_flops(tokens, nothing)
         rate = self.gpu.bf16_flops * mfu * config.sequence_parallel
         seconds = flops / rate
         if config.attention_mfu is not None:
-            seconds += passes * model.forward_flops(0.0, attended) / rate * (mfu / config.attention_mfu - 1)
+            seconds += passes * model.forward_flops(nothing, attended) / rate * (mfu / config.attention_mfu - 1)
         moved = config.activation_passes * (passes + again) * model.activation_bytes(tokens)
         moved += config.logit_passes * passes * 4.0 * model.vocab * tokens
         return seconds + moved / self.gpu.memory_bytes_per_s / config.sequence_parallel
@@ -121,7 +129,7 @@ class TrainingCosts:
         if self.config.microbatching == "fixed":
             each = max(1, budget_tokens // int(lengths.max(initial=1)))
             return [lengths[i : i + each] for i in range(0, lengths.size, each)]
-        bins = pack(lengths, longest_first(lengths), budget_tokens)
+        bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget_tokens)
         return [lengths[bins == b] for b in range(int(bins.max(initial=-1)) + 1)]
 
     @property
@@ -164,22 +172,32 @@ def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
 
 
 @njit(cache=True)
-def pack(lengths: Ints, order: Ints, budget_tokens: int) -> Ints:
-    """Return the micro-batch of each sequence (AReaL Algorithm 1): in `order`, each goes into the micro-batch with room that
-    has the fewest sequences, or into a new one."""
-    bin_of = np.empty(lengths.size, dtype=np.int64)
-    tokens = np.zeros(lengths.size, dtype=np.int64)
-    count = np.zeros(lengths.size, dtype=np.int64)
+def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple[Ints, Ints]:
+    """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm 1): in `order`, each sequence
+    goes into the micro-batch of its rank with room that has the fewest sequences, or into a new one."""
+    n = lengths.size
+    bin_of, rank, tokens, count = (
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+    )
+    latest = np.full(
+        rank_of.max() + 1 if n else 0, -1
+    )  # of each rank, and of each micro-batch the one before on its rank
+    before = np.empty(n, np.int64)
     bins = 0
     for i in order:
-        best = -1
-        for b in range(bins):
-            if tokens[b] + lengths[i] <= budget_tokens and (best < 0 or count[b] < count[best]):
+        best, b = -1, latest[rank_of[i]]
+        while b >= 0:
+            if tokens[b] + lengths[i] <= budget_tokens and (best < 0 or count[b] <= count[best]):
                 best = b
+            b = before[b]
         if best < 0:
             best = bins
+            rank[best], before[best], latest[rank_of[i]] = rank_of[i], latest[rank_of[i]], best
             bins += 1
         bin_of[i] = best
         tokens[best] += lengths[i]
         count[best] += 1
-    return bin_of
+    return bin_of, rank[:bins]

@@ -240,5 +240,4 @@ def compile_engine() -> None:
 def compile_training() -> None:
     """Compile the kernels of a training step, or load them."""
     lengths = np.array([2, 1])
-    deal(lengths, longest_first(lengths), 2)
-    pack(lengths, longest_first(lengths), 3)
+    pack(lengths, longest_first(lengths), deal(lengths, longest_first(lengths), 2), 3)

@@ -1,6 +1,6 @@
 """Small builders for the tests between the engine and the metrics: traces, profiles, scenarios, watched simulations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import signature
@@ -185,10 +185,20 @@ def watch(prepared: Prepared) -> Watched:
         return make
 
     class WatchedDispatcher(Dispatcher):
-        def submit(self, samples: Sequence[Sample], *more: Any, **others: Any) -> list[simpy.Event]:
+        def note(self, samples: Iterable[Sample]) -> None:
             dropped = set(recorders[0]._dropped)
             watched.submissions.append(Submission(self._env.now, trainers[0].version, list(samples), dropped))
+
+        def submit(self, samples: Sequence[Sample], *more: Any, **others: Any) -> list[simpy.Event]:
+            self.note(samples)
             return super().submit(samples, *more, **others)
+
+        def submit_groups(self, groups: Sequence[Sequence[Sample]]) -> list[simpy.Event]:
+            noted = len(watched.submissions)
+            events = super().submit_groups(groups)
+            if len(watched.submissions) == noted:  # not by `submit`
+                self.note(sample for group in groups for sample in group)
+            return events
 
     with (
         patch("simrl.simulate.run.Dispatcher", WatchedDispatcher),

@@ -316,6 +316,7 @@ def test_views_cannot_be_changed(compared):
         (lambda trace: simrl.report(simrl.run(trace, "areal", **ONE), "page.txt"), "page.txt: .* name it .html"),
         (lambda trace: simrl.report(trace, "page.html"), "simrl.report: .* has no page; give what compare"),
         (lambda trace: simrl.explain("nowhere"), "nowhere: not a result folder"),
+        (lambda trace: simrl.explain("no--where--output 5"), "^no--where--output 5: not a result folder"),
         (
             lambda trace: simrl.acceptance(lengths_of(trace), drafter="eagle"),
             "drafter='eagle': choose one of history-paper",
@@ -332,6 +333,12 @@ def test_bad_input_is_one_line_that_names_the_argument(frame, call, message):
     with pytest.raises(simrl.InputError, match=message) as error:
         call(frame)
     assert "\n" not in str(error.value)
+
+
+def test_no_folder_is_no_folder(frame, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert simrl.run(frame, "areal", **ONE, folder=False).notes == ()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_parameter_among_the_overrides_goes_to_the_systems_that_have_it(frame):

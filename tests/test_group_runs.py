@@ -41,7 +41,7 @@ def scenarios(draw):
         "group": draw(st.integers(1, 5)),
         "prompts": 9,
         "cap_tokens": 600,
-        "mean_tokens": draw(st.integers(20, 300)),
+        "mean_tokens": draw(st.integers(2, 300)),
         "sigma": draw(st.sampled_from([0.0, 0.9])),  # 0: many responses end in one pass
         "prompt_share": 0.6,
     }
@@ -51,7 +51,7 @@ def scenarios(draw):
             "seed": draw(st.integers(0, 99)),
             "steps": draw(st.integers(1, 4)),
             "model": "qwen3-0.6b",
-            "cluster": {"gpu": "h100", "gpus": draw(st.sampled_from([4, 6])), "tp": 1},
+            "cluster": {"gpu": "h100", "gpus": draw(st.sampled_from([4, 6, 10])), "tp": 1},
             "workload": {"synthetic": workload},
             "profile": {"roofline": {"between_passes_s": 0.001}},
             "engine": {

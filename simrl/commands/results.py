@@ -14,7 +14,7 @@ import typer
 
 from simrl.commands.command import command
 from simrl.commands.options import File, Place, Run, RunLike
-from simrl.commands.view import DataView
+from simrl.commands.view import DataView, place
 from simrl.errors import InputError
 
 if TYPE_CHECKING:
@@ -217,14 +217,17 @@ def agreement(
         measured=happened,
         scenario=scenario,
     )
-    if folder is None:
-        return view
+    name = "result"
     if scenario is not None:
         name = f"{scenario.name}-{folder_name(scenario)}"
-    elif folder is True:  # folders in a replay are called predicted and measured, whatever it replayed
+    elif isinstance(
+        predicted, str | os.PathLike
+    ):  # folders in a replay are called predicted and measured, whatever it replayed
         path = Path(predicted).resolve()
         name = path.parent.name if path.name in ("predicted", "measured") else path.name
-    output = Path("results") / f"{name}-agreement" if folder is True else Path(folder)
+    output = place(folder, Path("results") / f"{name}-agreement")
+    if output is None:
+        return view
     replaced = (output / "agreement.json").exists()
     view.save(output)
     notes = [f"Written to {output}: agreement.json, agreement.png"]

@@ -108,8 +108,8 @@ def drawn(view: V, picture: Any, default: str, draw: Callable[[], "Figure"], sai
 
 
 def place(given: Any, default: str | Path) -> Path | None:
-    """Return where files go: nowhere (None), to the default place (True), or to the place that is given."""
-    return None if given is None else Path(default) if given is True else Path(given)
+    """Return where files go: nowhere (None, False), to the default place (True), or to the place that is given."""
+    return None if given is None or given is False else Path(default) if given is True else Path(given)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":

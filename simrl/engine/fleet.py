@@ -77,10 +77,7 @@ def begin(
         r, totals = f.requests[worker], f.totals[worker]
         if not settled[worker]:
             settled[worker] = True
-            had = f.here[worker]
-            _settle(f, worker, tables, limits, now_s)
-            if had > 0 and f.here[worker] == 0:
-                emptied_s[worker] = f.tickets[f.due[f.n_due[0] - 1]].ended_s
+            emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
         slot = enqueue(r, totals, lengths[i, 0], lengths[i, 1], 0, 0)
         totals[0].now_s += request_s
         r[slot].ticket = number
@@ -93,15 +90,19 @@ def begin(
 
 
 @njit(cache=True)
-def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: float) -> None:
-    """Do as `Engine.settle`; what stops are tickets."""
+def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: float) -> float:
+    """Do as `Engine.settle`; what stops are tickets. Return the boundary at which the last one has ended, or infinity."""
     r, totals = f.requests[worker], f.totals[worker]
     t = totals[0]
+    emptied_s = np.inf
     while busy(t) and t.now_s <= now_s:
         run(r, f.drafts, totals, tables, limits, Until(now_s, True))
         _note_all(f, worker)
+        if f.here[worker] == 0:
+            emptied_s = t.now_s
     if not busy(t):
         t.now_s = max(t.now_s, now_s)
+    return emptied_s
 
 
 @njit(cache=True)

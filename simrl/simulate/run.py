@@ -96,7 +96,8 @@ class Schedule:
         self.workers = list(make_workers(self))
         kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
         self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens=kv_cache_tokens)
-        self._group_runs = self.dispatcher.group_runs = _group_runs(self)
+        self._group_runs = _group_runs(self) if make_workers is simulated_workers else None
+        self.dispatcher.group_runs = self._group_runs
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         trace, prompt_tokens = prepared.trace, round(float(prepared.trace.column("prompt_tokens").mean()))
         most = prepared.limits.max_num_seqs
@@ -188,9 +189,7 @@ def _group_runs(schedule: Schedule) -> GroupRuns | None:
     watched = prepared.drafts or prepared.tail or turns or prepared.scenario.faults or prepared.system.adapt_split_every
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue is not Fifo:
         return None
-    simulated = [worker for worker in workers if isinstance(worker, SimulatedWorker)]
-    if len(simulated) < len(workers):
-        return None
+    simulated = cast("list[SimulatedWorker]", workers)
     shared = prepared.profile.tables, prepared.limits, schedule.dispatcher.unfinished
     about = schedule.workload.responses, schedule.recorder, prepared.costs.request_s
     return GroupRuns(schedule.env, simulated, lambda: Fleet([worker.engine for worker in simulated], *shared), *about)

@@ -43,7 +43,7 @@ from simrl.study.corrections import (
     seconds,
 )
 from simrl.study.store import write_json
-from simrl.systems.recipes import make_system
+from simrl.systems.recipes import make_system, parameters_of
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import NEEDED, trace_from_verl_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
@@ -309,7 +309,7 @@ def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace:
             file = Path(temporary) / "launch.yaml"
             file.write_text("name: run\nprofile: {roofline: {}}\nsystems: [verl_colocated]\n", encoding="utf-8")
         try:
-            found = load_scenarios(file, [*settings, *fixed])
+            found = load_scenarios(file, [*settings, *fixed], parameters_of=parameters_of)
         except InputError as error:
             if launch is not None:
                 raise

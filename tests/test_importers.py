@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.integrate import trapezoid
 
 from simrl.errors import InputError
 from simrl.trace.importers.areal import import_areal
-from simrl.trace.importers.lengths import lengths_with
+from simrl.trace.importers.lengths import FAR, SIGMAS, lengths_with, means_to_mu
 from simrl.trace.importers.logs import read_trl_metrics, read_verl_metrics
 from simrl.trace.importers.tabular import import_csv, import_jsonl
 from simrl.trace.importers.tokens import TokenCounter, token_counter
@@ -316,6 +317,27 @@ def test_lengths_have_the_statistics_they_are_asked_for(lengths, clipped):
     assert len(made) == len(lengths)
     assert (made.sum(), made.min(), made.max()) == (sum(lengths), min(lengths), max(lengths))
     assert at_high is None or (made == max(lengths)).sum() == at_high
+
+
+@given(st.integers(1, 10_000), st.floats(0.01, 10.0), st.floats(0.001, 0.999))
+def test_the_lognormals_among_which_lengths_choose_have_the_wanted_mean(low, log_range, share):
+    log_x = np.linspace(np.log(low), np.log(low) + log_range, 257)
+    x = np.exp(log_x)
+    mean = x[0] + share * (x[-1] - x[0])
+
+    def mean_of(mu: float, sigma: float) -> float:
+        exponent = -0.5 * ((log_x - mu) / sigma) ** 2
+        weight = np.exp(exponent - exponent.max())
+        return trapezoid(weight * x) / trapezoid(weight)
+
+    for sigma, mu in zip(SIGMAS, means_to_mu(log_x, mean, SIGMAS), strict=True):
+        below, above = log_x[0] - FAR, log_x[-1] + FAR
+        for _ in range(60):
+            middle = (below + above) / 2
+            below, above = (middle, above) if mean_of(middle, sigma) < mean else (below, middle)
+        reachable = below > log_x[0] - FAR and above < log_x[-1] + FAR
+        assert not reachable or mean_of(mu, sigma) == pytest.approx(mean, rel=1e-9)
+        assert reachable or abs(mu - middle) < 1e-6
 
 
 def test_lengths_that_cannot_be_are_refused():

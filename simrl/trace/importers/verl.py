@@ -7,7 +7,7 @@ same prompt text and step are one group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -147,10 +147,13 @@ def trace_from_verl_metrics(
     if cap_tokens is None and clipped.empty:
         raise InputError(f"{source}: no step has clipped responses, so the cap is unknown; give cap_tokens")
     cap = int(clipped.max()) if cap_tokens is None else cap_tokens
-    samples = pd.concat([_samples(row, group, seed, cap, source) for _, row in usable.iterrows()])
+    steps = [_samples(row, group, seed, cap, source) for row in usable.to_dict("records")]
+    columns = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
     # The j-th prompt of a step is distinguished from other steps' by the step's place in the epoch: the next one repeats it.
-    place_in_epoch = samples["step"] - samples.groupby("epoch")["step"].transform("min")
-    samples["prompt_id"] += place_in_epoch * (samples["prompt_id"].max() + 1)
+    epochs, epoch = np.unique(columns["epoch"], return_inverse=True)
+    first_steps = np.full(epochs.size, rows.INT32_MAX)
+    np.minimum.at(first_steps, epoch, columns["step"])
+    columns["prompt_id"] += (columns["step"] - first_steps[epoch]) * (columns["prompt_id"].max() + 1)
     metadata = TraceMetadata(
         name=name,
         kind="synthetic",
@@ -160,7 +163,6 @@ def trace_from_verl_metrics(
         cap_tokens=cap,
         notes=_metrics_notes(metrics, usable),
     )
-    columns = {str(column): samples[column].to_numpy() for column in samples}
     return Trace.from_columns(columns, metadata, origin=f"trace from the metrics in {source}")
 
 
@@ -182,8 +184,8 @@ def _usable(metrics: pd.DataFrame, source: str) -> pd.DataFrame:
     return usable
 
 
-def _samples(row: pd.Series[Any], group: int, seed: int, cap: int, source: str) -> pd.DataFrame:
-    """Return the samples of one step, a row each, its prompts numbered from 0."""
+def _samples(row: dict[Hashable, Any], group: int, seed: int, cap: int, source: str) -> dict[str, NDArray[Any]]:
+    """Return the samples of one step in columns, its prompts numbered from 0."""
     step = int(row["step"])
     place = f"{source}: step {step}"
     total, mean = float(row["perf/total_num_tokens"]), float(row["response_length/mean"] + row["prompt_length/mean"])
@@ -208,20 +210,18 @@ def _samples(row: pd.Series[Any], group: int, seed: int, cap: int, source: str) 
     rng = np.random.default_rng([seed, step])
     response_tokens = rng.permutation(_lengths(row, "response_length", count, clipped or None, place))
     prompt_tokens = rng.permutation(_lengths(row, "prompt_length", count // group, None, place))
-    return pd.DataFrame(
-        {
-            "step": step,
-            "epoch": int(row.get("training/epoch", 0)),
-            "prompt_id": np.repeat(np.arange(count // group), group),
-            "sample": np.tile(np.arange(group), count // group),
-            "prompt_tokens": np.repeat(prompt_tokens, group),
-            "response_tokens": response_tokens,
-            "finish_reason": np.where(response_tokens == cap, "length", "stop"),
-        }
-    )
+    return {
+        "step": np.full(count, step),
+        "epoch": np.full(count, int(row.get("training/epoch", 0))),
+        "prompt_id": np.repeat(np.arange(count // group), group),
+        "sample": np.tile(np.arange(group), count // group),
+        "prompt_tokens": np.repeat(prompt_tokens, group),
+        "response_tokens": response_tokens,
+        "finish_reason": np.where(response_tokens == cap, "length", "stop"),
+    }
 
 
-def _lengths(row: pd.Series[Any], kind: str, count: int, at_max: int | None, place: str) -> NDArray[np.int64]:
+def _lengths(row: dict[Hashable, Any], kind: str, count: int, at_max: int | None, place: str) -> NDArray[np.int64]:
     mean, low, high = (float(row[f"{kind}/{key}"]) for key in ("mean", "min", "max"))
     try:
         return lengths_with(round(mean * count), count, int(low), int(high), at_max)

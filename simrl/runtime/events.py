@@ -1,7 +1,7 @@
 """Events of schedules in addition to SimPy's own, on a simulated and on a wall clock."""
 
-import math
 from collections.abc import Callable, Iterable
+from heapq import heappush
 from typing import Any
 
 import simpy
@@ -55,17 +55,17 @@ def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
 
 
 def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -> None:
-    """Call at the first instant that is not before `time_s` (adding a delay to now may round below it)."""
-    delay_s = max(time_s - env.now, 0.0)
-    while env.now + delay_s < time_s:
-        delay_s = math.nextafter(delay_s, math.inf)
-    on_fire(env.timeout(delay_s), lambda _: call())
+    """Call at `time_s` exactly, or now if that has been. (SimPy takes delays: added to now, one may round beside the time.)"""
+    event = env.event()
+    event._ok, event._value = True, None  # what Timeout does: an event that is triggered already
+    on_fire(event, lambda _: call())
+    heappush(env._queue, (max(time_s, env.now), simpy.events.NORMAL, next(env._eid), event))
 
 
 def call_last(env: simpy.Environment, call: Callable[[], None]) -> None:
     """Call at this instant, after every event that is scheduled for it in the ordinary way."""
     event = env.event()
-    event._ok, event._value = True, None  # what Timeout does: an event that is triggered already, with its own priority
+    event._ok, event._value = True, None
     on_fire(event, lambda _: call())
     env.schedule(event, priority=LAST)  # type: ignore[arg-type]
 

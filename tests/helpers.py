@@ -15,6 +15,7 @@ from simrl.dispatch.dispatcher import Dispatcher
 from simrl.engine.requests import Limits
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result.result import Lane, Result
+from simrl.runtime.group_runs import GroupRun
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment
 from simrl.runtime.simulated_worker import SimulatedWorker
@@ -193,12 +194,12 @@ def watch(prepared: Prepared) -> Watched:
             self.note(samples)
             return super().submit(samples, *more, **others)
 
-        def submit_groups(self, groups: Sequence[Sequence[Sample]]) -> list[simpy.Event]:
+        def submit_groups(self, groups: Sequence[Sequence[Sample]], *more: Any, **others: Any) -> list[GroupRun]:
             noted = len(watched.submissions)
-            events = super().submit_groups(groups)
+            runs = super().submit_groups(groups, *more, **others)
             if len(watched.submissions) == noted:  # not by `submit`
                 self.note(sample for group in groups for sample in group)
-            return events
+            return runs
 
     with (
         patch("simrl.simulate.run.Dispatcher", WatchedDispatcher),

@@ -31,7 +31,8 @@ from test_pipelines import tight, traces
 from test_turns import agentic_traces
 from token_traces import trace_of
 
-from simrl.dispatch.dispatcher import DISPATCHES, Dispatcher
+from simrl.dispatch.dispatcher import Dispatcher
+from simrl.dispatch.rules import DISPATCHES
 from simrl.errors import InputError
 from simrl.runtime.events import call_at
 from simrl.simulate.prepare import prepare

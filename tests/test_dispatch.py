@@ -9,8 +9,9 @@ from helpers import ROOMY, a_worker, examples, recorder, rollout, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.dispatch.dispatcher import DISPATCHES, Dispatch, Dispatcher
+from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import even_split, least_requests, round_robin
+from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.engine.requests import Limits
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.history import LengthHistory

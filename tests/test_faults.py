@@ -29,8 +29,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from test_pipelines import EQUAL, tight, traces
 
-from simrl.dispatch.dispatcher import Dispatch, Dispatcher
+from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import least_requests
+from simrl.dispatch.rules import Dispatch
 from simrl.errors import InputError
 from simrl.profile.profile import ProfileMetadata, TableProfile
 from simrl.runtime.events import gather, on_fire

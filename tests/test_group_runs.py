@@ -12,7 +12,22 @@ from simrl.scenario.model import Scenario
 from simrl.simulate import run
 
 systems = st.one_of(
-    st.fixed_dictionaries({"name": st.sampled_from(["verl_colocated", "distflow", "one_step_off", "split", "dapo"])}),
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(
+                [
+                    "verl_colocated",
+                    "distflow",
+                    "one_step_off",
+                    "split",
+                    "dapo",
+                    "april",
+                    "rollpacker",
+                    "partial_rollout",
+                ]
+            )
+        }
+    ),
     st.fixed_dictionaries(
         {
             "name": st.just("areal"),

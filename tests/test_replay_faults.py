@@ -26,7 +26,8 @@ from replay.link import Link, ProcessLink, device_variables, engine_link, start_
 from replay.replayer import Fleet, ReplayConfig, reset
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, explained, vllm_version
 from replay.vllm_worker import MOST_RESTARTS, VllmWorker
-from simrl.dispatch.dispatcher import DISPATCHES, Dispatcher
+from simrl.dispatch.dispatcher import Dispatcher
+from simrl.dispatch.rules import DISPATCHES
 from simrl.errors import InputError, StoppedError
 from simrl.result.result import Lane
 from simrl.runtime.events import gather, on_fire

@@ -24,8 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_pipelines import tight
 
-from simrl.dispatch.dispatcher import Dispatch, Dispatcher
+from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import least_requests
+from simrl.dispatch.rules import Dispatch
 from simrl.errors import InputError
 from simrl.runtime.events import on_fire
 from simrl.runtime.rollout import Segment, WeightLoad

@@ -11,7 +11,7 @@ from typing import Annotated
 import simpy
 from pydantic import Field, validate_call
 
-from simrl.dispatch.dispatcher import DISPATCHES
+from simrl.dispatch.rules import DISPATCHES
 from simrl.pipelines.batch import Batch
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.full_batch import full_batch

@@ -1,4 +1,4 @@
-"""Dispatch: which worker gets which sample, in which order, and when one moves. One file a rule; here is what all share.
+"""Dispatcher: hands samples to workers, by the rule of a `Dispatch`, and moves them.
 
 Invariant: a pipeline waits on the event that `Dispatcher.submit` returned, never on one copy at a worker, so that a sample may
 wait, move or be cut into chunks without its pipeline knowing. A rule sees samples, which do not tell their length; the number
@@ -7,57 +7,23 @@ of unfinished samples at each worker, as the dispatcher itself knows it; and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simrl.dispatch.placement import Placement, even_split, least_requests, round_robin
-from simrl.dispatch.seer import ContextAware
-from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
-from simrl.dispatch.waiting import Copy, Fifo, Job, Queue, Room, Waiting
+from simrl.dispatch.groups import submit_and_follow
+from simrl.dispatch.rules import Dispatch
+from simrl.dispatch.waiting import Copy, Job, Room, Waiting
 from simrl.runtime.events import Signal, gather, on_fire
-from simrl.runtime.group_runs import GroupRuns
+from simrl.runtime.group_runs import GroupRun, GroupRuns
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.worker import RolloutWorker
 from simrl.trace.trace import Sample
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """A rule of dispatch. Without `per_worker`, nothing waits in the queue while a worker takes samples.
-
-    At most `per_worker` samples are at a worker at once, whoever sent them there. After `chunk_tokens` a sample leaves its
-    worker and queues up anew; with `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the
-    transfer, unless its worker was lost or the weights have changed. With `kv_room`, a worker takes samples while its KV cache
-    has room. A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait" for its worker.
-    """
-
-    name: str
-    place: Placement
-    queue: Callable[[LengthHistory], Queue] = Fifo
-    per_worker: int | None = None
-    chunk_tokens: int | None = None
-    kv_pool: bool = False
-    kv_room: bool = False
-    on_loss: Literal["elsewhere", "wait"] = "elsewhere"
-
-
-DISPATCHES: dict[str, Dispatch] = {
-    rule.name: rule
-    for rule in (
-        Dispatch("even_split", even_split),
-        Dispatch("least_requests", least_requests),
-        Dispatch("round_robin", round_robin),
-        Dispatch("streamrl", SkewnessAware(), LongestFirst),
-        Dispatch("seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True),
-    )
-}
 
 
 class Dispatcher:
@@ -97,25 +63,51 @@ class Dispatcher:
         """Unfinished samples at each worker."""
         return self._room.unfinished
 
-    def submit_groups(self, groups: Sequence[Sequence[Sample]]) -> list[simpy.Event]:
-        """Return an event for each group; it fires with the rollouts of its samples, in order, when all are done. Nothing else
-        can be asked of these samples: so a simulation need not follow each of them."""
+    def submit_groups(
+        self,
+        groups: Sequence[Sequence[Sample]],
+        partials: Sequence[Sequence[Rollout | None]] | None = None,
+        needed: Sequence[int] | None = None,
+        max_tokens: Sequence[Sequence[int | None]] | None = None,
+    ) -> list[GroupRun]:
+        """Submit groups of which only the ends count: a simulation need not follow each sample. A group can be withdrawn
+        (`withdraw_groups`); nothing else can be asked of its samples. `needed` is of `GroupRun`, the rest as in `submit`."""
+        before = partials or [[None] * len(group) for group in groups]
+        counts: Sequence[int | None] = needed or [None] * len(groups)
+        runs = [
+            GroupRun(*each, self._env.event(), self._env.event()) for each in zip(groups, before, counts, strict=True)
+        ]
+        idle = not self._jobs and not len(self._waiting.queue) and bool(self._room.active.all())
+        if self.group_runs is None or max_tokens is not None or not idle:
+            submit_and_follow(runs, self.submit, max_tokens)
+            return runs
         samples = [sample for group in groups for sample in group]
-        if self.group_runs is None or not self._room.active.all() or len(self._waiting.queue):
-            ends = iter(self.submit(samples))
-            return [gather(self._env, [next(ends) for _ in group]) for group in groups]
-        self.history.expect(samples)
+        self._expect(samples)
         places = self._rule.place(samples, self._load(), self._placed, self.history)
         self._placed += len(samples)
         self._room.unfinished += np.bincount(places, minlength=len(self._workers))
-        events = self.group_runs.submit(groups, places)
-        for event in events:
-            on_fire(event, self._group_came_back)
-        return events
+        for run in runs:
+            on_fire(run.complete, self._came_back_in_groups)
+            on_fire(run.over, self._came_back_in_groups)
+        self.group_runs.submit(runs, places)
+        return runs
 
-    def _group_came_back(self, event: Any) -> None:
-        self._recorder.came_back(event.value)
-        self.history.observe(event.value)
+    def withdraw_groups(self, runs: Sequence[GroupRun]) -> None:
+        """Take the unfinished responses of groups back."""
+        if self.group_runs is not None:
+            self.group_runs.withdraw([run for run in runs if run.first is not None])
+        followed = [sample for run in runs if run.first is None for sample in run.samples]
+        self.withdraw([sample for sample in followed if sample.uid in self._jobs])
+
+    def _expect(self, samples: Sequence[Sample]) -> None:
+        new = [sample for sample in samples if sample.uid not in self._expected]
+        self._expected.update(sample.uid for sample in new)
+        self.history.expect(new)
+
+    def _came_back_in_groups(self, event: Any) -> None:
+        new = [rollout for rollout in event.value if not self._recorder.is_back(rollout)]
+        self._recorder.came_back(new)
+        self.history.observe([rollout for rollout in new if rollout.done])
 
     def submit(
         self,
@@ -132,13 +124,11 @@ class Dispatcher:
         later goes only to a worker with weights of `min_version` or newer.
         """
         events = []
+        self._expect(samples)
         for i, sample in enumerate(samples):
             if sample.uid in self._jobs:
                 raise ValueError(f"sample {sample.uid} is submitted although it has not come back")
             job = Job(sample, self._env.event(), partials[i] if partials else None, max_tokens, min_version)
-            if sample.uid not in self._expected:
-                self._expected.add(sample.uid)
-                self.history.expect([sample])
             self._jobs[sample.uid] = job
             on_fire(job.done, self._came_back)
             events.append(job.done)

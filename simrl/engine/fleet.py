@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from simrl.engine.engine import Engine, resolved
 from simrl.engine.passes import run
-from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue
+from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, remove
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Floats, Ints, Records, fields_of
 
-# What `advance` returns: nothing is to be done before a time; a group has ended; an engine has no ticket left; one that is loud
-# stops.
+# What `advance` returns: nothing is to be done before a time; a group is complete, or has ended; an engine has no ticket left;
+# a loud one stops.
 WAIT, GROUP, IDLE, LOUD = range(4)
 
 
@@ -29,9 +29,13 @@ class Ticket:
 
     worker: int
     group: int
+    slot: int
     tokens: int  # of the response, when it ends
     closed_tokens: int  # of these, before its open segment
     version: int  # of the weights at its end; -1 until then
+    done: int  # 0 if it was taken out before its response had ended
+    noted: int  # its place among all ends that were noted …
+    order: int  # … and among those whose time has come; -1 until then
     started_s: float  # of its open segment
     first_token_s: float
     ended_s: float
@@ -58,17 +62,20 @@ class Engines(NamedTuple):
     loud: Ints
     unfinished: Ints  # requests at each worker, as its dispatcher counts them
     tickets: Records
-    left: Ints  # tickets of each group that have not ended
-    due: Ints  # tickets that have ended at a boundary that is still to come, in the order of time …
+    left: Ints  # responses of each group to finish before it is complete
+    out: Ints  # tickets of each group that have not ended
+    due: Ints  # tickets that have ended at a boundary that is still to come: a heap, the earliest end on top …
     n_due: Ints  # … and their number, shape (1,)
+    noted: Ints  # tickets so far whose end was noted, shape (1,) …
+    ends: Ints  # … and whose time has come, shape (1,)
 
 
 @njit(cache=True)
 def begin(
     f: Engines, tables: Tables, limits: Limits, numbers: Ints, lengths: Ints, now_s: float, request_s: float
 ) -> Floats:
-    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt and response of each. Return
-    the boundary before at which each engine had lost its last one, infinity if it had not."""
+    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and
+    generated tokens of each. Return the boundary before at which each engine had lost its last one, infinity if it had not."""
     settled = np.zeros(f.next_stop_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)
     for i in range(numbers.shape[0]):
@@ -78,15 +85,49 @@ def begin(
         if not settled[worker]:
             settled[worker] = True
             emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
-        slot = enqueue(r, totals, lengths[i, 0], lengths[i, 1], 0, 0)
+        slot = enqueue(r, totals, lengths[i, 0], lengths[i, 1], lengths[i, 2], 0)
         totals[0].now_s += request_s
         r[slot].ticket = number
+        f.tickets[number].slot = slot
         f.tickets[number].started_s = totals[0].now_s
         f.here[worker] += 1
     for worker in range(settled.shape[0]):
         if settled[worker]:
             look_ahead(f, worker, tables, limits)
     return emptied_s
+
+
+@njit(cache=True)
+def withdraw(f: Engines, tables: Tables, limits: Limits, numbers: Ints, now_s: float) -> Floats:
+    """Take tickets out of their engines, at the first boundary after `now_s`, unless they have ended by then. Return the
+    boundary at which each engine has lost its last one, infinity if it has not."""
+    settled = np.zeros(f.next_stop_s.shape[0], np.bool_)
+    emptied_s = np.full(settled.shape[0], np.inf)
+    for number in numbers:
+        worker = f.tickets[number].worker
+        if not settled[worker]:
+            settled[worker] = True
+            emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
+        if take_out(f, number) and f.here[worker] == 0:
+            emptied_s[worker] = f.totals[worker, 0].now_s
+    for worker in range(settled.shape[0]):
+        if settled[worker]:
+            look_ahead(f, worker, tables, limits)
+    return emptied_s
+
+
+@njit(cache=True)
+def take_out(f: Engines, number: int) -> bool:
+    """Take a ticket out of its engine, where that stands. Return whether it was there."""
+    worker, slot = f.tickets[number].worker, f.tickets[number].slot
+    r, totals = f.requests[worker], f.totals[worker]
+    if f.tickets[number].version >= 0:
+        return False
+    remove(r, totals[0], slot)
+    r[slot].last_token_s = totals[0].now_s
+    note(f, worker, slot)
+    f.tickets[number].done = 0
+    return True
 
 
 @njit(cache=True)
@@ -146,15 +187,41 @@ def note(f: Engines, worker: int, slot: int) -> None:
     ticket = f.tickets[number]
     ticket.tokens = r[slot].generated
     ticket.version = f.versions[worker]
+    ticket.done = 1
     ticket.first_token_s = r[slot].first_token_s
     ticket.ended_s = r[slot].last_token_s
     f.here[worker] -= 1
+    ticket.noted = f.noted[0]
+    f.noted[0] += 1
     place = f.n_due[0]
-    while place > 0 and f.tickets[f.due[place - 1]].ended_s > ticket.ended_s:
-        f.due[place] = f.due[place - 1]
-        place -= 1
-    f.due[place] = number
     f.n_due[0] += 1
+    while place > 0 and _earlier(f, number, f.due[(place - 1) // 2]):
+        f.due[place] = f.due[(place - 1) // 2]
+        place = (place - 1) // 2
+    f.due[place] = number
+
+
+@njit(cache=True)
+def _pop_due(f: Engines) -> None:
+    """Take the earliest ticket off the heap."""
+    f.n_due[0] -= 1
+    n, number, place = f.n_due[0], f.due[f.n_due[0]], 0
+    while 2 * place + 1 < n:
+        child = 2 * place + 1
+        if child + 1 < n and _earlier(f, f.due[child + 1], f.due[child]):
+            child += 1
+        if not _earlier(f, f.due[child], number):
+            break
+        f.due[place] = f.due[child]
+        place = child
+    f.due[place] = number
+
+
+@njit(cache=True)
+def _earlier(f: Engines, one: int, other: int) -> bool:
+    """Return whether one ticket ended before another; of those that ended at once, the one noted first."""
+    a, b = f.tickets[one], f.tickets[other]
+    return bool(a.ended_s < b.ended_s or (a.ended_s == b.ended_s and a.noted < b.noted))
 
 
 @njit(cache=True)
@@ -170,15 +237,16 @@ def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: f
             return WAIT, -1, next_s
         if due_s <= stop_s:
             ticket = f.tickets[f.due[0]]
-            last = f.left[ticket.group] == 1
-            if last and due_s > now_s:
+            left, out = f.left[ticket.group] - ticket.done, f.out[ticket.group] - 1
+            news = out == 0 or (left == 0 and ticket.done == 1)
+            if news and due_s > now_s:
                 return WAIT, -1, due_s
-            f.n_due[0] -= 1
-            for i in range(f.n_due[0]):
-                f.due[i] = f.due[i + 1]
-            f.left[ticket.group] -= 1
+            _pop_due(f)
+            f.left[ticket.group], f.out[ticket.group] = left, out
             f.unfinished[ticket.worker] -= 1
-            if last:
+            ticket.order = f.ends[0]
+            f.ends[0] += 1
+            if news:
                 return GROUP, ticket.group, due_s
         elif f.loud[worker] == 0:
             move_to_next_stop(f, worker)
@@ -217,8 +285,11 @@ class Fleet:
             unfinished=unfinished,
             tickets=np.zeros(0, TICKETS),
             left=np.zeros(0, np.int64),
+            out=np.zeros(0, np.int64),
             due=np.zeros(0, np.int64),
             n_due=np.zeros(1, np.int64),
+            noted=np.zeros(1, np.int64),
+            ends=np.zeros(1, np.int64),
         )
         self._look_ahead = resolved(look_ahead, self.arrays, 0, *self._shared)
         self._groups = 0
@@ -226,12 +297,13 @@ class Fleet:
         self._numbers = 0
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
         self._make_slots(16)
-        f, numbers, lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+        f, numbers, lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
         self._begin = resolved(begin, f, *self._shared, numbers, lengths, 0.0, 0.0)
         self._advance = resolved(advance, f, *self._shared, 0.0, 0.0)
 
-    def open_group(self, workers: list[int]) -> tuple[int, int]:
-        """Return the number of a new group, and of the first of its tickets, whose workers are given."""
+    def open_group(self, workers: list[int], needed: int) -> tuple[int, int]:
+        """Return the number of a new group, complete with `needed` responses, and of the first of its tickets, which are for
+        `workers`."""
         group, size = self._free_groups.pop() if self._free_groups else self._groups, len(workers)
         free = self._free_numbers.setdefault(size, [])
         first = free.pop() if free else self._numbers
@@ -240,12 +312,15 @@ class Fleet:
         if self._numbers > f.tickets.size or self._groups > f.left.size:
             tickets, groups = 2 * self._numbers, 2 * self._groups
             f = self.arrays = f._replace(
-                tickets=_longer(f.tickets, tickets), due=_longer(f.due, tickets), left=_longer(f.left, groups)
+                tickets=_longer(f.tickets, tickets),
+                due=_longer(f.due, tickets),
+                left=_longer(f.left, groups),
+                out=_longer(f.out, groups),
             )
         opened = f.tickets[first : first + size]
         opened["worker"], opened["group"] = workers, group
-        opened["closed_tokens"], opened["version"] = 0, -1
-        f.left[group] = size
+        opened["closed_tokens"], opened["version"], opened["done"], opened["order"] = 0, -1, 0, -1
+        f.left[group], f.out[group] = needed, size
         return group, first
 
     def close_group(self, group: int, first: int, size: int) -> None:
@@ -256,13 +331,23 @@ class Fleet:
     def begin(self, numbers: Ints, lengths: Ints, now_s: float, request_s: float) -> Floats:
         """See the function `begin`. Raises `InputError` for a request that never fits the KV cache."""
         f = self.arrays
-        longest = int(lengths.sum(axis=1).argmax())
-        self.engines[0].require_fits(*lengths[longest].tolist())
+        lengths_of_longest = lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist()
+        self.engines[0].require_fits(*lengths_of_longest[:2])
         more = np.bincount(f.tickets["worker"][numbers], minlength=len(self.engines)) - f.totals["n_free"][:, 0]
         if more.max() > 0:
             self._make_slots(max(2 * f.drafts.size, f.drafts.size + int(more.max())))
         emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, lengths, now_s, request_s)
         return emptied_s
+
+    def withdraw(self, numbers: Ints, now_s: float) -> Floats:
+        """See the function `withdraw`."""
+        emptied_s: Floats = withdraw(self.arrays, *self._shared, numbers, now_s)
+        return emptied_s
+
+    def take_out(self, number: int) -> bool:
+        """See the function `take_out`."""
+        there: bool = take_out(self.arrays, number)
+        return there
 
     def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
         """See the function `advance`."""
@@ -289,7 +374,7 @@ class Fleet:
     def enter(self, worker: int, slot: int, number: int) -> None:
         """Let a request of a loud engine be a ticket."""
         f = self.arrays
-        f.requests["ticket"][worker, slot] = number
+        f.requests["ticket"][worker, slot], f.tickets["slot"][number] = number, slot
         f.tickets["started_s"][number] = self.engines[worker].now_s
         f.here[worker] += 1
 

@@ -113,7 +113,7 @@ def submit_groups(
     """Submit the samples of groups together, and add each finished group to the batch. Return an event that fires when all are
     finished. `on_response` is called with the dispatcher's event of each response."""
     if on_response is None:
-        finished = run.dispatcher.submit_groups(groups)
+        finished = [group.over for group in run.dispatcher.submit_groups(groups)]
     else:
         ends = run.dispatcher.submit([sample for group in groups for sample in group])
         for end in ends:

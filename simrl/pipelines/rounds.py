@@ -17,7 +17,6 @@ from simrl.pipelines.batch import Batch
 from simrl.pipelines.context import RunContext
 from simrl.runtime.events import call_last, on_fire
 from simrl.runtime.rollout import Rollout
-from simrl.trace.trace import Sample
 from simrl.trace.workload import Group
 
 
@@ -49,7 +48,9 @@ class GroupProgress:
         return list(self._unfinished.values())
 
     def come(self, rollout: Rollout) -> None:
-        """Note a sample that came back from the workers."""
+        """Note a sample that came back from the workers, if that is news."""
+        if rollout.sample.uid not in self._unfinished:
+            return
         if rollout.done:
             del self._unfinished[rollout.sample.uid]
             self.finished.append(rollout)
@@ -80,17 +81,19 @@ class Round:
         self._enough = len(groups) if enough is None else enough
         self._on_complete = on_complete
         self._groups = list(groups)
-        self._withdrawn: set[int] = set()
-        going = [(group, rollout) for group in groups for rollout in group.unfinished]
-        self._out: dict[int, Sample] = {rollout.sample.uid: rollout.sample for _, rollout in going}
-        # The dispatcher cuts samples submitted together at one number of tokens.
-        ends_at = [None if budget_tokens is None else rollout.tokens + budget_tokens for _, rollout in going]
-        for max_tokens in dict.fromkeys(ends_at):
-            together = [one for one, end in zip(going, ends_at, strict=True) if end == max_tokens]
-            samples = [rollout.sample for _, rollout in together]
-            partials = [rollout if rollout.segments else None for _, rollout in together]
-            for (group, _), end in zip(together, run.dispatcher.submit(samples, partials, max_tokens), strict=True):
-                on_fire(end, partial(self._ended, group))
+        self._withdrawn: set[GroupProgress] = set()
+        going = [group.unfinished for group in groups]
+        ends_at = budget_tokens and [[rollout.tokens + budget_tokens for rollout in each] for each in going]
+        at_workers = run.dispatcher.submit_groups(
+            [[rollout.sample for rollout in each] for each in going],
+            [[rollout if rollout.segments else None for rollout in each] for each in going],
+            [group.needed - len(group.finished) for group in groups],
+            ends_at or None,
+        )
+        self._out = dict(zip(self._groups, at_workers, strict=True))
+        for group, its in self._out.items():
+            on_fire(its.complete, partial(self._is_complete, group))
+            on_fire(its.over, partial(self._is_over, group))
         if not self._out:
             self.over.succeed()
 
@@ -105,29 +108,31 @@ class Round:
         first = set(self.first)
         return [group for group in self._groups if group not in first]
 
-    def _ended(self, group: GroupProgress, end: Any) -> None:
-        if not end.ok:
-            raise end.value  # a worker that died, or its engine's error
-        was_complete = group.complete
-        group.come(end.value)
-        del self._out[end.value.sample.uid]
-        if group.complete and not was_complete:
-            self.complete.append(group)
-            if len(self.complete) <= self._enough:
-                self._on_complete(group)
-            if len(self.complete) == self._enough:
-                call_last(self._run.env, lambda: self._take_back(self._groups))
-            elif group.unfinished:
-                call_last(self._run.env, lambda: self._take_back([group]))
+    def _is_complete(self, group: GroupProgress, event: Any) -> None:
+        for rollout in event.value:
+            group.come(rollout)
+        self.complete.append(group)
+        if len(self.complete) <= self._enough:
+            self._on_complete(group)
+        if len(self.complete) == self._enough:
+            call_last(self._run.env, lambda: self._take_back(self._groups))
+        elif group.unfinished:
+            call_last(self._run.env, lambda: self._take_back([group]))
+
+    def _is_over(self, group: GroupProgress, event: Any) -> None:
+        if not event.ok:
+            raise event.value  # a worker that died, or its engine's error
+        del self._out[group]
+        for rollout in event.value:
+            group.come(rollout)
         if not self._out:
             self.over.succeed()
 
     def _take_back(self, groups: Sequence[GroupProgress]) -> None:
         """Withdraw the unfinished responses of groups, at the end of an instant, when all that ended in it is known."""
-        uids = [rollout.sample.uid for group in groups for rollout in group.unfinished]
-        mine = [uid for uid in uids if uid in self._out and uid not in self._withdrawn]
+        mine = [group for group in groups if group in self._out and group not in self._withdrawn]
         self._withdrawn.update(mine)
-        self._run.dispatcher.withdraw([self._out[uid] for uid in mine])
+        self._run.dispatcher.withdraw_groups([self._out[group] for group in mine])
 
 
 def hand_over(

@@ -51,8 +51,8 @@ class GroupStream:
         """Submit groups while the rule has room for them and the workload has groups."""
         while self._room() > 0 and not self._run.workload.ended:
             number, group = self._next()
-            [end] = self._run.dispatcher.submit_groups([group])
-            on_fire(end, partial(self._ended, number))
+            [at_workers] = self._run.dispatcher.submit_groups([group])
+            on_fire(at_workers.over, partial(self._ended, number))
 
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from simrl.engine.fleet import GROUP, IDLE, LOUD, Fleet
 from simrl.runtime.events import call_at, call_last
@@ -24,12 +27,21 @@ if TYPE_CHECKING:
     from simrl.runtime.simulated_worker import SimulatedWorker
 
 
-class _Group(NamedTuple):
-    """A group at the workers; its tickets are numbered from `first` on."""
+@dataclass(eq=False, slots=True)
+class GroupRun:
+    """A group that is generated. `over` fires with all its rollouts when none of its samples is at a worker any more.
+
+    With `needed`, `complete` fires as soon as so many responses are finished, with these; they are, as those of `over` then, in
+    the order of their ends, otherwise in the order of the samples. A response that was withdrawn is not done. A failure of a
+    worker is a failure of `over`. `first` is the first of its tickets, where it has some.
+    """
 
     samples: Sequence[Sample]
-    first: int
-    done: simpy.Event
+    partials: Sequence[Rollout | None]
+    needed: int | None
+    complete: simpy.Event
+    over: simpy.Event
+    first: int | None = None
 
 
 class GroupRuns:
@@ -50,10 +62,12 @@ class GroupRuns:
         self._responses = responses
         self._recorder = recorder
         self._request_s = request_s
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, GroupRun] = {}
         self._closed: dict[int, tuple[Segment, ...]] = {}  # by ticket
-        self._numbers: list[int] = []  # of the tickets submitted at this instant
-        self._lengths: list[tuple[int, int]] = []
+        # Of the tickets that were submitted, and withdrawn, at this instant:
+        self._numbers: list[int] = []
+        self._lengths: list[tuple[int, int, int]] = []
+        self._withdrawn: list[int] = []
         self._wakes_s = math.inf
 
     @cached_property
@@ -65,25 +79,34 @@ class GroupRuns:
             fleet.arrays.loud[worker.index], fleet.arrays.versions[worker.index] = worker.is_loud, worker.policy_version
         return fleet
 
-    def submit(self, groups: Sequence[Sequence[Sample]], workers: Sequence[int]) -> list[simpy.Event]:
-        """Submit groups; `workers` has the worker of each sample, in order. Return an event for each group; it fires with its
-        rollouts."""
-        if not self._numbers:
-            call_last(self._env, self._flush)
-        events, begin, responses = [], 0, self._responses
-        for samples in groups:
-            number, first = self._fleet.open_group(list(workers[begin : begin + len(samples)]))
-            begin += len(samples)
-            self._groups[number] = group = _Group(samples, first, self._env.event())
-            self._numbers.extend(range(first, first + len(samples)))
-            self._lengths += [(sample.prompt_tokens, responses[sample.uid].tokens) for sample in samples]
-            events.append(group.done)
-        return events
+    def submit(self, groups: Sequence[GroupRun], workers: Sequence[int]) -> None:
+        """Submit groups; `workers` has the worker of each sample, in order."""
+        self._flush_soon()
+        begin, responses = 0, self._responses
+        for group in groups:
+            size = len(group.samples)
+            number, first = self._fleet.open_group(list(workers[begin : begin + size]), group.needed or size)
+            begin += size
+            group.first = first
+            self._groups[number] = group
+            self._numbers.extend(range(first, first + size))
+            for i, (sample, before) in enumerate(zip(group.samples, group.partials, strict=True), first):
+                had = before.tokens if before else 0
+                self._lengths.append((sample.prompt_tokens, responses[sample.uid].tokens, had))
+                if before and had:
+                    self._fleet.arrays.tickets["closed_tokens"][i], self._closed[i] = had, before.segments
 
-    def flush(self) -> None:
-        """Begin what was submitted at this instant."""
-        if self._numbers:
-            self._flush()
+    def withdraw(self, groups: Sequence[GroupRun]) -> None:
+        """Take the unfinished responses of groups back."""
+        self._flush_soon()
+        for group in groups:
+            assert group.first is not None
+            versions = self._fleet.arrays.tickets["version"][group.first : group.first + len(group.samples)]
+            self._withdrawn += (group.first + np.flatnonzero(versions < 0)).tolist()
+
+    def _flush_soon(self) -> None:
+        if not self._numbers and not self._withdrawn:
+            call_last(self._env, self.flush)
 
     # From a worker.
 
@@ -97,10 +120,6 @@ class GroupRuns:
     def here(self, worker: int) -> int:
         """Return the tickets in a worker's engine."""
         return self._fleet.arrays.here.item(worker)
-
-    def enter(self, worker: int, slot: int, number: int) -> None:
-        """Let a request of a worker be a ticket."""
-        self._fleet.enter(worker, slot, number)
 
     def ended(self, worker: int, slot: int) -> None:
         """Note the end of a worker's request that is a ticket."""
@@ -133,34 +152,69 @@ class GroupRuns:
         }
         for number, (tokens, first_token_s) in running.items():
             ticket = self._fleet.arrays.tickets[number]
-            ticket["tokens"], ticket["first_token_s"] = tokens, first_token_s
+            ticket["tokens"], ticket["first_token_s"], ticket["done"] = tokens, first_token_s, 0
             ticket["version"] = self._workers[ticket["worker"]].policy_version
             ticket["ended_s"] = self._fleet.engines[ticket["worker"]].now_s
         for group in self._groups.values():
-            for i, rollout in enumerate(self._rollouts(group)):
-                self._recorder.request_ended(rollout._replace(done=group.first + i not in running), rollout.tokens)
+            for _, rollout in self._rollouts(group):
+                self._recorder.request_ended(rollout, rollout.tokens)
 
     # From the engines.
 
-    def _flush(self) -> None:
-        numbers, lengths = np.array(self._numbers), np.array(self._lengths)
-        self._numbers, self._lengths = [], []
+    def flush(self) -> None:
+        """Begin what was submitted at this instant, and end what was withdrawn."""
+        if self._numbers:
+            numbers, lengths = np.array(self._numbers), np.array(self._lengths)
+            self._numbers, self._lengths = [], []
+            self._begin(numbers, lengths)
+        if self._withdrawn:
+            numbers, self._withdrawn = np.array(self._withdrawn), []
+            quiet = self._quiet(numbers)
+            for number in numbers[~quiet].tolist():
+                me = self._worker_of(number)
+                me.command(partial(self._withdraw_here, me, number))
+            emptied_s = self._fleet.withdraw(numbers[quiet], self._env.now)
+            for worker in np.flatnonzero(emptied_s < math.inf).tolist():
+                self._workers[worker].close_rollout_span(emptied_s.item(worker))
+        if self._groups:
+            self._wake_at(self._fleet.next_s)
+
+    def _quiet(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each ticket's engine has nothing else."""
         arrays = self._fleet.arrays
-        worker_of = arrays.tickets["worker"][numbers]
-        loud = arrays.loud[worker_of] == 1
-        if loud.any():
-            for number, worker, length in zip(numbers[loud], worker_of[loud], lengths[loud].tolist(), strict=True):
-                self._workers[worker].begin_ticket(int(number), *length)
-            numbers, lengths, worker_of = numbers[~loud], lengths[~loud], worker_of[~loud]
+        quiet: NDArray[np.bool_] = arrays.loud[arrays.tickets["worker"][numbers]] == 0
+        return quiet
+
+    def _begin(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        quiet = self._quiet(numbers)
+        for number, length in zip(numbers[~quiet].tolist(), lengths[~quiet].tolist(), strict=True):
+            me = self._worker_of(number)
+            me.command(partial(self._begin_here, me, number, *length))
+        numbers, lengths = numbers[quiet], lengths[quiet]
         if numbers.size:
             emptied_s = self._fleet.begin(numbers, lengths, self._env.now, self._request_s).tolist()
             tickets = self._fleet.arrays.tickets
-            workers, at = np.unique(worker_of, return_index=True)
+            workers, at = np.unique(tickets["worker"][numbers], return_index=True)
             for worker, started_s in zip(workers.tolist(), tickets["started_s"][numbers[at]].tolist(), strict=True):
                 if emptied_s[worker] < math.inf:
                     self._workers[worker].close_rollout_span(emptied_s[worker])
                 self._workers[worker].open_rollout_span(started_s)
-        self._wake_at(self._fleet.next_s)
+
+    def _worker_of(self, number: int) -> SimulatedWorker:
+        worker: int = self._fleet.arrays.tickets["worker"].item(number)
+        return self._workers[worker]
+
+    def _begin_here(self, me: SimulatedWorker, number: int, *lengths: int) -> None:
+        """Begin a ticket at a loud worker."""
+        slot = me.engine.submit(*lengths)
+        me.engine.now_s += self._request_s
+        self._fleet.enter(me.index, slot, number)
+        me.open_rollout_span(me.engine.now_s)
+
+    def _withdraw_here(self, me: SimulatedWorker, number: int) -> None:
+        """End a ticket at a loud worker."""
+        if self._fleet.take_out(number):
+            me.ticket_left()
 
     def _wake_at(self, time_s: float) -> None:
         if time_s < self._wakes_s:
@@ -175,9 +229,7 @@ class GroupRuns:
         while True:
             what, number, stop_s = self._fleet.advance(self._env.now, self._env.peek())
             if what == GROUP:
-                group = self._groups.pop(number)
-                group.done.succeed(self._rollouts(group))
-                self._fleet.close_group(number, group.first, len(group.samples))
+                self._news_of(number)
             elif what == IDLE:
                 self._workers[number].close_rollout_span(stop_s)
             elif what == LOUD:
@@ -186,14 +238,39 @@ class GroupRuns:
                 self._wake_at(stop_s)
                 return
 
-    def _rollouts(self, group: _Group) -> list[Rollout]:
-        size = len(group.samples)
-        tickets = self._fleet.arrays.tickets[group.first : group.first + size].tolist()
+    def _news_of(self, number: int) -> None:
+        """Tell that a group is complete, or over."""
+        group = self._groups[number]
+        over = self._fleet.arrays.out.item(number) == 0
+        rollouts = self._rollouts(group)
+        if group.needed is not None:
+            rollouts = sorted((each for each in rollouts if over or each[0] >= 0), key=itemgetter(0))
+            if not group.complete.triggered and self._fleet.arrays.left.item(number) == 0:
+                group.complete.succeed([rollout for _, rollout in rollouts if rollout.done])
+        if over:
+            del self._groups[number]
+            assert group.first is not None
+            for i in range(group.first, group.first + len(group.samples)):
+                self._closed.pop(i, None)
+            self._fleet.close_group(number, group.first, len(group.samples))
+            group.over.succeed([rollout for _, rollout in rollouts])
+
+    def _rollouts(self, group: GroupRun) -> list[tuple[int, Rollout]]:
+        """Return the rollouts of a group as they are known, each with its place among all ends; -1 if it has none yet."""
+        assert group.first is not None
+        tickets = self._fleet.arrays.tickets[group.first : group.first + len(group.samples)].tolist()
         rollouts = []
-        for number, sample, ticket in zip(range(group.first, group.first + size), group.samples, tickets, strict=True):
-            worker, _, tokens, closed_tokens, version, started_s, first_token_s, ended_s = ticket
-            segments = self._closed.pop(number) if closed_tokens else ()
-            if tokens > closed_tokens:
+        for number, (sample, before, ticket) in enumerate(
+            zip(group.samples, group.partials, tickets, strict=True), group.first
+        ):
+            worker, _, _, tokens, closed_tokens, version, done, _, order, started_s, first_token_s, ended_s = ticket
+            segments = self._closed[number] if closed_tokens else ()
+            if version >= 0 and tokens > closed_tokens:
                 segments = (*segments, Segment(worker, version, tokens - closed_tokens, started_s, ended_s))
-            rollouts.append(Rollout(sample, segments, True, first_token_s))
+            if before is not None:
+                first_token_s = first_token_s if math.isnan(before.first_token_s) else before.first_token_s
+                rollout = before._replace(segments=segments, done=done == 1, first_token_s=first_token_s)
+            else:
+                rollout = Rollout(sample, segments, done == 1, first_token_s)
+            rollouts.append((order, rollout))
         return rollouts

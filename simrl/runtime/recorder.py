@@ -61,6 +61,10 @@ class Recorder:
         self._rollouts.update((rollout.sample.uid, rollout) for rollout in rollouts)
         self._finished.update(rollout.sample.uid for rollout in rollouts if rollout.done)
 
+    def is_back(self, rollout: Rollout) -> bool:
+        """Return whether a sample has come back finished."""
+        return rollout.sample.uid in self._finished
+
     def trained(self, step: Step, rollouts: Sequence[Rollout]) -> None:
         """Record a policy update on these rollouts. A sample is trained once: a second time is a bug in the schedule."""
         for rollout in rollouts:

@@ -62,7 +62,7 @@ class SimulatedWorker:
         self._requests: dict[int, Request] = {}
         self._in_slot: dict[int, Request] = {}
         self._decoding: set[int] = set()  # slots that are not paused
-        self._commands: list[Callable[[], None]] = []
+        self._commands: list[Callable[[], object]] = []
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
         self._plan = 0
         self._spot = drafting.spot if drafting else None
@@ -86,7 +86,7 @@ class SimulatedWorker:
         response, so_far = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
         request = Request(self._env.event(), response, so_far, so_far.tokens, length, cached)
-        self._command(lambda: self._begin(request))
+        self.command(lambda: self._begin(request))
         return request.event
 
     def abort(self, sample: Sample) -> simpy.Event:
@@ -102,16 +102,16 @@ class SimulatedWorker:
         return self._ask(partial(self._report, sample))
 
     def draft_with(self, drafter: str | None) -> None:
-        self._command(lambda: self._change_drafter(drafter))
+        self.command(lambda: self._change_drafter(drafter))
 
     def slow_down(self, factor: float) -> None:
         """Let every forward pass take `factor` times as long from now on."""
-        self._command(lambda: setattr(self.engine, "slowdown", factor))
+        self.command(lambda: setattr(self.engine, "slowdown", factor))
 
     def fail(self) -> None:
         """Lose the worker: its requests end as they are, its KV cache and weights are gone. Until `restore`, submitted samples
         come back at once, and weights count as loaded, so that a pipeline that waits for all workers does not wait for this."""
-        self._command(self._lose)
+        self.command(self._lose)
 
     def lend(self) -> simpy.Event:
         """Hand the GPUs to the trainer: like `fail`, but no `lost` span is recorded. Fires when they are free."""
@@ -140,7 +140,8 @@ class SimulatedWorker:
 
     # Commands, each run at the boundary where it takes effect.
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def command(self, command: Callable[[], object]) -> None:
+        """Call at the boundary where the commands of this instant take effect, in their order."""
         if not self._commands:
             call_last(self._env, self._flush)
         self._commands.append(command)
@@ -148,7 +149,7 @@ class SimulatedWorker:
     def _ask(self, command: Callable[[simpy.Event], None]) -> simpy.Event:
         """Give a command that lets the returned event fire."""
         event = self._env.event()
-        self._command(lambda: command(event))
+        self.command(lambda: command(event))
         return event
 
     def _fire(self, event: simpy.Event, value: object = None) -> None:
@@ -178,7 +179,7 @@ class SimulatedWorker:
         fetch_s = self._costs.fetch_s_per_token * request.computed_tokens
         ready_s = max(self.engine.now_s + fetch_s, request.so_far.environment_until_s)
         if ready_s > self.engine.now_s:
-            call_at(self._env, ready_s, lambda: self._command(lambda: self._enter(request)))
+            call_at(self._env, ready_s, lambda: self.command(lambda: self._enter(request)))
         else:
             self._enter(request)
 
@@ -218,17 +219,11 @@ class SimulatedWorker:
         """Whether something depends on each stop."""
         return bool(self._requests or self._loads)
 
-    def begin_ticket(self, number: int, prompt_tokens: int, response_tokens: int) -> None:
-        """Begin a request of a group, after the commands before."""
-
-        def begin() -> None:
-            assert self.group_runs is not None
-            slot = self.engine.submit(prompt_tokens, response_tokens)
-            self.engine.now_s += self._costs.request_s
-            self.group_runs.enter(self.index, slot, number)
-            self.open_rollout_span(self.engine.now_s)
-
-        self._command(begin)
+    def ticket_left(self) -> None:
+        """Go on without a request of a group that was withdrawn."""
+        if not self._decodes:
+            self.close_rollout_span(self.engine.now_s)
+        self._load_what_may()
 
     def _end_early(self, sample: Sample, event: simpy.Event) -> None:
         request = self._requests.pop(sample.uid, None)
@@ -361,7 +356,7 @@ class SimulatedWorker:
         request.end_turn(turn, now_s)
         self._rest(slot, now_s)
         resume = partial(self._resume, request, slot, turn.observation_tokens)
-        call_at(self._env, request.so_far.environment_until_s, lambda: self._command(resume))
+        call_at(self._env, request.so_far.environment_until_s, lambda: self.command(resume))
 
     def _resume(self, request: Request, slot: int, observation_tokens: int) -> None:
         if self._in_slot.get(slot) is request:  # else it was aborted meanwhile

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simrl.dispatch.dispatcher import Dispatch
 from simrl.dispatch.placement import least_requests
+from simrl.dispatch.rules import Dispatch
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.areal import areal as areal_pipeline

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from simrl.dispatch.dispatcher import Dispatch
 from simrl.dispatch.placement import least_requests
+from simrl.dispatch.rules import Dispatch
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.april import first_complete

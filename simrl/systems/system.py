@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, validate_call
 
-from simrl.dispatch.dispatcher import DISPATCHES, Dispatch
+from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
 from simrl.pipelines.context import DynamicSampling, Pipeline
 from simrl.speculation.best_of_n import BestOfN

@@ -1,0 +1,58 @@
+"""Groups at the workers, as pipelines see them: their events, made of the events of single samples.
+
+Invariant: they are those of `simrl.runtime.group_runs`, which simulated workers generate without following each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import simpy
+
+from simrl.runtime.events import on_fire
+from simrl.runtime.group_runs import GroupRun
+from simrl.runtime.rollout import Rollout
+
+
+def submit_and_follow(
+    groups: Sequence[GroupRun],
+    submit: Callable[..., list[simpy.Event]],
+    max_tokens: Sequence[Sequence[int | None]] | None,
+) -> None:
+    """Submit the samples of groups with a dispatcher's `submit`, those that are cut at one number of tokens together."""
+    samples = [sample for group in groups for sample in group.samples]
+    partials = [partial for group in groups for partial in group.partials]
+    cuts = [None] * len(samples) if max_tokens is None else [most for group in max_tokens for most in group]
+    ends: dict[int, simpy.Event] = {}
+    for cut in dict.fromkeys(cuts):
+        at = [i for i, most in enumerate(cuts) if most == cut]
+        events = submit([samples[i] for i in at], [partials[i] for i in at], cut)
+        ends.update(zip((samples[i].uid for i in at), events, strict=True))
+    for group in groups:
+        _follow(group, [ends[sample.uid] for sample in group.samples])
+
+
+def _follow(group: GroupRun, ends: Sequence[simpy.Event]) -> None:
+    """Let the events of a group fire, given the dispatcher's events of its samples."""
+    back: dict[int, Rollout] = {}  # by place in the group, in the order of the ends
+    done: list[Rollout] = []
+
+    def ended(place: int, end: Any) -> None:
+        if not end.ok:
+            end.defused = True
+            if not group.over.triggered:
+                group.over.fail(end.value)
+            return
+        back[place] = end.value
+        if end.value.done:
+            done.append(end.value)
+        if len(done) == group.needed and not group.complete.triggered:
+            group.complete.succeed(list(done))
+        if len(back) == len(ends) and not group.over.triggered:
+            ordered = [back[i] for i in sorted(back)] if group.needed is None else list(back.values())
+            group.over.succeed(ordered)
+
+    for place, end in enumerate(ends):
+        on_fire(end, partial(ended, place))

@@ -39,8 +39,8 @@ from simrl.engine.requests import (
     stop,
 )
 from simrl.engine.stretches import Chances, accepted_by, fill_chances
-from simrl.profile.interpolation import interpolate
-from simrl.profile.profile import Tables, pass_s
+from simrl.profile.interpolation import interpolate, interpolate4
+from simrl.profile.profile import Tables, straggler_s
 from simrl.speculation.decoding import MODEL, NONE, Decoding, Draft, Drafts, Floats, Ints, Records, draft, remember
 from simrl.speculation.specactor import reconfigured, token_acceptance
 
@@ -249,6 +249,11 @@ def _stretch(
         step_s[k] = t.slowdown * interpolate(d.draft_sequences, d.step_s[0], float(k))
     may, having = np.empty(n, dtype=np.int64), np.empty(2 * d.log_acceptances.shape[1] + 1, dtype=np.int64)
     every, enough, stopped = d.rule.reconfigure_every, _surely_enough(n, limits, d), False
+    # Arrays of the loop, by name: each use of a tuple's array counts its references.
+    grids = tables.prefill_tokens, tables.prefill_kv_tokens, tables.decode_sequences, tables.decode_kv_tokens
+    attention_s, dense_tokens, dense_s = tables.attention_s, tables.dense_tokens, tables.dense_s
+    sampled_sequences, sampled_s = tables.sampled_sequences, tables.sampled_s
+    between_s, least_s = tables.between_passes_s, tables.least_pass_s + tables.between_passes_s
     uneven = tables.straggler_sequences.shape[0] > 0
     while not stopped and t.now_s <= until_s and t.free_blocks >= enough:
         landed = t.draft_ends_s <= t.now_s
@@ -298,9 +303,14 @@ def _stretch(
                 ends_s, passes, drafting = _next_pass(t, step_s, having, passes, drafting, t.now_s)
         else:
             decoding, tokens, kv = float(verifying), float(query), float(cached + query)
-            lead = longest - cached / verifying if uneven else 0.0
-            decode_s = pass_s(tables, decoding, decoding, 0.0, 0.0, decoding, kv, lead)
-            seconds = pass_s(tables, tokens, tokens, 0.0, 0.0, decoding, kv, lead)
+            attended_s = interpolate4(*grids, attention_s, (0.0, 0.0, decoding, kv / decoding))
+            straggler = straggler_s(tables, decoding, False, longest - cached / verifying) if uneven else 0.0
+            undrafted_s = interpolate(dense_tokens, dense_s, decoding) + attended_s
+            undrafted_s += interpolate(sampled_sequences, sampled_s, decoding)
+            decode_s = max(undrafted_s + between_s + straggler, least_s)
+            drafted_s = interpolate(dense_tokens, dense_s, tokens) + attended_s
+            drafted_s += interpolate(sampled_sequences, sampled_s, tokens)
+            seconds = max(drafted_s + between_s + straggler, least_s)
             share = accepted / (query - verifying) if query > verifying else 0.0
             t.decode_s += decode_s
             t.drafts_accepted_s += share * (seconds - decode_s)

@@ -13,7 +13,7 @@ from reference_decoupled import DecoupledWorker, Request
 from test_engine import TABLES
 
 from simrl.engine.engine import Engine
-from simrl.engine.requests import Limits
+from simrl.engine.requests import PAUSE, WATCH, Limits
 from simrl.pipelines.best_of_n import _acceptance
 from simrl.profile.profile import Tables, pass_s
 from simrl.runtime.rollout import Rollout
@@ -98,6 +98,34 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigu
         assert engine.verified_tokens(slot) == request.accepted + request.misses + request.bonuses
     assert engine.free_blocks == ROOMY.kv_blocks
     assert engine._state.totals["draft_tokens"].item() == worker.drafted
+
+
+@examples(100)
+@given(
+    requests, st.integers(1, 6), st.sampled_from([0.0, 5e-4, 8e-3]), st.booleans(), st.floats(0.0, 0.3), st.booleans()
+)
+def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, reconfigures, seconds, uneven):
+    tables = TABLES._replace(straggler_sequences=np.array([2.0, 6.0]), straggler_s=np.full((2, 2), 1e-6))
+    table = {"best_window": np.arange(101) % 6 + 1, "best_coupled": np.arange(101) // 6 % 2}
+    decoding = decoupled(window, step_s, 7 if reconfigures else 0, **table)
+    decoding = decoding._replace(log_acceptances=ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(64)[None, :])
+    seen = []
+    for tokens in (8 * 65, 64):  # what all might draft has room, or never: then there are no stretches
+        engine = Engine(tables if uneven else TABLES, ROOMY._replace(max_num_batched_tokens=tokens), decoding)
+        engine.slowdown = 1.5
+        slots = [engine.submit(prompt, response, 0, prompt - 1) for prompt, response, _ in requests]
+        for slot, (prompt, response, hardness) in zip(slots, requests, strict=True):
+            engine.draft_from(slot, MODEL, slot, hardness)
+            if prompt % 2:
+                engine.stop_at(slot, 1 + response // 2, PAUSE if prompt % 3 else WATCH)
+        stops = engine.settle(seconds)
+        while engine.next_stop_s() < np.inf:
+            stops += engine.take_next_stop()
+        drafted = [
+            (engine.drafted(slot), engine.unverified_tokens(slot), engine.verified_tokens(slot)) for slot in slots
+        ]
+        seen.append((stops, drafted, engine.totals, engine.spent.tolist(), engine.free_blocks))
+    assert seen[0] == seen[1]
 
 
 def alone(p: float, window: int, draft_s: float, verify_s: float, tokens: int) -> tuple[Engine, int, float]:

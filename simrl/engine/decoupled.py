@@ -11,7 +11,7 @@ A token counts as drafted when the drafter's pass for it begins, so tokens that 
 pass; the drafter's acceptance is learnt from verified windows alone.
 
 Invariant: at one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a drafter pass starts.
-`tests/reference_decoupled.py` is the rule, an event at a time.
+`tests/reference_decoupled.py` is the rule, an event at a time; a stretch gives the result of single passes to the last bit.
 
 The verifier's passes are never scheduled ahead (`Limits.async_scheduling` is off here): a pass takes the windows that are ready
 when it starts. So a verifier that has nothing to compute waits for a drafter pass that is under way, and for nothing else.
@@ -25,10 +25,23 @@ import numpy as np
 from numba import njit
 
 from simrl.engine.passes import iterate
-from simrl.engine.requests import Limits, Requests, Totals, Until, admissible, busy, known_tokens, stop
-from simrl.profile.interpolation import interpolate
-from simrl.profile.profile import Tables
-from simrl.speculation.decoding import NONE, Decoding, Drafts, Records, draft, remember
+from simrl.engine.requests import (
+    NEVER,
+    Limits,
+    Request,
+    Requests,
+    Totals,
+    Until,
+    admissible,
+    blocks_of,
+    busy,
+    known_tokens,
+    stop,
+)
+from simrl.engine.stretches import Chances, accepted_by, fill_chances
+from simrl.profile.interpolation import interpolate, interpolate4
+from simrl.profile.profile import Tables, straggler_s
+from simrl.speculation.decoding import MODEL, NONE, Decoding, Draft, Drafts, Floats, Ints, Records, draft, remember
 from simrl.speculation.specactor import reconfigured, token_acceptance
 
 
@@ -93,24 +106,30 @@ def _take_windows(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Dec
             drafts[slot].drafted = -1  # waits for its drafter
         else:
             works = True
-            coupled = drafts[slot].coupled == 1
             hardness = drafts[slot].hardness * t.drift
             _, right = draft(
                 drafts[slot].source, drafts[slot].at, generated, window, hardness, d.runs, d.log_acceptances[0]
             )
-            # The token known last is computed with all drafted ones; decoupled, without the last, which nobody asks about.
-            most = limits.kv_blocks * limits.block_size - computed - 1  # else it could not even run alone
-            drafts[slot].drafted = min(window if coupled else window - 1, most)
-            drafts[slot].accepted = min(right, drafts[slot].drafted)
-            drafts[slot].proposed = 1
-            drafts[slot].in_verification = window
-            drafts[slot].right = right
-            drafts[slot].left = r[slot].stop_at - generated
-            drafts[slot].ahead -= window
-            if coupled:  # what was drafted beyond may contradict the bonus token
-                drafts[slot].ahead = 0
-                drafts[slot].drafting = 0
+            _take_window(r[slot], drafts[slot], right, limits.kv_blocks * limits.block_size)
     return works
+
+
+@njit(cache=True, inline="always")
+def _take_window(request: Request, draft: Draft, right: int, kv_capacity: int) -> None:
+    """Put a window, of which the first `right` tokens are right, into the pass to come."""
+    window, coupled = draft.window, draft.coupled == 1
+    # The token known last is computed with all drafted ones; decoupled, without the last, which nobody asks about.
+    most = kv_capacity - request.computed - 1  # else it could not even run alone
+    draft.drafted = min(window if coupled else window - 1, most)
+    draft.accepted = min(right, draft.drafted)
+    draft.proposed = 1
+    draft.in_verification = window
+    draft.right = right
+    draft.left = request.stop_at - request.generated
+    draft.ahead -= window
+    if coupled:  # what was drafted beyond may contradict the bonus token
+        draft.ahead = 0
+        draft.drafting = 0
 
 
 @njit(cache=True)
@@ -125,44 +144,55 @@ def _put_back(r: Requests, drafts: Drafts, t: Totals) -> None:
 
 @njit(cache=True)
 def _verified(r: Requests, drafts: Drafts, t: Totals, d: Decoding) -> None:
-    """End a verification: throw away what was drafted after a miss, learn the acceptance, reconfigure where it is due."""
+    """End a verification."""
     drafted_of_pass, accepted_of_pass = 0, 0
     for i in range(t.n_running):
         slot = r[i].running
-        window = drafts[slot].in_verification
-        if window == 0:
-            continue
-        drafts[slot].in_verification = 0
-        left = drafts[slot].left
-        right = drafts[slot].right
-        if drafts[slot].drafted < (window if drafts[slot].coupled == 1 else window - 1):  # the pass had room for a part
-            right = min(right, drafts[slot].drafted)
-        accepted = min(right, left)
-        missed = right < min(window, left)
-        drafts[slot].unverified_total -= window
-        drafts[slot].accepted_total += accepted
-        drafts[slot].misses_total += missed
-        drafts[slot].verifications += 1
-        drafts[slot].verified_total += r[slot].generated - (r[slot].stop_at - left)
-        drafted_of_pass += window
-        accepted_of_pass += accepted
-        before, generated = r[slot].stop_at - left, r[slot].generated
-        if missed or generated >= r[slot].stop_at:
-            drafts[slot].ahead = 0
-            drafts[slot].drafting = 0
-        every = d.rule.reconfigure_every
-        if every > 0 and before // every < generated // every:
-            window, coupled = reconfigured(
-                token_acceptance(drafts[slot].accepted_total, drafts[slot].misses_total),
-                _mean_acceptance(r, drafts, t),
-                d.rule.window.start_tokens,
-                d.best_window,
-                d.best_coupled,
-            )
-            drafts[slot].window = window
-            drafts[slot].coupled = coupled
+        if drafts[slot].in_verification > 0:
+            drafted_of_pass += drafts[slot].in_verification
+            accepted_of_pass += _judge(r[slot], drafts[slot])
+            if _is_due(r[slot], drafts[slot], d.rule.reconfigure_every):
+                _reconfigure(r, drafts, t, d, slot)
     if drafted_of_pass > 0:
         remember(t, drafted_of_pass, accepted_of_pass)
+
+
+@njit(cache=True, inline="always")
+def _judge(request: Request, draft: Draft) -> int:
+    """End the verification of a window: count it, and throw away what was drafted after a miss. Returns the accepted tokens."""
+    window, right, left = draft.in_verification, draft.right, draft.left
+    if draft.drafted < (window if draft.coupled == 1 else window - 1):  # the pass had room for a part
+        right = min(right, draft.drafted)
+    accepted = min(right, left)
+    missed = right < min(window, left)
+    draft.in_verification = 0
+    draft.unverified_total -= window
+    draft.accepted_total += accepted
+    draft.misses_total += missed
+    draft.verifications += 1
+    draft.verified_total += request.generated - (request.stop_at - left)
+    if missed or request.generated >= request.stop_at:
+        draft.ahead = 0
+        draft.drafting = 0
+    return accepted
+
+
+@njit(cache=True, inline="always")
+def _is_due(request: Request, draft: Draft, every: int) -> bool:
+    """Return whether a request passed a multiple of `every` tokens in the verification that is over."""
+    return bool(every > 0 and (request.stop_at - draft.left) // every < request.generated // every)
+
+
+@njit(cache=True)
+def _reconfigure(r: Requests, drafts: Drafts, t: Totals, d: Decoding, slot: int) -> None:
+    """Give a request the window and the mode that suit its acceptance."""
+    drafts[slot].window, drafts[slot].coupled = reconfigured(
+        token_acceptance(drafts[slot].accepted_total, drafts[slot].misses_total),
+        _mean_acceptance(r, drafts, t),
+        d.rule.window.start_tokens,
+        d.best_window,
+        d.best_coupled,
+    )
 
 
 @njit(cache=True)
@@ -179,6 +209,156 @@ def _mean_acceptance(r: Requests, drafts: Drafts, t: Totals) -> float:
 
 
 @njit(cache=True)
+def _only_decodes(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Decoding) -> bool:
+    """Return whether the batch decodes with a model's drafts, nothing else happens, and there surely is room for a pass."""
+    n, levels = t.n_running, d.log_acceptances.shape[1]
+    if n == 0 or n * (1 + levels) > limits.max_num_batched_tokens or t.free_blocks < _surely_enough(n, limits, d):
+        return False
+    for i in range(n):
+        slot = r[i].running
+        generated = r[slot].generated
+        if drafts[slot].source != MODEL or generated == 0:
+            return False
+        if known_tokens(r[slot], drafts[slot]) - r[slot].computed != 1:
+            return False
+    return admissible(r, drafts, t, limits, limits.max_num_batched_tokens) == 0
+
+
+@njit(cache=True)
+def _surely_enough(n: int, limits: Limits, d: Decoding) -> int:
+    """Return the blocks that suffice for a pass of n requests, whatever they draft."""
+    return n * (blocks_of(d.log_acceptances.shape[1] + 1, limits.block_size) + 1)
+
+
+@njit(cache=True)
+def _stretch(
+    r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limits, d: Decoding, until_s: float
+) -> None:
+    """Run passes of both loops for a batch that only decodes: to the first stop, the first boundary after `until_s`, or while
+    there is surely room.
+
+    From one verification to the next, a request drafts in every pass of the drafter until it has all it may draft. So the
+    drafter needs no look at the requests: `having[k]` of them have all after k passes more.
+    """
+    n, size, kv_capacity = t.n_running, limits.block_size, limits.kv_blocks * limits.block_size
+    chances = Chances(np.empty((1, n, d.log_acceptances.shape[1])), np.zeros(1, dtype=np.bool_))
+    fill_chances(chances, 0, r, drafts, t, d)
+    likely = chances.accepted[0]
+    step_s = np.empty(n + 1)
+    for k in range(n + 1):
+        step_s[k] = t.slowdown * interpolate(d.draft_sequences, d.step_s[0], float(k))
+    may, having = np.empty(n, dtype=np.int64), np.empty(2 * d.log_acceptances.shape[1] + 1, dtype=np.int64)
+    every, enough, stopped = d.rule.reconfigure_every, _surely_enough(n, limits, d), False
+    # Arrays of the loop, by name: each use of a tuple's array counts its references.
+    grids = tables.prefill_tokens, tables.prefill_kv_tokens, tables.decode_sequences, tables.decode_kv_tokens
+    attention_s, dense_tokens, dense_s = tables.attention_s, tables.dense_tokens, tables.dense_s
+    sampled_sequences, sampled_s = tables.sampled_sequences, tables.sampled_s
+    between_s, least_s = tables.between_passes_s, tables.least_pass_s + tables.between_passes_s
+    uneven = tables.straggler_sequences.shape[0] > 0
+    while not stopped and t.now_s <= until_s and t.free_blocks >= enough:
+        landed = t.draft_ends_s <= t.now_s
+        having[:] = 0
+        flying, lacking = 0, NEVER  # requests in the drafter's pass; passes until a window is ready
+        verifying, query, cached, longest, accepted = 0, 0, 0, 0, 0
+        for i in range(n):
+            slot = r[i].running
+            if landed:
+                drafts[slot].ahead += drafts[slot].drafting
+                drafts[slot].drafting = 0
+            window = drafts[slot].window
+            if drafts[slot].ahead < window:
+                lacking = min(lacking, window - drafts[slot].ahead - drafts[slot].drafting)
+            else:
+                right = accepted_by(drafts[slot].at, r[slot].generated, likely, i, window)
+                _take_window(r[slot], drafts[slot], right, kv_capacity)
+                computed, new = r[slot].computed, 1 + drafts[slot].drafted
+                blocks = max(blocks_of(computed + new, size) - r[slot].blocks, 0)
+                t.free_blocks -= blocks
+                r[slot].blocks += blocks
+                verifying += 1
+                query += new
+                cached += computed
+                longest = max(longest, computed)
+                accepted += drafts[slot].accepted
+            most = 2 * window
+            if drafts[slot].coupled == 1:
+                most = window if drafts[slot].in_verification == 0 else 0
+            unverified = drafts[slot].in_verification + drafts[slot].ahead + drafts[slot].drafting
+            may[i] = max(most - unverified, 0)
+            having[may[i]] += 1
+            flying += drafts[slot].drafting
+        passes, drafting, ends_s = 0, n - having[0], t.draft_ends_s
+        if flying == 0:
+            ends_s, passes, drafting = _next_pass(t, step_s, having, passes, drafting, t.now_s)
+        if verifying == 0:
+            share = t.recent_accepted / t.recent_drafted if t.recent_drafted > 0 else 0.0
+            lacking += flying > 0
+            while True:
+                t.drafts_accepted_s += share * (ends_s - t.now_s)
+                t.drafts_rejected_s += (1.0 - share) * (ends_s - t.now_s)
+                t.now_s = ends_s
+                lacking -= 1
+                if lacking == 0 or t.now_s > until_s:
+                    break
+                ends_s, passes, drafting = _next_pass(t, step_s, having, passes, drafting, t.now_s)
+        else:
+            decoding, tokens, kv = float(verifying), float(query), float(cached + query)
+            attended_s = interpolate4(*grids, attention_s, (0.0, 0.0, decoding, kv / decoding))
+            straggler = straggler_s(tables, decoding, False, longest - cached / verifying) if uneven else 0.0
+            undrafted_s = interpolate(dense_tokens, dense_s, decoding) + attended_s
+            undrafted_s += interpolate(sampled_sequences, sampled_s, decoding)
+            decode_s = max(undrafted_s + between_s + straggler, least_s)
+            drafted_s = interpolate(dense_tokens, dense_s, tokens) + attended_s
+            drafted_s += interpolate(sampled_sequences, sampled_s, tokens)
+            seconds = max(drafted_s + between_s + straggler, least_s)
+            share = accepted / (query - verifying) if query > verifying else 0.0
+            t.decode_s += decode_s
+            t.drafts_accepted_s += share * (seconds - decode_s)
+            t.drafts_rejected_s += (1.0 - share) * (seconds - decode_s)
+            t.slowed_s += (t.slowdown - 1.0) * seconds
+            t.now_s += t.slowdown * seconds
+            t.decodes += verifying
+            t.passes += 1
+            while ends_s < t.now_s:
+                ends_s, passes, drafting = _next_pass(t, step_s, having, passes, drafting, ends_s)
+        landed = passes > 0 or ends_s == np.inf
+        drafted_of_pass, accepted_of_pass = 0, 0
+        for i in range(n):
+            slot = r[i].running
+            if landed:
+                drafted, flies = min(may[i], passes), ends_s < np.inf and may[i] >= passes
+                drafts[slot].ahead += drafts[slot].drafting + drafted - flies
+                drafts[slot].drafting = flies
+                drafts[slot].drafted_total += drafted
+                drafts[slot].unverified_total += drafted
+            if drafts[slot].in_verification > 0:
+                gain = min(1 + drafts[slot].accepted, drafts[slot].left)
+                r[slot].computed += gain
+                r[slot].generated += gain
+                t.generated_tokens += gain
+                drafted_of_pass += drafts[slot].in_verification
+                accepted_of_pass += _judge(r[slot], drafts[slot])
+                if _is_due(r[slot], drafts[slot], every):
+                    _reconfigure(r, drafts, t, d, slot)
+                stopped |= r[slot].generated >= min(r[slot].stop_at, r[slot].watch_at)
+        t.draft_ends_s = ends_s
+        if verifying > 0:
+            remember(t, drafted_of_pass, accepted_of_pass)
+
+
+@njit(cache=True, inline="always")
+def _next_pass(
+    t: Totals, step_s: Floats, having: Ints, passes: int, drafting: int, now_s: float
+) -> tuple[float, int, int]:
+    """Start the drafter's next pass, for `drafting` requests. Returns when it ends (infinity: it rests), the passes so far, and
+    for how many requests the one after would be."""
+    if drafting == 0:
+        return np.inf, passes, 0
+    t.draft_tokens += drafting
+    return now_s + step_s[drafting], passes + 1, drafting - having[passes + 1]
+
+
+@njit(cache=True)
 def run_decoupled(
     r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits, d: Decoding, until: Until
 ) -> float:
@@ -187,6 +367,12 @@ def run_decoupled(
     t = totals[0]
     t.n_stopped = 0
     while t.now_s <= until.time_s and busy(t):
+        if _only_decodes(r, drafts, t, limits, d):
+            _stretch(r, drafts, t, tables, limits, d, until.time_s)
+            stop(r, t, limits)
+            if until.first_stop and t.n_stopped > 0:
+                break
+            continue
         _abandon(r, drafts, t)
         if t.draft_ends_s <= t.now_s:
             _end_draft(r, drafts, t)

@@ -146,7 +146,7 @@ def speculative_stretch(
         modelled += drafts[slot].source == MODEL
         kv += r[slot].computed
     trees, uneven = d.rule.trees and modelled > 0, tables.straggler_sequences.shape[0] > 0
-    chances = _Chances(
+    chances = Chances(
         np.empty((d.log_acceptances.shape[0], n, d.log_acceptances.shape[1])),
         np.zeros(d.log_acceptances.shape[0], dtype=np.bool_),
     )
@@ -169,7 +169,7 @@ def speculative_stretch(
             break
         arm = choose(d.bandit, memory.bandit, t.bandit_key, modelled) if trees else 0
         if modelled > 0 and not chances.known[arm]:
-            _fill(chances, arm, r, drafts, t, d)
+            fill_chances(chances, arm, r, drafts, t, d)
         likely = chances.accepted[arm]
         levels = d.arm_levels[arm] if trees else 0
         drafted_of_pass, accepted_of_pass, accepted_of_model = 0, 0, 0
@@ -179,7 +179,7 @@ def speculative_stretch(
             if source == MODEL:
                 drafted = d.arm_nodes[arm] if trees else window
                 furthest = min(d.arm_levels[arm], drafted) if trees else drafted
-                accepted = _accepted(drafts[slot].at, r[slot].generated, likely, i, furthest)
+                accepted = accepted_by(drafts[slot].at, r[slot].generated, likely, i, furthest)
                 accepted_of_model += accepted
             elif source == SIBLINGS:
                 read_group(d.siblings, r, memory.places, drafts[slot].at, d.rule.own_text, memory.readable)
@@ -279,7 +279,7 @@ def count_draft(draft: Draft, window_rule: WindowRule, chain: bool, drafted: int
         draft.verified_total += min(1 + accepted, left)
 
 
-class _Chances(NamedTuple):
+class Chances(NamedTuple):
     """P(the first j + 1 levels of a draft are accepted), shape (arms, batch, levels), of each arm from the pass on that first
     needs it (`known`)."""
 
@@ -288,7 +288,7 @@ class _Chances(NamedTuple):
 
 
 @njit(cache=True)
-def _fill(chances: _Chances, arm: int, r: Requests, drafts: Drafts, t: Totals, d: Decoding) -> None:
+def fill_chances(chances: Chances, arm: int, r: Requests, drafts: Drafts, t: Totals, d: Decoding) -> None:
     """Compute the chances of an arm."""
     chances.known[arm] = True
     for i in range(t.n_running):
@@ -300,7 +300,7 @@ def _fill(chances: _Chances, arm: int, r: Requests, drafts: Drafts, t: Totals, d
 
 
 @njit(cache=True, inline="always")
-def _accepted(key: int, generated: int, chances: Floats, i: int, furthest: int) -> int:
+def accepted_by(key: int, generated: int, chances: Floats, i: int, furthest: int) -> int:
     """Do as `accepted_tokens`, with chances that are known."""
     draw = uniform(key, generated)
     accepted = 0

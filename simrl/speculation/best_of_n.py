@@ -129,12 +129,15 @@ def assign(
     else:
         pairs = [(request, drafter) for request in slowest_first for drafter in rule.order]
     loads, added = Counter(load), dict[tuple[int, str], int]()
+    rooms = {name: [worker for worker in own if loads[worker] < rule.most_load] for name, own in by_drafter.items()}
     for request, drafter in pairs:
-        room = [worker for worker in by_drafter[drafter] if loads[worker] < rule.most_load]
+        room = rooms[drafter]
         if room and (request, drafter) not in already:
             worker = room[0] if fill_up else min(room, key=lambda w: (loads[w], w))
             added[request, drafter] = worker
             loads[worker] += 1
+            if loads[worker] == rule.most_load:
+                room.remove(worker)
     return Assignment(by_drafter, added)
 
 

@@ -196,7 +196,10 @@ def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptanc
 
 def packed(runs: AcceptRuns) -> Runs:
     """Return runs as one array, so that a pass reads one place."""
-    return (runs.accepted.astype(np.uint16) << 8 | runs.drafted).astype(np.uint16)
+    both = runs.accepted.astype(np.uint16)
+    both <<= 8
+    both |= runs.drafted
+    return both
 
 
 @njit(cache=True)

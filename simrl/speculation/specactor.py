@@ -242,7 +242,14 @@ def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float
         return math.nan
     if accepted in (0, drafted):
         return float(accepted > 0)
-    window, tokens = drafted / verifications, accepted / verifications
-    from scipy.optimize import brentq  # takes 0.3 s to import
+    return _probability(drafted / verifications, accepted / verifications)
 
-    return float(brentq(lambda p: p * (1 - p**window) / (1 - p) - tokens, 0.0, 1.0 - 1e-12))
+
+@njit(cache=True)
+def _probability(window: float, tokens: float) -> float:
+    """Return the p that solves Σ_{1<=j<=window} pʲ = tokens, by bisection to 2**-50."""
+    p, step = 0.5, 0.25
+    for _ in range(50):
+        p += step if p * (1.0 - p**window) / (1.0 - p) < tokens else -step
+        step *= 0.5
+    return p

@@ -254,6 +254,11 @@ class Engine:
         return self.running > 0 or (self.waiting > 0 and self.admitting)
 
     @property
+    def goes_pass_by_pass(self) -> bool:
+        """Whether it matters to no bit of a result where a run is divided: other runs sum the times of many passes."""
+        return self._decoding is not None and self._decoding.rule.decoupled
+
+    @property
     def generated_total(self) -> int:
         return self._total("generated_tokens")
 

@@ -63,6 +63,7 @@ class SimulatedWorker:
         self._in_slot: dict[int, Request] = {}
         self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], object]] = []
+        self._changes = False  # whether one of them changes something
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
         self._plan = 0
         self._spot = drafting.spot if drafting else None
@@ -99,7 +100,9 @@ class SimulatedWorker:
         return self._ask(partial(self._watch, condition))
 
     def progress(self, sample: Sample) -> simpy.Event:
-        return self._ask(partial(self._report, sample))
+        event = self._env.event()
+        self.command(lambda: self._report(sample, event), changes=False)
+        return event
 
     def draft_with(self, drafter: str | None) -> None:
         self.command(lambda: self._change_drafter(drafter))
@@ -140,11 +143,14 @@ class SimulatedWorker:
 
     # Commands, each run at the boundary where it takes effect.
 
-    def command(self, command: Callable[[], object]) -> None:
-        """Call at the boundary where the commands of this instant take effect, in their order."""
+    def command(self, command: Callable[[], object], changes: bool = True) -> None:
+        """Call at the boundary where the commands of this instant take effect, in their order. Without `changes`, the
+        next stop stays where it is."""
         if not self._commands:
             call_last(self._env, self._flush)
+            self._changes = False
         self._commands.append(command)
+        self._changes |= changes
 
     def _ask(self, command: Callable[[simpy.Event], None]) -> simpy.Event:
         """Give a command that lets the returned event fire."""
@@ -159,12 +165,17 @@ class SimulatedWorker:
     def _flush(self) -> None:
         """Run to the boundary at which the commands of this instant take effect, and give them to the engine."""
         commands, self._commands = self._commands, []
-        for stopped_s, event, value in self._stopped(self.engine.settle(self._env.now)):
+        stops = self.engine.settle(self._env.now)
+        keeps = (
+            not self._changes and not stops and not self._loads and self.engine.busy and self.engine.goes_pass_by_pass
+        )
+        for stopped_s, event, value in self._stopped(stops):
             call_at(self._env, stopped_s, partial(event.succeed, value))
         self._load_what_may()
         for command in commands:
             command()
-        self._sleep_until_next_stop()
+        if not keeps:
+            self._sleep_until_next_stop()
 
     def _begin(self, request: Request) -> None:
         if self._lost_since_s is not None:

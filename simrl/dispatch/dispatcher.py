@@ -14,7 +14,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simrl.dispatch.groups import submit_and_follow
+from simrl.dispatch.groups import submit_and_follow, together
 from simrl.dispatch.rules import Dispatch
 from simrl.dispatch.waiting import Copy, Job, Room, Waiting
 from simrl.runtime.events import Signal, gather, on_fire
@@ -71,25 +71,31 @@ class Dispatcher:
         max_tokens: Sequence[Sequence[int | None]] | None = None,
     ) -> list[GroupRun]:
         """Submit groups of which only the ends count: a simulation need not follow each sample. A group can be withdrawn
-        (`withdraw_groups`); nothing else can be asked of its samples. `needed` is of `GroupRun`, the rest as in `submit`."""
+        (`withdraw_groups`); nothing else can be asked of its samples. `needed` is of `GroupRun`, the rest as in `submit`,
+        with more `max_tokens` than a partial has."""
         before = partials or [[None] * len(group) for group in groups]
         counts: Sequence[int | None] = needed or [None] * len(groups)
         runs = [
             GroupRun(*each, self._env.event(), self._env.event()) for each in zip(groups, before, counts, strict=True)
         ]
         idle = not self._jobs and not len(self._waiting.queue) and bool(self._room.active.all())
-        if self.group_runs is None or max_tokens is not None or not idle:
-            submit_and_follow(runs, self.submit, max_tokens)
+        cuts = (
+            [None] * sum(map(len, groups)) if max_tokens is None else [most for group in max_tokens for most in group]
+        )
+        if self.group_runs is None or not idle:
+            submit_and_follow(runs, self.submit, cuts)
             return runs
         samples = [sample for group in groups for sample in group]
         self._expect(samples)
-        places = self._rule.place(samples, self._load(), self._placed, self.history)
-        self._placed += len(samples)
-        self._room.unfinished += np.bincount(places, minlength=len(self._workers))
+        places = np.zeros(len(samples), np.int64)
+        for _, at in together(cuts):
+            places[at] = self._rule.place([samples[i] for i in at], self._load(), self._placed, self.history)
+            self._placed += len(at)
+            self._room.unfinished += np.bincount(places[at], minlength=len(self._workers))
         for run in runs:
             on_fire(run.complete, self._came_back_in_groups)
             on_fire(run.over, self._came_back_in_groups)
-        self.group_runs.submit(runs, places)
+        self.group_runs.submit(runs, places.tolist(), cuts)
         return runs
 
     def withdraw_groups(self, runs: Sequence[GroupRun]) -> None:

@@ -19,19 +19,25 @@ from simrl.runtime.rollout import Rollout
 def submit_and_follow(
     groups: Sequence[GroupRun],
     submit: Callable[..., list[simpy.Event]],
-    max_tokens: Sequence[Sequence[int | None]] | None,
+    cuts: Sequence[int | None],
 ) -> None:
-    """Submit the samples of groups with a dispatcher's `submit`, those that are cut at one number of tokens together."""
+    """Submit the samples of groups with a dispatcher's `submit`; `cuts` has the `max_tokens` of each sample."""
     samples = [sample for group in groups for sample in group.samples]
     partials = [partial for group in groups for partial in group.partials]
-    cuts = [None] * len(samples) if max_tokens is None else [most for group in max_tokens for most in group]
     ends: dict[int, simpy.Event] = {}
-    for cut in dict.fromkeys(cuts):
-        at = [i for i, most in enumerate(cuts) if most == cut]
+    for cut, at in together(cuts):
         events = submit([samples[i] for i in at], [partials[i] for i in at], cut)
         ends.update(zip((samples[i].uid for i in at), events, strict=True))
     for group in groups:
         _follow(group, [ends[sample.uid] for sample in group.samples])
+
+
+def together(cuts: Sequence[int | None]) -> list[tuple[int | None, list[int]]]:
+    """Return the places of the samples that are cut at one number of tokens, which are submitted together."""
+    places: dict[int | None, list[int]] = {}
+    for i, cut in enumerate(cuts):
+        places.setdefault(cut, []).append(i)
+    return list(places.items())
 
 
 def _follow(group: GroupRun, ends: Sequence[simpy.Event]) -> None:

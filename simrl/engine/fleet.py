@@ -33,7 +33,8 @@ class Ticket:
     tokens: int  # of the response, when it ends
     closed_tokens: int  # of these, before its open segment
     version: int  # of the weights at its end; -1 until then
-    done: int  # 0 if it was taken out before its response had ended
+    whole: int  # 0 if it ends before its response does
+    done: int  # whether its response has ended
     noted: int  # its place among all ends that were noted …
     order: int  # … and among those whose time has come; -1 until then
     started_s: float  # of its open segment
@@ -187,7 +188,7 @@ def note(f: Engines, worker: int, slot: int) -> None:
     ticket = f.tickets[number]
     ticket.tokens = r[slot].generated
     ticket.version = f.versions[worker]
-    ticket.done = 1
+    ticket.done = ticket.whole
     ticket.first_token_s = r[slot].first_token_s
     ticket.ended_s = r[slot].last_token_s
     f.here[worker] -= 1
@@ -319,7 +320,8 @@ class Fleet:
             )
         opened = f.tickets[first : first + size]
         opened["worker"], opened["group"] = workers, group
-        opened["closed_tokens"], opened["version"], opened["done"], opened["order"] = 0, -1, 0, -1
+        opened["closed_tokens"], opened["version"], opened["order"] = 0, -1, -1
+        opened["whole"], opened["done"] = 1, 0
         f.left[group], f.out[group] = needed, size
         return group, first
 

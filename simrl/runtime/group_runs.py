@@ -79,22 +79,26 @@ class GroupRuns:
             fleet.arrays.loud[worker.index], fleet.arrays.versions[worker.index] = worker.is_loud, worker.policy_version
         return fleet
 
-    def submit(self, groups: Sequence[GroupRun], workers: Sequence[int]) -> None:
-        """Submit groups; `workers` has the worker of each sample, in order."""
+    def submit(self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None]) -> None:
+        """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, in order."""
         self._flush_soon()
         begin, responses = 0, self._responses
         for group in groups:
             size = len(group.samples)
             number, first = self._fleet.open_group(list(workers[begin : begin + size]), group.needed or size)
-            begin += size
+            tickets = self._fleet.arrays.tickets
             group.first = first
             self._groups[number] = group
             self._numbers.extend(range(first, first + size))
-            for i, (sample, before) in enumerate(zip(group.samples, group.partials, strict=True), first):
-                had = before.tokens if before else 0
-                self._lengths.append((sample.prompt_tokens, responses[sample.uid].tokens, had))
+            mine = zip(group.samples, group.partials, cuts[begin : begin + size], strict=True)
+            for i, (sample, before, cut) in enumerate(mine, first):
+                had, length = before.tokens if before else 0, responses[sample.uid].tokens
+                if cut is not None and cut < length:
+                    length, tickets["whole"][i] = cut, 0
+                self._lengths.append((sample.prompt_tokens, length, had))
                 if before and had:
-                    self._fleet.arrays.tickets["closed_tokens"][i], self._closed[i] = had, before.segments
+                    tickets["closed_tokens"][i], self._closed[i] = had, before.segments
+            begin += size
 
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""
@@ -263,7 +267,7 @@ class GroupRuns:
         for number, (sample, before, ticket) in enumerate(
             zip(group.samples, group.partials, tickets, strict=True), group.first
         ):
-            worker, _, _, tokens, closed_tokens, version, done, _, order, started_s, first_token_s, ended_s = ticket
+            worker, _, _, tokens, closed_tokens, version, _, done, _, order, started_s, first_token_s, ended_s = ticket
             segments = self._closed[number] if closed_tokens else ()
             if version >= 0 and tokens > closed_tokens:
                 segments = (*segments, Segment(worker, version, tokens - closed_tokens, started_s, ended_s))

@@ -10,7 +10,7 @@ from command_line import ROOT, SCENARIO
 
 from simrl.errors import InputError
 from simrl.profile.hardware import MODELS
-from simrl.scenario.load import Choices, load_scenarios
+from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
 from simrl.scenario.model import Scenario
 
 KEYS = (
@@ -116,6 +116,37 @@ def test_a_reference_follows_overrides_and_variations(file):
     )
     paths = [s.profile.path for s in load_scenarios(file, ["model=qwen3-8b", "systems=[split]"])]
     assert paths == ["profiles/qwen3-8b_tp1.parquet", "profiles/qwen3-8b_tp2.parquet"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [{"seed": 1}, {"seed": 2}, {"seed": 3}],
+        [{"cluster.gpus": 4, "model": "own"}, {"cluster.gpus": 8, "model": "qwen3-8b"}],
+        [{"cluster.tp": 1}, {"cluster.tp": 2}],  # a reference follows it
+        [{"profile.path": "a.parquet"}, {"profile.path": "${model}.parquet"}, {"profile.path": "b.parquet"}],
+        [
+            {"workload.synthetic.steps": 3, "engine.block_size": 8},
+            {"workload.synthetic.steps": 4, "engine.block_size": 32},
+        ],
+        [{"training": {"mfu": 0.2}}, {"training": {"mfu": 0.3}}],
+        [{"systems_of": 1}, {"seed": -1}, {"cluster": 3}],  # each is refused
+    ],
+)
+def test_a_scenario_is_the_same_whatever_was_made_from_its_file_before(file, entries):
+    written(file, ("{roofline: {}}", "{path: 'x_${cluster.tp}.parquet'}"))
+    (file.parent / "own").mkdir()
+
+    def made(opened, entry):
+        settings = [Setting(key, value, f"{key}={value}") for key, value in entry.items()]
+        try:
+            return opened.scenario(settings, {"name": "areal", "eta": 2})
+        except InputError as error:
+            return str(error)
+
+    one = ScenarioFile(file)
+    for entry in entries * 2:
+        assert made(one, entry) == made(ScenarioFile(file), entry)
 
 
 def test_with_a_system_the_other_overrides_are_its_parameters(file):

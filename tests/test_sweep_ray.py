@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ class Foreign(Point):
 
 def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(planned: Plan, tmp_path: Path) -> None:
     point = planned.points[0]
-    other = Point(point.scenario, {**point.document, "code": "another"}, point.hash, point.files)
-    foreign = Foreign(point.scenario, point.document, point.hash, point.files)
+    other = replace(point, code={**point.code, "code": "another"})
+    foreign = Foreign(point.scenario, point.hash, point.files, point.code)
     with two_nodes() as (cluster, _):
         executor = RayCluster(cluster.address)
         for one, what in ((other, "has another version of simrl"), (foreign, "simrl_of_another_version")):

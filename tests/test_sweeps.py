@@ -302,7 +302,7 @@ def test_where_all_points_fail_the_command_fails(simrl):
 def test_a_process_that_dies_costs_its_point_a_try_and_the_others_nothing(file):
     found = planned(file, "seed=0..3", "systems=split")
     points = list(found.points)
-    points[1] = Deadly(points[1].scenario, points[1].document, points[1].hash, points[1].files)
+    points[1] = Deadly(points[1].scenario, points[1].hash, points[1].files, points[1].code)
     outcomes = dict(Processes(2).outcomes(points))
     assert set(outcomes) == {0, 1, 2, 3}
     lost = outcomes.pop(1)

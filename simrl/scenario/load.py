@@ -54,6 +54,14 @@ class Choices(NamedTuple):
 _NO_CHOICES = Choices()
 
 
+class _Alike(NamedTuple):
+    """What scenarios have in common that differ only in the values of some keys: the resolved data, and the valid sections that
+    no such key is in."""
+
+    data: Mapping[str, Any]
+    sections: Mapping[str, Any]
+
+
 class ScenarioFile:
     """A file after the `key=value` overrides: its systems, its variations, and the scenarios that they make.
 
@@ -67,6 +75,7 @@ class ScenarioFile:
     ) -> None:
         self.path = path = Path(path)
         self._config = _from_data(data, path) if data is not None else read_yaml(path, str(path), "a scenario", _KEYS)
+        self._alike: dict[tuple[str, ...], _Alike | None] = {}  # scenarios that differ in these keys alone
         if not isinstance(self._config, DictConfig) or not self._config:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
         for key in self._config:
@@ -81,21 +90,32 @@ class ScenarioFile:
 
     def scenario(self, varied: Sequence[Setting], system: Any) -> Scenario:
         """Return the scenario with these values and this system (a name, or a dictionary that has one)."""
+        own = {
+            "system": {str(key): value for key, value in _named(system).items()},
+            "variant": ", ".join(f"{setting.key}={setting.value}" for setting in varied),
+            "file": str(self.path),
+        }
+        keys = tuple(setting.key for setting in varied) if all(_is_plain(s.value) for s in varied) else None
+        if keys and (alike := self._alike.get(keys)) is not None:
+            with suppress(ValidationError):  # the long way says why
+                return self._validated({**_with_values(alike, varied), **own})
         config = self._config.copy()
         for setting in varied:
             _set(config, setting, self.path)
-        data = _plain(config, None, self.path)
-        data["system"] = {str(key): value for key, value in _named(system).items()}
-        data["variant"] = ", ".join(f"{setting.key}={setting.value}" for setting in varied)
-        data["file"] = str(self.path)
-        _find_files(data, self.path.parent)
         try:
-            return Scenario.model_validate(data)
+            scenario = self._validated({**_plain(config, None, self.path), **own})
+            if keys and keys not in self._alike:
+                self._alike[keys] = _alike(config, keys, _plain(config, None, self.path), scenario)
+            return scenario
         except ValidationError as error:
             key, message = explain(error, Scenario, "scenario")
             settings = (*varied, *self._settings)
             givers = [s.giver for s in settings if f"{key}.".startswith(f"{s.key}.") or s.key.startswith(f"{key}.")]
             raise InputError(f"{', '.join([str(self.path), *givers[:1]])}: {message}") from error
+
+    def _validated(self, data: dict[str, Any]) -> Scenario:
+        _find_files(data, self.path.parent)
+        return Scenario.model_validate(data)
 
     def scenarios(self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None) -> list[Scenario]:
         """Return every combination of the variations and systems, in the file's order; `choices` make systems of their own. An
@@ -314,6 +334,41 @@ def _set(config: DictConfig, setting: Setting, path: Path) -> None:
         OmegaConf.update(config, setting.key, setting.value, merge=merge)
     except (OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
         raise InputError(f"{place}: does not fit ({first_line(error)}); correct the key") from error
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value stands for itself alone."""
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and not set("$?") & set(value))
+
+
+def _alike(config: DictConfig, keys: Sequence[str], data: dict[str, Any], scenario: Scenario) -> _Alike | None:
+    """Return what scenarios with these keys have in common, given one of them and its data; None where one key is in another,
+    is a number, or a reference of the config may lead to it."""
+    parts = [part for key in keys for part in key.split(".")]
+    alone = [key for key in keys if sum(f"{key}.".startswith(f"{other}.") for other in keys) == 1]
+    written = repr(OmegaConf.to_container(config, resolve=False))
+    references = re.findall(r"\$\{([^}]*)", written)
+    followed = (f"{r}.".startswith(f"{key}.") or f"{key}.".startswith(f"{r}.") for r, key in product(references, keys))
+    known = all(re.fullmatch(r"\w+(\.\w+)*", reference) for reference in references)
+    if len(alone) < len(keys) or any(map(str.isdigit, parts)) or any(followed) or not known:
+        return None
+    changed = {key.partition(".")[0] for key in keys}
+    return _Alike(
+        data, {name: getattr(scenario, name) for name in _SECTIONS if name not in changed and name != "model"}
+    )
+
+
+def _with_values(alike: _Alike, varied: Sequence[Setting]) -> dict[str, Any]:
+    """Return the data of a scenario that is like others but for these values. It shares what it does not change."""
+    data: dict[str, Any] = {**alike.data, **alike.sections}
+    for setting in varied:
+        *keys, last = setting.key.split(".")
+        inside = data
+        for key in keys:
+            inside[key] = inside[key].copy()
+            inside = inside[key]
+        inside[last] = setting.value
+    return data
 
 
 def _entries(config: DictConfig, key: str, example: str, path: Path) -> list[Any]:

@@ -251,7 +251,7 @@ def _fetched(reference: Any) -> Outcome | Lost:
 
 def _simulate_on_node(point: Point, files: Mapping[str, tuple[Path, Any]]) -> Outcome | Lost:
     """Simulate a point on a node; `files` are the name and the stored contents of each path in the scenario."""
-    if point.document["code"] != code_digest():
+    if point.code["code"] != code_digest():
         raise RuntimeError(f"{socket.gethostname()} has another version of simrl")
     copies = {path: _copy(name, point.files[path], stored) for path, (name, stored) in files.items()}
     data = in_texts(point.scenario.model_dump(mode="json"), lambda text: copies.get(text, text))

@@ -30,6 +30,21 @@ _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _WHOLE = re.compile(r"[+-]?\d+")
 
 
+class Numbers(Sequence[Alternative]):
+    """The alternatives of a range of whole numbers: each is made when it is asked for."""
+
+    def __init__(self, key: str, numbers: range, giver: str) -> None:
+        self._key, self._numbers, self._giver = key, numbers, giver
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Numbers(self._key, self._numbers[place], self._giver)
+        return (Setting(self._key, self._numbers[place], self._giver),)
+
+
 class Listed(NamedTuple):
     """Alternatives that set equal or overlapping keys."""
 
@@ -87,7 +102,8 @@ class Varied(NamedTuple):
 
     def settings(self, key: str) -> list[Setting]:
         """Return every setting of a key in the lists."""
-        return [s for d in self.dimensions if isinstance(d, Listed) for a in d.alternatives for s in a if s.key == key]
+        lists = [d.alternatives for d in self.dimensions if isinstance(d, Listed) and key in d.keys]
+        return [setting for alternatives in lists for each in alternatives for setting in each if setting.key == key]
 
     def first(self) -> tuple[Setting, ...]:
         """Return the first combination."""
@@ -187,8 +203,10 @@ def _dimension(text: str) -> Dimension:
             return Between((key,), low, high, text)
         if high - low >= MOST_POINTS:
             raise InputError(f"{text!r}: {part} has more than {MOST_POINTS:,} values; choose fewer")
-        numbers = range(int(ends[1]), int(ends[2]) + 1)
-        alternatives += [(Setting(key, number, f"override {text!r}"),) for number in numbers]
+        numbers = Numbers(key, range(int(ends[1]), int(ends[2]) + 1), f"override {text!r}")
+        if len(parts) == 1:
+            return Listed((key,), numbers)
+        alternatives += numbers
     return Listed((key,), alternatives)
 
 
@@ -214,7 +232,8 @@ def _split(text: str) -> list[str]:
 
 def _of_the_file(file: ScenarioFile, swept: Iterable[Dimension]) -> list[Listed]:
     """Return the file's `vary`, without the keys that the command line varies."""
-    alternatives = (d.alternatives if isinstance(d, Listed) else [d.drawn(0.0)] for d in swept)
+    lists = (d.alternatives if isinstance(d, Listed) else [d.drawn(0.0)] for d in swept)
+    alternatives = (each[:1] if isinstance(each, Numbers) else each for each in lists)  # one number stands for all
     distinct = [tuple(varied) for varied in file.variations_beside(_joined(chain.from_iterable(alternatives)))]
     keys = dict.fromkeys(setting.key for setting in _joined(distinct))
     return [Listed(tuple(keys), distinct)] if keys else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,16 +30,25 @@ from simrl.systems.recipes import RECIPES
 T = TypeVar("T")
 Outcome = dict[str, Any]  # {"row": metrics by name}, or {"error": one line}
 _LABELS = ("name", "variant")  # of a scenario: nothing that is simulated depends on them
+_HASHED_APART = {*_LABELS, "system"}
+_FILES = (".parquet", ".json")  # ends of names of files that have no folder
+_QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 @dataclass(frozen=True)
 class Point:
-    """A scenario, the `document` that is hashed, and the digests of the files that the scenario names, by their paths."""
+    """A scenario, its hash, and the digests of the files that it names, by their paths, and of those that add its system."""
 
     scenario: Scenario
-    document: Mapping[str, Any]
     hash: str
     files: Mapping[str, str]
+    code: Mapping[str, Any]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All that is hashed, to read."""
+        data = self.scenario.model_dump(mode="json", exclude=set(_LABELS))
+        return {"scenario": in_texts(data, lambda text: self.files.get(text, text)), **self.code}
 
 
 class Digests:
@@ -50,21 +60,20 @@ class Digests:
 
 def make_point(scenario: Scenario, digests: Digests) -> Point:
     """Return the point of a scenario, with the present digests of the files that it names."""
-    files: dict[str, str] = {}
-
-    def content(value: str) -> str:
-        digest = digests.of(value)
-        if digest is None:
-            return value
-        files[value] = digest
-        return digest
-
-    data = scenario.model_dump(mode="json", exclude=set(_LABELS))
-    document = {"scenario": in_texts(data, content), "simrl_version": simrl.__version__, "code": code_digest()}
+    code: dict[str, Any] = {"simrl_version": simrl.__version__, "code": code_digest()}
     if added := _added_sources(scenario):
-        document["extensions"] = {f"{file.parent.name}/{file.name}": digests.of(str(file)) for file in added}
-    text = json.dumps(document, sort_keys=True, ensure_ascii=False)
-    return Point(scenario, document, hashlib.sha256(text.encode()).hexdigest(), files)
+        code["extensions"] = {f"{file.parent.name}/{file.name}": digests.of(str(file)) for file in added}
+    system = json.dumps(
+        scenario.system.model_dump(mode="json"), sort_keys=True
+    )  # its names are in the order of the user
+    text = f"{scenario.model_dump_json(exclude=_HASHED_APART)} {system}"
+    quoted = map(json.loads, _QUOTED.findall(text)) if "\\" in text else text.split('"')[1::2]
+    names = [name for name in quoted if "/" in name or ("." in name and name.endswith(_FILES))]
+    files = {name: digest for name in names if (digest := digests.of(name)) is not None}
+    for name, digest in files.items():
+        text = text.replace(f'"{name}"', f'"{digest}"')
+    text = f"{text} {list(files.values())} {code}"
+    return Point(scenario, hashlib.sha256(text.encode()).hexdigest(), files, code)
 
 
 def in_texts(data: Any, change: Callable[[str], str]) -> Any:
@@ -80,8 +89,6 @@ def in_texts(data: Any, change: Callable[[str], str]) -> Any:
 
 def _digest(text: str) -> str | None:
     """Return the digest of the file that a text names, or of the config.json of a model's folder; None if it names none."""
-    if "/" not in text and not text.endswith((".parquet", ".json")):
-        return None
     path = Path(text)
     try:
         file = path / "config.json" if (path / "config.json").is_file() else path

@@ -9,10 +9,20 @@ from token_traces import random_groups, trace_of
 
 from simrl.errors import InputError
 from simrl.speculation.acceptance import sample_key
+from simrl.speculation.decoding import packed
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import run_passes
-from simrl.speculation.run_model import Bucket, ResponseClass, RunModel, draw_runs, draw_trace_runs, fit_run_model
+from simrl.speculation.run_model import (
+    Bucket,
+    ResponseClass,
+    RunModel,
+    draw_runs,
+    draw_trace_runs,
+    fit_run_model,
+    rows_with_drafts,
+)
+from simrl.speculation.trace_runs import DrawnRuns, with_refusals
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 
 LENGTHS = np.random.default_rng(0).lognormal(6.5, 0.7, 3000).astype(np.int64) + 2
@@ -105,6 +115,27 @@ def test_rows_of_a_trace_have_drafts_where_their_prompts_have_a_history():
     assert served(1) == {(1, 0)} and served(2) == {(1, 0), (3, 0)}
     everywhere = MIXED.model_copy(update={"first_epoch": True})
     assert (draw_trace_runs(everywhere, trace, 0).first >= 0).all()
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.6])
+def test_runs_drawn_when_a_response_begins_are_those_of_the_whole_trace(factor):
+    random = np.random.default_rng(1)
+    trace = trace_of({(e, p): [[1] * int(n) for n in random.integers(1, 900, 3)] for e in range(2) for p in range(9)})
+    whole = with_refusals(draw_trace_runs(MIXED, trace, 4), trace, 4, factor)
+    tokens, all_runs = trace.column("response_tokens").tolist(), packed(whole)
+    runs = DrawnRuns(MIXED, trace, 4, factor, rows_with_drafts(MIXED, trace))
+    held: list[int] = []
+    for row in random.integers(0, len(trace), 300).tolist():
+        if row in held:
+            held.remove(row)
+            runs.free(row)
+        else:
+            held.append(row)
+            assert (runs.first(row, row) >= 0) == (whole.first[row] >= 0)
+        for other in held:  # none is overwritten
+            first, place, n = runs.first(other, other), whole.first[other], tokens[other]
+            assert first < 0 or (runs.packed[first : first + n] == all_runs[place : place + n]).all()
+    assert runs.packed.size < 4 * sum(tokens)
 
 
 def test_a_row_of_a_trace_is_drawn_from_its_samples_key():

@@ -1,5 +1,5 @@
-"""Speed of sweeps, each figure beside its bar: points of 64 GPUs and 5 steps, a point without its simulation, and the plan and a
-query of 100,000 points.
+"""Speed of sweeps, each figure beside its bar: points of 64 GPUs and 5 steps, a point without its simulation, and the plan and
+a query of 100,000 points.
 
 python experiments/bench/sweep.py [--points 1000] [--jobs 2] [--json]
 """

@@ -21,7 +21,7 @@ from simrl.runtime.rollout import Rollout
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.speculation.acceptance import sample_key
 from simrl.speculation.best_of_n import TailPlan
-from simrl.speculation.decoding import MODEL, RUNS, SIBLINGS, Decoding, read_only
+from simrl.speculation.decoding import MODEL, RUNS, SIBLINGS, Decoding, packed, read_only
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.draws import mixed
@@ -29,7 +29,7 @@ from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.matching import has_token_ids
 from simrl.speculation.plan import DraftPlan, decoding_of, with_text_times
 from simrl.speculation.siblings import SiblingIndex, WholeResponseRuns, sibling_index, whole_response_runs
-from simrl.speculation.trace_runs import accepted_prefixes, drawn_sibling_runs, text_runs
+from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sibling_runs, text_runs
 from simrl.trace.trace import Response, Sample, Trace
 
 MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
@@ -109,7 +109,7 @@ class Drafting:
         self._speculation = plan.speculation
         self._acceptance = plan.acceptance
         self._seed = seed
-        self._runs: AcceptRuns | None = None
+        self._runs: AcceptRuns | DrawnRuns | None = None
         self._siblings: SiblingIndex | None = None
         self._old: WholeResponseRuns | None = None
         self._builders: IndexBuilders | None = None
@@ -132,7 +132,8 @@ class Drafting:
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
-        self._own = decoding_of(plan, self._runs, self._siblings, deployment, max_num_seqs)
+        runs = self._runs.packed if isinstance(self._runs, DrawnRuns) else packed(self._runs) if self._runs else None
+        self._own = decoding_of(plan, runs, self._siblings, deployment, max_num_seqs)
         self._model_free = with_text_times(self._own, deployment.profile) if falls_back else None
         self.decoding = self._decoding_of(0)
 
@@ -148,26 +149,40 @@ class Drafting:
                 return
             if old and not engine.generated_tokens(slot):
                 engine.verify_old(slot, old, accepted)
-        elif self._acceptance is not None and engine.decoding is not self._model_free:
+        elif self._acceptance is not None and not _like(engine.decoding, self._model_free):
             key = sample_key(self._seed, sample.prompt_id, sample.epoch, sample.sample)
             engine.draft_from(slot, MODEL, key, self._acceptance.hardness(key, response.tokens))
         elif self._siblings is not None:
             engine.draft_from(slot, SIBLINGS, response.row)
         elif self._runs is not None:
-            first = int(self._runs.first[response.row])
             earlier = range(max(sample.epoch - self._speculation.epochs_back, 0), sample.epoch)
             ready = self._builders is None or self._builders.ready(sample.prompt_id, earlier, now_s)
-            if first >= 0 and ready:
+            if ready and (first := self._first_run(engine, slot, response.row)) >= 0:
                 engine.draft_from(slot, RUNS, first, window=self._budget(sample))
+
+    def _first_run(self, engine: Engine, slot: int, row: int) -> int:
+        """Return where the runs of a row begin in the array that the engine has, -1 if there are none."""
+        if not isinstance(self._runs, DrawnRuns):
+            return int(self._runs.first[row]) if self._runs is not None else -1
+        first, runs = self._runs.first((id(engine), slot), row), self._runs.packed
+        if runs is not self._own.runs:
+            self._own = self._own._replace(runs=runs)
+            self._model_free = self._model_free and self._model_free._replace(runs=runs)
+        assert engine.decoding is not None
+        if runs is not engine.decoding.runs:
+            engine.decoding = engine.decoding._replace(runs=runs)
+        return first
 
     def begins(self, sample: Sample) -> None:
         """Record that a sample begins, or goes on, at a worker."""
         if self._lengths is not None:
             self._lengths.expect([sample])
 
-    def ends(self, rollout: Rollout, now_s: float) -> None:
-        """Record that a sample is finished at its worker, or leaves it."""
+    def ends(self, engine: Engine, slot: int | None, rollout: Rollout, now_s: float) -> None:
+        """Record that a sample is finished at its worker, or leaves it; `slot` is its place in the engine, if it had one."""
         sample = rollout.sample
+        if isinstance(self._runs, DrawnRuns):
+            self._runs.free((id(engine), slot))
         if self._lengths is not None:
             self._lengths.observe([rollout])
         if rollout.done:
@@ -186,7 +201,7 @@ class Drafting:
         engine.forget_rows()
         engine.drift = self._drift(policy_version)
         before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
-        return engine.decoding is not before
+        return not _like(engine.decoding, before)
 
     def _drift(self, policy_version: int) -> float:
         """Return the drift of the drafter that comes with these weights."""
@@ -216,6 +231,11 @@ class Drafting:
             edges = np.quantile(medians, budget.quantiles) if medians else np.array([0.0, np.inf])
             self._edges[epoch] = finished, edges
         return budget.tokens[int(np.searchsorted(self._edges[epoch][1], median))]
+
+
+def _like(one: Decoding | None, other: Decoding | None) -> bool:
+    """Return whether two decodings differ in the array of their runs at most."""
+    return one is other or (one is not None and other is not None and one.round_s is other.round_s)
 
 
 def tail_drafting(tail: TailPlan, deployment: Deployment, max_num_seqs: int, seed: int) -> dict[str, Drafting]:

@@ -431,7 +431,7 @@ class SimulatedWorker:
         self._close_segment(request, now_s)
         rollout = self._with_drafts(request, request.so_far._replace(done=done))
         if self._drafting is not None:
-            self._drafting.ends(rollout, now_s)
+            self._drafting.ends(self.engine, request.slot, rollout, now_s)
         self._recorder.request_ended(rollout, rollout.tokens - request.tokens_before)
         return rollout
 

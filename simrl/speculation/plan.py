@@ -15,7 +15,7 @@ from simrl.errors import InputError
 from simrl.profile.hardware import model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, chains, packed, trees
+from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import (
     DraftTimes,
@@ -26,7 +26,6 @@ from simrl.speculation.draft_times import (
     profiled_drafts,
     text_drafts_of,
 )
-from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import Elastic, batch_gate
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.matching import has_token_ids
@@ -214,7 +213,7 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
 
 
 def decoding_of(
-    plan: DraftPlan, runs: AcceptRuns | None, siblings: SiblingIndex | None, deployment: Deployment, max_num_seqs: int
+    plan: DraftPlan, runs: Runs | None, siblings: SiblingIndex | None, deployment: Deployment, max_num_seqs: int
 ) -> Decoding:
     """Return a plan as engines take it, with the drafts of this trace's responses."""
     speculation, times = plan.speculation, plan.times
@@ -242,7 +241,7 @@ def decoding_of(
     else:
         decoding = chains(rule, times, plan.acceptance, MOST_PLANNED_WINDOW if plan.decoupled else 0)
     if runs is not None:
-        parts["runs"] = packed(runs)
+        parts["runs"] = runs
     if siblings is not None:
         parts["siblings"] = siblings
     return decoding._replace(**parts)

@@ -191,20 +191,26 @@ def draw_runs(
     lengths = np.where(served, tokens, 0)
     drafted, accepted = np.zeros((2, int(lengths.sum())), dtype=np.uint8)
     runs = AcceptRuns(np.where(served, np.cumsum(lengths) - lengths, -1), drafted, accepted)
-    _draw(runs, tokens, keys.astype(np.int64), tokens > model.typical_tokens, _compiled(model))
+    _draw(runs, tokens, keys.astype(np.int64), tokens > model.typical_tokens, compiled_model(model))
     return runs
 
 
 def draw_trace_runs(model: RunModel, trace: Trace, seed: int, epochs_back: int = 1) -> AcceptRuns:
     """Draw runs for the rows of a trace. Unless the model drafts in the first epoch, a row has drafts if its prompt has
     responses in one of the `epochs_back` epochs before its own."""
-    has_history = None
-    if not model.first_epoch:
-        keys, epochs = epoch_keys(trace)
-        known = np.unique(keys)
-        oldest = np.searchsorted(known, keys - np.minimum(keys % epochs, epochs_back))
-        has_history = oldest < np.searchsorted(known, keys)
-    return draw_runs(model, trace.column("response_tokens"), sample_keys(trace, seed), has_history)
+    served = rows_with_drafts(model, trace, epochs_back)
+    return draw_runs(model, trace.column("response_tokens"), sample_keys(trace, seed), served)
+
+
+def rows_with_drafts(model: RunModel, trace: Trace, epochs_back: int = 1) -> NDArray[np.bool_]:
+    """Return which rows of a trace have drafts, as `draw_trace_runs` draws them."""
+    if model.first_epoch:
+        return np.ones(len(trace), dtype=np.bool_)
+    keys, epochs = epoch_keys(trace)
+    known = np.unique(keys)
+    oldest = np.searchsorted(known, keys - np.minimum(keys % epochs, epochs_back))
+    served: NDArray[np.bool_] = oldest < np.searchsorted(known, keys)
+    return served
 
 
 def sample_keys(trace: Trace, seed: int) -> Ints:
@@ -217,7 +223,7 @@ def _keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
     return np.array([sample_key(seed, prompt[i], epoch[i], sample[i]) for i in range(prompt.shape[0])])
 
 
-class _Compiled(NamedTuple):
+class CompiledModel(NamedTuple):
     """A run model for compiled code. `edges` are the cumulative shares of the classes, of short and of long responses, shape
     (2, classes); `gaps` and `hits` are `_table`s."""
 
@@ -229,12 +235,13 @@ class _Compiled(NamedTuple):
     most: int
 
 
-def _compiled(model: RunModel) -> _Compiled:
+def compiled_model(model: RunModel) -> CompiledModel:
+    """Return a model for compiled code."""
     classes = model.classes
     edges = np.cumsum([[c.share for c in classes], [c.share_of_long for c in classes]], axis=1)
     wrong_drafts = np.array([c.wrong_drafts for c in classes])
     gaps, hits = _table([c.gaps for c in classes]), _table([c.hits for c in classes])
-    return _Compiled(edges / edges[:, -1:], wrong_drafts, gaps, hits, model.beyond_tokens, model.most_tokens)
+    return CompiledModel(edges / edges[:, -1:], wrong_drafts, gaps, hits, model.beyond_tokens, model.most_tokens)
 
 
 def _table(classes: list[tuple[Bucket, ...]]) -> Floats:
@@ -262,28 +269,35 @@ def _length(buckets: Floats, u: float, v: float) -> int:
 
 
 @njit(cache=True)
-def _draw(runs: AcceptRuns, response_tokens: Ints, keys: Ints, long: NDArray[np.bool_], model: _Compiled) -> None:
+def _draw(runs: AcceptRuns, response_tokens: Ints, keys: Ints, long: NDArray[np.bool_], model: CompiledModel) -> None:
     """Fill `drafted` and `accepted`, which are 0."""
-    drafted, accepted = runs.drafted, runs.accepted
     for row in np.flatnonzero(runs.first >= 0):
-        at, end, key = runs.first[row], response_tokens[row], keys[row]
-        kind = 0
-        while uniform(key, _CLASS) > model.edges[int(long[row]), kind]:
-            kind += 1
-        p, place = 1, 0
-        while p < end:
-            stop = min(p + _length(model.gaps[kind], uniform(key, place), uniform(key, place + 1)), end)
-            hit = _length(model.hits[kind], uniform(key, place + 2), uniform(key, place + 3))
-            place += 4
-            while p < stop:
-                after_hit = accepted[at + p - 1] > 0  # the draft goes on, and is wrong
-                if after_hit or uniform(key, place) < model.wrong_drafts[kind]:
-                    drafted[at + p] = min(model.beyond, model.most)
-                place += 1
-                p += 1
-            stop = min(p + hit, end)
-            while p < stop:
-                a = min(stop - p, model.most)
-                accepted[at + p] = a
-                drafted[at + p] = min(a + model.beyond, model.most)
-                p += 1
+        at = runs.first[row]
+        draw_response(runs.drafted[at:], runs.accepted[at:], response_tokens[row], keys[row], long[row], model)
+
+
+@njit(cache=True)
+def draw_response(
+    drafted: NDArray[np.uint8], accepted: NDArray[np.uint8], end: int, key: int, long: bool, model: CompiledModel
+) -> None:
+    """Fill the runs of a response of `end` tokens, which are 0."""
+    kind = 0
+    while uniform(key, _CLASS) > model.edges[int(long), kind]:
+        kind += 1
+    p, place = 1, 0
+    while p < end:
+        stop = min(p + _length(model.gaps[kind], uniform(key, place), uniform(key, place + 1)), end)
+        hit = _length(model.hits[kind], uniform(key, place + 2), uniform(key, place + 3))
+        place += 4
+        while p < stop:
+            after_hit = accepted[p - 1] > 0  # the draft goes on, and is wrong
+            if after_hit or uniform(key, place) < model.wrong_drafts[kind]:
+                drafted[p] = min(model.beyond, model.most)
+            place += 1
+            p += 1
+        stop = min(p + hit, end)
+        while p < stop:
+            a = min(stop - p, model.most)
+            accepted[p] = a
+            drafted[p] = min(a + model.beyond, model.most)
+            p += 1

@@ -9,7 +9,7 @@ drafts; and what is accepted at one factor is accepted at every larger one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,25 +24,88 @@ from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.matching import Ints, epoch_keys, has_token_ids, token_ids
 from simrl.speculation.methods import Speculation
 from simrl.speculation.ngram import ngram_runs
-from simrl.speculation.run_model import draw_trace_runs, sample_keys
+from simrl.speculation.run_model import (
+    CompiledModel,
+    RunModel,
+    compiled_model,
+    draw_response,
+    rows_with_drafts,
+    sample_keys,
+)
 from simrl.trace.trace import Trace
 
 _REFUSED = -2  # the place, under a sample's key, of the key of these draws; -1 is a run model's
 
 
-def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:
+class DrawnRuns:
+    """The runs of responses that are generated now, on a trace without token ids: each is drawn when its response begins
+    somewhere, so memory follows the batch and not the trace.
+
+    `packed` has them as engines read them (`decoding.packed`); it is another array where it had to grow. The numbers are those
+    of `draw_trace_runs` and `with_refusals`. Without `served`, shape (rows,), a row has no drafts.
+    """
+
+    def __init__(self, model: RunModel, trace: Trace, seed: int, factor: float, served: NDArray[np.bool_]) -> None:
+        self._model, self._factor, self._served = compiled_model(model), factor, served
+        self._tokens, self._keys = trace.column("response_tokens").astype(np.int64), sample_keys(trace, seed)
+        self._long = self._tokens > model.typical_tokens
+        _, begin, end = trace.step_slices[0]
+        self.packed = np.zeros(
+            2 * int(self._tokens[begin:end].sum()), np.uint16
+        )  # often enough; what is not used takes no memory
+        self._used = 0
+        self._free: dict[int, list[int]] = {}  # by size
+        self._held: dict[Hashable, tuple[int, int]] = {}  # first and size, by holder
+
+    def first(self, holder: Hashable, row: int) -> int:
+        """Return where a holder's runs of a row begin, -1 if the row has no drafts. A holder has one row until `free`."""
+        if not self._served[row]:
+            return -1
+        if holder not in self._held:
+            tokens = self._tokens.item(row)
+            size = 1 << (tokens - 1).bit_length()
+            same = self._free.setdefault(size, [])
+            first = same.pop() if same else self._used
+            self._used = max(self._used, first + size)
+            if self._used > self.packed.size:
+                self.packed = np.concatenate((self.packed, np.zeros(self._used, np.uint16)))
+            self._held[holder] = first, size
+            key, out = self._keys.item(row), self.packed[first : first + tokens]
+            _draw_packed(out, key, self._long.item(row), self._model, self._factor)
+        return self._held[holder][0]
+
+    def free(self, holder: Hashable) -> None:
+        """Let the place of a holder's runs be used again."""
+        if holder in self._held:
+            first, size = self._held.pop(holder)
+            self._free[size].append(first)
+
+
+@njit(cache=True)
+def _draw_packed(out: NDArray[np.uint16], key: int, long: bool, model: CompiledModel, factor: float) -> None:
+    """Draw the runs of a response, as `decoding.packed` has them."""
+    drafted, accepted = np.zeros(out.size, np.uint8), np.zeros(out.size, np.uint8)
+    draw_response(drafted, accepted, out.size, key, long, model)
+    if factor < 1.0:
+        _cut(accepted, key, factor)
+    for p in range(out.size):
+        out[p] = accepted[p] * 256 + drafted[p]
+
+
+def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns | DrawnRuns:
     """Return what a text drafter (history, ngram or a method's own) drafts on a trace."""
+    factor = inputs.acceptance_factor
     if not has_token_ids(trace):
         model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
-        runs = draw_trace_runs(model, trace, seed, speculation.epochs_back)
-    elif speculation.make_drafter is not None:
+        return DrawnRuns(model, trace, seed, factor, rows_with_drafts(model, trace, speculation.epochs_back))
+    if speculation.make_drafter is not None:
         runs = drafter_runs(trace, speculation.make_drafter)
     elif speculation.drafter == "ngram":
         runs = ngram_runs(trace)
     else:
         threads = os.cpu_count() or 1
         runs = history_runs(trace, speculation.history, speculation.epochs_back, MOST_DRAFT_TOKENS, threads)
-    return with_refusals(runs, trace, seed, inputs.acceptance_factor)
+    return with_refusals(runs, trace, seed, factor)
 
 
 def history_runs(
@@ -121,13 +184,13 @@ def drafter_runs(trace: Trace, make_drafter: Callable[[], Drafter], most_tokens:
     return AcceptRuns(first[:-1].copy(), drafted, accepted)
 
 
-def drawn_sibling_runs(inputs: SpeculationInputs, trace: Trace, seed: int) -> AcceptRuns:
+def drawn_sibling_runs(inputs: SpeculationInputs, trace: Trace, seed: int) -> DrawnRuns:
     """Return what siblings draft on a trace without token ids; a response alone in its group has none to draft from."""
-    drawn = draw_trace_runs(inputs.runs_of("siblings"), trace, seed)
-    runs = with_refusals(drawn, trace, seed, inputs.acceptance_factor)
-    groups = np.column_stack((trace.column("step"), trace.column("prompt_id")))
-    _, group, sizes = np.unique(groups, axis=0, return_inverse=True, return_counts=True)
-    return runs._replace(first=np.where(sizes[group.ravel()] == 1, -1, runs.first))
+    model = inputs.runs_of("siblings")
+    step, prompt = (trace.column(name).astype(np.int64) for name in ("step", "prompt_id"))
+    _, group, sizes = np.unique(step * (prompt.max() + 1) + prompt, return_inverse=True, return_counts=True)
+    served = rows_with_drafts(model, trace) & (sizes[group] > 1)
+    return DrawnRuns(model, trace, seed, inputs.acceptance_factor, served)
 
 
 def with_refusals(runs: AcceptRuns, trace: Trace, seed: int, factor: float) -> AcceptRuns:
@@ -151,12 +214,18 @@ def _cut_short(first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Int
     for row in range(first.shape[0]):
         if first[row] < 0:
             continue
-        key, refused = mixed(keys[row], _REFUSED), tokens[row]
-        for p in range(tokens[row] - 1, -1, -1):
-            if uniform(key, p) >= factor:
-                refused = p
-            out[first[row] + p] = min(int(out[first[row] + p]), refused - p)
+        _cut(out[first[row] : first[row] + tokens[row]], keys[row], factor)
     return out
+
+
+@njit(cache=True)
+def _cut(accepted: NDArray[np.uint8], key: int, factor: float) -> None:
+    """Cut the accepted tokens of a response, at every position, at the first that is refused."""
+    key, refused = mixed(key, _REFUSED), accepted.size
+    for p in range(accepted.size - 1, -1, -1):
+        if uniform(key, p) >= factor:
+            refused = p
+        accepted[p] = min(int(accepted[p]), refused - p)
 
 
 @njit(cache=True)

@@ -144,10 +144,10 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
     """Whatever a sample is given to draft from was generated, to its end, before."""
     finished, given = set(), []
 
-    def ends(self, rollout, now_s):
+    def ends(self, engine, slot, rollout, now_s):
         if rollout.done:
             finished.add((rollout.sample.prompt_id, rollout.sample.epoch, rollout.sample.sample))
-        real_ends(self, rollout, now_s)
+        real_ends(self, engine, slot, rollout, now_s)
 
     def give(self, engine, slot, sample, response, now_s):
         before = engine._state.drafts[slot].copy()

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
@@ -297,6 +296,8 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
 
     Raises `ValueError` for a `least_pass_s`, which belongs to a scenario and has no place in the file.
     """
+    import pandas as pd  # takes 0.1 s to import
+
     t = profile.tables
     if t.least_pass_s:
         raise ValueError("least_pass_s is a scenario's correction; write the profile without it")
@@ -332,46 +333,53 @@ def read_profile(path: str | Path) -> TableProfile:
         found = f"no column {missing[0]!r}" if missing else "no profile metadata"
         raise InputError(f"{path}: {found}; a profile is a file that `simrl profile derive` wrote")
     try:
-        rows = table.select(COLUMNS.names).cast(COLUMNS).to_pandas()
+        columns = table.select(COLUMNS.names).cast(COLUMNS)
+        rows = {name: columns[name].to_numpy() for name in COLUMNS.names}
     except (pa.ArrowException, ValueError) as error:
         raise InputError(f"{path}: a column is not numeric ({first_line(error)}); derive the profile again") from error
     return TableProfile(_tables_from_rows(rows, str(path)), metadata, origin=str(path))
 
 
-def _tables_from_rows(every: pd.DataFrame, origin: str) -> Tables:
+def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
+    """Return the tables of a file's columns, a missing number being NaN."""
+
+    def of(name: str, column: str) -> Floats:
+        values: Floats = every[column][every["table"] == name]
+        return values
+
     grids: list[Floats] = []
     for name, axes in TABLES.items():
-        rows = every[every["table"] == name]
-        if rows.empty:
+        seconds, places = of(name, "seconds"), np.array([of(name, axis) for axis in axes])
+        if not seconds.size:
             raise InputError(f"{origin}: no rows of the table {name!r}; derive the profile again")
-        if rows[list(axes)].isna().any(axis=None):
+        if np.isnan(places).any():
             raise InputError(
                 f"{origin}: table {name!r} has rows without {' and '.join(axes)}; fill them or drop the rows"
             )
-        ticks = [np.unique(rows[axis]) for axis in axes]
+        ticks = [np.unique(place) for place in places]
         shape = [len(t) for t in ticks]
-        if math.prod(shape) > MOST_HOLES * len(rows):
+        if math.prod(shape) > MOST_HOLES * seconds.size:
             raise InputError(
-                f"{origin}: table {name!r} has {len(rows):,} rows for a grid of {' × '.join(map(str, shape))} points; "
+                f"{origin}: table {name!r} has {seconds.size:,} rows for a grid of {' × '.join(map(str, shape))} points; "
                 "measure all of them, or fewer ticks"
             )
-        if rows.duplicated(list(axes)).any():
+        if np.unique(places, axis=1).shape[1] < seconds.size:
             raise InputError(f"{origin}: table {name!r} has two rows for one point of its grid; keep one")
         values = np.full(shape, np.nan)
-        values[tuple(np.searchsorted(t, rows[axis]) for t, axis in zip(ticks, axes, strict=True))] = rows["seconds"]
+        values[tuple(np.searchsorted(t, place) for t, place in zip(ticks, places, strict=True))] = seconds
         grids += [*ticks, values]
-    pause = every.loc[every["table"] == "between_passes", "seconds"]
+    pause = of("between_passes", "seconds")
     if pause.size != 1:
         raise InputError(
             f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
         )
-    alone, beside = (every[every["table"] == name] for name in STRAGGLERS)
-    sequences = alone["sequences"].to_numpy()
-    if not np.array_equal(sequences, beside["sequences"]):
+    sequences, beside = (of(name, "sequences") for name in STRAGGLERS)
+    if not np.array_equal(sequences, beside):
         raise InputError(
             f"{origin}: the tables {' and '.join(STRAGGLERS)} have different sequences; derive the profile again"
         )
-    return Tables._make([*grids, float(pause.iloc[0]), sequences, np.array([alone["seconds"], beside["seconds"]]), 0.0])
+    stragglers = np.array([of(name, "seconds") for name in STRAGGLERS])
+    return Tables._make([*grids, float(pause[0]), sequences, stragglers, 0.0])
 
 
 def _validate(tables: Tables, origin: str) -> None:

@@ -15,7 +15,6 @@ from typing import Annotated, Literal
 import numpy as np
 from numba import njit
 from pydantic import BaseModel, Field
-from scipy.special import ndtri
 
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
@@ -67,6 +66,8 @@ class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         """Return the hardness of the response with this key, before drift."""
         ln = self.length_exponent * math.log(response_tokens / self.typical_tokens)
         if self.spread:
+            from scipy.special import ndtri  # takes 0.1 s to import
+
             ln += self.spread * float(ndtri(uniform(key, _HARDNESS)))
         return math.exp(min(max(ln, -20.0), 20.0))
 

@@ -52,10 +52,10 @@ class Engines(NamedTuple):
     totals: NDArray[Any]
     ahead_requests: NDArray[Any]
     ahead_totals: NDArray[Any]
-    requests_bytes: NDArray[np.uint8]  # of these: records are slow to copy
-    totals_bytes: NDArray[np.uint8]
-    ahead_requests_bytes: NDArray[np.uint8]
-    ahead_totals_bytes: NDArray[np.uint8]
+    requests_words: Ints  # of these: records are slow to copy
+    totals_words: Ints
+    ahead_requests_words: Ints
+    ahead_totals_words: Ints
     drafts: Records
     next_stop_s: Floats
     here: Ints  # tickets in each engine
@@ -150,9 +150,16 @@ def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: floa
 @njit(cache=True)
 def look_ahead(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     """Find an engine's next stop from where it stands."""
-    f.ahead_requests_bytes[worker] = f.requests_bytes[worker]
-    f.ahead_totals_bytes[worker] = f.totals_bytes[worker]
+    _copy(f.requests_words, f.ahead_requests_words, worker)
+    _copy(f.totals_words, f.ahead_totals_words, worker)
     _go_on(f, worker, tables, limits)
+
+
+@njit(cache=True)
+def _copy(here: Ints, there: Ints, row: int) -> None:
+    """Copy a row; an assignment to it takes a second to compile."""
+    for i in range(here.shape[1]):
+        there[row, i] = here[row, i]
 
 
 @njit(cache=True)
@@ -166,8 +173,8 @@ def _go_on(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
 @njit(cache=True)
 def move_to_next_stop(f: Engines, worker: int) -> None:
     """Move an engine to its next stop."""
-    f.requests_bytes[worker] = f.ahead_requests_bytes[worker]
-    f.totals_bytes[worker] = f.ahead_totals_bytes[worker]
+    _copy(f.ahead_requests_words, f.requests_words, worker)
+    _copy(f.ahead_totals_words, f.totals_words, worker)
     f.next_stop_s[worker] = np.inf
 
 
@@ -268,16 +275,16 @@ class Fleet:
         n = len(engines)
         self.engines = engines
         self._shared = tables, limits
-        no_bytes = np.zeros((n, 0), np.uint8)
+        no_words = np.zeros((n, 0), np.int64)
         self.arrays = Engines(
             requests=np.zeros((n, 0), REQUESTS),
             totals=np.zeros((n, 0), TOTALS),
             ahead_requests=np.zeros((n, 0), REQUESTS),
             ahead_totals=np.zeros((n, 0), TOTALS),
-            requests_bytes=no_bytes,
-            totals_bytes=no_bytes,
-            ahead_requests_bytes=no_bytes,
-            ahead_totals_bytes=no_bytes,
+            requests_words=no_words,
+            totals_words=no_words,
+            ahead_requests_words=no_words,
+            ahead_totals_words=no_words,
             drafts=np.zeros(0, DRAFTS),
             next_stop_s=np.full(n, np.inf),
             here=np.zeros(n, np.int64),
@@ -396,10 +403,10 @@ class Fleet:
             totals=totals,
             ahead_requests=ahead_requests,
             ahead_totals=ahead_totals,
-            requests_bytes=requests.view(np.uint8),
-            totals_bytes=totals.view(np.uint8),
-            ahead_requests_bytes=ahead_requests.view(np.uint8),
-            ahead_totals_bytes=ahead_totals.view(np.uint8),
+            requests_words=requests.view(np.int64),
+            totals_words=totals.view(np.int64),
+            ahead_requests_words=ahead_requests.view(np.int64),
+            ahead_totals_words=ahead_totals.view(np.int64),
             drafts=drafts,
         )
         for worker, engine in enumerate(self.engines):

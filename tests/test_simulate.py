@@ -14,6 +14,7 @@ from simrl.profile.hardware import gpu, model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.result.result import METADATA_FILE, TABLES
+from simrl.runtime import recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
@@ -202,6 +203,15 @@ def test_the_same_scenario_gives_the_same_bytes(tmp_path, name):
         (tmp_path / folder).mkdir()
         simulate(scenario(name, seed=3)).write(tmp_path / folder)
     assert files(tmp_path / "first") == files(tmp_path / "second")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_is_the_same_whether_its_trained_samples_are_put_away_or_not(tmp_path, name, monkeypatch):
+    for folder, most in (("kept", 10**9), ("put_away", 5)):
+        monkeypatch.setattr(recorder, "MOST_TRAINED", most)
+        (tmp_path / folder).mkdir()
+        simulate(scenario(name, steps=5)).write(tmp_path / folder)
+    assert files(tmp_path / "kept") == files(tmp_path / "put_away")
 
 
 def test_another_process_gives_the_same_bytes_for_every_system_and_another_seed_others(tmp_path):

@@ -110,6 +110,10 @@ class Dispatcher:
         self._expected.update(sample.uid for sample in new)
         self.history.expect(new)
 
+    def forget(self, uids: Iterable[int]) -> None:
+        """Forget samples that will not be submitted again."""
+        self._expected.difference_update(uids)
+
     def _came_back_in_groups(self, event: Any) -> None:
         new = [rollout for rollout in event.value if not self._recorder.is_back(rollout)]
         self._recorder.came_back(new)

@@ -7,6 +7,7 @@ finish are the short ones.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -23,27 +24,28 @@ class LengthHistory:
     def __init__(self) -> None:
         self._lengths: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._unfinished: dict[tuple[int, int], int] = defaultdict(int)  # by prompt and epoch
-        # Not in these yet: most schedules never ask.
-        self._expected: list[Sample] = []
-        self._observed: list[Rollout] = []
+        # Not in these yet, for most schedules never ask: prompt and epoch, and the tokens of what is finished, else -1.
+        self._expected = array("q")
+        self._observed = array("q")
 
     def expect(self, samples: Iterable[Sample]) -> None:
         """Expect responses."""
-        self._expected += samples
+        self._expected.extend(number for sample in samples for number in (sample.prompt_id, sample.epoch))
 
     def observe(self, rollouts: Iterable[Rollout]) -> None:
         """Record responses that are finished, or expect them no longer."""
-        self._observed += rollouts
+        for rollout in rollouts:
+            sample = rollout.sample
+            self._observed.extend((sample.prompt_id, sample.epoch, rollout.tokens if rollout.done else -1))
 
     def _take_in(self) -> None:
-        for sample in self._expected:
-            self._unfinished[sample.prompt_id, sample.epoch] += 1
-        for rollout in self._observed:
-            sample = rollout.sample
-            if rollout.done:
-                self._lengths[sample.prompt_id][sample.epoch].append(rollout.tokens)
-            self._unfinished[sample.prompt_id, sample.epoch] -= 1
-        self._expected, self._observed = [], []
+        for prompt_id, epoch in zip(*[iter(self._expected)] * 2, strict=True):
+            self._unfinished[prompt_id, epoch] += 1
+        for prompt_id, epoch, tokens in zip(*[iter(self._observed)] * 3, strict=True):
+            if tokens >= 0:
+                self._lengths[prompt_id][epoch].append(tokens)
+            self._unfinished[prompt_id, epoch] -= 1
+        self._expected, self._observed = array("q"), array("q")
 
     def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
         """Return the tokens of the prompt's responses in its latest complete epoch before this one; empty if there is none."""

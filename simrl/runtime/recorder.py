@@ -1,22 +1,44 @@
-"""Recorder: schedules and workers write what happens through it; `result` makes the four tables."""
+"""Recorder: schedules and workers write what happens through it; `result` makes the four tables.
+
+Invariant: simulated rollouts that are trained are put away as rows of these tables, many at a time, and forgotten: memory
+follows what is under way, and the tables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from simrl.result.result import TABLES, Lane, Result, SampleRow, Span, Step, Work
 from simrl.runtime.rollout import Rollout, Segment
 from simrl.trace.trace import Sample
 
+MOST_TRAINED = 2**16  # rollouts that are trained and not put away
+
+
+class _Rows(NamedTuple):
+    """Rows of rollouts; `context` has the tokens of each, and the tokens that it was given, shape (2, rollouts)."""
+
+    samples: pa.Table
+    segments: pa.Table
+    context: NDArray[np.int64]
+
 
 class Recorder:
-    """The events of a run so far; `result` makes its tables."""
+    """The events of a run so far; `result` makes its tables. `on_put_away` is called with the uids of samples that nobody asks
+    for any more."""
 
-    def __init__(self, lanes: Sequence[Lane], on_step: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        on_step: Callable[[int], None] | None = None,
+        on_put_away: Callable[[Sequence[int]], None] = lambda uids: None,
+    ) -> None:
         self.lanes = tuple(lanes)
         self._on_step = on_step
         self.spans: list[Span] = []
@@ -29,6 +51,9 @@ class Recorder:
         self._generated: dict[int, int] = {}  # tokens of all its requests
         self._trained: dict[int, int] = {}
         self._dropped: set[int] = set()
+        self._on_put_away = on_put_away
+        self._put_away: list[_Rows] = []
+        self._is_put_away = bytearray()  # by uid
 
     def span(
         self,
@@ -53,7 +78,7 @@ class Recorder:
         had = before.tokens if before else 0
         new = rollout.tokens - had if generated_tokens is None else generated_tokens
         self._generated[uid] = self._generated.get(uid, 0) + new
-        if rollout.tokens >= had and uid not in self._finished:
+        if rollout.tokens >= had and not self._is_finished(uid):
             self._rollouts[uid] = rollout
 
     def came_back(self, rollouts: Sequence[Rollout]) -> None:
@@ -63,41 +88,85 @@ class Recorder:
 
     def is_back(self, rollout: Rollout) -> bool:
         """Return whether a sample has come back finished."""
-        return rollout.sample.uid in self._finished
+        return self._is_finished(rollout.sample.uid)
+
+    def _is_finished(self, uid: int) -> bool:
+        return uid in self._finished or self._gone(uid)
+
+    def _gone(self, uid: int) -> bool:
+        return uid < len(self._is_put_away) and self._is_put_away[uid] == 1
 
     def trained(self, step: Step, rollouts: Sequence[Rollout]) -> None:
         """Record a policy update on these rollouts. A sample is trained once: a second time is a bug in the schedule."""
         for rollout in rollouts:
             uid = rollout.sample.uid
-            if uid in self._trained or uid in self._dropped or not rollout.done:
+            if uid in self._trained or uid in self._dropped or self._gone(uid) or not rollout.done:
                 raise RuntimeError(f"sample {uid} in step {step.step} was trained or dropped before, or is unfinished")
             self._trained[uid] = step.step
         self.steps.append(step)
+        if len(self._trained) >= MOST_TRAINED and rollouts and rollouts[0].token_ids is None:
+            self._put_trained_away()
         if self._on_step is not None:
             self._on_step(step.step)
 
     def dropped(self, rollouts: Sequence[Rollout]) -> None:
         """Record rollouts that a rule of the schedule drops, finished or not."""
         for rollout in rollouts:
-            self._rollouts.setdefault(rollout.sample.uid, rollout)
-            self._dropped.add(rollout.sample.uid)
+            if not self._gone(rollout.sample.uid):
+                self._rollouts.setdefault(rollout.sample.uid, rollout)
+                self._dropped.add(rollout.sample.uid)
 
     def rollouts(self) -> list[Rollout]:
-        """Return every sample as it is now, in the order of their uids."""
+        """Return every sample as it is now, in the order of their uids, but for those that were put away."""
         return [self._rollouts[uid] for uid in sorted(self._rollouts)]
+
+    def context(self) -> NDArray[np.int64]:
+        """Return the tokens of every rollout, and the tokens that it was given (its prompt, its environment's); shape (2,
+        rollouts), in the order of their uids."""
+        rollouts = self.rollouts()
+        contexts = np.hstack([*(rows.context for rows in self._put_away), _context(rollouts)])
+        uids = [*(rows.samples["uid"].to_numpy() for rows in self._put_away), [each.sample.uid for each in rollouts]]
+        return contexts[:, np.argsort(np.concatenate(uids))]
 
     def result(self, end_s: float, metadata: dict[str, Any]) -> Result:
         """Return the tables of everything up to `end_s`. Spans that reach beyond are cut there."""
-        rollouts = self.rollouts()
-        uids = [rollout.sample.uid for rollout in rollouts for _ in rollout.segments]
-        segments = [segment for rollout in rollouts for segment in rollout.segments]
+        rows = self._rows(self.rollouts())
+        if self._put_away:
+            samples, segments, _ = zip(*self._put_away, rows, strict=True)
+            rows = rows._replace(samples=self._with_late_copies(_in_order(samples)), segments=_in_order(segments))
         return Result(
             spans=self._spans_table(end_s),
             steps=_table("steps", self.steps),
-            samples=self._samples_table(rollouts),
-            segments=_table_of("segments", [uids, *_columns(segments, Segment._fields)]),
+            samples=rows.samples,
+            segments=rows.segments,
             metadata={**metadata, "end_s": end_s},
         )
+
+    def _put_trained_away(self) -> None:
+        uids = sorted(self._trained)
+        self._put_away.append(self._rows([self._rollouts.pop(uid) for uid in uids]))
+        self._is_put_away.extend(bytes(max(uids[-1] + 1 - len(self._is_put_away), 0)))
+        for uid in uids:
+            self._is_put_away[uid] = 1
+            self._generated.pop(uid, None)
+        self._finished.difference_update(uids)
+        self._trained.clear()
+        self._on_put_away(uids)
+
+    def _rows(self, rollouts: Sequence[Rollout]) -> _Rows:
+        uids = [rollout.sample.uid for rollout in rollouts for _ in rollout.segments]
+        segments = [segment for rollout in rollouts for segment in rollout.segments]
+        table = _table_of("segments", [uids, *_columns(segments, Segment._fields)])
+        return _Rows(self._samples_table(rollouts), table, _context(rollouts))
+
+    def _with_late_copies(self, samples: pa.Table) -> pa.Table:
+        """Return the samples with the tokens of copies that still ran when their samples were put away."""
+        late = [uid for uid in self._generated if self._gone(uid)]
+        if not late:
+            return samples
+        tokens = samples["duplicate_tokens"].to_numpy().copy()
+        tokens[np.searchsorted(samples["uid"].to_numpy(), late)] += [self._generated[uid] for uid in late]
+        return samples.set_column(samples.column_names.index("duplicate_tokens"), "duplicate_tokens", [tokens])
 
     def _spans_table(self, end_s: float) -> pa.Table:
         by_lane: list[list[Span]] = [[] for _ in self.lanes]
@@ -153,6 +222,20 @@ class Recorder:
         if uid in self._trained:
             return "trained"
         return "dropped" if uid in self._dropped else "buffered" if rollout.done else "in_flight"
+
+
+def _context(rollouts: Sequence[Rollout]) -> NDArray[np.int64]:
+    given = [rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts]
+    return np.array([[rollout.tokens for rollout in rollouts], given], np.int64)
+
+
+def _in_order(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of several tables in the order of their uids."""
+    plain = pa.schema(
+        (field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in tables[0].schema
+    )
+    table = pa.concat_tables([table.cast(plain) for table in tables])
+    return table.take(np.argsort(table["uid"].to_numpy(), kind="stable")).combine_chunks().cast(tables[0].schema)
 
 
 def _cut(span: Span, end_s: float) -> Span:

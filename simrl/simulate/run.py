@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
@@ -24,7 +25,6 @@ from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.rollout import Rollout
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.trainer import Rewarder, SimulatedRewarder, SimulatedTrainer, Trainer
@@ -90,7 +90,7 @@ class Schedule:
             if step + 1 == scenario.steps:
                 self._finished.succeed()
 
-        self.recorder = Recorder(lanes, stepped)
+        self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = _spot_trainer(prepared, self.recorder, self.units)
         self.workers = list(make_workers(self))
@@ -120,6 +120,10 @@ class Schedule:
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(context))
 
+    def _forget(self, uids: Sequence[int]) -> None:
+        self.workload.forget(uids)
+        self.dispatcher.forget(uids)
+
     def _lend(self, train_lanes: Sequence[int]) -> None:
         """Give the trainer its workers' GPUs, and let the split adapt while it runs."""
         for lane in train_lanes:
@@ -147,7 +151,7 @@ class Schedule:
             self.recorder.request_ended(rollout, 0)
         metadata = {
             **self.prepared.inputs(),
-            "full_batch": _full_batch(self.prepared, self.recorder.rollouts()),
+            "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
             "faults": self._faults,
         }
         if self.spot is not None:
@@ -211,13 +215,11 @@ def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTra
     return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
 
 
-def _full_batch(prepared: Prepared, rollouts: Sequence[Rollout]) -> dict[str, Any] | None:
+def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArray[np.float64]) -> dict[str, Any] | None:
     """Return the most sequences that a worker can decode at a time at the mean context in which this run's tokens were
     generated, and the seconds of such a pass (the ideal of `simrl explain`). None if nothing was generated."""
-    tokens = np.array([rollout.tokens for rollout in rollouts], np.float64)
     if not tokens.sum():
         return None
-    prompts = np.array([rollout.sample.prompt_tokens + rollout.observation_tokens for rollout in rollouts], np.float64)
     context = float(np.average(prompts + tokens / 2, weights=tokens))
     limits = prepared.limits
     sequences = max(min(limits.max_num_seqs, int(limits.kv_blocks * limits.block_size / context)), 1)

@@ -8,6 +8,7 @@ gets another uid. The response of a sample follows from the trace, never from th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import groupby
 
 from simrl.trace.trace import Response, Sample, Trace
@@ -23,6 +24,7 @@ class Workload:
     def __init__(self, trace: Trace, once: bool = False) -> None:
         self.responses: dict[int, Response] = {}
         self._trace = trace
+        self._numbered = 0
         self._siblings: dict[int, list[Response]] = {}
         self._rest: deque[Group] = deque()
         self._next_slice = 0
@@ -64,14 +66,22 @@ class Workload:
         ]
 
     def _number(self, sample: Sample, response: Response) -> Sample:
-        numbered = sample._replace(uid=len(self.responses))
+        numbered = sample._replace(uid=self._numbered)
+        self._numbered += 1
         self.responses[numbered.uid] = response
         return numbered
+
+    def forget(self, uids: Sequence[int]) -> None:
+        """Forget samples for which nobody will ask again."""
+        for uid in uids:
+            del self.responses[uid]
+            self._siblings.pop(uid, None)
 
     def _draw_step(self) -> None:
         slices = self._trace.step_slices
         _, first, end = slices[self._next_slice]
-        samples = self._trace.samples(first, end, len(self.responses), self._passes * self._epochs)
+        samples = self._trace.samples(first, end, self._numbered, self._passes * self._epochs)
+        self._numbered += len(samples)
         responses = self._trace.responses(first, end)
         self.responses.update(zip((s.uid for s in samples), responses, strict=True))
         groups = [list(group) for _, group in groupby(samples, key=lambda s: s.prompt_id)]

@@ -77,7 +77,8 @@ class Batch:
         self._being_scored -= 1
         if self.accepts(scored.value):
             self.groups.append(scored.value)
-            self._part.append(scored.value)
+            if self._part_groups is not None:
+                self._part.append(scored.value)
             if len(self._part) == self._part_groups:
                 self._put_part()
         else:

@@ -1,6 +1,8 @@
 """Trace: what goes in comes out, and what is wrong is named by file, place and value in one line."""
 
+import copy
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
-from simrl.trace.trace import METADATA_KEY, OPTIONAL, REQUIRED, Trace, TraceMetadata, Turn, read_trace, write_trace
+from simrl.trace.trace import (
+    METADATA_KEY,
+    MOST_MADE,
+    OPTIONAL,
+    REQUIRED,
+    Trace,
+    TraceMetadata,
+    Turn,
+    read_trace,
+    write_trace,
+)
 
 METADATA = TraceMetadata(name="run", kind="recorded", source="a test", tokenizer="qwen3", cap_tokens=100)
 
@@ -236,3 +248,16 @@ def test_an_optional_column_with_gaps_reads_as_nan_or_none():
     assert trace.column("policy_version").tolist()[:3] == [0, 0, 1]
     assert np.isnan(trace.column("policy_version")[3])
     assert trace.column("finish_reason").tolist() == ["stop", "length", "abort", None]
+
+
+def test_what_is_made_of_a_trace_is_made_once_and_only_the_latest_few_are_kept_here():
+    trace, made = Trace.from_columns(columns(), METADATA), list[int]()
+
+    def make(number):
+        made.append(number)
+        return -number
+
+    for number in (0, 0, 1, 0, *range(2, MOST_MADE + 1), 0, 1):
+        assert trace.once(number, partial(make, number)) == -number
+    assert made == [0, 1, *range(2, MOST_MADE + 1), 1]
+    assert len(copy.copy(trace).__dict__) == 2  # another process gets the table and what it is, no more

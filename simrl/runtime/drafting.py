@@ -121,13 +121,13 @@ class Drafting:
         if drafter == "history":
             self._builders = IndexBuilders(plan.inputs.history_workers, trace)
         if drafter == "old_response":
-            old, factor = whole_response_runs(trace), plan.inputs.acceptance_factor
+            old, factor = trace.once("old responses", lambda: whole_response_runs(trace)), plan.inputs.acceptance_factor
             self._old = old._replace(accepted=accepted_prefixes(old.accepted, trace, seed, factor))
         worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
         falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
         if drafter == "siblings" or falls_back:
             if has_token_ids(trace):
-                self._siblings = read_only(sibling_index(trace))
+                self._siblings = trace.once("siblings", lambda: read_only(sibling_index(trace)))
             else:
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):

@@ -98,13 +98,14 @@ def text_runs(speculation: Speculation, inputs: SpeculationInputs, trace: Trace,
     if not has_token_ids(trace):
         model = inputs.runs_of(speculation.drafter)  # type: ignore[arg-type]
         return DrawnRuns(model, trace, seed, factor, rows_with_drafts(model, trace, speculation.epochs_back))
-    if speculation.make_drafter is not None:
-        runs = drafter_runs(trace, speculation.make_drafter)
+    make, rule, back = speculation.make_drafter, speculation.history, speculation.epochs_back
+    if make is not None:
+        runs = trace.once(("drafter", make), lambda: drafter_runs(trace, make))
     elif speculation.drafter == "ngram":
-        runs = ngram_runs(trace)
+        runs = trace.once("ngram", lambda: ngram_runs(trace))
     else:
         threads = os.cpu_count() or 1
-        runs = history_runs(trace, speculation.history, speculation.epochs_back, MOST_DRAFT_TOKENS, threads)
+        runs = trace.once(("history", rule, back), lambda: history_runs(trace, rule, back, MOST_DRAFT_TOKENS, threads))
     return with_refusals(runs, trace, seed, factor)
 
 

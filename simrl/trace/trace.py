@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +103,10 @@ class Response(NamedTuple):
     row: int = -1
 
 
+T = TypeVar("T")
+MOST_MADE = 8  # things that a trace keeps of itself (`Trace.once`)
+
+
 @dataclass(frozen=True)
 class Trace:
     """A validated table of samples (see `REQUIRED` and `OPTIONAL` for its columns) with its metadata."""
@@ -142,6 +146,17 @@ class Trace:
         numbers are floats with NaN and texts are objects with None."""
         array: NDArray[Any] = self.table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
         return array
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` makes of this trace. The latest few are kept, by their keys, for other runs on it."""
+        made: dict[Hashable, T] = self.__dict__.setdefault("_made", {})
+        made[key] = found = made.pop(key) if key in made else make()
+        if len(made) > MOST_MADE:
+            del made[next(iter(made))]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"table": self.table, "metadata": self.metadata}
 
     @cached_property
     def step_slices(self) -> list[tuple[int, int, int]]:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import GenericAlias
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from simrl.errors import InputError
 from simrl.validation import explain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LARGEST = 1e12  # of any number: sums of such numbers stay exact
 STATUSES = ("trained", "dropped", "buffered", "in_flight")

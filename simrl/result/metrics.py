@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simrl.result.result import Result
+from simrl.result.result import Result, codes
 
 
 def window(result: Result, warmup_steps: int) -> tuple[float, float]:
@@ -25,12 +25,12 @@ def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool
     started_s, ended_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s"))
     overlap_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
     gpu_s = overlap_s * spans.column("gpus").to_numpy()
-    rolls = (spans.column("role").to_pandas() == "rollout").to_numpy()
-    kinds = spans.column("kind").to_pandas().cat
+    (role, roles), (kind, kinds) = codes(spans.column("role")), codes(spans.column("kind"))
+    rolls = role == (roles.index("rollout") if "rollout" in roles else -1)
     return {
-        (rollout, name): float(gpu_s[(rolls == rollout) & (kinds.codes == code)].sum())
+        (rollout, name): float(gpu_s[(rolls == rollout) & (kind == code)].sum())
         for rollout in (True, False)
-        for code, name in enumerate(kinds.categories)
+        for code, name in enumerate(kinds)
     }
 
 

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
 from simrl.files import read_parquet
@@ -137,6 +138,12 @@ class SegmentRow(NamedTuple):
     tokens: int
     started_s: float
     ended_s: float
+
+
+def codes(column: Any) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the texts of a column in the order in which they come first, and the place of each row's text among them."""
+    encoded = column.combine_chunks().cast(pa.string()).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def _schema(hints: Mapping[str, Any]) -> pa.Schema:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.result.result import Lane, Result
+from simrl.result.result import Lane, Result, codes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -88,7 +87,7 @@ def spans(result: Result) -> Spans:
     """Return the table `spans` as arrays; lanes in the order of the table."""
     columns = {name: result.spans.column(name).to_numpy() for name in Spans._fields[4:]}
     columns |= {name: columns[name].astype(np.int64) for name in ("gpus", "policy_version", "tokens")}
-    (lane, names), (kind, kinds) = (pd.factorize(result.spans.column(name).to_pandas()) for name in ("lane", "kind"))
+    (lane, names), (kind, kinds) = (codes(result.spans.column(name)) for name in ("lane", "kind"))
     gpus = columns["gpus"][np.unique(lane, return_index=True)[1]].tolist()
     lanes = tuple(map(Lane, names, gpus))
     return Spans(lanes, tuple(kinds), lane, kind, **columns)

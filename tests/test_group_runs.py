@@ -2,6 +2,8 @@
 
 from unittest.mock import patch
 
+import numpy as np
+import pyarrow as pa
 from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,4 +88,10 @@ def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario)
         as_one = run.simulate(scenario)
     assert submit.called
     for name in TABLES:
-        assert getattr(as_one, name).equals(getattr(one_by_one, name)), name
+        ours, theirs = getattr(as_one, name), getattr(one_by_one, name)
+        for column in ours.column_names:
+            if ours[column].type == pa.float64():  # sums of passes, which may be cut into stretches elsewhere
+                of_each = [table[column].to_numpy(zero_copy_only=False) for table in (ours, theirs)]
+                np.testing.assert_allclose(*of_each, rtol=1e-12, err_msg=f"{name}.{column}")
+            else:
+                assert ours[column].equals(theirs[column]), f"{name}.{column}"

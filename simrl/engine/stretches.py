@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from simrl.engine.requests import PREEMPTED, Limits, Requests, Totals, admissible, blocks_of, make_room
+from simrl.engine.requests import NEVER, PREEMPTED, Limits, Requests, Totals, admissible, blocks_of, make_room
 from simrl.profile.interpolation import interpolate, interpolate_row, locate
 from simrl.profile.profile import Tables, straggler_s
 from simrl.speculation.bandit import BanditState, choose, observe
@@ -42,6 +42,9 @@ class Memory(NamedTuple):
     readable: Ints
 
 
+LARGEST_COUNTED_BLOCK = 256  # tokens; with larger ones, passes are counted one by one where blocks are short
+
+
 @njit(cache=True)
 def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     """Return for how many passes the batch surely decodes and nothing else happens, up to the first stop; 0 if unsure."""
@@ -52,14 +55,35 @@ def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> in
         return 0  # the first that waits came too late for the pass to come, but not for the one after
     if admissible(r, drafts, t, limits, limits.max_num_batched_tokens - n) > 0:
         return 0
-    # No request needs more than one new block in block_size passes.
-    passes = (t.free_blocks + t.held_blocks) // n * limits.block_size
+    passes = NEVER
     for i in range(n):
         slot = r[i].running
         generated = r[slot].generated
         if generated == 0 or r[slot].prompt + generated - r[slot].computed != 1:
             return 0
         passes = min(passes, min(r[slot].stop_at, r[slot].watch_at) - generated)
+    return min(passes, _passes_with_room(r, t, limits, passes))
+
+
+@njit(cache=True)
+def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> int:
+    """Return for how many passes of pure decoding there are blocks, at least; `enough` or more where that is clear at once."""
+    n, size, room = t.n_running, limits.block_size, t.free_blocks + t.held_blocks
+    # No request needs more than one new block in block_size passes.
+    passes = room // n * size
+    if passes >= enough or size > LARGEST_COUNTED_BLOCK:
+        return passes
+    room -= room // n * n
+    needs = np.zeros(
+        size, np.int64
+    )  # how many requests need their next block in the first pass from now on, the second …
+    for i in range(n):
+        slot = r[i].running
+        needs[(r[slot].blocks * size - r[slot].computed) % size] += 1
+    for k in range(size):
+        room -= needs[k]
+        if room < 0:
+            return passes + k
     return passes
 
 

@@ -54,8 +54,9 @@ def draw(rows: list[dict[str, Any]]) -> None:
             mine = [row for row in rows if row["system"] == system and row["over"] == over]
             for axis, what in zip(axes[:, column], ("simulate_s", "memory_gb"), strict=True):
                 axis.plot([row[over] for row in mine], [row[what] for row in mine], "o-", label=system, markersize=4)
-        for axis, unit in zip(axes[:, column], ("seconds", "GB, peak"), strict=True):
-            axis.set(xscale="log", yscale="log", ylabel=unit)
+        axes[0, column].set(xscale="log", yscale="log", ylabel="seconds")
+        axes[1, column].set(xscale="log", ylim=(0, None), ylabel="GB, peak")
+        for axis in axes[:, column]:
             axis.grid(alpha=0.3)
         axes[0, column].set_title(title, fontsize=10)
         axes[1, column].set_xlabel({"gpus": "GPUs", "samples": "samples"}[over])

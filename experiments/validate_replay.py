@@ -32,7 +32,7 @@ from rich.table import Table
 
 from experiments.shared import markdown, measure_engine
 from replay.random_model import make_model, nudge
-from replay.replayer import Fleet, Measured, ReplayConfig, engine_settings, process_fleet, replay
+from replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, process_fleet, replay
 from replay.speculative import forced as with_an_oracle
 from simrl.analysis.agreement import Agreement, Spread, agree, repeat_spread
 from simrl.analysis.decisions import Discrepancy
@@ -294,7 +294,7 @@ class Bench:
         (found,) = load_scenarios(path.with_suffix(".yaml"))
         return case.prepare(with_measured_loads(found, found.profile.path) if found.profile.path else found)
 
-    def fleet(self, case: Case, trace: Trace) -> Fleet:
+    def fleet(self, case: Case, trace: Trace) -> ReplayEngines:
         """Start the engines of a case, and of all like it. They are idle while the profile is measured."""
         self.say.print(f"starting {case.workers} engine(s) …")
         prepared = self.prepared(case, 0, trace, profile={"roofline": {}, "path": None})
@@ -307,7 +307,7 @@ class Bench:
             folder.mkdir(parents=True, exist_ok=True)
             result.write(folder)
 
-    def recorded(self, case: Case, seed: int, fleet: Fleet) -> Trace:
+    def recorded(self, case: Case, seed: int, fleet: ReplayEngines) -> Trace:
         """Return the trace of a case that drafts, with tokens, generated once without drafting at the case's temperature: the
         prediction counts drafts on them."""
         recording = self.prepared(case.plain, seed, trace_of(case, seed), True)
@@ -340,7 +340,7 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
     return outcomes
 
 
-def _replayed(prepared: Prepared, fleet: Fleet, config: ReplayConfig) -> Measured:
+def _replayed(prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig) -> Measured:
     measured = replay(prepared, fleet, config)
     if measured.stopped is not None:
         raise measured.stopped

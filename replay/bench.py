@@ -18,7 +18,20 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replay.host import Abort, Begin, Channel, Close, Command, Draft, Ended, Failed, Host, Load, Loaded, Report
+from replay.host import (
+    Abort,
+    Begin,
+    Channel,
+    Close,
+    Command,
+    DraftCall,
+    Ended,
+    Failed,
+    Host,
+    Loaded,
+    LoadWeights,
+    Report,
+)
 from replay.link import device_variables, engine_link, start_all
 from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, VllmEngine
@@ -219,14 +232,14 @@ class Bench:
     def _loads(self, folder: str, times: int) -> Seen:
         self._tap.loaded.clear()
         for _ in range(times):
-            self._tap.put([Load(0, 0, folder, "recompute", 0.0)])
+            self._tap.put([LoadWeights(0, 0, folder, "recompute", 0.0)])
             self._host.turn()
         return Seen(load_s=tuple(load.finished_s - load.started_s for load in self._tap.loaded))
 
     def _draft(self, tokens: int) -> None:
         if self._engine.settings.speculative is not None and tokens != self._drafts:
             setup = DrafterSetup(kind="fixed", window=Fixed(tokens=tokens)) if tokens else DrafterSetup()
-            self._tap.put([Draft("configure", (setup,))])
+            self._tap.put([DraftCall("configure", (setup,))])
         self._drafts = tokens
 
     def _begin(self, requests: int, prompt_tokens: int, tokens: int) -> list[int]:

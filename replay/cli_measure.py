@@ -13,7 +13,7 @@ import typer
 from simrl.errors import StoppedError
 
 if TYPE_CHECKING:
-    from replay.measure import Measured
+    from replay.measure import MeasuredEngine
 
 NOISY = 0.1  # from this spread on, it dominates a prediction's error
 
@@ -118,7 +118,7 @@ measure.__signature__ = _signature()  # type: ignore[attr-defined]
 measure.__annotations__ = {name: each.annotation for name, each in _signature().parameters.items()}
 
 
-def _describe(measured: Measured, output: Path) -> dict[str, Any]:
+def _describe(measured: MeasuredEngine, output: Path) -> dict[str, Any]:
     t = measured.tables
     return {
         "file": str(output),
@@ -138,7 +138,7 @@ def _describe(measured: Measured, output: Path) -> dict[str, Any]:
     }
 
 
-def _print(measured: Measured, output: Path) -> None:
+def _print(measured: MeasuredEngine, output: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -165,7 +165,7 @@ def _print(measured: Measured, output: Path) -> None:
     console.print(f"Median error {measured.held_out_error:.1%}. Profile: {output}")
 
 
-def noise(measured: Measured) -> str:
+def noise(measured: MeasuredEngine) -> str:
     """Describe how far repeats of a point differ, and the effect on predictions if they differ much."""
     differ = (
         f"Repeats of a point differ by {measured.spread:.1%} (the median of the points; IQR / median), at most by "

@@ -21,7 +21,7 @@ EXAMPLE = (
 )
 
 if TYPE_CHECKING:
-    from replay.replayer import Fleet, Measured, ReplayConfig
+    from replay.replayer import Measured, ReplayConfig, ReplayEngines
     from replay.vllm_adapter import EngineSettings
     from simrl.analysis.agreement import Agreement
     from simrl.result.result import Result
@@ -158,7 +158,7 @@ def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ra
 
 def _start_engines(
     prepared: Prepared, settings: EngineSettings, config: ReplayConfig, ray: str | None, logs: Path, folder: Path
-) -> Fleet:
+) -> ReplayEngines:
     """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs of a failed start."""
     logs.mkdir()
     if ray is not None:

@@ -47,7 +47,7 @@ class Abort(NamedTuple):
     number: int
 
 
-class Load(NamedTuple):
+class LoadWeights(NamedTuple):
     """Load weights from a folder; the load takes `held_s` longer than needed."""
 
     key: int
@@ -72,13 +72,13 @@ class Ask(NamedTuple):
     number: int
 
 
-class Slow(NamedTuple):
+class SlowDown(NamedTuple):
     """Slow every step down by `factor`."""
 
     factor: float
 
 
-class Draft(NamedTuple):
+class DraftCall(NamedTuple):
     """Call a method of the drafter, such as `learn` or `enable`."""
 
     call: str
@@ -103,7 +103,7 @@ class Close(NamedTuple):
     """End the process."""
 
 
-Command = Begin | Abort | Load | Watch | Ask | Slow | Draft | DraftWindow | Reset | Close
+Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | DraftWindow | Reset | Close
 
 # Reports.
 
@@ -208,7 +208,7 @@ class Host:
         self._channel = channel
         self._requests: dict[int, _RunningRequest] = {}
         self._by_engine_id: dict[str, _RunningRequest] = {}
-        self._loads: deque[Load] = deque()
+        self._loads: deque[LoadWeights] = deque()
         self._reports: list[Report] = []
         self._reported_s = time.monotonic()
         self._slowdown = 1.0
@@ -258,7 +258,7 @@ class Host:
                     self._engine.abort(self._requests[number].request_id)
                     self._end(self._requests[number], time.monotonic(), whole=False)
                     self._load_what_may()
-            case Load():
+            case LoadWeights():
                 self._loads.append(command)
                 self._load_what_may()
             case Watch(key, number, tokens):
@@ -271,9 +271,9 @@ class Host:
                     self._tell_tokens(self._requests[number], time.monotonic())
                     drafts = self._drafts(self._requests[number])
                 self._reports.append(Reached(key, time.monotonic(), drafts))
-            case Slow(factor):
+            case SlowDown(factor):
                 self._slowdown = factor
-            case Draft(call, arguments):
+            case DraftCall(call, arguments):
                 getattr(self._engine.drafter, call)(*arguments)
             case DraftWindow(number, tokens):
                 if number in self._requests:

@@ -36,7 +36,7 @@ WANT_OF_MEMORY = (
 )
 
 
-class Link(Protocol):
+class EngineLink(Protocol):
     """A line to one engine. `connection` yields lists of reports; `offset_s` is how far the engine's clock is ahead of this
     one."""
 
@@ -238,7 +238,7 @@ def _gpus() -> list[str] | None:
     return [str(i) for i, _ in enumerate(line for line in listed.stdout.splitlines() if line.startswith("GPU "))]
 
 
-def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:
+def wait_until_ready(links: Sequence[EngineLink], deadline_s: float) -> list[Ready]:
     """Return the first report of each engine. Raise `InputError` with the reason if an engine cannot start, `StoppedError` if
     one dies or takes longer than `deadline_s`."""
     ready: dict[int, Ready] = {}
@@ -257,7 +257,7 @@ def wait_until_ready(links: Sequence[Link], deadline_s: float) -> list[Ready]:
     return [ready[i] for i in range(len(links))]
 
 
-def first_report(link: Link) -> Ready:
+def first_report(link: EngineLink) -> Ready:
     """Return the report of an engine that is up; raise as `wait_until_ready` does."""
     try:
         report = link.connection.recv()[0]
@@ -269,9 +269,9 @@ def first_report(link: Link) -> Ready:
     return report
 
 
-def start_all(start: Sequence[Callable[[], Link]], deadline_s: float) -> list[Link]:
+def start_all(start: Sequence[Callable[[], EngineLink]], deadline_s: float) -> list[EngineLink]:
     """Start engines in parallel and wait until all are up; if one fails, end all."""
-    links: list[Link] = []
+    links: list[EngineLink] = []
     try:
         for each in start:
             links.append(each())

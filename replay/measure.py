@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay.bench import LEAD_TURNS, Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed, prefill_passes
-from replay.profile_fit import Point, Reach, draft_rounds, fit, predicted_s
+from replay.profile_fit import MeasuredPass, Reach, draft_rounds, fit, predicted_s
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.profile.profile import DraftRounds, Tables
@@ -35,7 +35,7 @@ HELD_OUT = 8
 Run = Callable[[Scene], Seen]
 
 
-class Plan(NamedTuple):
+class MeasurePlan(NamedTuple):
     """Limits and precision of a measurement. `kv_cache_tokens` is the engine's KV cache; refinement ends when every interval
     and point is expected to be within `tolerance`, or after `budget_s` of measuring; `weights` is a folder to load from, None
     with dummy weights."""
@@ -61,11 +61,11 @@ class HeldOut(NamedTuple):
         return self.predicted_s / self.measured_s - 1
 
 
-class Measured(NamedTuple):
+class MeasuredEngine(NamedTuple):
     """The tables, and the measurements behind them."""
 
     tables: Tables
-    points: list[Point]
+    points: list[MeasuredPass]
     held_out: list[HeldOut]
     drafts: DraftRounds | None
     request_s: float
@@ -166,13 +166,13 @@ class _Book:
     def take(self, scene: Scene) -> None:
         self._seen[scene].append(self._run(scene))
 
-    def points(self, scenes: Sequence[Scene] | None = None) -> list[Point]:
+    def points(self, scenes: Sequence[Scene] | None = None) -> list[MeasuredPass]:
         found = []
         for scene in self._seen if scenes is None else scenes:
             for passes in zip(*(seen.passes for seen in self._seen[scene]), strict=True):
                 kv_tokens = float(np.mean([timed.shape.kv_tokens for timed in passes]))
                 shape = passes[0].shape._replace(kv_tokens=kv_tokens)
-                found.append(Point(shape, tuple(timed.seconds for timed in passes)))
+                found.append(MeasuredPass(shape, tuple(timed.seconds for timed in passes)))
         return found
 
     def all(self, name: str) -> list[float]:
@@ -187,7 +187,7 @@ class _Book:
         return spread / float(np.sqrt(len(self._seen[scene])))
 
 
-def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = lambda *_: None) -> Measured:
+def measure(run: Journal, plan: MeasurePlan, tell: Callable[[str, int, int], None] = lambda *_: None) -> MeasuredEngine:
     """Run scenes on an engine, through the journal, until its tables are known. `tell` is the progress callback: phase, done,
     total (0: unknown)."""
     check(plan)
@@ -215,7 +215,7 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
 
     points = book.points()
     tables, new_s = fit(points, float(np.median(book.all("between_s"))), plan.reach)
-    return Measured(
+    return MeasuredEngine(
         tables=tables,
         points=points,
         held_out=[HeldOut(p.shape, p.seconds, predicted_s(tables, p.shape, new_s)) for p in checks.points()],
@@ -226,7 +226,7 @@ def measure(run: Journal, plan: Plan, tell: Callable[[str, int, int], None] = la
     )
 
 
-def check(plan: Plan) -> None:
+def check(plan: MeasurePlan) -> None:
     """Raise `InputError` for limits within which nothing can be measured."""
     reach = plan.reach
     if plan.kv_cache_tokens < reach.max_model_len:
@@ -242,7 +242,7 @@ def check(plan: Plan) -> None:
         )
 
 
-def base_scenes(plan: Plan) -> list[Scene]:
+def base_scenes(plan: MeasurePlan) -> list[Scene]:
     """Return the coarse grid."""
     most, budget = plan.reach.max_num_seqs, plan.reach.max_num_batched_tokens
     batches = _octaves(most, 4)
@@ -261,7 +261,7 @@ def base_scenes(plan: Plan) -> list[Scene]:
     return scenes
 
 
-def worst_known(book: _Book, plan: Plan) -> Scene | None:
+def worst_known(book: _Book, plan: MeasurePlan) -> Scene | None:
     """Return the scene with the largest expected error, the middle of an interval or a point; None if all are within
     tolerance."""
     known = book.scenes
@@ -272,7 +272,7 @@ def worst_known(book: _Book, plan: Plan) -> Scene | None:
     return worst if error > plan.tolerance else None
 
 
-def worst_interval(points: Sequence[Point], plan: Plan) -> tuple[float, Scene]:
+def worst_interval(points: Sequence[MeasuredPass], plan: MeasurePlan) -> tuple[float, Scene]:
     """Return the expected error in the middle of the worst interval, and the scene that measures it."""
     short = _short(plan)
     decodes = [p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
@@ -312,7 +312,7 @@ def expected_error(curve: Sequence[tuple[float, float, float]]) -> tuple[float, 
     return worst
 
 
-def held_out_scenes(plan: Plan) -> list[Scene]:
+def held_out_scenes(plan: MeasurePlan) -> list[Scene]:
     """Return decode steps and mixes of prompts and decode steps, drawn within the limits."""
     draw, reach = random.Random(1), plan.reach
     scenes: list[Scene] = []
@@ -332,32 +332,32 @@ def held_out_scenes(plan: Plan) -> list[Scene]:
     return scenes
 
 
-def _short(plan: Plan) -> int:
+def _short(plan: MeasurePlan) -> int:
     """Return a prompt length at which a whole batch of prompts is computed in one pass."""
     return max(min(SHORT_TOKENS, plan.reach.max_num_batched_tokens // plan.reach.max_num_seqs), 1)
 
 
-def _stairs(plan: Plan, tokens: int) -> Stairs:
+def _stairs(plan: MeasurePlan, tokens: int) -> Stairs:
     """Return stairs over the batch sizes of the coarse grid, as far as the KV cache holds."""
     batches = [n for n in reversed(_octaves(plan.reach.max_num_seqs, 4)) if tokens <= _longest_prompt(plan, n, 0)]
     return Stairs(tuple(batches), tokens, 0, STAIR_TURNS)
 
 
-def _stairs_of(plan: Plan, kv_tokens: int) -> Stairs:
+def _stairs_of(plan: MeasurePlan, kv_tokens: int) -> Stairs:
     """Return stairs whose mean length at the largest batch is about `kv_tokens`."""
     most = plan.reach.max_num_seqs
     ahead = prefill_passes(most, kv_tokens, plan.reach.max_num_batched_tokens) / 2 + STAIR_TURNS / 2
     return _stairs(plan, max(round(kv_tokens - ahead), SHORT_TOKENS))
 
 
-def _longest_prompts(plan: Plan) -> list[int]:
+def _longest_prompts(plan: MeasurePlan) -> list[int]:
     """Return prompt lengths of the coarse grid: the longest sequence, the longest for a whole batch, and a quarter of it."""
     most = _longest_prompt(plan, plan.reach.max_num_seqs, 0)
     lengths = {_longest_prompt(plan, 1, 0), most, most // 4}
     return sorted(tokens for tokens in lengths if tokens > 2 * SHORT_TOKENS)
 
 
-def _longest_prompt(plan: Plan, sequences: int, stairs: int) -> int:
+def _longest_prompt(plan: MeasurePlan, sequences: int, stairs: int) -> int:
     """Return the longest prompts of `sequences` sequences that fit: those with a computed prompt decode while the others
     wait."""
     turns = (LEAD_TURNS + STAIR_TURNS) * (stairs or len(_octaves(plan.reach.max_num_seqs, 4))) + 2

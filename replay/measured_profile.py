@@ -12,7 +12,7 @@ from pathlib import Path
 
 from replay.bench import Facts, RemoteBench, Scene, Seen
 from replay.cli_measure import Wanted
-from replay.measure import Journal, Measured, Plan, check, measure
+from replay.measure import Journal, MeasuredEngine, MeasurePlan, check, measure
 from replay.profile_fit import Reach
 from replay.speculative import own_config
 from replay.vllm_adapter import EngineSettings, vllm_version
@@ -45,7 +45,7 @@ def engine_of(wanted: Wanted) -> EngineSettings:
 
 def measure_profile(
     wanted: Wanted, output: Path, journal: Path, tell: Callable[[str, int, int], None] = lambda *_: None
-) -> Measured:
+) -> MeasuredEngine:
     """Measure, and write the profile to `output`; continue a measurement whose points are in `journal`. Raise `InputError` for
     limits and models that cannot be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
@@ -67,7 +67,7 @@ def measure_with(
     output: Path,
     journal: Path,
     tell: Callable[[str, int, int], None] = lambda *_: None,
-) -> Measured:
+) -> MeasuredEngine:
     """Measure with given engines of a vLLM version, and write the profile. The journal is finished after the profile is
     written: an error before that loses no measurement."""
     shape = model_shape(wanted.model)
@@ -86,7 +86,7 @@ def measure_with(
         del settings[name]  # may change between starts of one measurement
 
     blocks = engine.kv_blocks
-    plan = Plan(
+    plan = MeasurePlan(
         reach,
         reach.max_model_len if blocks is None else blocks * wanted.block_size,  # vLLM's minimum
         wanted.draft_tokens,

@@ -29,7 +29,7 @@ from simrl.profile.profilers.smoothing import settled
 Floats = NDArray[np.float64]
 
 
-class Point(NamedTuple):
+class MeasuredPass(NamedTuple):
     """A pass that was measured several times."""
 
     shape: Shape
@@ -54,7 +54,7 @@ class Reach(NamedTuple):
     max_model_len: int
 
 
-def fit(points: Sequence[Point], between_s: float, reach: Reach) -> tuple[Tables, float]:
+def fit(points: Sequence[MeasuredPass], between_s: float, reach: Reach) -> tuple[Tables, float]:
     """Return the tables fitted to these passes, and `request` in seconds. Every kind of pass must be present: decode steps at
     several batch sizes and lengths, prompts of several lengths, some longer than a pass, several prompts at once."""
     decodes = [p for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
@@ -119,7 +119,7 @@ def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
     )
 
 
-def draft_rounds(points: Sequence[Point], tables: Tables, source: str) -> DraftRounds | None:
+def draft_rounds(points: Sequence[MeasuredPass], tables: Tables, source: str) -> DraftRounds | None:
     """Return the extra time of passes with drafts: at each batch size a non-decreasing line over the drafted tokens. The
     drafter's own work is not included: these passes had none."""
     rests: dict[int, list[tuple[int, float]]] = defaultdict(list)
@@ -156,7 +156,7 @@ def _sampled(several: Floats, rise_s: Floats, most: int) -> tuple[Floats, Floats
     return _reaching(np.r_[0.0, 1.0, several], np.r_[0.0, one_s, one_s + rise_s], most)
 
 
-def _prefill(alone: Sequence[Point], mode_s: float, reach: Reach) -> tuple[Floats, Floats, Floats]:
+def _prefill(alone: Sequence[MeasuredPass], mode_s: float, reach: Reach) -> tuple[Floats, Floats, Floats]:
     """Return chunk sizes, contexts and the time of a chunk beyond its tokens, (chunks, contexts): `mode_s`, and the rise with
     its context. Chunks of a prompt are compared with its first chunk that is not new to the engine."""
     rows = _rows(
@@ -190,7 +190,7 @@ def _decode_attention(by_batch: dict[int, list[tuple[float, float]]], reach: Rea
     return ticks, lengths, settled(np.array([_along(ticks, batches, column) for column in rises.T]).T)
 
 
-def _rows(points: Sequence[Point], row: str, column: str) -> dict[int, list[tuple[float, float]]]:
+def _rows(points: Sequence[MeasuredPass], row: str, column: str) -> dict[int, list[tuple[float, float]]]:
     """Return (column, seconds) in rising order, by row."""
     rows: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:

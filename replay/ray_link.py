@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from replay.host import Command, Failed, Report
-from replay.link import CLOSE_S, Link, engine_link
-from replay.replayer import Fleet, ReplayConfig
+from replay.link import CLOSE_S, EngineLink, engine_link
+from replay.replayer import ReplayConfig, ReplayEngines
 from replay.vllm_adapter import EngineSettings
 from simrl.study.executors import connect
 
@@ -148,11 +148,11 @@ def _not_up(error: Exception) -> str:
     )
 
 
-def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> Fleet:
+def ray_fleet(workers: int, settings: EngineSettings, config: ReplayConfig, address: str) -> ReplayEngines:
     """Start engines as actors of the cluster at `address`, as `connect` takes it."""
     connect(address)
 
-    def start(i: int) -> Callable[[], Link]:
+    def start(i: int) -> Callable[[], EngineLink]:
         return lambda: RayLink(f"worker {i}", settings)
 
-    return Fleet([start(i) for i in range(workers)], config.start_deadline_s)
+    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s)

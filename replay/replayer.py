@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replay.clock import WallClock
-from replay.host import Close, Command, Draft, Failed, Reached, Reset
-from replay.link import Link, device_variables, engine_link, start_all, wait_until_ready
+from replay.host import Close, Command, DraftCall, Failed, Reached, Reset
+from replay.link import EngineLink, device_variables, engine_link, start_all, wait_until_ready
 from replay.proposer import DrafterSetup
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
 from replay.vllm_worker import VllmWorker
@@ -163,20 +163,20 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
     )
 
 
-class Fleet:
+class ReplayEngines:
     """The engines of a replay, or of several in a row: up when it is made, gone when it is closed. A context manager."""
 
-    def __init__(self, start: Sequence[Callable[[], Link]], start_deadline_s: float = 600.0) -> None:
+    def __init__(self, start: Sequence[Callable[[], EngineLink]], start_deadline_s: float = 600.0) -> None:
         self._start = list(start)
         self.links = start_all(self._start, start_deadline_s)
 
-    def restart(self, worker: int) -> Link:
+    def restart(self, worker: int) -> EngineLink:
         """Replace an engine that is gone; return the line to the new one, which is still starting."""
         self.links[worker].close()
         self.links[worker] = self._start[worker]()
         return self.links[worker]
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> ReplayEngines:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -193,26 +193,26 @@ def process_fleet(
     config: ReplayConfig,
     logs: Path,
     seed: Callable[[int, int], int] | None = None,
-) -> Fleet:
+) -> ReplayEngines:
     """Start engines in processes of this machine, each with a log. Their seed is the settings', or `seed(worker, earlier
     starts)`."""
     check_engine(config)
     variables = device_variables(workers, settings)
 
-    def start(i: int) -> Callable[[], Link]:
+    def start(i: int) -> Callable[[], EngineLink]:
         starts = count()
 
-        def link() -> Link:
+        def link() -> EngineLink:
             own = settings if seed is None else replace(settings, seed=seed(i, next(starts)))
             return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
 
         return link
 
-    return Fleet([start(i) for i in range(workers)], config.start_deadline_s)
+    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s)
 
 
 def replay(
-    prepared: Prepared, fleet: Fleet, config: ReplayConfig, on_step: Callable[[int], None] | None = None
+    prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, on_step: Callable[[int], None] | None = None
 ) -> Measured:
     """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying) is in the returned value."""
     check_replayable(prepared, config)
@@ -294,10 +294,10 @@ def connected(schedule: Schedule) -> list[VllmWorker]:
     return workers
 
 
-def reset(fleet: Fleet, config: ReplayConfig, setup: DrafterSetup | None) -> int:
+def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None) -> int:
     """Reset all engines to their state after the start; return the size of the vocabulary. Reports of an earlier run are
     dropped."""
-    reset: list[Command] = [Reset(-1, config.folder(0)), *([Draft("configure", (setup,))] if setup else [])]
+    reset: list[Command] = [Reset(-1, config.folder(0)), *([DraftCall("configure", (setup,))] if setup else [])]
     for link in fleet.links:
         link.send(reset)
     vocabulary = 0
@@ -314,7 +314,7 @@ def reset(fleet: Fleet, config: ReplayConfig, setup: DrafterSetup | None) -> int
     return vocabulary
 
 
-def _wait_for_reset(link: Link, deadline_s: float) -> Reached | None:
+def _wait_for_reset(link: EngineLink, deadline_s: float) -> Reached | None:
     """Return the answer of an engine to its reset; None if it is dead."""
     while link.connection.poll(deadline_s):
         try:

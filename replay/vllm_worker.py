@@ -1,4 +1,4 @@
-"""VllmWorker: a `RolloutWorker` that is a real vLLM engine at the other end of a `Link`.
+"""VllmWorker: a `RolloutWorker` that is a real vLLM engine at the other end of an `EngineLink`.
 
 Invariant: the guarantees of a `SimulatedWorker` hold: commands take effect in order at the first boundary after they are
 given, those of one instant together; `submit`'s event fires exactly once, also when the engine dies or hangs, with every
@@ -20,7 +20,7 @@ import simpy
 from replay import host
 from replay.clock import WallClock
 from replay.engine_request import EngineRequest
-from replay.link import Link
+from replay.link import EngineLink
 from replay.proposer import Forced
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.events import call_last, on_fire
@@ -55,8 +55,8 @@ class VllmWorker:
         self,
         env: WallClock,
         index: int,
-        link: Link,
-        start: Callable[[], Link],
+        link: EngineLink,
+        start: Callable[[], EngineLink],
         responses: Mapping[int, Response],
         prompt_ids: Callable[[Sample], tuple[int, ...]],
         weights: Callable[[int], str],
@@ -187,7 +187,7 @@ class VllmWorker:
     def draft(self, call: str, *arguments: Any) -> None:
         """Call the drafter of an engine that is up; `on_back` repeats the calls for a restarted one."""
         if self._state == "up":
-            self._command(host.Draft(call, arguments))
+            self._command(host.DraftCall(call, arguments))
 
     def speculate(self, on: bool) -> None:
         """Switch drafting on or off from the next pass on, also after a restart."""
@@ -216,7 +216,7 @@ class VllmWorker:
 
     def slow_down(self, factor: float) -> None:
         self._slowdown = factor
-        self._command(host.Slow(factor))
+        self._command(host.SlowDown(factor))
 
     def fail(self) -> None:
         """Kill the engine's process; it stays down until `restore`, even if it was lost and restarting."""
@@ -258,7 +258,7 @@ class VllmWorker:
         key = self._key()
         held_s = self._held_load_s + self.load_delay_s
         self._loads[key] = _Load(version, event, held_s)
-        self._command(host.Load(key, version, self._weights(version), running, held_s))
+        self._command(host.LoadWeights(key, version, self._weights(version), running, held_s))
 
     def _command(self, command: host.Command) -> None:
         """Queue a command: those of one instant are sent together, so that a batch does not begin with one request."""
@@ -425,7 +425,7 @@ class VllmWorker:
     def _ready(self) -> None:
         self._state = "loading"
         if self._setup is not None:
-            self._command(host.Draft("configure", (self._setup,)))
+            self._command(host.DraftCall("configure", (self._setup,)))
         self._load(self._asked_version, "recompute", None)
 
     def _has_weights_again(self, load: WeightLoad) -> None:
@@ -436,7 +436,7 @@ class VllmWorker:
         self._state = "up"
         self._close_lost_span(self._env.now)
         if self._slowdown > 1.0:
-            self._command(host.Slow(self._slowdown))
+            self._command(host.SlowDown(self._slowdown))
         if not self._speculates:
             self.draft("enable", False)
         if self.on_back is not None:

@@ -58,7 +58,7 @@ def named(inputs: Inputs, *names: str) -> Inputs:
     return {name: inputs[name] for name in names}
 
 
-class Input(BaseModel):
+class LedgerInput(BaseModel):
     """One input. `low` and `high` bound an assumed one, `choices` are the alternatives of one that is no number; `value` is
     the middle. `source` says where it stands in the paper, or why it is assumed so. `log`: drawn by its ratio. `used`: false
     if it only informs the reader. `held`: assumed, but no range, for the reason in `source`."""
@@ -77,7 +77,7 @@ class Input(BaseModel):
     held: bool = False
 
     @model_validator(mode="after")
-    def _a_range_is_assumed(self) -> Input:
+    def _a_range_is_assumed(self) -> LedgerInput:
         if (self.low is None) != (self.high is None):
             raise ValueError("give low and high, or neither")
         if self.open and self.kind != "assumed":
@@ -139,7 +139,7 @@ class Ledger(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     paper: str
-    inputs: dict[str, Input] = Field(min_length=1)
+    inputs: dict[str, LedgerInput] = Field(min_length=1)
 
     @property
     def middle(self) -> Inputs:

@@ -1,6 +1,7 @@
 """Imports run one way, checked from the source."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,10 @@ HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator",
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
 SOURCES = sorted((ROOT / "simrl").rglob("*.py"))
+PARSED = {
+    path: ast.parse(path.read_text()) for name in ("simrl", "replay") for path in sorted((ROOT / name).rglob("*.py"))
+}
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_KERNEL = 500, 80, 120
 
 
 def place(path: Path) -> str:
@@ -75,6 +80,27 @@ def _statements(node: ast.stmt) -> list[ast.stmt]:
 def test_every_module_has_its_place():
     assert not {place(path) for path in SOURCES} - {"__init__", *LAYER_OF}, "give it a line in LAYERS"
     assert len(list((ROOT / "simrl").glob("*.py"))) <= MOST_FILES_AT_THE_TOP
+
+
+def test_a_name_of_a_class_means_one_thing():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, tree in PARSED.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}, line {node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_files_and_functions_can_be_read_at_one_sitting():
+    for path, tree in PARSED.items():
+        assert len(path.read_text().splitlines()) <= MOST_LINES, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                compiled = any("njit" in ast.unparse(each) for each in node.decorator_list)
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                assert lines <= (MOST_LINES_OF_A_KERNEL if compiled else MOST_LINES_OF_A_FUNCTION), (
+                    f"{path}: {node.name}"
+                )
 
 
 def test_a_module_imports_only_what_stands_above_it():

@@ -15,7 +15,7 @@ from token_traces import random_groups
 
 from replay.bench import Facts, Loads, Prompts, Scene, Seen, Shape, Stairs, Timed
 from replay.cli_measure import _print
-from replay.measure import Journal, Measured, Plan, base_scenes, check, expected_error, measure
+from replay.measure import Journal, MeasuredEngine, MeasurePlan, base_scenes, check, expected_error, measure
 from replay.measured_profile import Wanted, measure_with
 from replay.profile_fit import Reach, predicted_s
 from simrl.errors import InputError
@@ -31,7 +31,7 @@ from simrl.speculation.methods import draft_model
 from simrl.speculation.plan import DraftPlan, plan_drafting
 
 REACH = Reach(max_num_seqs=64, max_num_batched_tokens=256, max_model_len=1024)
-PLAN = Plan(REACH, kv_cache_tokens=65536, weights="folder", repeats=3, budget_s=1e9)
+PLAN = MeasurePlan(REACH, kv_cache_tokens=65536, weights="folder", repeats=3, budget_s=1e9)
 REQUEST_S, BEGIN_S, END_S, LOAD_S = 40e-6, 200e-6, 20e-6, 0.015
 DRAFT_ROUND_S, DRAFT_STEP_S = 30e-6, 4e-6  # of each sequence
 
@@ -97,7 +97,7 @@ class KnownEngine:
         return Timed(shape, seconds * self.disturb(len(self.scenes)))
 
 
-def measured(engine: Callable[[Scene], Seen], folder: Path, plan: Plan = PLAN) -> Measured:
+def measured(engine: Callable[[Scene], Seen], folder: Path, plan: MeasurePlan = PLAN) -> MeasuredEngine:
     return measure(Journal(folder / "points.jsonl", {"model": "a"}, engine), plan)
 
 
@@ -308,7 +308,7 @@ def test_a_bend_within_the_noise_is_none() -> None:
         (PLAN._replace(reach=REACH._replace(max_num_batched_tokens=100)), "twice max_num_seqs"),
     ],
 )
-def test_limits_within_which_nothing_can_be_measured_are_refused(plan: Plan, message: str) -> None:
+def test_limits_within_which_nothing_can_be_measured_are_refused(plan: MeasurePlan, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(plan)
 
@@ -347,7 +347,7 @@ def small_model(folder: Path) -> Path:
     return folder
 
 
-def replace_plan(**changes: object) -> Plan:
+def replace_plan(**changes: object) -> MeasurePlan:
     return PLAN._replace(**changes)  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from simrl.scenario.load import ScenarioFile, load_scenarios
 from simrl.show.tables.optimize import print_optimization
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
-from simrl.study.executors import Here, Lost, Processes
+from simrl.study.executors import Here, LostTask, Processes
 from simrl.study.goal import Goal, duration, seconds_of
 from simrl.study.grid import by_key, vary
 from simrl.study.launch import Launch, launch
@@ -264,7 +264,7 @@ def test_what_a_machine_could_not_simulate_is_tried_again_by_the_next_search(fil
     class Losing(Here):
         def outcomes(self, points):
             for i, outcome in super().outcomes(points):
-                yield i, Lost("its node is gone") if i == 1 else outcome
+                yield i, LostTask("its node is gone") if i == 1 else outcome
 
     texts = ("systems=one_step_off", "system.rollout_share=0.25,0.5,0.75", "cluster.tp=1")
     first, _ = searched(file, *texts, executor=Losing())

@@ -22,7 +22,7 @@ from reproduce import predict, score, tlt
 from reproduce.areal import one_forward_one_backward
 from reproduce.board import board, in_words, totals
 from reproduce.lab import GIVEN, run_of
-from reproduce.ledger import Asked, Input, Ledger, PaperError, read_ledger
+from reproduce.ledger import Asked, Ledger, LedgerInput, PaperError, read_ledger
 from reproduce.predict import Prediction
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance
@@ -106,11 +106,11 @@ def test_a_row_with_the_middle_alone_counts_as_not_covered_beside_others():
 
 def test_only_what_is_assumed_has_a_range():
     with pytest.raises(ValidationError, match="only what is assumed"):
-        Input(value=1.0, low=0.5, high=2.0, kind="stated", source="§1")
+        LedgerInput(value=1.0, low=0.5, high=2.0, kind="stated", source="§1")
     with pytest.raises(ValidationError, match="not between"):
-        Input(value=3.0, low=0.5, high=2.0, kind="assumed", source="why")
+        LedgerInput(value=3.0, low=0.5, high=2.0, kind="assumed", source="why")
     with pytest.raises(ValidationError, match="no prediction asks for"):
-        Input(value=1.0, low=0.5, high=2.0, kind="assumed", source="why", used=False)
+        LedgerInput(value=1.0, low=0.5, high=2.0, kind="assumed", source="why", used=False)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_paper_without_a_ledger_is_told():
 
 
 def test_what_is_assumed_without_a_range_says_so():
-    assert not Input(value=1024, kind="assumed", held=True, source="it hardly matters").open
+    assert not LedgerInput(value=1024, kind="assumed", held=True, source="it hardly matters").open
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,11 @@ def test_nothing_at_all_is_below_a_published_limit():
 
 
 def test_more_sets_of_inputs_leave_the_first_as_they_were():
-    entry = Input(value=2.0, low=1.0, high=4.0, log=True, kind="assumed", source="why")
-    choice = Input(value=2, choices=(1, 2, 4), kind="assumed", source="why")
-    ledger = Ledger(paper="a paper", inputs={"x": entry, "tp": choice, "n": Input(value=8, kind="stated", source="§1")})
+    entry = LedgerInput(value=2.0, low=1.0, high=4.0, log=True, kind="assumed", source="why")
+    choice = LedgerInput(value=2, choices=(1, 2, 4), kind="assumed", source="why")
+    ledger = Ledger(
+        paper="a paper", inputs={"x": entry, "tp": choice, "n": LedgerInput(value=8, kind="stated", source="§1")}
+    )
     few, more = ledger.sample(3), ledger.sample(12)
     assert more[: len(few)] == few
     assert few[0] == {"x": 2.0, "tp": 2, "n": 8}

@@ -21,9 +21,9 @@ from helpers import RESPONSES, ROOMY, rows, sample, with_status
 from test_vllm_worker import prompt_ids
 
 from replay.clock import WallClock
-from replay.host import REPORT_EVERY_S, Channel, Draft, Reached
-from replay.link import Link, ProcessLink, device_variables, engine_link, start_all, wait_until_ready
-from replay.replayer import Fleet, ReplayConfig, reset
+from replay.host import REPORT_EVERY_S, Channel, DraftCall, Reached
+from replay.link import EngineLink, ProcessLink, device_variables, engine_link, start_all, wait_until_ready
+from replay.replayer import ReplayConfig, ReplayEngines, reset
 from replay.vllm_adapter import EngineSettings, check_model, check_weights, explained, vllm_version
 from replay.vllm_worker import MOST_RESTARTS, VllmWorker
 from simrl.dispatch.dispatcher import Dispatcher
@@ -64,7 +64,7 @@ class Stage:
     """Workers over doubles in processes, and a dispatcher over them."""
 
     env: WallClock
-    fleet: Fleet
+    fleet: ReplayEngines
     record: Recorder
     workers: list[VllmWorker]
     dispatcher: Dispatcher
@@ -104,10 +104,10 @@ class Stage:
 
 @contextmanager
 def stage(folder: Path, workers: int = 2, deadline_s: float = 30.0, start_deadline_s: float = 60.0, **double):
-    start: list[Callable[[], Link]] = [
+    start: list[Callable[[], EngineLink]] = [
         partial(process_link, f"worker {i}", folder / f"{i}.log", **double) for i in range(workers)
     ]
-    with Fleet(start) as fleet:
+    with ReplayEngines(start) as fleet:
         env = WallClock()
         record = Recorder([Lane(f"rollout-{i:03d}", 1) for i in range(workers)])
         happened: list[dict] = []
@@ -390,12 +390,12 @@ def test_the_processes_of_an_engine_end_with_it(tmp_path, dies_before):
 @pytest.mark.slow
 def test_a_fleet_whose_engine_died_in_one_replay_has_a_new_one_in_the_next(tmp_path):
     config = ReplayConfig(Path("v0"), start_deadline_s=60.0)
-    with Fleet([partial(process_link, f"worker {i}", tmp_path / f"{i}.log") for i in range(2)]) as fleet:
+    with ReplayEngines([partial(process_link, f"worker {i}", tmp_path / f"{i}.log") for i in range(2)]) as fleet:
         dead = fleet.links[1].process.pid
         fleet.links[1].kill()
         assert reset(fleet, config, None) == VOCABULARY
         assert fleet.links[1].process.pid != dead and all(is_there(link.process.pid) for link in fleet.links)
-        fleet.links[0].send([Draft("nothing of the kind", ())])
+        fleet.links[0].send([DraftCall("nothing of the kind", ())])
         with pytest.raises(StoppedError, match="worker 0: AttributeError"):
             reset(fleet, config, None)
         assert reset(fleet, config, None) == VOCABULARY

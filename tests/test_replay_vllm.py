@@ -16,9 +16,9 @@ from helpers import RESPONSES, recorder, rows, sample, trained, with_status
 from test_replay_faults import eventually, is_there
 
 from replay.clock import WallClock
-from replay.host import Begin, Ended, Gained, Load, Loaded
+from replay.host import Begin, Ended, Gained, Loaded, LoadWeights
 from replay.link import engine_link, wait_until_ready
-from replay.replayer import Fleet, ReplayConfig, check_replayable, engine_settings, process_fleet, replay, reset
+from replay.replayer import ReplayConfig, ReplayEngines, check_replayable, engine_settings, process_fleet, replay, reset
 from replay.speculative import forced
 from replay.vllm_adapter import EngineSettings
 from replay.vllm_worker import VllmWorker
@@ -96,15 +96,15 @@ def config(models) -> ReplayConfig:
 
 
 @pytest.fixture(scope="module")
-def fleet(prepared, config, tmp_path_factory) -> Iterator[Fleet]:
+def fleet(prepared, config, tmp_path_factory) -> Iterator[ReplayEngines]:
     logs = tmp_path_factory.mktemp("logs")
     settings: EngineSettings = engine_settings(prepared, config)
     start = [partial(engine_link, f"worker {i}", settings, logs / f"{i}.log") for i in range(2)]
-    with Fleet(start) as fleet:
+    with ReplayEngines(start) as fleet:
         yield fleet
 
 
-def pid(fleet: Fleet, worker: int) -> int:
+def pid(fleet: ReplayEngines, worker: int) -> int:
     return fleet.links[worker].process.pid  # type: ignore[attr-defined]
 
 
@@ -112,7 +112,7 @@ def prompt_ids(sample: Sample) -> tuple[int, ...]:
     return tuple((sample.uid * 31 + i * 7) % 300 for i in range(sample.prompt_tokens))
 
 
-def workers(fleet: Fleet, config: ReplayConfig) -> tuple[WallClock, list[VllmWorker]]:
+def workers(fleet: ReplayEngines, config: ReplayConfig) -> tuple[WallClock, list[VllmWorker]]:
     reset(fleet, config, None)
     env = WallClock()
     return env, [
@@ -133,7 +133,7 @@ def workers(fleet: Fleet, config: ReplayConfig) -> tuple[WallClock, list[VllmWor
     ]
 
 
-def generate(fleet: Fleet, config: ReplayConfig, samples: Sequence[Sample]) -> dict[int, Rollout]:
+def generate(fleet: ReplayEngines, config: ReplayConfig, samples: Sequence[Sample]) -> dict[int, Rollout]:
     """What the first engine makes of them if nothing happens."""
     env, [worker, _] = workers(fleet, config)
     rollouts = env.run(until=gather(env, [worker.submit(each) for each in samples]))
@@ -406,7 +406,7 @@ def test_an_engine_of_two_processes_generates_loads_and_ends_with_both(tmp_path,
     link = engine_link("worker 0", settings, tmp_path / "log")
     try:
         wait_until_ready([link], 300.0)
-        link.send([Begin(1, 0, tuple(range(10)), (), 54), Load(2, 1, settings.model, "recompute", 0.0)])
+        link.send([Begin(1, 0, tuple(range(10)), (), 54), LoadWeights(2, 1, settings.model, "recompute", 0.0)])
         reports: list = []
         while not any(isinstance(report, Ended) for report in reports):
             reports += link.connection.recv()

@@ -21,7 +21,7 @@ from simrl.errors import StoppedError  # noqa: E402
 from simrl.study.executors import Here, RayCluster  # noqa: E402
 from simrl.study.grid import vary  # noqa: E402
 from simrl.study.point import Point  # noqa: E402
-from simrl.study.sweep import Plan, plan, run  # noqa: E402
+from simrl.study.sweep import SweepPlan, plan, run  # noqa: E402
 from simrl.trace.trace import write_trace  # noqa: E402
 
 
@@ -40,7 +40,7 @@ def two_nodes() -> Iterator[tuple[Cluster, Any]]:
 
 
 @pytest.fixture
-def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPlan:
     """Points that name a trace, and some that cannot be."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # nodes run this checkout
@@ -51,7 +51,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_in_mid_sweep_changes_no_byte(planned: Plan) -> None:
+def test_a_node_that_is_killed_in_mid_sweep_changes_no_byte(planned: SweepPlan) -> None:
     rows = run(planned, {}, Path("here"), Here(), {}).rows
     assert 0 < sum("does not divide" in (row["error"] or "") for row in rows) < len(rows)
     with two_nodes() as (cluster, second):
@@ -77,7 +77,7 @@ class Foreign(Point):
         return importlib.import_module, ("simrl_of_another_version",)
 
 
-def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(planned: Plan, tmp_path: Path) -> None:
+def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(planned: SweepPlan, tmp_path: Path) -> None:
     point = planned.points[0]
     other = replace(point, code={**point.code, "code": "another"})
     foreign = Foreign(point.scenario, point.hash, point.files, point.code)

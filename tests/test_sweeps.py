@@ -17,7 +17,7 @@ from simrl.result.metrics import summary
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.cache import InputCache
 from simrl.simulate.run import simulate
-from simrl.study.executors import Here, Lost, Processes
+from simrl.study.executors import Here, LostTask, Processes
 from simrl.study.grid import vary
 from simrl.study.point import Point, simulate_point
 from simrl.study.sweep import kept, plan, run
@@ -306,7 +306,7 @@ def test_a_process_that_dies_costs_its_point_a_try_and_the_others_nothing(file):
     outcomes = dict(Processes(2).outcomes(points))
     assert set(outcomes) == {0, 1, 2, 3}
     lost = outcomes.pop(1)
-    assert isinstance(lost, Lost) and "ended 2 times (exit code 7)" in lost.message
+    assert isinstance(lost, LostTask) and "ended 2 times (exit code 7)" in lost.message
     inputs = InputCache()
     assert outcomes == {i: simulate_point(found.points[i], inputs) for i in (0, 2, 3)}
 
@@ -322,7 +322,7 @@ def test_what_this_machine_lost_is_in_the_table_and_tried_again(file):
     class Losing(Here):
         def outcomes(self, points):
             for i, outcome in super().outcomes(points):
-                yield i, Lost("its node is gone") if i == 1 else outcome
+                yield i, LostTask("its node is gone") if i == 1 else outcome
 
     found = planned(file, "seed=0..2", "systems=split")
     first = swept(found, Path("out"), Losing())

@@ -30,7 +30,7 @@ from replay.grpo.tasks import Problem
 from replay.grpo.trainer import LearningTrainer, TaskRewarder
 from replay.grpo.warm_up import warm_up
 from replay.link import ProcessLink, device_variables, first_report, spare_gpu
-from replay.replayer import Fleet, ReplayConfig, connected, process_fleet, reset
+from replay.replayer import ReplayConfig, ReplayEngines, connected, process_fleet, reset
 from replay.vllm_adapter import EngineSettings, vllm_version
 from replay.vllm_worker import VllmWorker
 from simrl.errors import InputError, StoppedError
@@ -168,7 +168,7 @@ class _Part:
     """The run from one start to its end."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, done: int, fleet: Fleet, learner: ProcessLink, say: Say
+        self, config: RunConfig, folder: RunFolder, done: int, fleet: ReplayEngines, learner: ProcessLink, say: Say
     ) -> None:
         self._config, self._folder, self._done = config, folder, done
         self._fleet, self._learner, self._say = fleet, learner, say
@@ -357,7 +357,7 @@ def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
     )
 
 
-def _engines(config: RunConfig, folder: RunFolder, version: int) -> Fleet:
+def _engines(config: RunConfig, folder: RunFolder, version: int) -> ReplayEngines:
     # Version 0 always exists, also for an engine that restarts late in a run; the required version is loaded after it.
     settings = engine_settings(config, folder.model(0))
     first = _first_weights(config, folder, version)

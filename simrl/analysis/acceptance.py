@@ -39,7 +39,7 @@ CONTROL_SEED = 0
 LONGEST_SHARE = 0.1  # of the responses, reported on its own: the tail decides when a rollout ends
 
 
-class Measured(NamedTuple):
+class MeasuredDrafts(NamedTuple):
     """The runs of a drafter on a trace, and what a window makes of them."""
 
     trace: Trace
@@ -64,7 +64,7 @@ def measure(
     epochs_back: int = 1,
     known: Known = "lockstep",
     threads: int = 1,
-) -> Measured:
+) -> MeasuredDrafts:
     """Run a drafter teacher-forced over a trace with token ids.
 
     The window is the drafter's own if none is given: the paper's (AIMD), for "history-code" the public code's (MIMD). Raise
@@ -89,10 +89,10 @@ def measure(
     if not ((runs.first >= 0) & (tokens > 1)).any():
         raise InputError(f"trace {name!r}: nothing to draft from ({why}); try another drafter, or more --epochs-back")
     chosen = window or (Mimd() if drafter == "history-code" else Aimd())
-    return Measured(trace, drafter, history, chosen, runs, run_passes(runs, tokens, chosen.rule), tokens)
+    return MeasuredDrafts(trace, drafter, history, chosen, runs, run_passes(runs, tokens, chosen.rule), tokens)
 
 
-def report(measured: Measured, profile: TableProfile | None = None) -> dict[str, Any]:
+def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dict[str, Any]:
     """Return everything that was measured, ready for JSON; what cannot be computed is None.
 
     `acceptance_rate`, `speculation_rate` and `accept_length` are `passes.Passes`'; `by_epoch` has them for each epoch.
@@ -144,7 +144,7 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _by_response(measured: Measured) -> dict[str, Any]:
+def _by_response(measured: MeasuredDrafts) -> dict[str, Any]:
     """Return percentiles over responses, and the rates of the longest tenth of them."""
     served = measured.served
     passes = measured.passes.of(served)
@@ -225,7 +225,7 @@ def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:
     return max(free, 0.0) / (shape.kv_bytes_per_token / min(metadata.tp, shape.kv_heads) * kv_tokens)
 
 
-def _pays(measured: Measured, profile: TableProfile) -> dict[str, Any]:
+def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
     """Return seconds a token with and without drafts by batch, all sequences with the trace's typical length and acceptance.
 
     The window asked for, and the best of the fixed ones. Batches go as far as the profile and the GPUs' memory do.
@@ -282,7 +282,7 @@ def _finite(value: float) -> float | None:
     return value if 0 < value < math.inf else None
 
 
-def _words(measured: Measured, rows: list[dict[str, Any]]) -> str:
+def _words(measured: MeasuredDrafts, rows: list[dict[str, Any]]) -> str:
     """Return a sentence on drafting: if it pays, and up to which batch."""
     what = {"ngram": "N-gram drafting", "siblings": "Drafting from siblings"}.get(measured.drafter, "History drafting")
     gains = [(row["batch"], row["speed_up"] or 0.0) for row in rows]

@@ -27,7 +27,7 @@ MOST_LINKS = 100_000
 HELD_UP = 10  # samples that are named
 
 
-class Link(NamedTuple):
+class PathLink(NamedTuple):
     """Something on the path. `kind` is a span's, or generate, environment, reward, boundary, unknown; `where` its lane;
     `sample` is prompt/sample/epoch where it is a response."""
 
@@ -46,7 +46,7 @@ class CriticalPath:
     step: int
     started_s: float
     ended_s: float
-    links: tuple[Link, ...]
+    links: tuple[PathLink, ...]
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds by kind, most first; their sum is the length of the path."""
@@ -86,7 +86,7 @@ def _summed(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
 class _Event(NamedTuple):
     """Something that ended: a span of a lane, or a segment of a sample (its row), which `finishes` it or not."""
 
-    link: Link
+    link: PathLink
     lane: str
     row: int = -1
     segment: int = -1
@@ -106,7 +106,8 @@ class Paths:
         shown = found.where(~found.of_kind("rollout", "idle", "train_drafter"))
         columns = (shown.lane.tolist(), shown.kind.tolist(), shown.started_s.tolist(), shown.ended_s.tolist())
         links = [
-            Link(found.kinds[kind], found.lanes[lane].name, *at_s) for lane, kind, *at_s in zip(*columns, strict=True)
+            PathLink(found.kinds[kind], found.lanes[lane].name, *at_s)
+            for lane, kind, *at_s in zip(*columns, strict=True)
         ]
         events = [_Event(link, link.where) for link in links]
         ends = {(link.where, link.started_s): link.ended_s for link in links}
@@ -117,7 +118,7 @@ class Paths:
             row, lane_name = row_of[uid], f"rollout-{worker:03d}"
             while (until_s := ends.get((lane_name, started_s), ended_s)) < ended_s:
                 started_s = until_s  # segments begin with the weights' load
-            link = Link("generate", lane_name, started_s, ended_s, self._names[row], tokens)
+            link = PathLink("generate", lane_name, started_s, ended_s, self._names[row], tokens)
             last = ended_s == samples["finished_s"][row]
             self._segments[row].append(_Event(link, lane_name, row, len(self._segments[row]), last))
             events.append(self._segments[row][-1])
@@ -131,15 +132,15 @@ class Paths:
         """Return the critical path of an update."""
         begin_s = self.finished_s[step - 1] if step else 0.0
         end_s = at_s = self.finished_s[step]
-        links: list[Link] = []
+        links: list[PathLink] = []
         after: _Event | None = None  # what began at `at_s`
         while at_s > begin_s and len(links) < MOST_LINKS:
             event, gap = self._before(at_s, after, step)
             if event is None:
-                links.append(Link("unknown", "", 0.0, at_s))
+                links.append(PathLink("unknown", "", 0.0, at_s))
                 break
             if gap and event.link.ended_s < at_s:
-                links.append(Link(gap, event.lane, event.link.ended_s, at_s))
+                links.append(PathLink(gap, event.lane, event.link.ended_s, at_s))
             if event.link.ended_s <= begin_s:
                 break
             links.append(event.link)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simrl.analysis.run_view import Floats, Ints, Load, RunView
+from simrl.analysis.run_view import Floats, Ints, LoadedVersion, RunView
 
 Moment = Sequence[float]  # seconds since the start of the run: predicted, measured
 
@@ -50,7 +50,7 @@ class _Begin(NamedTuple):
     started_s: float
 
 
-_Begun = Sequence[_Begin] | Sequence[Load]
+_Begun = Sequence[_Begin] | Sequence[LoadedVersion]
 
 
 def differences(p: RunView, m: RunView, uids: Sequence[int], tie_s: float) -> Iterator[Discrepancy]:
@@ -256,7 +256,7 @@ def _sample_events(p: RunView, m: RunView, uid: int) -> _Events:
     return _events(said, at_s, (START, FINISH))
 
 
-def _load_events(worker: int, predicted: Sequence[Load], measured: Sequence[Load]) -> _Events:
+def _load_events(worker: int, predicted: Sequence[LoadedVersion], measured: Sequence[LoadedVersion]) -> _Events:
     """Return start and end of each load, as nothing is generated in between. A version's nth load in one run matches its nth in
     the other."""
     times: dict[tuple[int, int, int], list[float]] = {}

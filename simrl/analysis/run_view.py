@@ -52,7 +52,7 @@ def busy_clock(started_s: Floats, ended_s: Floats) -> Clock:
     return Clock(np.stack([begins, ends], axis=1).ravel(), np.cumsum(durations))
 
 
-class Load(NamedTuple):
+class LoadedVersion(NamedTuple):
     """A version that comes to a worker."""
 
     value: int
@@ -73,7 +73,7 @@ class RunView(NamedTuple):
     segments: Mapping[str, NDArray[Any]]  # also trained_step
     started_s: Mapping[int, float]  # by uid
     finished_s: Mapping[int, float]
-    loads: tuple[tuple[Load, ...], ...]  # by worker, in time
+    loads: tuple[tuple[LoadedVersion, ...], ...]  # by worker, in time
 
 
 def short_name(metadata: Mapping[str, Any]) -> str:
@@ -127,12 +127,12 @@ def _at(found: Spans, worker: int) -> NDArray[np.bool_]:
     return np.array([lane.name == f"rollout-{worker:03d}" for lane in found.lanes], bool)[found.lane]
 
 
-def _loads(result: Result, workers: int) -> tuple[tuple[Load, ...], ...]:
+def _loads(result: Result, workers: int) -> tuple[tuple[LoadedVersion, ...], ...]:
     found = spans(result)
     loads = found.where(found.of_kind("load_weights"))
     return tuple(_loads_of(loads.where(_at(loads, worker))) for worker in range(workers))
 
 
-def _loads_of(part: Spans) -> tuple[Load, ...]:
+def _loads_of(part: Spans) -> tuple[LoadedVersion, ...]:
     columns = zip(part.policy_version.tolist(), part.started_s, part.ended_s, strict=True)
-    return tuple(sorted((Load(*load) for load in columns), key=itemgetter(1)))
+    return tuple(sorted((LoadedVersion(*load) for load in columns), key=itemgetter(1)))

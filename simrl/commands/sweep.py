@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from simrl.show.style import Picture
     from simrl.study.point import Outcome
-    from simrl.study.sweep import Plan, Swept
+    from simrl.study.sweep import SweepPlan, Swept
 
 SPEED_OVER_S = 600.0  # points of a grid take very different times
 
@@ -32,7 +32,7 @@ class Sweep(View):
     """Many scenarios, a row per point. A point that cannot be executed is a row with its `error`. `folder` has the table, if
     one was named."""
 
-    plan: Plan
+    plan: SweepPlan
     swept: Swept
     outcomes: Mapping[str, Outcome]
     asked: Mapping[str, Any]

@@ -139,7 +139,7 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         budget -= new
 
 
-class Work(NamedTuple):
+class PassWork(NamedTuple):
     """The work of a pass: query tokens in all, positions that need logits, prefill tokens and their attention work, decoding
     sequences and the tokens that they attend to."""
 
@@ -154,7 +154,7 @@ class Work(NamedTuple):
 
 
 @njit(cache=True, inline="always")
-def _work(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> Work:
+def _work(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
     """Return what the scheduled pass computes."""
     query, sampled, prefill, prefill_work, decoding, decode_kv = 0, 0, 0, 0.0, 0, 0
     for i in range(t.n_running):
@@ -175,7 +175,7 @@ def _work(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> Work:
     ahead, ahead_of_all = 0.0, 0.0
     if decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # most profiles have no use for it
         ahead, ahead_of_all = _lead(r, drafts, t)
-    return Work(query, sampled, prefill, prefill_work, decoding, decode_kv, ahead, ahead_of_all)
+    return PassWork(query, sampled, prefill, prefill_work, decoding, decode_kv, ahead, ahead_of_all)
 
 
 @njit(cache=True, inline="always")
@@ -213,7 +213,7 @@ def _lead(r: Requests, drafts: Drafts, t: Totals) -> tuple[float, float]:
 
 @njit(cache=True)
 def _account(
-    r: Requests, drafts: Drafts, t: Totals, tables: Tables, work: Work, seconds: float, draft_s: float
+    r: Requests, drafts: Drafts, t: Totals, tables: Tables, work: PassWork, seconds: float, draft_s: float
 ) -> None:
     """Split the seconds of a pass that did more than decode, before its requests advance."""
     drafted, accepted = 0, 0

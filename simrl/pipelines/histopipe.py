@@ -69,7 +69,7 @@ class _RankingGroup:
 
 
 @dataclass
-class _Step:
+class _PlannedStep:
     """A step's plan, made from the history, the profile and when workers are predicted to be free, and its progress.
 
     By worker: the samples, the seconds they are predicted to take, the ranking group (none in a plain plan), and the predicted
@@ -102,7 +102,7 @@ class _Steps:
     run: RunContext
     rule: HistoPipe
     batches: simpy.Store
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[_PlannedStep] = field(default_factory=list)
     migrated: set[int] = field(default_factory=set)
     train_s: float = 0.0
     recent: list[Rollout] = field(default_factory=list)
@@ -121,10 +121,10 @@ class _Steps:
                 run.dispatcher.weights_changed()
             self.begin(step, worker)
 
-    def step(self, k: int) -> _Step:
+    def step(self, k: int) -> _PlannedStep:
         """Return the plan of step k, made when the first worker asks for it: until then more history may come in."""
         while len(self.steps) <= k:
-            groups, step = self.run.workload.next_batch(), _Step(len(self.steps), Batch(self.run))
+            groups, step = self.run.workload.next_batch(), _PlannedStep(len(self.steps), Batch(self.run))
             self.batches.put(step.batch)
             if not (self.rule.ranked and self.rank(step, groups)):
                 self.cut(step, groups)
@@ -140,14 +140,14 @@ class _Steps:
         """Return the workers of a plan; all of them while all are lost: the first that is back takes what waits."""
         return self.run.dispatcher.active or list(range(len(self.run.workers)))
 
-    def cut(self, step: _Step, groups: list[Group]) -> None:
+    def cut(self, step: _PlannedStep, groups: list[Group]) -> None:
         """Plan equal contiguous parts."""
         samples = [sample for group in groups for sample in group]
         cuts = np.array_split(np.arange(len(samples)), len(self.active))
         step.parts = {worker: [samples[i] for i in cut] for worker, cut in zip(self.active, cuts, strict=True)}
         step.predicted_s = dict.fromkeys(self.active, 0.0)
 
-    def rank(self, step: _Step, groups: list[Group]) -> bool:
+    def rank(self, step: _PlannedStep, groups: list[Group]) -> bool:
         """Plan ranking groups, ascending or descending. Return false in the first epoch, without history."""
         history, epoch, active = self.run.dispatcher.history, groups[0][0].epoch, self.active
         samples_of = {group[0].prompt_id: group for group in groups}
@@ -200,7 +200,7 @@ class _Steps:
             self.betas[epoch] = max(grown, self.rule.least_beta)
         return self.betas[epoch]
 
-    def begin(self, step: _Step, worker: int) -> None:
+    def begin(self, step: _PlannedStep, worker: int) -> None:
         """Submit a worker's part of a step; the worker predicted to end last takes what was carried into the step."""
         going = [Rollout(sample, (), False) for sample in step.parts.get(worker, [])]
         step.ends_s[worker] = self.run.env.now + step.predicted_s.get(worker, 0.0)
@@ -209,7 +209,7 @@ class _Steps:
         if going:
             self._submit(step, going, worker)
 
-    def _submit(self, step: _Step, rollouts: list[Rollout], worker: int) -> None:
+    def _submit(self, step: _PlannedStep, rollouts: list[Rollout], worker: int) -> None:
         """Submit rollouts to a worker; if they have to move, only weights that the step may have will do."""
         to, version = [worker] * len(rollouts), max(step.k - 1, 0)
         partials = [rollout if rollout.segments else None for rollout in rollouts]
@@ -220,7 +220,7 @@ class _Steps:
             on_fire(end, partial(self._ended, step, sample))
         self._watch_the_last(step)
 
-    def _ended(self, step: _Step, sample: Sample, end: Any) -> None:
+    def _ended(self, step: _PlannedStep, sample: Sample, end: Any) -> None:
         """Add a finished sample to its group, or carry an unfinished one into the next step."""
         if not end.ok:
             raise end.value  # a worker that died, or its engine's error
@@ -240,7 +240,7 @@ class _Steps:
         if not step.siblings:
             step.batch.close()
 
-    def _watch_the_last(self, step: _Step) -> None:
+    def _watch_the_last(self, step: _PlannedStep) -> None:
         """Watch the last samples of each ranking group, once they are submitted, for those that become outliers."""
         for group in step.groups if self.rule.migration else []:
             last = group.unfinished
@@ -254,7 +254,7 @@ class _Steps:
                         worker.when(TokensReached(sample, group.outlier_tokens)), partial(self._migrate, step, sample)
                     )
 
-    def _migrate(self, step: _Step, sample: Sample, reached: Any) -> None:
+    def _migrate(self, step: _PlannedStep, sample: Sample, reached: Any) -> None:
         """Move an outlier to a worker that is busy with a longer group of its step: with the longest group, and of its workers
         the one with the fewest samples left. If there is none, carry it into the next step."""
         if sample.uid not in step.siblings:
@@ -271,7 +271,7 @@ class _Steps:
             step.kept -= 1
             self.run.dispatcher.withdraw([sample])
 
-    def _carry(self, step: _Step, rollout: Rollout) -> None:
+    def _carry(self, step: _PlannedStep, rollout: Rollout) -> None:
         """Carry a response into the next unfinished step: to the worker predicted to end last, when it begins or at once."""
         later = self.step(step.k + 1)
         while not later.siblings:

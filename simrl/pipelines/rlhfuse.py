@@ -39,7 +39,7 @@ def rlhfuse(
     for k in range(run.steps):
         if k:
             yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
-        step = _Step(run, threshold, destinations_of)
+        step = _RolloutStep(run, threshold, destinations_of)
         yield from step.roll_out(round_samples if fusion else 0)
         yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)
         step.give_back()
@@ -60,7 +60,7 @@ def number_of_destinations(
     return workers
 
 
-class _Step:
+class _RolloutStep:
     """The rollout of one step: what is finished, for which of that log-probs are inferred, and the workers freed for it."""
 
     def __init__(

@@ -62,7 +62,7 @@ def inject(
     """Let the faults happen. Return a list that grows by each one that does: its `kind`, `worker`, the times asked for
     (`at_s`, `until_s`; empty: to the end), its size, and the `fault` of the scenario that it came from."""
     happened: list[dict[str, Any]] = []
-    states = [_State(env, i, worker, dispatcher) for i, worker in enumerate(workers)]
+    states = [_PresentFaults(env, i, worker, dispatcher) for i, worker in enumerate(workers)]
     for i, fault in enumerate(faults):
         drawn = fault.rate_per_hour is not None
         for state in states if drawn else [states[fault.worker or 0]]:
@@ -85,7 +85,7 @@ def _drawn(fault: Fault, seed: int, index: int, worker: int) -> Iterator[tuple[f
 
 
 @dataclass
-class _State:
+class _PresentFaults:
     """The faults that a worker has at present, by their index in the scenario."""
 
     env: simpy.Environment

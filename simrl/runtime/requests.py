@@ -15,7 +15,7 @@ from simrl.trace.trace import Response, Sample, Turn
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class WorkerRequest:
     """A sample at a worker, from `submit` to its end there. `so_far` is its rollout up to the last closed segment, first with
     `tokens_before` from other workers. `length` is where it ends: the response's end, or an earlier token. `slot` is its place
     in the engine; None while its KV cache or its environment is awaited."""

@@ -18,7 +18,7 @@ from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.requests import Request
+from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.worker import LoadMode, TokensReached, WorkerCosts
@@ -59,8 +59,8 @@ class SimulatedWorker:
         self._costs = costs
         self._responses = responses
         self._recorder = recorder
-        self._requests: dict[int, Request] = {}
-        self._in_slot: dict[int, Request] = {}
+        self._requests: dict[int, WorkerRequest] = {}
+        self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], object]] = []
         self._changes = False  # whether one of them changes something
@@ -86,7 +86,7 @@ class SimulatedWorker:
     ) -> simpy.Event:
         response, so_far = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
-        request = Request(self._env.event(), response, so_far, so_far.tokens, length, cached)
+        request = WorkerRequest(self._env.event(), response, so_far, so_far.tokens, length, cached)
         self.command(lambda: self._begin(request))
         return request.event
 
@@ -177,7 +177,7 @@ class SimulatedWorker:
         if not keeps:
             self._sleep_until_next_stop()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: WorkerRequest) -> None:
         if self._lost_since_s is not None:
             self._fire(request.event, request.so_far)
             return
@@ -194,7 +194,7 @@ class SimulatedWorker:
         else:
             self._enter(request)
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: WorkerRequest) -> None:
         """Add a request to the engine's queue."""
         if self._requests.get(request.sample.uid) is not request:
             return  # aborted meanwhile
@@ -207,7 +207,7 @@ class SimulatedWorker:
         self._in_slot[slot] = request
         self._decode(request, slot)
 
-    def _decode(self, request: Request, slot: int) -> None:
+    def _decode(self, request: WorkerRequest, slot: int) -> None:
         """Follow a request that the engine queues now."""
         request.started_s = self.engine.now_s
         self._decoding.add(slot)
@@ -247,7 +247,7 @@ class SimulatedWorker:
         self._fire(event, rollout)
         self._load_what_may()
 
-    def _leave(self, request: Request) -> Rollout:
+    def _leave(self, request: WorkerRequest) -> Rollout:
         """Take a request out of the engine. Return its rollout."""
         rollout = self._rollout(request, self.engine.now_s, done=False)
         if request.slot is not None:
@@ -351,7 +351,7 @@ class SimulatedWorker:
         request.watches.append((condition.tokens, event))
         self._set_stop(request)
 
-    def _set_stop(self, request: Request) -> None:
+    def _set_stop(self, request: WorkerRequest) -> None:
         """Tell the engine at which token of a request to stop next: where a turn ends, or a watch holds."""
         if request.slot is None or request.slot not in self._decoding:
             return
@@ -359,7 +359,7 @@ class SimulatedWorker:
         if stop is not None:
             self.engine.stop_at(request.slot, *stop)
 
-    def _pause(self, request: Request, slot: int, now_s: float) -> None:
+    def _pause(self, request: WorkerRequest, slot: int, now_s: float) -> None:
         """End a turn: the environment takes its time, and then its answer is prefilled."""
         self._close_segment(request, now_s)
         turn = request.turn_at(request.so_far.tokens)
@@ -369,7 +369,7 @@ class SimulatedWorker:
         resume = partial(self._resume, request, slot, turn.observation_tokens)
         call_at(self._env, request.so_far.environment_until_s, lambda: self.command(resume))
 
-    def _resume(self, request: Request, slot: int, observation_tokens: int) -> None:
+    def _resume(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
         if self._in_slot.get(slot) is request:  # else it was aborted meanwhile
             self.engine.resume(slot, observation_tokens)
             self._decode(request, slot)
@@ -426,7 +426,7 @@ class SimulatedWorker:
                 self._set_stop(request)
         return fired
 
-    def _rollout(self, request: Request, now_s: float, done: bool) -> Rollout:
+    def _rollout(self, request: WorkerRequest, now_s: float, done: bool) -> Rollout:
         """Return and record what there is of a request that ends."""
         self._close_segment(request, now_s)
         rollout = self._with_drafts(request, request.so_far._replace(done=done))
@@ -435,7 +435,7 @@ class SimulatedWorker:
         self._recorder.request_ended(rollout, rollout.tokens - request.tokens_before)
         return rollout
 
-    def _with_drafts(self, request: Request, rollout: Rollout) -> Rollout:
+    def _with_drafts(self, request: WorkerRequest, rollout: Rollout) -> Rollout:
         """Return the rollout with what was also drafted for it here."""
         if self._drafting is None or request.slot is None:
             return rollout
@@ -448,7 +448,7 @@ class SimulatedWorker:
             unverified_tokens=rollout.unverified_tokens + self.engine.unverified_tokens(request.slot),
         )
 
-    def _until(self, request: Request, now_s: float) -> Rollout:
+    def _until(self, request: WorkerRequest, now_s: float) -> Rollout:
         """Return the rollout of a request up to now."""
         so_far, slot = request.so_far, request.slot
         if slot is None:
@@ -462,7 +462,7 @@ class SimulatedWorker:
             so_far = so_far._replace(first_token_s=self.engine.first_token_s(slot))
         return so_far
 
-    def _close_segment(self, request: Request, now_s: float) -> None:
+    def _close_segment(self, request: WorkerRequest, now_s: float) -> None:
         request.so_far, request.started_s = self._until(request, now_s), now_s
 
     def _close_lost_span(self, now_s: float) -> None:

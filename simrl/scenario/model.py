@@ -23,11 +23,11 @@ from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
 
 
-class _Model(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class ClusterConfig(_Model):
+class ClusterConfig(_Section):
     """The GPUs. `tp` of them make one rollout worker."""
 
     gpu: str
@@ -40,7 +40,7 @@ class ClusterConfig(_Model):
     """in any currency; 0 leaves cost out"""
 
 
-class WorkloadConfig(_Model):
+class WorkloadConfig(_Section):
     """The prompts and responses: a recorded trace, or a synthetic one. A trace with too few steps is repeated."""
 
     trace: str | None = None
@@ -55,7 +55,7 @@ class WorkloadConfig(_Model):
         return self
 
 
-class RooflineConfig(_Model):
+class RooflineConfig(_Section):
     """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are not given have its defaults."""
 
     compute_efficiency: Share | None = None
@@ -68,7 +68,7 @@ class RooflineConfig(_Model):
     """host time between two forward passes; 0.001 if not given"""
 
 
-class ProfileConfig(_Model):
+class ProfileConfig(_Section):
     """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a measurement."""
 
     path: str | None = None
@@ -106,7 +106,7 @@ class SystemConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Scenario(_Model):
+class Scenario(_Section):
     """One simulation."""
 
     name: str

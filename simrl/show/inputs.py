@@ -27,7 +27,7 @@ class Input(NamedTuple):
     source: str
 
 
-class Shared(NamedTuple):
+class SharedInput(NamedTuple):
     """An input and the runs that have it; none are named where all have it."""
 
     input: Input
@@ -42,14 +42,14 @@ class Shared(NamedTuple):
 Facts = Mapping[str, Any]
 
 
-def shared(of_runs: Mapping[str, Facts]) -> list[Shared]:
+def shared(of_runs: Mapping[str, Facts]) -> list[SharedInput]:
     """Return the inputs of several runs by name: equal inputs once, in the order of the first run that has them."""
     found: dict[Input, list[str]] = {}
     for name, metadata in of_runs.items():
         for entry in inputs(metadata):
             found.setdefault(entry, []).append(name)
     order = list(dict.fromkeys(entry.name for entry in found))
-    rows = [Shared(entry, () if len(runs) == len(of_runs) else tuple(runs)) for entry, runs in found.items()]
+    rows = [SharedInput(entry, () if len(runs) == len(of_runs) else tuple(runs)) for entry, runs in found.items()]
     return sorted(rows, key=lambda row: order.index(row.input.name))
 
 

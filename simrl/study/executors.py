@@ -2,7 +2,7 @@
 
 An executor yields the outcomes of points as they come, in any order; only the caller keeps them. Invariant: a point's row does
 not depend on the executor. A process or node that dies costs its points another try and no other point; a point whose process
-dies at every try is `Lost`, which says something about the machine and nothing about the point.
+dies at every try is a `LostTask`, which says something about the machine and nothing about the point.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ ANSWER_S = 5.0
 OUT_OF_MEMORY = "out of memory; try fewer --jobs"
 
 
-class Lost(NamedTuple):
+class LostTask(NamedTuple):
     """A task that this machine could not do."""
 
     message: str
 
 
-Outcomes = Generator[tuple[int, Outcome | Lost], None, None]
+Outcomes = Generator[tuple[int, Outcome | LostTask], None, None]
 
 
 class Executor(Protocol):
@@ -68,11 +68,11 @@ class Here:
             yield i, _simulate(point, inputs)
 
 
-def _simulate(point: Point, inputs: InputCache | None = None) -> Outcome | Lost:
+def _simulate(point: Point, inputs: InputCache | None = None) -> Outcome | LostTask:
     try:
         return simulate_point(point, inputs or _inputs_of_this_process())
     except MemoryError:
-        return Lost(OUT_OF_MEMORY)
+        return LostTask(OUT_OF_MEMORY)
 
 
 class Processes:
@@ -103,7 +103,7 @@ class Processes:
 
     def results(
         self, work: Callable[[A], T], tasks: Sequence[A], tries: int = 1
-    ) -> Generator[tuple[int, T | Lost], None, None]:
+    ) -> Generator[tuple[int, T | LostTask], None, None]:
         """Yield (place, `work(task)`) of each task, in any order; tasks begin in their order. Raises what `work` raises."""
         todo = deque((i, 1) for i in range(len(tasks)))  # with the number of the try
         busy: dict[Connection, tuple[_Process, int, int]] = {}
@@ -126,7 +126,7 @@ class Processes:
                         if attempt < tries:
                             todo.appendleft((i, attempt + 1))
                             continue
-                        result = Lost(
+                        result = LostTask(
                             f"its process ended {tries} times (exit code {code}), perhaps for lack of memory; try fewer --jobs"
                         )
                     if isinstance(result, Exception):
@@ -193,7 +193,7 @@ def each(work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None) -> 
         return
     with closing(pool.results(work, tasks)) as results:
         for i, result in results:
-            if isinstance(result, Lost):
+            if isinstance(result, LostTask):
                 raise StoppedError(
                     "a process that simulates was killed, perhaps for lack of memory; nothing was written; try fewer --jobs"
                 )
@@ -234,22 +234,22 @@ class RayCluster:
                 ray.cancel(reference, force=True)
 
 
-def _fetched(reference: Any) -> Outcome | Lost:
+def _fetched(reference: Any) -> Outcome | LostTask:
     import ray
 
     try:
-        outcome: Outcome | Lost = ray.get(reference)
+        outcome: Outcome | LostTask = ray.get(reference)
     except ray.exceptions.RayError as error:
         cause = [line.strip() for line in f"{error}".splitlines() if line.strip()][-1]  # of Ray's page-long message
         if isinstance(error, ray.exceptions.RayTaskError):  # not of the point: its node could not even try
             raise StoppedError(
                 f"--ray: a node could not simulate a point ({cause}); every node needs this version of simrl"
             ) from error
-        return Lost(f"its process or node was lost {RAY_TRIES} times ({type(error).__name__}: {cause})")
+        return LostTask(f"its process or node was lost {RAY_TRIES} times ({type(error).__name__}: {cause})")
     return outcome
 
 
-def _simulate_on_node(point: Point, files: Mapping[str, tuple[Path, Any]]) -> Outcome | Lost:
+def _simulate_on_node(point: Point, files: Mapping[str, tuple[Path, Any]]) -> Outcome | LostTask:
     """Simulate a point on a node; `files` are the name and the stored contents of each path in the scenario."""
     if point.code["code"] != code_digest():
         raise RuntimeError(f"{socket.gethostname()} has another version of simrl")

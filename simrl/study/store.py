@@ -1,7 +1,7 @@
 """Outcomes of points: looked up in a folder, else simulated and kept there.
 
 Invariant: an outcome lands whole in the folder, under the hash of all that it depends on, as soon as it is known; the next
-search or sweep, also after a kill, gets it from there. What this machine could not simulate (`Lost`) is an error now and is
+search or sweep, also after a kill, gets it from there. What this machine could not simulate (`LostTask`) is an error now and is
 tried again by the next run.
 
     points/3f/3fa2….json    the hashed data, and the row or the error
@@ -18,7 +18,7 @@ from typing import Any
 
 from simrl.errors import StoppedError
 from simrl.files import write_whole_file
-from simrl.study.executors import Executor, Lost
+from simrl.study.executors import Executor, LostTask
 from simrl.study.point import Outcome, Point
 
 
@@ -58,7 +58,7 @@ class Outcomes:
             return
         with closing(self._executor.outcomes(points)) as coming:
             for i, outcome in coming:
-                if isinstance(outcome, Lost):
+                if isinstance(outcome, LostTask):
                     self._lost += 1
                     outcome = {"error": outcome.message}
                 else:

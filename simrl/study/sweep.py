@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The points, each once, and the keys that they differ in."""
 
     points: Sequence[Point]
@@ -56,7 +56,7 @@ class Swept(NamedTuple):
     simulated: int  # of them now; the others were there
 
 
-def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], None] = lambda: None) -> Plan:
+def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], None] = lambda: None) -> SweepPlan:
     """Return the points of a variation. Raise `InputError` for values that no scenario can have: an unknown key, a value out
     of its range, an unknown name. Values that only one combination cannot have fail when it is simulated, and the error
     stands in its row."""
@@ -71,7 +71,7 @@ def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], N
         points.setdefault(point.hash, point)
         combinations += 1
         on_point()
-    return Plan(list(points.values()), _keys(varied), combinations)
+    return SweepPlan(list(points.values()), _keys(varied), combinations)
 
 
 def require_names(scenario: Scenario, checked: set[tuple[str, str, str]]) -> None:
@@ -99,13 +99,13 @@ def _keys(varied: Varied) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def kept(plan: Plan, folder: Path) -> dict[str, Outcome]:
+def kept(plan: SweepPlan, folder: Path) -> dict[str, Outcome]:
     """Return the outcomes in the folder, by hash, without those that cannot be read."""
     return {point.hash: found for point in plan.points if (found := read_outcome(folder, point)) is not None}
 
 
 def run(
-    plan: Plan,
+    plan: SweepPlan,
     outcomes: Mapping[str, Outcome],
     folder: Path,
     executor: Executor,
@@ -124,7 +124,7 @@ def run(
     return Swept(rows, store.simulated)
 
 
-def table_rows(plan: Plan, outcomes: Mapping[str, Outcome]) -> list[Row]:
+def table_rows(plan: SweepPlan, outcomes: Mapping[str, Outcome]) -> list[Row]:
     """Return a row of each point, in their order: its place, the varied keys, its metrics (None where it failed), its error.
 
     `speedup` is samples/s over the first point that did not fail; `speedup_in_variant` over the first such point of its

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from simrl.analysis.critical_path import Link
+from simrl.analysis.critical_path import PathLink
 from simrl.analysis.explanation import Difference, Explanation
 from simrl.analysis.gpu_hours import PARTS
 from simrl.show.text import Line, aligned, listed, number, plain_table, say, signed
@@ -160,7 +160,7 @@ def path_shares(e: Explanation) -> list[str]:
     ]
 
 
-def _joined(links: Sequence[Link]) -> list[tuple[float, float, str]]:
+def _joined(links: Sequence[PathLink]) -> list[tuple[float, float, str]]:
     """Return (start, seconds, words) of each link; a response that weight loads interrupted is one row."""
     rows: list[tuple[float, float, str]] = []
     i = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from simrl.show.text import bare_table, say
-from simrl.study.sweep import Plan, Swept
+from simrl.study.sweep import SweepPlan, Swept
 
 SHOWN = 10
 MEASURES = {
@@ -18,7 +18,7 @@ MEASURES = {
 }
 
 
-def print_sweep(planned: Plan, swept: Swept, console: Console) -> None:
+def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
     """Print the fastest points as a table, the number of points, and what failed."""
     best = sorted((row for row in swept.rows if row["error"] is None), key=lambda row: -row["samples_per_s"])[:SHOWN]
     points = len(swept.rows)

@@ -225,7 +225,7 @@ class Dispatcher:
         return [int(worker) for worker in np.flatnonzero(self._room.active)]
 
     def is_active(self, worker: int) -> bool:
-        """Whether a worker takes samples."""
+        """Return whether a worker takes samples."""
         return bool(self._room.active[worker])
 
     @property

@@ -210,7 +210,7 @@ class _Steps:
             self._submit(step, going, worker)
 
     def _submit(self, step: _PlannedStep, rollouts: list[Rollout], worker: int) -> None:
-        """Submit rollouts to a worker; if they have to move, only weights that the step may have will do."""
+        """Submit rollouts to a worker. If they have to move, they go to workers whose weights the step may use."""
         to, version = [worker] * len(rollouts), max(step.k - 1, 0)
         partials = [rollout if rollout.segments else None for rollout in rollouts]
         samples = [rollout.sample for rollout in rollouts]

@@ -1,7 +1,7 @@
 """Off-policyness, the one definition: the version of the update that trains a token minus the version that generated it.
 
-Tokens that an earlier step generated and carried over into the next are counted apart, for they are in no rule's bound: where
-`off_policyness` is said without more, it is of the other tokens.
+Tokens that an earlier step generated and carried over into the next are counted separately, because no rule bounds them; plain
+`off_policyness` leaves them out.
 """
 
 from __future__ import annotations

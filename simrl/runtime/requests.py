@@ -36,8 +36,8 @@ class WorkerRequest:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens whose KV cache the pool has when the request begins: all but the last one generated, and but what the
-        environment said after it."""
+        """Tokens whose KV cache the pool has when the request begins: all but the last generated one and
+        the environment's answer to it."""
         tokens = self.so_far.tokens
         if not self.cached or not tokens:
             return 0

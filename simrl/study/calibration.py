@@ -1,7 +1,7 @@
 """A real run's metrics log as a scenario: calibrated on some of its steps, and other systems to compare it with.
 
-Invariants: the fit sees the rows of its window and nothing else, so that the error on the rest is one of prediction. The folder
-of a calibration has every file that its scenario names, and appears whole or not at all.
+Invariants: the fit sees the rows of its window alone, so the error on the other rows is a prediction error. The folder of a
+calibration has every file that its scenario names, and appears whole or not at all.
 """
 
 from __future__ import annotations

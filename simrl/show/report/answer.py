@@ -102,7 +102,7 @@ def _largest_losses(run: Run) -> str:
     fall = waterfall(run.result, *window(run.result, run.warmup_steps))
     losses = sorted((k for k, part in PARTS.items() if not part.ideal), key=lambda k: -fall.gpu_s[k])[:3]
     shares = [f"{PARTS[k].words} {fall.gpu_s[k] / fall.total_gpu_s:.0%}" for k in losses if fall.gpu_s[k] > 0]
-    return f"Besides the work that an ideal run has too, its GPU time goes to: {', '.join(shares)}." if shares else ""
+    return f"Apart from the work of an ideal run, its GPU time goes to: {', '.join(shares)}." if shares else ""
 
 
 class _Setting(NamedTuple):

@@ -153,6 +153,9 @@ class PassWork(NamedTuple):
     ahead_of_all: float  # … and than a prefill in the pass, where that is less
 
 
+Work = PassWork  # its name in kernels that an earlier version kept on disk
+
+
 @njit(cache=True, inline="always")
 def _work(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
     """Return what the scheduled pass computes."""

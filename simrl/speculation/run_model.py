@@ -235,6 +235,9 @@ class CompiledModel(NamedTuple):
     most: int
 
 
+_Compiled = CompiledModel  # its name in kernels that an earlier version kept on disk
+
+
 def compiled_model(model: RunModel) -> CompiledModel:
     """Return a model for compiled code."""
     classes = model.classes

@@ -1,22 +1,17 @@
-"""Compare the model of a training step with measured ones: Qwen3-0.6B and 4B, RL and SFT, full and LoRA, on three GPUs.
+"""Compare computed training steps with measured ones: Qwen3 from 0.6B to 235B-A22B, RL and SFT, full and LoRA, on three GPUs.
 
     python experiments/validate_training.py ../shared/data [--json]
 
 `train_step_benchmarks/` in the data folder has prime-rl's own benchmarks: each step has two micro-batches a GPU, each one
-sequence. The work follows from the model's shape (`simrl.training`): matrix products and attention, a second forward pass
-where activations are recomputed, no gradients of the weights with LoRA, and the traffic through memory. How fast it
-goes is six constants: attention's share of the data sheet on each GPU, and how often activations (full and LoRA) and the
-logits of an RL step pass through memory. A hash of their names parts the measurements in two halves: each half is judged with
-the constants that were set on the other. The share of matrix products is no constant: `MATRIX_MFU` is what measured kernels
-reach.
+sequence. A step is computed from its operations (`simrl.runtime.training_kernels`), with rates of single kernels. One constant
+is the framework's: the seconds that an RL step takes beyond them, wherever it runs. The steps of each GPU are judged with the
+constant that the dense steps of the other GPUs give.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-from zlib import crc32
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -31,18 +26,8 @@ from simrl.profile.hardware import GPUS, MODELS
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
 
-MATRIX_MFU = 0.8  # large matrix products of these shapes on Hopper reach 0.80 to 0.88 in aiconfigurator's database
 GPU_NAMES = {"NVIDIA RTX A6000": "a6000", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200"}
-MODEL_NAMES = {"Qwen/Qwen3-0.6B": "qwen3-0.6b", "Qwen/Qwen3-4B-Instruct-2507": "qwen3-4b"}
-CONSTANTS = (
-    "attention_mfu a6000",
-    "attention_mfu h100",
-    "attention_mfu b200",
-    "activation_passes full",
-    "activation_passes lora",
-    "logit_passes rl",
-)
-LEAST, START, MOST = (0.01,) * 3 + (0.0,) * 3, (0.3,) * 3 + (5.0, 5.0, 30.0), (1.0,) * 3 + (100.0, 100.0, 100.0)
+ATTENTION = {"flash_attention_2": "fa2", "flash_attention_3": "fa3"}
 
 
 @dataclass(frozen=True)
@@ -58,11 +43,12 @@ class Step:
     sequence_tokens: int
     sequences: int  # of all GPUs
     kept: str  # how activations are: Recompute or Offload (to the host, instead of computing them again)
+    attention: Literal["fa2", "fa3"]
     step_s: float
 
     @property
-    def half(self) -> int:
-        return crc32(self.name.encode()) % 2
+    def dense(self) -> bool:
+        return not MODELS[self.model].experts
 
     @property
     def words(self) -> str:
@@ -70,7 +56,7 @@ class Step:
 
 
 def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
-    """Return the measured steps of dense models, and the number of others by the reason they are left out."""
+    """Return the measured steps, and the number of others by the reason they are left out."""
     files = sorted((data / "train_step_benchmarks").glob("*.json"))
     if not files:
         raise InputError(f"{data}: no train_step_benchmarks/*.json; name the folder that holds them")
@@ -82,8 +68,9 @@ def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
             config, measured = content["config"], float(content["metrics"]["step_time"]["mean"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: not a benchmark of a training step ({error!r}); take it out") from error
-        why = "failed" if not config["success"] else "a mixture of experts; simrl models dense transformers"
-        if not config["success"] or config["model_name"] not in MODEL_NAMES:
+        model = config["model_name"].split("/")[-1].lower().removesuffix("-2507").removesuffix("-instruct")
+        why = "failed" if not config["success"] else f"{config['model_name']} has layers that differ"
+        if not config["success"] or model not in MODELS:
             left_out[why] = left_out.get(why, 0) + 1
             continue
         steps.append(
@@ -91,46 +78,41 @@ def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
                 name=path.stem,
                 gpu=GPU_NAMES[config["device_name"]],
                 gpus=config["num_gpus"],
-                model=MODEL_NAMES[config["model_name"]],
+                model=model,
                 rl=config["type"] == "rl",
                 lora=config["lora_rank"] is not None,
                 sequence_tokens=config["seq_len"],
                 sequences=config["micro_batches"] * config["num_gpus"],
                 kept=config["ac"],
+                attention=ATTENTION[config["attention"]],
                 step_s=measured,
             )
         )
     return steps, left_out
 
 
-def predicted_s(step: Step, config: TrainingConfig) -> float:
+def computed_s(step: Step) -> float:
+    """Return the seconds of a step from its operations. Offloaded activations count as recomputed."""
+    config = TrainingConfig(
+        attention=step.attention,
+        recompute=True,
+        lora=step.lora,
+        grouped_experts=step.gpu == "h100",  # PyTorch's grouped product was Hopper's alone then
+        tokens_per_microbatch=step.sequence_tokens,
+    )
     costs = TrainingCosts(MODELS[step.model], GPUS[step.gpu], step.gpus, config, 1, 0, switch=False)
     lengths = np.full(step.sequences, step.sequence_tokens, dtype=np.int64)
     return sum(seconds for _, seconds in costs.update(lengths, 1))
 
 
-def config_of(step: Step, constants: Mapping[str, float]) -> TrainingConfig:
-    """Return the config of a step; offloaded activations count as recomputed, as offloading hides their way to the host."""
-    return TrainingConfig(
-        mfu=MATRIX_MFU,
-        attention_mfu=constants[f"attention_mfu {step.gpu}"],
-        recompute=True,
-        lora=step.lora,
-        activation_passes=constants[f"activation_passes {'lora' if step.lora else 'full'}"],
-        logit_passes=constants["logit_passes rl"] if step.rl else 0.0,
-        tokens_per_microbatch=step.sequence_tokens,
-    )
-
-
-def calibrate(steps: list[Step]) -> dict[str, float]:
-    """Return the constants with the least relative errors of these steps (robust to outliers)."""
+def rl_overhead_s(steps: list[Step]) -> float:
+    """Return the seconds of an RL step beyond its operations: those with the least relative errors of these steps (robust to
+    outliers)."""
 
     def relative(values: NDArray[np.float64]) -> list[float]:
-        constants = dict(zip(CONSTANTS, map(float, values), strict=True))
-        return [predicted_s(step, config_of(step, constants)) / step.step_s - 1 for step in steps]
+        return [(computed_s(step) + float(values[0]) * step.rl) / step.step_s - 1 for step in steps]
 
-    found = least_squares(relative, START, bounds=(LEAST, MOST), x_scale=START, loss="soft_l1", f_scale=0.05)
-    return dict(zip(CONSTANTS, map(float, found.x), strict=True))
+    return float(least_squares(relative, [1.0], bounds=(0, 100), loss="soft_l1", f_scale=0.05).x[0])
 
 
 def summary(errors: list[float]) -> dict[str, float]:
@@ -147,38 +129,40 @@ def main(
 ) -> None:
     with errors_in_a_line("validate_training"):
         steps, left_out = read_steps(data)
-    constants = [calibrate([step for step in steps if step.half != half]) for half in (0, 1)]  # to judge each half with
+    dense = [step for step in steps if step.dense]
+    overheads_s = {gpu: rl_overhead_s([s for s in dense if s.gpu != gpu]) for gpu in GPU_NAMES.values()}
     rows: list[dict[str, Any]] = []
     for step in steps:
-        seconds = predicted_s(step, config_of(step, constants[step.half]))
-        unset = predicted_s(step, TrainingConfig(tokens_per_microbatch=step.sequence_tokens))
+        computed = computed_s(step)
+        seconds = computed + overheads_s[step.gpu] * step.rl
         rows.append(
             {
                 **step.__dict__,
-                "half": step.half,
+                "computed_s": computed,
                 "predicted_s": seconds,
                 "error": seconds / step.step_s - 1,
-                "error_of_defaults": unset / step.step_s - 1,
+                "error_without_overhead": computed / step.step_s - 1,
             }
         )
-    groups = {"all": rows}
-    groups |= {f"half {half}": [row for row in rows if row["half"] == half] for half in (0, 1)}
-    groups |= {name: [row for row in rows if row["gpu"] == name] for name in GPU_NAMES.values()}
+    apart = {"dense": True, "mixtures of experts": False}
+    groups = {name: [r for s, r in zip(steps, rows, strict=True) if s.dense == kind] for name, kind in apart.items()}
+    groups |= {f"dense, {gpu}": [r for r in groups["dense"] if r["gpu"] == gpu] for gpu in GPU_NAMES.values()}
     errors = {name: {"steps": len(some), **summary([row["error"] for row in some])} for name, some in groups.items()}
-    errors["all, with simrl's defaults"] = {"steps": len(rows), **summary([row["error_of_defaults"] for row in rows])}
+    sft = [row for row in groups["dense"] if not row["rl"]]
+    errors["dense SFT, nothing set on any step"] = {"steps": len(sft), **summary([row["error"] for row in sft])}
     if as_json:
-        print(json.dumps({"errors": errors, "constants": constants, "steps": rows, "left_out": left_out}, indent=1))
+        print(
+            json.dumps({"errors": errors, "rl_overhead_s": overheads_s, "steps": rows, "left_out": left_out}, indent=1)
+        )
         return
     console = Console()
-    table = Table("GPUs", "model", "step", "tokens", "measured [s]", "predicted [s]", "error", "half")
+    table = Table("GPUs", "model", "step", "tokens", "measured [s]", "predicted [s]", "error")
     for step, row in zip(steps, rows, strict=True):
         cells = (f"{step.gpus} {step.gpu}", step.model, step.words, f"{step.sequence_tokens:,}", f"{step.step_s:.2f}")
-        table.add_row(*cells, f"{row['predicted_s']:.2f}", f"{row['error']:+.1%}", str(step.half))
+        table.add_row(*cells, f"{row['predicted_s']:.2f}", f"{row['error']:+.1%}")
     console.print(table)
-    for half, found in enumerate(constants):
-        console.print(
-            f"Half {half} is judged with: {', '.join(f'{name} {value:.3g}' for name, value in found.items())}"
-        )
+    for gpu, seconds in overheads_s.items():
+        console.print(f"{gpu} is judged with {seconds:.2f} s a step of RL beyond its operations, set on the other GPUs")
     for name, each in errors.items():
         console.print(
             f"{name}: {each['steps']} steps, error {each['median']:+.1%} at the median, {each['median_size']:.1%} its median "

@@ -155,7 +155,7 @@ def dynamic_gain(inputs: Inputs, model: str, nodes: int, size: str) -> float:
 def _pipelined_s(costs: TrainingCosts, microbatches: Sequence[Ints], stages: int) -> float:
     """Return the seconds of a rank's mini-batch: its micro-batches go through equal stages, each stage one forward, one
     backward."""
-    seconds = [costs.pass_s(microbatch, 3, costs.config.mfu) / stages for microbatch in microbatches if microbatch.size]
+    seconds = [costs.pass_s(microbatch, 3) / stages for microbatch in microbatches if microbatch.size]
     return one_forward_one_backward([s / 3 for s in seconds], [2 * s / 3 for s in seconds], stages)
 
 

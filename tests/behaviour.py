@@ -99,7 +99,7 @@ dispatch_even_split: {seed: 8, system: {dispatch: even_split}}
 other_parameters: {<<: *epochs, system: {eta: 1, interruptible: false, max_concurrent: 8, stream: false, migration: false,
   partial_rollout: false, repack: false, context_aware: false, two_tier: false, round_samples: 8, over_sampling: 1.5,
   decoupled: false, adaptive: false, draft_tokens: 2}}
-lora_corrected: {cluster.gpu: b200, training: {lora: true, activation_passes: 20, load_s: 0.5},
+lora_corrected: {cluster.gpu: b200, training: {lora: true, kernels: fused, load_s: 0.5},
   profile: {roofline: {memory_efficiency: 0.6}, forward_correction: 1.2, sequence_overhead_s: 1.0e-5}}
 recorded_run: {file: traces/countdown-1/areal/scenario.yaml, steps: 6}
 math_14b: {file: experiments/math_14b.yaml, steps: 3, warmup_steps: 1, vary: null, cluster.gpus: 32,

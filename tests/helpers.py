@@ -104,6 +104,9 @@ def trace(
     )
 
 
+LINEAR = {"mfu": 0.35, "log_prob_mfu": 0.35}  # training whose seconds add up, however a batch is divided
+
+
 def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) -> Scenario:
     """A small model on a few GPUs, short lengths, overheads of the order of a short response; `changes` replace fields."""
     data: dict[str, Any] = {

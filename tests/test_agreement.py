@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from command_line import SCENARIO, CommandLine
-from helpers import on_gpus, rows, sample
+from helpers import LINEAR, on_gpus, rows, sample
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -81,7 +81,8 @@ def a_run(
 def simulated(name: str, correction: float = 1.0, workers: int = 2, steps: int = 3, **parameters: Any) -> Result:
     """Forward passes that take `correction` times as long, and nothing between them."""
     profile = {"roofline": {"between_passes_s": 0.0}, "forward_correction": correction}
-    return simulate(on_gpus(name, parameters, workers, profile=profile, steps=steps))
+    scenario = on_gpus(name, parameters, workers, profile=profile, steps=steps)
+    return simulate(scenario.with_fields("training", **LINEAR))  # updates shorter than responses
 
 
 def cut(result: Result, at_s: float) -> Result:

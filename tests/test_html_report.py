@@ -342,7 +342,7 @@ def test_the_bars_of_a_run_sum_to_its_gpu_seconds(compared):
 
 def test_every_input_has_a_kind_and_a_source(compared):
     page = Texts(report_html(find(compared)))
-    for said in ("rollouts (trace)", "step times (profile)", "training.mfu", "seed", "simrl", "loading weights"):
+    for said in ("rollouts (trace)", "step times (profile)", "training time", "seed", "simrl", "loading weights"):
         assert said in page.text
     for kind in ("synthetic", "assumed", "default", "given"):
         assert kind in page.text

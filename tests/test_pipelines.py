@@ -6,7 +6,20 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import simpy
-from helpers import ROOMY, examples, lanes, on_gpus, one_second_a_pass, prepared, recorder, rollout, rows, trace, watch
+from helpers import (
+    LINEAR,
+    ROOMY,
+    examples,
+    lanes,
+    on_gpus,
+    one_second_a_pass,
+    prepared,
+    recorder,
+    rollout,
+    rows,
+    trace,
+    watch,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,7 +188,8 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
 @examples(20)
 @given(traces, workers)
 def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, workers):
-    watched = run(system, trace, workers)
+    linear = on_gpus(*system, workers, steps=4).with_fields("training", **LINEAR)
+    watched = watch(prepared(linear, trace, limits=ROOMY))
     ready, result = watched.prepared, watched.result
     end_s = result.metadata["end_s"]
     costs = TrainingCosts(

@@ -101,6 +101,7 @@ def test_a_mixture_of_experts_is_read_from_its_config(tmp_path):
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
+        "model_type": "qwen3_moe",
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }

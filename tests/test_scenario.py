@@ -278,7 +278,7 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         (
             "seed: 3",
             "training: {MFU: 1}",
-            "unknown key training.MFU (did you mean mfu?); training has mfu, log_prob_mfu, sequence_parallel",
+            "unknown key training.MFU (did you mean mfu?); training has mfu, log_prob_mfu, correction",
         ),
         ("seed: 3", "training: {3: 1}", "unknown key training.3; training has mfu"),
         ("model: qwen3-0.6b", "", "key model is missing"),

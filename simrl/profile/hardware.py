@@ -24,7 +24,7 @@ class ModelShape(BaseModel):
     """A decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV cache in bfloat16.
 
     A mixture of experts has `experts` MLPs of `moe_intermediate` in every layer in place of one; a token uses
-    `experts_per_token` of them.
+    `experts_per_token` of them. `qk_norm`: queries and keys are normalised.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,6 +38,7 @@ class ModelShape(BaseModel):
     intermediate: int = Field(gt=0, le=MOST)
     vocab: int = Field(gt=0, le=MOST)
     tied_embeddings: bool = False
+    qk_norm: bool = False
     experts: int = Field(default=0, ge=0, le=MOST)
     experts_per_token: int = Field(default=0, ge=0, le=MOST)
     moe_intermediate: int = Field(default=0, ge=0, le=MOST)
@@ -107,6 +108,8 @@ class Gpu(BaseModel):
     memory_bytes: float = Field(gt=0)
     memory_bytes_per_s: float = Field(gt=0)
     bf16_flops: float = Field(gt=0, description="dense, without sparsity")
+    matmul_share: float = Field(default=0.8, gt=0, le=1, description="of bf16_flops, reached by large matrix products")
+    mma_flops: float = Field(default=0.0, ge=0, description="by Ampere's instructions, dense bfloat16; 0: bf16_flops")
     link_bytes_per_s: float = Field(gt=0)
     network_bytes_per_s: float = Field(gt=0)
     host_bytes_per_s: float = Field(gt=0, description="to or from the host's memory, PCIe x16, one direction")
@@ -203,6 +206,7 @@ def _fields(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if shape["head_dim"] is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         shape["head_dim"] = hidden // heads
     shape["tied_embeddings"] = config.get("tie_word_embeddings", False)
+    shape["qk_norm"] = str(config.get("model_type")).startswith("qwen3")
     if experts := next((config[key] for key in _EXPERTS if config.get(key)), 0):
         for key, alike in _UNLIKE.items():
             if config.get(key, alike) not in (alike, None):

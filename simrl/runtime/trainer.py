@@ -133,6 +133,8 @@ class SimulatedTrainer:
         yield from self._switch(lanes)
         gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
         shared = {"sequence_parallel": min(self.costs.config.sequence_parallel, gpus)}
+        if gpus % self.costs.config.gpus_per_rank:
+            shared |= {"tensor_parallel": 1, "pipeline_parallel": 1}
         costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
         yield from self._work(costs.inference(_lengths(rollouts)), lanes)
 

@@ -1,8 +1,8 @@
 """The cost of a training step: seconds of its phases from the sequences in the batch, and the memory it needs.
 
 Invariant: time follows from work that is carried out, not from a mean: sequences are dealt to data-parallel ranks, packed
-into micro-batches on each, and a phase ends when its slowest rank does. Efficiencies are inputs (`TrainingConfig`), each
-with its source; they can be measured and are never fitted to the outcome of a schedule.
+into micro-batches on each, and a phase ends when its slowest rank does. A micro-batch's time is computed from its operations
+(`training_kernels`), or from a model FLOPs utilisation that was measured; neither is fitted to the outcome of a schedule.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from simrl.profile.hardware import Gpu, ModelShape
+from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
 from simrl.scenario.training import TrainingConfig
 
 Ints = NDArray[np.int64]
@@ -21,6 +22,8 @@ Floats = NDArray[np.float64]
 
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
 WEIGHT_BYTES = 2  # if only adapters are trained
+GRADIENT_BYTES = 4
+OPTIMIZER_BYTES = 42  # of a parameter: Adam reads and writes 30, clipping the gradients 12
 
 
 Phase = tuple[str, float]  # kind of span, seconds
@@ -43,7 +46,7 @@ class TrainingCosts:
 
     @property
     def ranks(self) -> int:
-        return self.gpus // self.config.sequence_parallel
+        return self.gpus // self.config.gpus_per_rank
 
     def phases(self, lengths: Ints, version: int = 0, publish: bool = True) -> list[Phase]:
         """Return all phases in order, for a batch of sequences of `lengths` tokens; the update makes `version` + 1."""
@@ -59,13 +62,14 @@ class TrainingCosts:
         """Return the log-prob phase of some sequences."""
         if not self.log_probs or not lengths.size:
             return []
-        pass_s = self.config.log_prob_overhead_s + self.pass_s(lengths, 1, self.config.log_prob_mfu)
+        pass_s = self.config.log_prob_overhead_s + self.pass_s(lengths, 1)
         return [("log_prob", self.log_probs * pass_s)]
 
     def update(self, lengths: Ints, minibatches: int) -> list[Phase]:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
-        train_s = sum(self.config.minibatch_overhead_s + self.pass_s(part, 3, self.config.mfu) for part in parts)
+        each_s = self.config.minibatch_overhead_s + self.optimizer_s
+        train_s = sum(each_s + self.pass_s(part, 3) for part in parts)
         return [("train", self.config.ppo_epochs * train_s)]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
@@ -86,43 +90,64 @@ class TrainingCosts:
         """Seconds to move all states over the network to where another number of GPUs needs them."""
         return self.config.switch_s + self.state_bytes / self.gpu.network_bytes_per_s
 
-    def pass_s(self, lengths: Ints, passes: int, mfu: float) -> float:
+    def pass_s(self, lengths: Ints, passes: int) -> float:
         """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward pass.
 
-        A micro-batch takes its arithmetic or the gathering of the sharded weights (FSDP: once for each of forward and
-        backward, and the gradients reduced once), whichever is longer.
+        A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each of forward and backward, and
+        the reduction of the gradients, whichever is longer. With pipeline stages, micro-batches follow one another at the pace
+        of the last stage, which has the output head, and the first is waited for through all others (1F1B).
         """
-        sharded = 1.0 - 1.0 / self.gpus
-        gather_s = passes * self.model.weight_bytes * sharded / self.gpu.bytes_per_s_among(self.gpus)
-        budget = max(self.config.tokens_per_microbatch, int(lengths.max()))
+        config = self.config
+        budget = max(config.tokens_per_microbatch, int(lengths.max()))
         order = longest_first(lengths)
         rank_of = deal(lengths, order, self.ranks)
-        if self.config.microbatching == "fixed":
+        if config.microbatching == "fixed":
             parts = [self.microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
             tokens, squares = np.array([(part.sum(), (part**2).sum()) for each in parts for part in each], np.float64).T
         else:
             bin_of, ranks = pack(lengths, order, rank_of, budget)
             tokens, squares = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2)
-        busy_s = np.zeros(self.ranks)
-        np.add.at(busy_s, ranks, np.maximum(self._work_s(tokens, squares / 2, passes, mfu), gather_s))
-        return float(busy_s.max())
+        work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel
+        stage_s = config.correction * work.layers_s / stages
+        each_s = np.maximum(stage_s + config.correction * work.head_s, self._gather_s(passes))
+        busy_s, fill_s = np.zeros((2, self.ranks))
+        np.add.at(busy_s, ranks, each_s)
+        np.maximum.at(fill_s, ranks, (stages - 1) * stage_s)
+        return float((busy_s + fill_s).max())
 
-    def _work_s(self, tokens: Floats, attended: Floats, passes: int, mfu: float) -> Floats:
-        """Return the seconds of the arithmetic of micro-batches, and of their memory traffic beyond that."""
+    def _gather_s(self, passes: int) -> float:
+        """Return the seconds in which FSDP gathers the weights for a micro-batch, and reduces their gradients."""
+        if self.config.sharding != "fsdp":
+            return 0.0
+        sharded = 1.0 - 1.0 / self.gpus
+        return passes * self.model.weight_bytes * sharded / self.gpu.bytes_per_s_among(self.gpus)
+
+    def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
+        """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""
         config, model = self.config, self.model
-        again = int(config.recompute and passes > 1)
-        spared = int(config.lora and passes > 1)  # the gradients of the weights
+        mfu = config.log_prob_mfu if passes == 1 else config.mfu
+        if mfu is None:
+            return microbatches_s(model, self.gpu, config, tokens, attended, passes > 1)
         nothing = np.zeros_like(tokens)
         flops = passes * model.forward_flops(tokens, attended)
-        flops += (again - spared) * model.forward_flops(tokens, nothing)
-        rate = self.gpu.bf16_flops * mfu * config.sequence_parallel
-        seconds = flops / rate
-        if config.attention_mfu is not None:
-            seconds += passes * model.forward_flops(nothing, attended) / rate * (mfu / config.attention_mfu - 1)
-        moved = config.activation_passes * (passes + again) * model.activation_bytes(tokens)
-        moved += config.logit_passes * passes * 4.0 * model.vocab * tokens
-        return seconds + moved / self.gpu.memory_bytes_per_s / config.sequence_parallel
+        if passes > 1:  # what is repeated; the gradients of the weights, spared
+            flops += (bool(config.recompute) - config.lora) * model.forward_flops(tokens, nothing)
+        rate = self.gpu.bf16_flops * mfu * config.sequence_parallel * config.tensor_parallel
+        return MicroBatch(flops / rate, nothing)
+
+    @property
+    def optimizer_s(self) -> float:
+        """Seconds of an optimizer step: gradients, moments and master weights of a GPU are read and written, the norm of the
+        gradients is found before; with sharded states alone, gradients and weights move between the GPUs. `mfu` includes it."""
+        config = self.config
+        if config.mfu is not None or config.lora:
+            return 0.0
+        moved = OPTIMIZER_BYTES * self.model.parameters / self.gpus / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)
+        if config.sharding == "fsdp" or self.ranks == 1:
+            return moved
+        mine = self.model.parameters / (config.tensor_parallel * config.pipeline_parallel)
+        return moved + (4 + 2) * mine * (1 - 1 / self.ranks) / self.gpu.bytes_per_s_among(self.gpus)
 
     def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
         """Pack the sequences of one rank into micro-batches, none above the budget."""
@@ -134,20 +159,29 @@ class TrainingCosts:
 
     @property
     def state_bytes(self) -> float:
-        """Bytes per GPU of weights, gradients and optimizer states, sharded over all GPUs."""
-        each = WEIGHT_BYTES if self.config.lora else BYTES_PER_PARAMETER
-        return each * self.model.parameters / self.gpus
+        """Bytes per GPU of weights, gradients and optimizer states: sharded over all GPUs, or (`sharding` optimizer) the
+        weights and gradients over those of a rank alone."""
+        config, parameters = self.config, self.model.parameters
+        each = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
+        if config.sharding == "fsdp":
+            return each * parameters / self.gpus
+        whole = min(each, WEIGHT_BYTES + GRADIENT_BYTES)
+        return (
+            whole * parameters / (config.tensor_parallel * config.pipeline_parallel)
+            + (each - whole) * parameters / self.gpus
+        )
 
     def memory_bytes(self, longest_tokens: int) -> float:
         """Return the bytes per GPU: sharded states, gathered weights of one layer, checkpointed activations of one micro-batch
         (a sequence of `longest_tokens` has to fit), one layer's working set, logits in chunks of 4,096 tokens (as the
         frameworks' fused log-prob kernels keep them)."""
-        m = self.model
-        tokens = max(self.config.tokens_per_microbatch, longest_tokens) / self.config.sequence_parallel
-        layer = 2 * 2 * m.layer_parameters
-        checkpoints = 2 * m.layers * m.hidden * tokens
-        working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate)
-        logits = 6 * m.vocab * min(tokens, 4096)
+        m, config = self.model, self.config
+        tokens = max(config.tokens_per_microbatch, longest_tokens) / config.sequence_parallel
+        tp = config.tensor_parallel
+        layer = 2 * 2 * m.layer_parameters / tp if config.sharding == "fsdp" else 0.0
+        checkpoints = 2 * m.layers * m.hidden * tokens / tp  # as many micro-batches under way as pipeline stages
+        working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate) / tp
+        logits = 6 * m.vocab * min(tokens, 4096) / tp
         return self.state_bytes + layer + checkpoints + working + logits
 
 

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 MOST_SECONDS = 1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Share = Annotated[float, Field(ge=0.001, le=1)]
-_Passes = Annotated[float, Field(ge=0, le=1000)]
 
 
 class TrainingConfig(BaseModel):
@@ -18,13 +17,31 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    mfu: Share = 0.35
-    """model FLOPs utilisation of an update: model FLOPs (6 per parameter and token, plus attention) over the data sheet's rate,
-    with full micro-batches; assumed: a verl run on 4 GPUs logs 0.37, published RL benchmarks span 0.14-0.5"""
-    log_prob_mfu: Share = 0.35
-    """model FLOPs utilisation of a forward pass without gradients; assumed"""
+    mfu: Share | None = None
+    """model FLOPs utilisation of an update: model FLOPs (6 per parameter and token, plus attention) over the data sheet's rate;
+    if not given, an update's time is computed from its operations"""
+    log_prob_mfu: Share | None = None
+    """model FLOPs utilisation of a forward pass without gradients; computed if not given"""
+    correction: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """factor on the seconds of updates and log-prob passes, overheads excluded; 1 = as computed"""
+    kernels: Literal["eager", "fused"] = "eager"
+    """element-wise kernels: eager (Hugging Face's layers in PyTorch: verl and others with FSDP) or fused (Transformer Engine:
+    Megatron)"""
+    attention: Literal["fa2", "fa3"] = "fa2"
+    """attention kernels: FlashAttention 2, or FlashAttention 3 or cuDNN's (Hopper)"""
+    sharding: Literal["fsdp", "optimizer"] = "fsdp"
+    """fsdp: weights are sharded over all GPUs and gathered for each micro-batch; optimizer: only gradients and optimizer states
+    are sharded (Megatron's distributed optimizer), and move once a mini-batch"""
+    tensor_parallel: PositiveInt = 1
+    """GPUs that share each layer (Megatron TP with sequence parallelism)"""
+    pipeline_parallel: PositiveInt = 1
+    """stages of layers (1F1B)"""
+    expert_parallel: PositiveInt = 1
+    """GPUs among which the experts are divided; they are also data-parallel"""
+    grouped_experts: bool = True
+    """experts in one grouped matrix product; if not, they run one by one, as PyTorch does where a GPU has no such kernel"""
     sequence_parallel: PositiveInt = 1
-    """GPUs that share one sequence (Ulysses, Megatron TP)"""
+    """GPUs that share one sequence (Ulysses, Megatron CP)"""
     tokens_per_microbatch: PositiveInt = 32768
     """tokens of a micro-batch of one data-parallel rank; AReaL §7.5 uses 32,768"""
     microbatching: Literal["dynamic", "fixed"] = "dynamic"
@@ -37,18 +54,11 @@ class TrainingConfig(BaseModel):
     """time of each log-prob pass over a batch beyond its arithmetic"""
     ppo_epochs: Annotated[int, Field(ge=1, le=100)] = 1
     """passes over the batch in one update"""
-    attention_mfu: Share | None = None
-    """model FLOPs utilisation of attention alone, `mfu` being for the rest; not set: `mfu` holds for both"""
-    recompute: bool = False
-    """activation checkpointing: the matrix products of each layer are repeated in the backward pass; `mfu` then counts all
-    FLOPs that are carried out"""
+    recompute: bool | None = None
+    """activation checkpointing: each layer's forward pass is repeated in the backward pass. If not given: repeated where an
+    update is computed, and not counted in an `mfu`"""
     lora: bool = False
     """LoRA: only adapters are trained, without gradients and optimizer states of the weights; merged weights are published"""
-    activation_passes: _Passes = 0.0
-    """memory traffic of a forward pass beyond its matrix products (norms, positions, adapters), as a multiple of what these
-    read and write; twice as much in the backward pass. 0: `mfu` includes it"""
-    logit_passes: _Passes = 0.0
-    """memory traffic of the logits in fp32 (log-probs, entropy), as a multiple of their size"""
     controller_bytes_per_token: NonNegativeFloat = 64.0
     """bytes per token of a batch, padded to its longest sequence, that a single controller gathers and hands on: ids, masks,
     positions, log-probs, advantages (verl's DataProto); systems without a central hop do not pay it"""
@@ -73,6 +83,20 @@ class TrainingConfig(BaseModel):
     switch_s: Seconds = 2.0
     """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
     states to or from the host; assumed"""
+
+    @property
+    def gpus_per_rank(self) -> int:
+        """The GPUs that share a micro-batch."""
+        return self.sequence_parallel * self.tensor_parallel * self.pipeline_parallel
+
+
+def trained_by(training: Mapping[str, Any]) -> str:
+    """Return how an update's seconds are found."""
+    if training.get("mfu") is not None:
+        return f"mfu {training['mfu']}, from the scenario"
+    attention = f"FlashAttention {'3' if training.get('attention') == 'fa3' else '2'}"
+    recomputed = "" if training.get("recompute") is False else ", activations recomputed"
+    return f"computed from the operations ({training.get('kernels')} kernels, {attention}{recomputed})"
 
 
 def assumed_s(training: Mapping[str, Any], colocated: bool) -> list[str]:

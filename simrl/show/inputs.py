@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from simrl.engine.engine import EngineConfig
-from simrl.scenario.training import TrainingConfig, assumed_s, assumption
+from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
 
@@ -78,6 +78,9 @@ def _run(metadata: Facts) -> Entries:
 
 def _times(metadata: Facts) -> Entries:
     profile, load_kind = metadata["profile"], str(metadata["load_weights_kind"])
+    training = metadata["scenario"]["training"]
+    kind, source = ("derived", "rates of single kernels") if training.get("mfu") is None else ("given", "the scenario")
+    yield "training time", trained_by(training), kind, source
     known = [profile["source"], profile.get("notes")]
     for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
         known.append(words.format(profile[key]) if profile.get(key) is not None else "")
@@ -174,11 +177,10 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
-        efficiency = "the default, assumed" if training["mfu"] == TrainingConfig().mfu else "from the scenario"
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
-            f"Training: mfu {training['mfu']}, {efficiency}",
+            f"Training: {trained_by(training)}",
         ]
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):

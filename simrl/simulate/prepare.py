@@ -16,12 +16,13 @@ import simrl
 from simrl.engine.engine import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS_PER_NODE, gpu, model_shape
+from simrl.profile.hardware import GPUS_PER_NODE, ModelShape, gpu, model_shape
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import Scenario
+from simrl.scenario.training import TrainingConfig
 from simrl.simulate.cache import InputCache
 from simrl.speculation.best_of_n import TailPlan, plan_tail
 from simrl.speculation.deployment import Deployment, typical_context_tokens
@@ -77,7 +78,7 @@ class Prepared(Deployment):
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
-        if gpus == 0 or gpus % self.scenario.training.sequence_parallel:
+        if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
             return False
         return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.gpu.memory_bytes
 
@@ -122,7 +123,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     if system.best_of_n is not None:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
     workers, train_gpus = _split(cluster.gpus, cluster.tp + (drafts.draft_gpus if drafts else 0), system)
-    _require_divisor("training.sequence_parallel", training.sequence_parallel, train_gpus, "train GPUs")
+    _require_parallelism(training, model, train_gpus)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
@@ -294,12 +295,34 @@ def _require_room_for_drafter(engine: EngineConfig, deployment: Deployment, draf
         )
 
 
+def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus: int) -> None:
+    """Raise `InputError` if the train GPUs cannot be divided as the training section says."""
+    parts = {key: getattr(training, key) for key in ("sequence_parallel", "tensor_parallel", "pipeline_parallel")}
+    divided = {f"training.{key}": size for key, size in parts.items() if size > 1} or {"training.sequence_parallel": 1}
+    _require_divisor(" × ".join(divided), training.gpus_per_rank, train_gpus, "train GPUs")
+    _require_divisor(
+        "training.tensor_parallel", training.tensor_parallel, model.heads, f"attention heads of {model.name}"
+    )
+    _require_divisor("training.pipeline_parallel", training.pipeline_parallel, model.layers, f"layers of {model.name}")
+    if training.expert_parallel > 1:
+        if not model.experts:
+            raise InputError(
+                f"training.expert_parallel is {training.expert_parallel}: {model.name} has no experts; use 1"
+            )
+        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus, "train GPUs")
+        _require_divisor(
+            "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
+        )
+
+
 def _require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
     """Raise `InputError` if the training state and a micro-batch of the longest sequence do not fit a GPU."""
     needed, gpu, microbatch = costs.memory_bytes(longest_tokens), costs.gpu, costs.config.tokens_per_microbatch
     if needed <= gpu.memory_bytes:
         return
     remedies = "more train GPUs"
+    if costs.config.sharding == "optimizer":
+        remedies += " or more tensor_parallel or pipeline_parallel"
     if costs.state_bytes < gpu.memory_bytes:
         short = microbatch > longest_tokens
         remedies += " or more sequence_parallel or fewer tokens_per_microbatch" if short else " or sequence_parallel"

@@ -115,7 +115,7 @@ def _values(prepared: Prepared) -> dict[str, Any]:
         "eager_flag": "" if eager else None,
         "context": f"c{shared}" if shared else "",
         "context_parallel": shared,
-        "data_parallel": prepared.train_gpus // training.sequence_parallel,
+        "data_parallel": prepared.train_gpus // training.gpus_per_rank,
         "nodes": _nodes(prepared.gpus),
         "rollout": rollout,
         "train": train,

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from simrl.analysis.explanation import explain_result
 from simrl.analysis.gpu_hours import PARTS
 from simrl.errors import InputError
-from simrl.scenario.training import assumed_s, assumption
+from simrl.scenario.training import assumed_s, assumption, trained_by
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
@@ -296,7 +296,7 @@ def _rests_on(prepared: Prepared) -> list[str]:
     return [
         f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",
-        f"training at {training.mfu:.0%} of the GPU's peak: an input, assumed until you measure it (training.mfu)",
+        f"training: {trained_by(training.model_dump())}",
         *([assumption(assumed)] if assumed else []),
     ]
 

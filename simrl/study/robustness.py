@@ -21,7 +21,7 @@ from simrl.systems.recipes import make_system
 HALVINGS = 4  # of the way to the end, to find where it flips
 WORDS = {
     "decode": "seconds of every forward pass (profile.forward_correction)",
-    "train": "seconds of training and log-probs (1 / training.mfu, 1 / training.log_prob_mfu)",
+    "train": "seconds of training and log-probs (training.correction)",
     "acceptance": "probability that a drafted token is accepted (speculation.acceptance_factor)",
 }
 ENDS = dict.fromkeys(WORDS, (0.8, 1.2))  # factors, by what they multiply
@@ -59,10 +59,7 @@ def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
         correction = scenario.profile.forward_correction * factor
         return scenario.with_fields("profile", forward_correction=correction)
     if source == "train":
-        efficiencies = {key: getattr(scenario.training, key) / factor for key in ("mfu", "log_prob_mfu")}
-        if max(efficiencies.values()) > 1:
-            return f"training.mfu would be {max(efficiencies.values()):.2f}"
-        return scenario.with_fields("training", **efficiencies)
+        return scenario.with_fields("training", correction=scenario.training.correction * factor)
     method, acceptance = _method(scenario), scenario.speculation.acceptance_factor * factor
     if method is None:
         return scenario

@@ -57,8 +57,7 @@ def compose_kernel_tables(
     LLMServingSim counts them. The gathering of the vocabulary-parallel logits, which vLLM does and LLMServingSim leaves
     out, is not modelled. The pause `between_passes_s` is not in the tables: measure it.
     Attention is read on the grid that meta.yaml declares; rows beside it (a finer sweep that is no full grid) are left
-    out, as are numbers of decoding sequences that were never measured beside a prefill chunk. Raises `InputError` for
-    missing rows, holes in that grid, and tables of another model or tensor-parallel size.
+    out. Raises `InputError` for missing rows, holes in that grid, and tables of another model or tensor-parallel size.
     """
     folder = Path(folder)
     meta = _read_meta(folder.parent / "meta.yaml")
@@ -204,10 +203,12 @@ def _by_kind(
 
 
 def _attention_grid(path: Path, meta: dict[str, object]) -> tuple[list[Floats], Floats]:
-    """Return the four axes and the µs of one layer. An absent part takes no time, whatever length stands beside it."""
+    """Return the four axes and the µs of one layer. An absent part takes no time, whatever length stands beside it.
+
+    More sequences than were measured beside a prefill chunk add to the most that were what they add without prefill.
+    """
     rows = _read_csv(path, (*ATTENTION_AXES, "time_us"))
     chunks, kv, decodes = (_declared_ticks(meta, key, path) for key in ("chunks", "kv", "n_decode"))
-    decodes = decodes[np.isin(decodes, rows["n_decode"][rows["prefill_chunk"] > 0])]
     axes = [chunks, kv, decodes, kv[1:]]
 
     on_grid = np.logical_and.reduce(
@@ -224,6 +225,10 @@ def _attention_grid(path: Path, meta: dict[str, object]) -> tuple[list[Floats], 
     values[c[both], k[both], n[both], d[both]] = microseconds[both]
     values[c[prefill_alone], k[prefill_alone], 0, :] = microseconds[prefill_alone, None]
     values[0, :, n[decode_alone], d[decode_alone]] = microseconds[decode_alone, None]
+
+    largest = int(np.flatnonzero(np.isin(decodes, rows["n_decode"][both]))[-1])
+    more = values[:1, :, largest + 1 :] - values[:1, :, largest : largest + 1]
+    values[1:, :, largest + 1 :] = values[1:, :, largest : largest + 1] + more
     return axes, values
 
 

@@ -77,6 +77,11 @@ def read_run(folder: Path) -> Run:
     # difference between being queued and arriving is the offset (a request that found the engine listening).
     offset_s = (rows["queued_ts"] - rows["arrival_time"]).min()
     origin_s = rows["arrival_time"].min()
+    for key, most in (("data_parallel_size", 1), ("pipeline_parallel_size", 1)):
+        if int(settings.get(key, 1)) > most:
+            raise InputError(
+                f"{folder / 'meta.json'}: {key} is {settings[key]}; one engine is compared: give a run of one"
+            )
     return Run(
         name=folder.name,
         folder=folder,
@@ -110,11 +115,9 @@ def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.
     # A collective is one kernel of NCCL: its latency is paid once, not at each step of a ring as LLMServingSim counts.
     link = replace(read_link(run.folder / "serving_config.json"), latency_each_step=False)
     profile = compose_kernel_tables(folder, shape, run.tp, link, between_passes_s=0.0)
-    # A KV cache that holds few requests never comes near max_num_seqs: a run is held to the profiled sequences, and refused
-    # below where it would have used more.
-    sequences = min(run.max_num_seqs, int(profile.tables.decode_sequences[-1]))
-    profile.require_covers(run.max_num_batched_tokens, sequences, int((run.prompt_tokens + run.response_tokens).max()))
-    limits = Limits(sequences, run.max_num_batched_tokens, 16, kv_blocks(run, shape), async_scheduling=True)
+    longest = int((run.prompt_tokens + run.response_tokens).max())
+    profile.require_covers(run.max_num_batched_tokens, run.max_num_seqs, longest)
+    limits = Limits(run.max_num_seqs, run.max_num_batched_tokens, 16, kv_blocks(run, shape), async_scheduling=True)
     env = simpy.Environment()
     responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}
     record = Recorder([Lane("rollout-000", run.tp)])
@@ -129,15 +132,7 @@ def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.
     for i in range(run.arrival_s.size):
         env.process(request(i))
     env.run()
-    if most_at_once(first_s, last_s) >= sequences < run.max_num_seqs:
-        profile.require_covers(run.max_num_batched_tokens, run.max_num_seqs, 1)
     return first_s, last_s, worker.engine.totals
-
-
-def most_at_once(first_s: NDArray[np.float64], last_s: NDArray[np.float64]) -> int:
-    """Return the most requests that were between their first and their last token at one time."""
-    changes = np.concatenate([np.ones(first_s.size), -np.ones(last_s.size)])
-    return int(changes[np.argsort(np.concatenate([first_s, last_s]), kind="stable")].cumsum().max())
 
 
 def errors(run: Run, first_s: NDArray[np.float64], last_s: NDArray[np.float64]) -> dict[str, Any]:

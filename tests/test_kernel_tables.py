@@ -90,7 +90,14 @@ def test_parts_that_are_absent_cost_nothing_whatever_their_length(tmp_path):
     assert t.attention_s[0, :, 0, :].max() == 0.0
     assert np.ptp(t.attention_s[1:, :, 0, :], axis=2).max() == 0.0
     assert np.ptp(t.attention_s[0, :, 1:, :], axis=0).max() == 0.0
-    assert t.decode_sequences.tolist() == [0, 1, 2, 4]  # 8 was never measured beside a prefill chunk
+
+
+def test_more_sequences_than_were_measured_beside_a_prefill_add_what_they_add_without_one(tmp_path):
+    t = compose_kernel_tables(write_kernel_tables(tmp_path / "tp1"), TOY, 1, None, 0.0).tables
+    assert t.decode_sequences.tolist() == [0, 1, 2, 4, 8]  # 8 never beside a chunk
+    chunk, cached = t.prefill_tokens[2], t.prefill_kv_tokens[3]
+    us = [toy_attention_us(chunk, cached, 8, kv) for kv in t.decode_kv_tokens]
+    assert t.attention_s[2, 3, 4] == pytest.approx(1e-6 * TOY.layers * np.array(us))
 
 
 def test_a_rank_of_a_group_pays_for_its_collectives(tmp_path):

@@ -535,3 +535,22 @@ def test_a_parameter_of_no_system_is_refused_with_those_that_there_are(file):
         InputError, match=r"system\.etaa: no parameter of these systems \(did you mean eta\?\); areal has eta"
     ):
         load_scenarios(file, ["systems=[areal]", "system.etaa=4"], parameters_of=has)
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+    ],
+)
+def test_a_models_name_on_hugging_face_and_a_gpu_in_capitals_find_the_files_of_their_own_names(file, written, known):
+    overrides = [
+        f"model={written}",
+        "cluster.gpu=H100",
+        "profile={path: '${model}_${cluster.gpu}.parquet', roofline: null}",
+    ]
+    for scenario in load_scenarios(file, overrides):
+        assert (scenario.model, scenario.cluster.gpu) == (known, "h100")
+        assert scenario.profile.path.endswith(f"{known}_h100.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -164,13 +165,13 @@ def require_dense(shape: ModelShape, what: str) -> None:
 
 
 def model_shape(model: str | Path) -> ModelShape:
-    """Return the shape of a model by its name in `MODELS`, or from a Hugging Face `config.json` (the file or its folder).
+    """Return the shape of a model by its name in `MODELS` or on Hugging Face, or from a `config.json` (the file or its folder).
 
     Raises `InputError` for an unknown name, an unreadable file, or layers that are not all alike (some with experts, some
     without; experts that all tokens share).
     """
-    if str(model).lower() in MODELS:
-        return MODELS[str(model).lower()]
+    if (name := known_name(str(model))) in MODELS:
+        return MODELS[name]
     path = Path(model)
     try:
         path = path / "config.json" if path.is_dir() else path
@@ -194,6 +195,18 @@ def model_shape(model: str | Path) -> ModelShape:
         field, message = explain(error, ModelShape, "a model")
         written = f" ({CONFIG_KEYS[field]})" if field in CONFIG_KEYS else ""
         raise InputError(f"{path}: {message}{written}; correct the config") from error
+
+
+def known_name(model: str) -> str:
+    """Return a model's name as in `MODELS`: `Qwen/Qwen3-30B-A3B-Instruct-2507` is `qwen3-30b-a3b`, unless there is a folder of
+    that name; what a model was tuned for changes no shape."""
+    name = model.lower()
+    if name in MODELS or Path(model).exists():
+        return name
+    name = name.rpartition("/")[2].removeprefix("meta-")
+    while name not in MODELS and (shorter := re.sub(r"-(instruct|thinking|base|it|chat|2507)$", "", name)) != name:
+        name = shorter
+    return name
 
 
 def _fields(config: dict[str, Any], path: Path) -> dict[str, Any]:

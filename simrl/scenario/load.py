@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.hardware import MODELS
+from simrl.profile.hardware import GPUS, MODELS, known_name
 from simrl.scenario.model import Scenario
 from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.validation import explain, shortened
@@ -102,6 +102,7 @@ class ScenarioFile:
         config = self._config.copy()
         for setting in varied:
             _set(config, setting, self.path)
+        _use_known_names(config, self.path.parent)
         try:
             scenario = self._validated({**_plain(config, None, self.path), **own})
             if keys and keys not in self._alike:
@@ -334,6 +335,18 @@ def _set(config: DictConfig, setting: Setting, path: Path) -> None:
         OmegaConf.update(config, setting.key, setting.value, merge=merge)
     except (OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
         raise InputError(f"{place}: does not fit ({first_line(error)}); correct the key") from error
+
+
+def _use_known_names(config: DictConfig, folder: Path) -> None:
+    """Write a model and a GPU that are spelled otherwise (`Qwen/Qwen3-8B`, `H100`) as simrl and its files name them."""
+    with suppress(
+        OmegaConfBaseException, OSError, ValueError
+    ):  # what is wrong with them is said where they are checked
+        model, gpu = OmegaConf.select(config, "model"), OmegaConf.select(config, "cluster.gpu")
+        if isinstance(model, str) and known_name(model) in MODELS and not (folder / model).exists():
+            config["model"] = known_name(model)
+        if isinstance(gpu, str) and gpu.lower() in GPUS:
+            OmegaConf.update(config, "cluster.gpu", gpu.lower())
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,7 +1,8 @@
 """Asynchronous systems do what their publications say: decisions and sequences worked out by hand from the rules' own words.
 
 AReaL: arXiv 2505.24298 §4.1, §5.1 and its public code (`StalenessManager`, `WorkflowExecutor.wait`). verl: the recipe
-fully_async_policy, its README and `FullyAsyncRollouter`. What the simulator does is read off its tables, not off its pipelines.
+fully_async_policy, its README and `FullyAsyncRollouter`. NeMo-RL: its `ReplayBuffer` and `AsyncTrajectoryCollector`. What the
+simulator does is read off its tables, not off its pipelines.
 """
 
 from itertools import groupby
@@ -166,6 +167,48 @@ def test_areal_that_waits_never_trains_a_token_older_than_eta(trace, workers, et
     run = watch(prepared(on_gpus("areal", parameters, workers, steps=6), trace, limits=ROOMY))
     assert max(oldest(run)) <= eta
     assert not any(row["status"] == "dropped" for row in rows(run.result.samples))
+
+
+# NeMo-RL, asynchronous GRPO.
+
+
+def test_nemo_submits_a_batch_for_each_update_it_may_serve_and_max_age_batches_run_at_once():
+    """B = 2, at most one version ahead, ten tokens each, twenty seconds an update: the batch of update 0, and when its groups
+    end the batch of update 1; after these a batch with every version."""
+    run = counted("nemo_rl_async", {"max_age": 1}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0)
+    assert finished_at(run) == [30, 50, 70]
+    assert submissions(run) == [(0, 0, 2), (10, 0, 2), (30, 1, 2), (50, 2, 2)]
+    ahead = counted("nemo_rl_async", {"max_age": 2}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0)
+    assert submissions(ahead) == [(0, 0, 4), (10, 0, 2), (30, 1, 2), (50, 2, 2)]
+
+
+def test_a_nemo_update_waits_for_its_own_groups_and_leaves_those_of_later_updates():
+    """The first of a batch of one takes 30 s: later ones have ended at 10 and 20, and train after it. The load at 40 waits for
+    the end of a pass."""
+    run = counted("nemo_rl_async", {"max_age": 2}, singles(1, 30, 10, 10), 3, load_s=0.0, publish_s=5.0)
+    assert finished_at(run) == [35, 40, 46]
+    assert [row["trained_step"] for row in rows(run.result.samples)][:3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "versions"), [({}, [0, 1]), ({"recompute_kv": True}, [0, 1]), ({"in_flight": False}, [0])]
+)
+def test_responses_that_run_while_nemo_loads_go_on_or_end_before(parameters, versions):
+    run = counted("nemo_rl_async", {"max_age": 2, **parameters}, singles(1, 10, 40), 2, publish_s=20.0)
+    assert finished_at(run)[0] == 30
+    assert [version for _, version, *_ in stays(run, 1)] == versions
+
+
+@examples(40)
+@given(traces, st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
+def test_nemo_trains_in_the_order_of_submission_and_no_token_older_than_max_age(
+    trace, workers, age, in_flight, recompute
+):
+    parameters = {"max_age": age, "in_flight": in_flight, "recompute_kv": recompute}
+    run = watch(prepared(on_gpus("nemo_rl_async", parameters, workers, steps=5), trace, limits=ROOMY))
+    assert max(oldest(run)) <= age
+    trained = [row["trained_step"] for row in rows(run.result.samples) if row["trained_step"] is not None]
+    assert trained == sorted(trained)
 
 
 # verl, fully asynchronous.

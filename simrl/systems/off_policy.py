@@ -17,8 +17,10 @@ from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import HistoPipe
 from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
 from simrl.pipelines.laminar import laminar as laminar_pipeline
+from simrl.pipelines.nemo_rl_async import nemo_rl_async as nemo_rl_async_pipeline
 from simrl.pipelines.verl_fully_async import oldest_off_policyness
 from simrl.pipelines.verl_fully_async import verl_fully_async as verl_fully_async_pipeline
+from simrl.runtime.worker import LoadMode
 from simrl.speculation.methods import histospec
 from simrl.systems.system import GROUPS, OWN_GPUS, Count, NotNegative, Share, System, recipe
 
@@ -208,6 +210,26 @@ def verl_fully_async(
         minibatches=require_batches,
         paper="verl recipe fully_async_policy (Meituan)",
         off_policyness=oldest_off_policyness(staleness, sync_step, partial_rollout),
+    )
+
+
+@recipe(*OWN_GPUS, "dispatch", dispatch="round_robin")
+def nemo_rl_async(max_age: Count = 1, in_flight: bool = True, recompute_kv: bool = False) -> System:
+    """Each group is generated for one update, at most `max_age` versions ahead; the update waits for all of its groups.
+
+    Under version v, groups are submitted for the updates up to v + `max_age` (`max_trajectory_age_steps`), in order, and no
+    more than `max_age` batches of them run at once. The update of version v trains the batch of groups that was generated for
+    it, once the last of them is scored. Then all workers load the new weights; no group begins meanwhile. Running responses
+    continue with their KV cache (`in_flight`, as `in_flight_weight_updates`), after recomputing it (`recompute_kv`), or end
+    before the load (`in_flight=False`).
+    Not modelled: nothing that the rule mentions is left out.
+    """
+    running: LoadMode = "drain" if not in_flight else "recompute" if recompute_kv else "keep"
+    return System(
+        pipeline=partial(nemo_rl_async_pipeline, max_age=max_age, running=running),
+        schedule="asynchronous, a batch for each update",
+        paper="NeMo-RL, asynchronous GRPO",
+        off_policyness=max_age,
     )
 
 

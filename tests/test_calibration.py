@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import simrl
@@ -14,11 +16,11 @@ from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.simulate.run import simulate
-from simrl.study.calibration import calibrate, phase_s, scenario_yaml
+from simrl.study.calibration import calibrate, launched, phase_s, scenario_yaml
 from simrl.study.corrections import rollout_s, with_generation
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
-from simrl.trace.trace import read_trace, write_trace
+from simrl.trace.trace import Trace, read_trace, write_trace
 
 GROUP, PROMPTS, STEPS = 4, 24, 14
 FORWARD, PASS_S, SEQUENCE_S, STEP_S = 2.2, 0.004, 0.0003, 3.0
@@ -73,6 +75,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "minibatch_overhead_s": MINIBATCH_S,
         "log_prob_mfu": LOG_PROB_MFU,
         "log_prob_overhead_s": LOG_PROB_S,
+        "switch_s": 0.0,  # a log's phases contain the changes between them
+        "switch_transfer_s": 0.0,
     }
     result = simulate(scenario.model_copy(update={"training": scenario.training.model_copy(update=known)}))
     whole_s, response_s = rollout_s(result)
@@ -146,10 +150,34 @@ def test_the_calibrated_file_is_a_scenario_that_simulates_the_run(log, tmp_path)
     (tmp_path / "calibrated.yaml").write_text(scenario_yaml(found, "run.log"))
     (scenario,) = load_scenarios(tmp_path / "calibrated.yaml")
     assert scenario.profile == found.scenario.profile and scenario.training == found.scenario.training
+    assert scenario.training.switch_s == scenario.training.switch_transfer_s == 0.0
     again = simulate(scenario)
     simulated_s = rollout_s(again)[0] + scenario.training.load_s
     assert simulated_s == pytest.approx(found.steps["generation_simulated_s"].to_numpy())
     assert "# Calibrated on steps 1-6 of run.log" in (tmp_path / "calibrated.yaml").read_text()
+
+
+def test_a_trace_of_another_run_or_numbered_otherwise_is_refused(log, tmp_path):
+    made = read_trace(log.parent / "run.parquet")
+    metrics = read_metrics(log)
+    early = Trace(
+        made.table.set_column(0, "step", pc.subtract(made.table["step"], pa.scalar(1, pa.int32()))), made.metadata
+    )
+    assert made.table.column_names[0] == "step"
+    with pytest.raises(InputError, match=r"its step k is the log's step k\+1: number its steps as the log does"):
+        calibrate(metrics, started, (1, 6), GROUP, tmp_path, recorded=early)
+    metrics["response_length/mean"] *= 1.2
+    with pytest.raises(InputError, match=r"17% longer or shorter .*; give the trace of this run, or leave it out"):
+        calibrate(metrics, started, (1, 6), GROUP, tmp_path, recorded=made)
+
+
+def test_a_run_starts_from_the_shipped_step_times_of_its_model_if_none_are_named(log):
+    settings = ["model=Qwen/Qwen3-8B", "cluster.gpu=H100", "cluster.gpus=8", "cluster.tp=2"]
+    path = log.parent / "run.parquet"
+    assert launched(log, None, settings, path, 3).profile.path.endswith("qwen3-8b_h100_tp2.parquet")
+    assert launched(log, None, [*settings, "cluster.tp=8"], path, 3).profile.path is None
+    own = "profile.roofline={memory_efficiency: 0.7}"
+    assert launched(log, None, [*settings, own], path, 3).profile.path is None
 
 
 @pytest.mark.slow

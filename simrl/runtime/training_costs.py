@@ -83,7 +83,10 @@ class TrainingCosts:
     @property
     def switch_s(self) -> float:
         """Seconds of a switch (colocated), one way: weights, gradients and optimizer states to or from the host."""
-        return self.config.switch_s + self.state_bytes / self.gpu.host_bytes_per_s
+        transfer_s = self.config.switch_transfer_s
+        return self.config.switch_s + (
+            self.state_bytes / self.gpu.host_bytes_per_s if transfer_s is None else transfer_s
+        )
 
     @property
     def reshard_s(self) -> float:

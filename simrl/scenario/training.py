@@ -83,6 +83,9 @@ class TrainingConfig(BaseModel):
     switch_s: Seconds = 2.0
     """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
     states to or from the host; assumed"""
+    switch_transfer_s: Seconds | None = None
+    """time to move these states, if measured; replaces the transfer. A calibrated run has 0 here and in `switch_s`: the phases
+    of its log contain both"""
 
     @property
     def gpus_per_rank(self) -> int:

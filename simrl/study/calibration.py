@@ -25,9 +25,11 @@ import yaml
 
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
+from simrl.profile.hardware import model_shape
+from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import RooflineConfig, Scenario
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate
 from simrl.study.corrections import (
@@ -53,6 +55,9 @@ STEP = "timing_s/step"
 PHASES = ("generation", "log_prob", "update", "step")
 MANIFEST = "files.txt"
 CALIBRATED = "calibrated.yaml"
+SAME_LENGTHS = (
+    0.05  # relative distance of a step's mean length in a trace from the logged one, up to which they are one run
+)
 NEEDS = "model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1"
 
 
@@ -175,11 +180,46 @@ def _usable(metrics: pd.DataFrame, recorded: Trace | None) -> pd.DataFrame:
     usable = usable[usable[GENERATION] > 0]
     if recorded is not None:
         usable = usable[usable["step"].isin([step for step, _, _ in recorded.step_slices])]
+        _require_own_lengths(usable, recorded, _source(metrics))
     if usable.empty:
         raise InputError(
             f"{_source(metrics)}: none of its {len(metrics)} steps has {GENERATION} and lengths; is the log cut off?"
         )
     return usable.sort_values("step").reset_index(drop=True)
+
+
+def _require_own_lengths(usable: pd.DataFrame, recorded: Trace, source: str) -> None:
+    """Raise `InputError` for a trace whose responses are not those of the log: mean lengths are compared step by step, with
+    and without what tools wrote, and a step earlier and later."""
+    logged = (
+        usable.set_index("step")["response_length/mean"].dropna() if "response_length/mean" in usable else pd.Series()
+    )
+    written = recorded.column("response_tokens").astype(np.float64)
+    with_tools = written + recorded.observation_tokens()
+    steps = recorded.column("step")
+
+    def apart(later: int) -> float:
+        """Return the median distance to the logged means of the trace's steps, each taken for one `later` by so many."""
+        found = []
+        for tokens in (written, with_tools):
+            means = pd.Series(tokens).groupby(steps + later).mean()
+            both = means.index.intersection(logged.index)
+            found.append(
+                float((means[both] / logged[both] - 1).abs().median()) if len(both) >= FEWEST_STEPS else np.inf
+            )
+        return min(found)
+
+    here = apart(0)
+    if not np.isfinite(here) or here <= SAME_LENGTHS:
+        return
+    shifted = min((1, -1), key=apart)
+    remedy = "give the trace of this run, or leave it out"
+    if apart(shifted) <= SAME_LENGTHS:
+        remedy = f"its step k is the log's step k{shifted:+d}: number its steps as the log does"
+    raise InputError(
+        f"{source}: the responses of trace {recorded.metadata.name} are {here:.0%} longer or shorter than the logged ones, at "
+        f"the median step; {remedy}"
+    )
 
 
 def _source(metrics: pd.DataFrame) -> str:
@@ -310,6 +350,8 @@ def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace:
             file.write_text("name: run\nprofile: {roofline: {}}\nsystems: [verl_colocated]\n", encoding="utf-8")
         try:
             found = load_scenarios(file, [*settings, *fixed], parameters_of=parameters_of)
+            if launch is None:
+                found = [_with_shipped_profile(scenario) for scenario in found]
         except InputError as error:
             if launch is not None:
                 raise
@@ -321,6 +363,14 @@ def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace:
             f"{launch or run_log}: {len(found)} systems; name the one that the run used, as systems=[verl_colocated]"
         )
     return found[0] if launch is not None else found[0].model_copy(update={"file": str(run_log)})
+
+
+def _with_shipped_profile(scenario: Scenario) -> Scenario:
+    """Return the scenario with the shipped step times of its model and GPU, if there are any and none were given."""
+    if scenario.profile.roofline != RooflineConfig():
+        return scenario
+    path = shipped_profile(model_shape(scenario.model).name, scenario.cluster.gpu, scenario.cluster.tp)
+    return scenario if path is None else scenario.with_fields("profile", path=str(path.resolve()), roofline=None)
 
 
 def alternatives(file: Path, systems: Sequence[Any]) -> tuple[list[Scenario], list[str]]:

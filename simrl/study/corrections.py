@@ -125,7 +125,8 @@ def fit(rows: pd.DataFrame, trace: Trace, prepared: Prepared) -> tuple[Scenario,
         trace.column("prompt_tokens").astype(np.int64) + trace.column("response_tokens") + trace.observation_tokens()
     )
     config, more = _fit_training(rows, prepared, [tokens[first:end] for _, first, end in trace.step_slices])
-    config = config.model_copy(update={"load_s": scenario.training.load_s})
+    # The measured phases contain the changes between rollout and training.
+    config = config.model_copy(update={"load_s": scenario.training.load_s, "switch_s": 0.0, "switch_transfer_s": 0.0})
     return scenario.model_copy(update={"training": config}), (*corrections, *more)
 
 

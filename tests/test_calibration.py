@@ -17,7 +17,7 @@ from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.simulate.run import simulate
 from simrl.study.calibration import calibrate, launched, phase_s, scenario_yaml
-from simrl.study.corrections import rollout_s, with_generation
+from simrl.study.corrections import Correction, rollout_s, with_generation
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
@@ -189,6 +189,22 @@ def test_recorded_lengths_take_the_place_of_made_ones(log, tmp_path):
     assert found.errors[0].mape_out < 0.05
     assert not any("made from" in text for text in found.assumed)
     assert "log_prob_mfu" not in values(found)  # not timed: it stays as it was stated
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        (1.2, 0.1, None),
+        (1.2, 0.9, "decode_efficiency is not known from this window (± 75%)"),
+        (2.0, None, "decode_efficiency ended at the bound of its range"),
+        (0.0, None, None),  # an overhead that is not there
+    ],
+)
+def test_a_correction_that_the_window_does_not_settle_is_a_warning(value, error, said):
+    warning = Correction(
+        "decode_efficiency", value, error, 0.02, 2.0, "", "speed", "profile.forward_correction"
+    ).warning
+    assert warning is None if said is None else warning.startswith(said)
 
 
 def test_every_decoding_sequence_takes_its_overhead_in_every_pass():

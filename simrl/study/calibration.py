@@ -86,12 +86,18 @@ class Calibration:
     steps: pd.DataFrame
     assumed: tuple[str, ...]
 
+    @property
+    def warnings(self) -> list[str]:
+        """Return what is doubtful about the corrections."""
+        return [c.warning for c in self.corrections if c.warning]
+
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
         return {
             "window": list(self.window),
             "corrections": [asdict(c) for c in self.corrections],
             "errors": [asdict(e) for e in self.errors],
+            "warnings": list(self.warnings),
             "assumed": list(self.assumed),
             "steps": self.steps.to_dict("list"),
         }
@@ -330,6 +336,7 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
     for e in calibration.errors:
         if e.mape_out is not None:
             lines.append(f"# {e.phase}: {e.mape_out:.1%} mean absolute error over the {e.steps_out} other steps")
+    lines += [f"# Warning: {text}." for text in calibration.warnings]
     lines += [f"# Assumed: {text}." for text in calibration.assumed]
     return "\n".join(lines) + "\n\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 

@@ -36,6 +36,7 @@ Floats = NDArray[np.float64]
 GENERATION, UPDATE, LOG_PROB, REFERENCE = (f"timing_s/{key}" for key in ("gen", "update_actor", "old_log_prob", "ref"))
 RESPONSE_MEAN = "timing_s/agent_loop/generate_sequences/mean"
 FEWEST_STEPS = 5  # of a window: one more than the corrections of generation
+UNKNOWN_SHARE = 0.5  # of a correction, from which its standard error is worth a warning
 SOFT = 0.1  # of a logarithm: beyond, the loss is no longer quadratic
 
 
@@ -51,6 +52,17 @@ class Correction:
     unit: str
     meaning: str
     key: str  # of a scenario
+
+    @property
+    def warning(self) -> str | None:
+        """Return what is doubtful about it: a bound that is no absent overhead, or an error of half its value or more."""
+        if self.error is None and self.value > 0.0:
+            asks = "the log asks for more than it can give; check the model and the GPU"
+            return f"{self.name} ended at the bound of its range: {asks}"
+        if self.error is not None and self.error >= UNKNOWN_SHARE * self.value:
+            known = f"{self.name} is not known from this window (± {self.error / self.value:.0%})"
+            return f"{known}: choose one whose lengths differ more"
+        return None
 
 
 class _Parameter(NamedTuple):

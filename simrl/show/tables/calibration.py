@@ -30,6 +30,7 @@ def print_calibration(found: Calibration, console: Console) -> None:
         console,
         "Mean absolute error of a step, and in brackets the error of the total. Nothing was fitted to the rest.\n",
     )
+    say(console, *(f"Warning: {text}." for text in found.warnings))
     say(console, *(f"Assumed: {text}." for text in found.assumed))
 
 

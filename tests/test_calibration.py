@@ -247,7 +247,7 @@ def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenar
         assert word in done.out
     done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out", "--json")
     told = json.loads(done.out)
-    assert set(told) == {"window", "corrections", "errors", "assumed", "steps", "scenario"}
+    assert set(told) == {"window", "corrections", "errors", "warnings", "assumed", "steps", "scenario"}
     assert told == {**json.loads((simrl.folder / "out" / "calibration.json").read_text()), "scenario": told["scenario"]}
     assert load_scenarios(simrl.folder / "out" / "calibrated.yaml")[0].steps == STEPS
 

@@ -376,8 +376,11 @@ def _with_shipped_profile(scenario: Scenario) -> Scenario:
     """Return the scenario with the shipped step times of its model and GPU, if there are any and none were given."""
     if scenario.profile.roofline != RooflineConfig():
         return scenario
-    path = shipped_profile(model_shape(scenario.model).name, scenario.cluster.gpu, scenario.cluster.tp)
-    return scenario if path is None else scenario.with_fields("profile", path=str(path.resolve()), roofline=None)
+    with suppress(InputError):  # an unknown model is said where the run is prepared
+        path = shipped_profile(model_shape(scenario.model).name, scenario.cluster.gpu, scenario.cluster.tp)
+        if path is not None:
+            return scenario.with_fields("profile", path=str(path.resolve()), roofline=None)
+    return scenario
 
 
 def alternatives(file: Path, systems: Sequence[Any]) -> tuple[list[Scenario], list[str]]:

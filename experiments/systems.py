@@ -66,7 +66,7 @@ paper reports, at which responses of a prompt are so similar that there are few 
 than the 1.5-3.5 % of the paper. For the real run, its logged lengths (experiments/verl_run.md), a 3B model, and step
 times from data sheets, which are too fast for that run's agent loop: only the relations between systems are
 meaningful there; its steps have 512 responses, too few for 1,024 GPUs, and it has one epoch, so no length history.
-Training times assume an MFU of 0.35. All are inputs of the scenarios `systems_*.yaml` beside this page.
+Training times are computed from the operations. All are inputs of the scenarios `systems_*.yaml` beside this page.
 """
 
 

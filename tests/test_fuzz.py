@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import re
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -82,17 +83,20 @@ def test_a_message_does_not_steer_the_terminal(tmp_path):
     assert "a\\x1b[2J b.yaml" in refusal(load_scenarios, path)
 
 
+TOO_DEEP = re.compile("levels deep|nesting depth")  # simrl's words, or those of a libyaml that has a limit itself
+
+
 def test_brackets_that_would_crash_libyaml_are_refused_with_their_place(tmp_path):
     file = tmp_path / "deep.yaml"
     for text in ("[" * 50_000, "- " * 50_000 + "1", "{a: " * 50_000):
         file.write_text(text)
-        assert "levels deep" in refusal(load_scenarios, file)
+        assert TOO_DEEP.search(refusal(load_scenarios, file))
 
 
 def test_an_override_that_would_crash_libyaml_is_refused(tmp_path):
     file = tmp_path / "scenario.yaml"
     file.write_bytes(readers._yaml(readers.CHEAP))
-    assert "levels deep" in refusal(load_scenarios, file, ["seed=" + "[" * 50_000])
+    assert TOO_DEEP.search(refusal(load_scenarios, file, ["seed=" + "[" * 50_000]))
 
 
 def test_a_yaml_tag_runs_nothing(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 
 from experiments.shared import AsJson, errors_in_a_line
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS, MODELS, known_name
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
 
@@ -68,7 +68,7 @@ def read_steps(data: Path) -> tuple[list[Step], dict[str, int]]:
             config, measured = content["config"], float(content["metrics"]["step_time"]["mean"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: not a benchmark of a training step ({error!r}); take it out") from error
-        model = config["model_name"].split("/")[-1].lower().removesuffix("-2507").removesuffix("-instruct")
+        model = known_name(config["model_name"])
         why = "failed" if not config["success"] else f"{config['model_name']} has layers that differ"
         if not config["success"] or model not in MODELS:
             left_out[why] = left_out.get(why, 0) + 1

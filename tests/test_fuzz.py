@@ -83,7 +83,7 @@ def test_a_message_does_not_steer_the_terminal(tmp_path):
     assert "a\\x1b[2J b.yaml" in refusal(load_scenarios, path)
 
 
-TOO_DEEP = re.compile("levels deep|nesting depth")  # simrl's words, or those of a libyaml that has a limit itself
+TOO_DEEP = re.compile("levels deep|nesting depth")  # some builds of libyaml refuse it first
 
 
 def test_brackets_that_would_crash_libyaml_are_refused_with_their_place(tmp_path):

@@ -162,8 +162,8 @@ class TrainingCosts:
 
     @property
     def state_bytes(self) -> float:
-        """Bytes per GPU of weights, gradients and optimizer states: sharded over all GPUs, or (`sharding` optimizer) the
-        weights and gradients over those of a rank alone."""
+        """Bytes per GPU of weights, gradients and optimizer states. With `sharding` optimizer, every rank has all weights and
+        gradients, and its GPUs divide them; otherwise all GPUs divide everything."""
         config, parameters = self.config, self.model.parameters
         each = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
         if config.sharding == "fsdp":

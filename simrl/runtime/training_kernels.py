@@ -3,8 +3,8 @@
     layers       matrix products + attention + element-wise kernels + experts + collectives
     output head  matrix product and log-probs
 
-Invariant: rates are those of single kernels, measured by others (`gpus.toml`, and the constants below); none is fitted to a
-training step. So a model FLOPs utilisation is a result. Arrays have an entry for each micro-batch.
+Invariant: every rate belongs to a single kernel; its source, or that it is assumed, stands beside it (here and in `gpus.toml`).
+No rate is fitted to a training step. So a model FLOPs utilisation is a result. Arrays have an entry for each micro-batch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
 # The backward pass has five products to the forward pass's two, at 0.85 of its rate: FlashAttention-2 (arXiv 2307.08691),
 # Fig. 5 and 6 (63 % after 73 %), FlashAttention-3 (arXiv 2407.08608), Fig. 5 and 6.
 BACKWARD_ATTENTION = 2.5 / 0.85
-MEMORY_SHARE = 0.9  # of the data sheet's bandwidth that copies reach (vendors' STREAM figures: 0.88 to 0.93)
-LAUNCH_S = 4e-6  # a kernel's start and end, in which memory idles
-HOST_LAUNCH_S = 10e-6  # the host's time to launch a PyTorch operation that autograd records
+MEMORY_SHARE = 0.9  # of the data sheet's bandwidth, reached by copies; assumed
+LAUNCH_S = 4e-6  # a kernel's start and end, in which memory idles; assumed
+HOST_LAUNCH_S = 10e-6  # the host's time to launch a PyTorch operation that autograd records; assumed
 
 
 class _Traffic(NamedTuple):

@@ -195,8 +195,8 @@ def _usable(metrics: pd.DataFrame, recorded: Trace | None) -> pd.DataFrame:
 
 
 def _require_own_lengths(usable: pd.DataFrame, recorded: Trace, source: str) -> None:
-    """Raise `InputError` for a trace whose responses are not those of the log: mean lengths are compared step by step, with
-    and without what tools wrote, and a step earlier and later."""
+    """Raise `InputError` for the trace of another run. The mean length of each step is compared with the log, with and
+    without the tokens of tools; if the lengths differ, also one step earlier and later."""
     logged = (
         usable.set_index("step")["response_length/mean"].dropna() if "response_length/mean" in usable else pd.Series()
     )
@@ -205,7 +205,7 @@ def _require_own_lengths(usable: pd.DataFrame, recorded: Trace, source: str) -> 
     steps = recorded.column("step")
 
     def apart(later: int) -> float:
-        """Return the median distance to the logged means of the trace's steps, each taken for one `later` by so many."""
+        """Return the median distance from the logged means if step k of the trace is step k + `later` of the log."""
         found = []
         for tokens in (written, with_tools):
             means = pd.Series(tokens).groupby(steps + later).mean()

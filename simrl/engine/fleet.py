@@ -35,7 +35,8 @@ class Ticket:
     version: int  # of the weights at its end; -1 until then
     whole: int  # 0 if it ends before its response does
     done: int  # whether its response has ended
-    noted: int  # its place among all ends that were noted …
+    turn: int  # of the stop that it ended at, among all that were planned: which is first, of those at one instant …
+    noted: int  # … its place among all ends that were noted …
     order: int  # … and among those whose time has come; -1 until then
     started_s: float  # of its open segment
     first_token_s: float
@@ -67,6 +68,8 @@ class Engines(NamedTuple):
     out: Ints  # tickets of each group that have not ended
     due: Ints  # tickets that have ended at a boundary that is still to come: a heap, the earliest end on top …
     n_due: Ints  # … and their number, shape (1,)
+    planned: Ints  # turn of the stop that each engine has ahead …
+    turns: Ints  # … and the turns so far, shape (1,)
     noted: Ints  # tickets so far whose end was noted, shape (1,) …
     ends: Ints  # … and whose time has come, shape (1,)
 
@@ -92,9 +95,7 @@ def begin(
         f.tickets[number].slot = slot
         f.tickets[number].started_s = totals[0].now_s
         f.here[worker] += 1
-    for worker in range(settled.shape[0]):
-        if settled[worker]:
-            look_ahead(f, worker, tables, limits)
+    _look_ahead_in_turn(f, tables, limits, numbers, settled)
     return emptied_s
 
 
@@ -111,10 +112,18 @@ def withdraw(f: Engines, tables: Tables, limits: Limits, numbers: Ints, now_s: f
             emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
         if take_out(f, number) and f.here[worker] == 0:
             emptied_s[worker] = f.totals[worker, 0].now_s
-    for worker in range(settled.shape[0]):
-        if settled[worker]:
-            look_ahead(f, worker, tables, limits)
+    _look_ahead_in_turn(f, tables, limits, numbers, settled)
     return emptied_s
+
+
+@njit(cache=True)
+def _look_ahead_in_turn(f: Engines, tables: Tables, limits: Limits, numbers: Ints, settled: NDArray[np.bool_]) -> None:
+    """Find the next stops of the engines that tickets changed, in the order of the tickets."""
+    for number in numbers:
+        worker = f.tickets[number].worker
+        if settled[worker]:
+            settled[worker] = False
+            look_ahead(f, worker, tables, limits)
 
 
 @njit(cache=True)
@@ -126,7 +135,7 @@ def take_out(f: Engines, number: int) -> bool:
         return False
     remove(r, totals[0], slot)
     r[slot].last_token_s = totals[0].now_s
-    note(f, worker, slot)
+    note(f, worker, slot, next_turn(f))
     f.tickets[number].done = 0
     return True
 
@@ -139,7 +148,7 @@ def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: floa
     emptied_s = np.inf
     while busy(t) and t.now_s <= now_s:
         run(r, f.drafts, totals, tables, limits, Until(now_s, True))
-        _note_all(f, worker)
+        _note_all(f, worker, next_turn(f))
         if f.here[worker] == 0:
             emptied_s = t.now_s
     if not busy(t):
@@ -168,6 +177,14 @@ def _go_on(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     totals = f.ahead_totals[worker]
     run(f.ahead_requests[worker], f.drafts, totals, tables, limits, Until(np.inf, True))
     f.next_stop_s[worker] = totals[0].now_s if totals[0].n_stopped > 0 else np.inf
+    f.planned[worker] = next_turn(f)
+
+
+@njit(cache=True)
+def next_turn(f: Engines) -> int:
+    """Return the next turn."""
+    f.turns[0] += 1
+    return int(f.turns[0])
 
 
 @njit(cache=True)
@@ -179,15 +196,15 @@ def move_to_next_stop(f: Engines, worker: int) -> None:
 
 
 @njit(cache=True)
-def _note_all(f: Engines, worker: int) -> None:
-    """Note what has stopped in an engine's last pass."""
+def _note_all(f: Engines, worker: int, turn: int) -> None:
+    """Note what has stopped in an engine's last pass, at a stop planned at that turn."""
     r = f.requests[worker]
     for i in range(f.totals[worker, 0].n_stopped):
-        note(f, worker, r[i].stopped)
+        note(f, worker, r[i].stopped, turn)
 
 
 @njit(cache=True)
-def note(f: Engines, worker: int, slot: int) -> None:
+def note(f: Engines, worker: int, slot: int, turn: int) -> None:
     """Note the end of a ticket: it is due at that boundary."""
     r = f.requests[worker]
     number = r[slot].ticket
@@ -199,6 +216,7 @@ def note(f: Engines, worker: int, slot: int) -> None:
     ticket.first_token_s = r[slot].first_token_s
     ticket.ended_s = r[slot].last_token_s
     f.here[worker] -= 1
+    ticket.turn = turn
     ticket.noted = f.noted[0]
     f.noted[0] += 1
     place = f.n_due[0]
@@ -227,9 +245,22 @@ def _pop_due(f: Engines) -> None:
 
 @njit(cache=True)
 def _earlier(f: Engines, one: int, other: int) -> bool:
-    """Return whether one ticket ended before another; of those that ended at once, the one noted first."""
+    """Return whether one ticket ended before another; of those that ended at once, the one whose stop was planned first."""
     a, b = f.tickets[one], f.tickets[other]
-    return bool(a.ended_s < b.ended_s or (a.ended_s == b.ended_s and a.noted < b.noted))
+    if a.ended_s != b.ended_s:
+        return bool(a.ended_s < b.ended_s)
+    return bool(a.turn < b.turn or (a.turn == b.turn and a.noted < b.noted))
+
+
+@njit(cache=True)
+def _next_to_stop(f: Engines) -> int:
+    """Return the engine that stops first; of those that stop at once, the one whose stop was planned first."""
+    first = int(f.next_stop_s.argmin())
+    stop_s = f.next_stop_s[first]
+    for worker in range(first + 1, f.next_stop_s.shape[0]):
+        if f.next_stop_s[worker] == stop_s and f.planned[worker] < f.planned[first]:
+            first = worker
+    return first
 
 
 @njit(cache=True)
@@ -237,13 +268,13 @@ def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: f
     """Take stops up to `now_s`, and those before the next event of the schedule (`event_s`), up to one that is an event itself.
     Return it: WAIT, GROUP, IDLE or LOUD, the group or the engine, and the time of the stop."""
     while True:
-        worker = int(f.next_stop_s.argmin())
+        worker = _next_to_stop(f)
         stop_s = f.next_stop_s[worker]
         due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
         next_s = min(due_s, stop_s)
         if next_s == np.inf or (next_s > now_s and next_s >= event_s):
             return WAIT, -1, next_s
-        if due_s <= stop_s:
+        if due_s < stop_s or (due_s == stop_s and f.tickets[f.due[0]].turn <= f.planned[worker]):
             ticket = f.tickets[f.due[0]]
             left, out = f.left[ticket.group] - ticket.done, f.out[ticket.group] - 1
             news = out == 0 or (left == 0 and ticket.done == 1)
@@ -257,8 +288,9 @@ def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: f
             if news:
                 return GROUP, ticket.group, due_s
         elif f.loud[worker] == 0:
+            turn = f.planned[worker]
             move_to_next_stop(f, worker)
-            _note_all(f, worker)
+            _note_all(f, worker, turn)
             _go_on(f, worker, tables, limits)
             if f.here[worker] == 0:
                 return IDLE, worker, stop_s
@@ -296,6 +328,8 @@ class Fleet:
             out=np.zeros(0, np.int64),
             due=np.zeros(0, np.int64),
             n_due=np.zeros(1, np.int64),
+            planned=np.zeros(n, np.int64),
+            turns=np.zeros(1, np.int64),
             noted=np.zeros(1, np.int64),
             ends=np.zeros(1, np.int64),
         )
@@ -378,7 +412,7 @@ class Fleet:
         move_to_next_stop(self.arrays, worker)
 
     def note(self, worker: int, slot: int) -> None:
-        note(self.arrays, worker, slot)
+        note(self.arrays, worker, slot, next_turn(self.arrays))
 
     def enter(self, worker: int, slot: int, number: int) -> None:
         """Let a request of a loud engine be a ticket."""

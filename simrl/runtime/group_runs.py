@@ -267,7 +267,7 @@ class GroupRuns:
         for number, (sample, before, ticket) in enumerate(
             zip(group.samples, group.partials, tickets, strict=True), group.first
         ):
-            worker, _, _, tokens, closed_tokens, version, _, done, _, order, started_s, first_token_s, ended_s = ticket
+            worker, _, _, tokens, closed_tokens, version, _, done, *_, order, started_s, first_token_s, ended_s = ticket
             segments = self._closed[number] if closed_tokens else ()
             if version >= 0 and tokens > closed_tokens:
                 segments = (*segments, Segment(worker, version, tokens - closed_tokens, started_s, ended_s))

@@ -7,7 +7,7 @@ into micro-batches on each, and a phase ends when its slowest rank does. A micro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
@@ -32,8 +32,8 @@ Phase = tuple[str, float]  # kind of span, seconds
 @dataclass(frozen=True)
 class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
-    them (old policy, reference, AReaL's proximal policy). `switch`: rollout runs on these GPUs, too. `controller`:
-    the batch goes through one process on its way."""
+    them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
+    another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way."""
 
     model: ModelShape
     gpu: Gpu
@@ -43,6 +43,7 @@ class TrainingCosts:
     log_probs: int
     switch: bool
     controller: bool = False
+    reference: ModelShape | None = None
 
     @property
     def ranks(self) -> int:
@@ -62,8 +63,11 @@ class TrainingCosts:
         """Return the log-prob phase of some sequences."""
         if not self.log_probs or not lengths.size:
             return []
-        pass_s = self.config.log_prob_overhead_s + self.pass_s(lengths, 1)
-        return [("log_prob", self.log_probs * pass_s)]
+        passes_s = self.log_probs * (self.config.log_prob_overhead_s + self.pass_s(lengths, 1))
+        if self.reference is not None:
+            longer_s = replace(self, model=self.reference).pass_s(lengths, 1) - self.pass_s(lengths, 1)
+            passes_s += self.config.reference_passes * longer_s
+        return [("log_prob", passes_s)]
 
     def update(self, lengths: Ints, minibatches: int) -> list[Phase]:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times."""

@@ -47,7 +47,10 @@ class TrainingConfig(BaseModel):
     microbatching: Literal["dynamic", "fixed"] = "dynamic"
     """dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: as many sequences as fit at the batch's greatest length"""
     extra_log_probs: NonNegativeInt = 0
-    """log-prob passes in addition to the system's own (a reference, a teacher), each as long as the policy's"""
+    """log-prob passes in addition to the system's own (a reference, a teacher), each as long as the policy's unless
+    `reference_model` is given"""
+    reference_model: str | None = None
+    """the model of these passes, a name or a folder with config.json; one pass if `extra_log_probs` is 0"""
     minibatch_overhead_s: Seconds = 0.0
     """time of each mini-batch's update beyond its arithmetic: optimizer step, optimizer states from the host"""
     log_prob_overhead_s: Seconds = 0.0
@@ -91,6 +94,11 @@ class TrainingConfig(BaseModel):
     def gpus_per_rank(self) -> int:
         """The GPUs that share a micro-batch."""
         return self.sequence_parallel * self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def reference_passes(self) -> int:
+        """The log-prob passes in addition to the system's own."""
+        return max(self.extra_log_probs, int(self.reference_model is not None))
 
 
 def trained_by(training: Mapping[str, Any]) -> str:

@@ -65,15 +65,17 @@ class Prepared(Deployment):
 
     def training_costs(self, gpus: int) -> TrainingCosts:
         """Return what an update costs on `gpus` train GPUs."""
+        training = self.scenario.training
         return TrainingCosts(
             model=self.model,
             gpu=self.gpu,
             gpus=gpus,
-            config=self.scenario.training,
+            config=training,
             minibatches=self.system.minibatches,
-            log_probs=self.system.log_probs + self.scenario.training.extra_log_probs,
+            log_probs=self.system.log_probs + training.reference_passes,
             switch=self.colocated,
             controller=self.system.controller,
+            reference=model_shape(training.reference_model) if training.reference_model else None,
         )
 
     def may_train(self, gpus: int) -> bool:

@@ -34,6 +34,7 @@ class Explanation:
     warmup_steps: int
     updates: int
     full_batch: Mapping[str, Any] | None
+    weight_sync: str | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -66,6 +67,7 @@ class Explanation:
             "gpu_s": self.whole.total_gpu_s,
             "gpu_s_per_sample": self.steady.total_gpu_s / self.steady.samples,
             "full_batch": self.full_batch,
+            **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
             "parts": parts,
             "critical_path": {
                 "step": self.path.step,
@@ -127,6 +129,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         warmup_steps=warmup_steps,
         updates=updates,
         full_batch=result.metadata.get("full_batch"),
+        weight_sync=result.metadata.get("weight_sync"),
         whole=waterfall(result),
         steady=steady,
         path=paths.of(chosen),

@@ -82,6 +82,12 @@ class ModelShape(BaseModel):
         return 2 * self.parameters
 
     @property
+    def tensors(self) -> int:
+        """Return the number of weight tensors, as in a checkpoint: an expert has three. Biases are left out."""
+        mlp = 1 + 3 * self.experts if self.experts else 3
+        return self.layers * (4 + 2 + 2 * self.qk_norm + mlp) + (2 if self.tied_embeddings else 3)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of the keys and values of one token over all layers and KV heads, in bfloat16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simrl.profile.hardware import Gpu, ModelShape
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
+from simrl.runtime.weight_sync import publication_s
 from simrl.scenario.training import TrainingConfig
 
 Ints = NDArray[np.int64]
@@ -78,7 +79,10 @@ class TrainingCosts:
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
-        publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
+        if self.config.weight_sync:
+            publish_s = publication_s(self.config, self.model, self.gpu, self.gpus)
+        else:
+            publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
         phases = [("switch", self.switch_s)] if self.switch else [("publish", publish_s)] if publish else []
         if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
             phases.append(("checkpoint", self.config.checkpoint_s))

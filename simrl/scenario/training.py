@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 MOST_SECONDS = 1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Share = Annotated[float, Field(ge=0.001, le=1)]
+Rate = Annotated[float, Field(ge=1e6, le=1e15)]  # bytes a second
 
 
 class TrainingConfig(BaseModel):
@@ -83,12 +93,32 @@ class TrainingConfig(BaseModel):
     """time of a weight sync at a worker beyond the transfer: pause, bucket set-up, resume; assumed"""
     load_s: Seconds | None = None
     """time of a weight sync at a worker, if measured; replaces the transfer and load_overhead_s"""
+    weight_sync: Literal["broadcast", "gather_broadcast", "reshard", "delta", "file"] | None = None
+    """method that moves new weights to rollout GPUs of their own. broadcast: from one rank, which gathers each tensor into
+    buckets (verl's nccl); gather_broadcast: from one rank, gathered in one go; reshard: from all GPUs at once, shard to shard;
+    delta: changed parameters only; file: through storage. It replaces publish_s, load_overhead_s and their transfers; load_s
+    replaces its part at the worker. Not used where rollout and training share GPUs; null: assumed seconds and link rates"""
+    weight_sync_offload: bool = False
+    """the trainer's weights are in host memory, and are moved to its GPUs before a weight sync"""
+    weight_sync_delta_share: Annotated[float, Field(ge=1e-6, le=1)] = 0.02
+    """delta: share of the parameters that an update changes (in bfloat16); verl's pages have 1 to 3 %"""
+    weight_sync_storage_bytes_per_s: Rate = 2e9
+    """file: rate at which a node writes to storage or reads from it; assumed"""
+    weight_sync_node_bytes_per_s: Rate | None = None
+    """network rate of a whole node in weight syncs, where its GPUs share one network card (no RDMA); if not given, each GPU has
+    the data sheet's"""
     switch_s: Seconds = 2.0
     """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
     states to or from the host; assumed"""
     switch_transfer_s: Seconds | None = None
     """time to move these states, if measured; replaces the transfer. A calibrated run has 0 here and in `switch_s`: the phases
     of its log contain both"""
+
+    @model_validator(mode="after")
+    def _few_parameters_change(self) -> TrainingConfig:
+        if self.lora and self.weight_sync == "delta":
+            raise ValueError("weight_sync is delta with lora: merging adapters changes all weights; use another method")
+        return self
 
     @property
     def gpus_per_rank(self) -> int:
@@ -113,6 +143,8 @@ def trained_by(training: Mapping[str, Any]) -> str:
 def assumed_s(training: Mapping[str, Any], colocated: bool) -> list[str]:
     """Return the assumed seconds of a system that still have their defaults, as `training.switch_s=2`."""
     asked = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
+    if training.get("weight_sync") and not colocated:
+        asked = []
     defaults = TrainingConfig().model_dump()
     return [f"training.{key}={defaults[key]:g}" for key in (*asked, "reward_s") if 0 < defaults[key] == training[key]]
 

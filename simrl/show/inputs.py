@@ -87,7 +87,8 @@ def _times(metadata: Facts) -> Entries:
     corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
     value = f"{profile['model']} on {profile['gpu']}, tp {profile['tp']}{corrections}"
     yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, known))
-    source = "training.load_s" if load_kind == "given" else "the model's bytes, the network, an overhead"
+    source = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
+    source = "training.load_s" if load_kind == "given" else source
     yield "loading weights at a worker", f"{metadata['load_weights_s']:.3g} s", load_kind, source
     derived = ("derived", "GPU memory by its data sheet, less weights and reserve")
     given = metadata["scenario"]["engine"]["kv_cache_tokens"] is not None
@@ -182,6 +183,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(training)}",
         ]
+        lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:

@@ -20,6 +20,7 @@ from simrl.profile.hardware import GPUS_PER_NODE, ModelShape, gpu, model_shape
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
+from simrl.runtime.weight_sync import loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
@@ -84,6 +85,12 @@ class Prepared(Deployment):
             return False
         return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.gpu.memory_bytes
 
+    @property
+    def weight_sync(self) -> str | None:
+        """Method of the weight syncs and the source of its constants; None where assumed seconds stand for it."""
+        training = self.scenario.training
+        return synced_by(training) if training.weight_sync and not self.colocated else None
+
     def inputs(self) -> dict[str, Any]:
         """Return the metadata of a result: the inputs and the source of each."""
         s = self.scenario
@@ -97,7 +104,10 @@ class Prepared(Deployment):
             "train_gpus": self.train_gpus,
             "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
-            "load_weights_kind": "assumed" if s.training.load_s is None else "given",
+            "load_weights_kind": "given"
+            if s.training.load_s is not None
+            else ("derived" if self.weight_sync else "assumed"),
+            **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
@@ -142,7 +152,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         limits=limits,
         workers=workers,
         train_gpus=train_gpus,
-        costs=_worker_costs(scenario, system, deployment),
+        costs=_worker_costs(scenario, system, deployment, train_gpus, workers),
         drafts=drafts,
         tail=tail,
     )
@@ -155,15 +165,20 @@ def _require_divisor(key: str, value: int, number: int, of: str) -> None:
         raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor")
 
 
-def _worker_costs(scenario: Scenario, system: System, deployment: Deployment) -> WorkerCosts:
+def _worker_costs(
+    scenario: Scenario, system: System, deployment: Deployment, train_gpus: int, workers: int
+) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
     one_node = system.rollout_share is None and scenario.cluster.gpus <= GPUS_PER_NODE
     link = kind.link_bytes_per_s if one_node else kind.network_bytes_per_s  # each GPU fetches its own part
     if system.host_buffer:
         link = kind.host_bytes_per_s
     load_s = training.load_s
-    if load_s is None:
-        load_s = training.load_overhead_s + model.weight_bytes / tp / link
+    synced = training.weight_sync is not None and system.rollout_share is not None
+    if load_s is None and synced and not system.host_buffer:
+        load_s = loading_s(training, model, kind, train_gpus, workers, tp)
+    elif load_s is None:
+        load_s = training.load_overhead_s * (not synced) + model.weight_bytes / tp / link
     return WorkerCosts(
         load_s=load_s,
         fetch_s_per_token=model.kv_bytes_per_token / min(tp, model.kv_heads) / kind.network_bytes_per_s,

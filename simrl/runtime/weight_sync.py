@@ -1,0 +1,90 @@
+"""Weight sync: the seconds in which new weights leave the trainer and reach a rollout worker, by the method that moves them.
+
+Invariant: a method's seconds follow from bytes, tensors, placement and data-sheet rates, and from at most two constants. Each
+is set by one measured row, which `SOURCES` names; `experiments/weight_sync.py` tests the other rows. Publication and load
+follow one another, and add up to the measured time of a sync. With LoRA, merged weights are moved.
+"""
+
+from __future__ import annotations
+
+from simrl.profile.hardware import GPUS_PER_NODE, Gpu, ModelShape
+from simrl.scenario.training import TrainingConfig
+
+TENSOR_S = 1.24e-3  # broadcast: a tensor, on the hosts of both ends
+ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: gathered tensors into buckets, on the rank that sends
+COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one that it sent last
+RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU; the row states no placement: 8 GPUs to 8, tp 1, assumed
+PAGEABLE_BYTES_PER_S = 2.2e9  # offload: to each GPU of a node at once, from host memory that is not pinned
+POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
+FULL_BYTES = 4  # of a trained parameter as FSDP shards it
+
+_BUCKETS = "bytes by verl's qwen2.5-32b on 2+2 H100 nodes, tensors by its qwen3-0.6b on an A100 node"
+SOURCES = {
+    "broadcast": _BUCKETS,
+    "gather_broadcast": "link rates of the data sheet alone",
+    "reshard": "link rates, and tensors by NeMo-RL's qwen3-4b, whose placement is assumed",
+    "delta": "comparison by verl's qwen2.5-32b on 2+2 H100 nodes, 2 % changed",
+    "file": "training.weight_sync_storage_bytes_per_s",
+}
+OFFLOAD_SOURCE = "offload by verl's qwen2.5-32b on 2+2 H100 nodes, on less off"
+
+
+def synced_by(config: TrainingConfig) -> str:
+    """Return the method of a weight sync, and whose constants it has."""
+    assert config.weight_sync is not None
+    offload = f"; {OFFLOAD_SOURCE}" if config.weight_sync_offload else ""
+    return f"{config.weight_sync} ({SOURCES[config.weight_sync]}{offload})"
+
+
+def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int) -> float:
+    """Return the seconds of a publication at a trainer of `gpus`: weights from the host if they are offloaded, then what the
+    method does before anything is sent."""
+    trained = config.sharding == "fsdp" and not config.lora
+    stored = FULL_BYTES * model.parameters if trained else model.weight_bytes
+    host_s = stored / gpus / min(PAGEABLE_BYTES_PER_S, gpu.host_bytes_per_s) if config.weight_sync_offload else 0.0
+    gather_s = stored * (1 - 1 / gpus) / _gather_bytes_per_s(config, gpu, gpus)
+    match config.weight_sync:
+        case "reshard":
+            return host_s + RESHARDED_TENSOR_S * tensors_held(config, model)
+        case "delta":
+            found_s = model.weight_bytes / gpus / COMPARED_BYTES_PER_S
+            return host_s + found_s + gather_s * moved_bytes(config, model) / stored
+        case "file":
+            return host_s + gather_s + model.weight_bytes / config.weight_sync_storage_bytes_per_s
+        case "broadcast":
+            return host_s + gather_s + TENSOR_S * model.tensors + model.weight_bytes / ASSEMBLED_BYTES_PER_S
+    return host_s + gather_s
+
+
+def loading_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int, workers: int, tp: int) -> float:
+    """Return the seconds of a load at a worker of `tp` GPUs, one of `workers` that load at once from a trainer of `gpus`: one
+    rank sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the worker reads a file."""
+    one_node = gpus + workers * tp <= GPUS_PER_NODE
+    one_rank = gpu.link_bytes_per_s if one_node else config.weight_sync_node_bytes_per_s or gpu.network_bytes_per_s
+    moved = moved_bytes(config, model)
+    if config.weight_sync == "file":
+        return moved / config.weight_sync_storage_bytes_per_s + moved / tp / gpu.host_bytes_per_s
+    if config.weight_sync != "reshard":
+        return moved / one_rank
+    rate = one_rank
+    if config.weight_sync_node_bytes_per_s and not one_node:
+        rate /= min(GPUS_PER_NODE, gpus, workers * tp)  # the GPUs of a node share its card
+    return max(moved / tp, moved * workers / gpus) / rate
+
+
+def moved_bytes(config: TrainingConfig, model: ModelShape) -> float:
+    """Return the bytes that reach a worker: all weights, or the changed parameters with their positions."""
+    if config.weight_sync != "delta":
+        return model.weight_bytes
+    return config.weight_sync_delta_share * (model.weight_bytes + POSITION_BYTES * model.parameters)
+
+
+def tensors_held(config: TrainingConfig, model: ModelShape) -> float:
+    """Return the tensors of which a GPU of the trainer has a part: those of its pipeline stage, of its experts."""
+    experts = 3 * model.layers * model.experts
+    return (model.tensors - experts + experts / config.expert_parallel) / config.pipeline_parallel
+
+
+def _gather_bytes_per_s(config: TrainingConfig, gpu: Gpu, gpus: int) -> float:
+    among = gpu.bytes_per_s_among(gpus)
+    return among if gpus <= GPUS_PER_NODE else min(among, config.weight_sync_node_bytes_per_s or among)

@@ -64,10 +64,12 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's settings that a scenario says in another section
-        "enforce_eager": "true is profile.least_pass_s, 0.2 to 0.6 ms a layer; false is what there is: leave it out",
         "tensor_parallel_size": "it is cluster.tp",
     }
 
+    preset: str | None = Field(
+        default=None, description="the engine, of which the host's times and defaults are known: vllm-0.19, sglang-0.5 …"
+    )
     max_num_seqs: int = Field(default=256, gt=0, description="most sequences of a pass, at one worker")
     max_num_batched_tokens: int = Field(
         default=8192, gt=0, description="most tokens of a pass: prompts go in chunks of it"
@@ -83,6 +85,10 @@ class EngineConfig(BaseModel):
     )
     kv_cache_tokens: int | None = Field(
         default=None, gt=0, le=10**12, description="size of the KV cache where it is known"
+    )
+    enforce_eager: bool = Field(
+        default=False,
+        description="no CUDA graphs: the host launches each layer, in the preset's time (verl's default until August 2025)",
     )
     async_scheduling: bool = Field(
         default=False,

@@ -237,8 +237,9 @@ class TableProfile:
         between_passes_s: float | None = None,
         sequence_overhead_s: float = 0.0,
         least_pass_s: float = 0.0,
+        giver: str = "set by the scenario",
     ) -> TableProfile:
-        """Return this profile with every pass multiplied by `forward`, the pause replaced by `between_passes_s` if given,
+        """Return this profile with every pass multiplied by `forward`, the pause replaced by `between_passes_s` if `giver` has one,
         `sequence_overhead_s` added to each pass for every decoding sequence, however many of its tokens are verified, and no
         pass shorter than `least_pass_s`, pause excluded."""
         t = self.tables
@@ -252,7 +253,7 @@ class TableProfile:
             least_pass_s=max(t.least_pass_s, least_pass_s),
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
-        changes += [f"{pause * 1e3:g} ms between passes (set by the scenario)"] if between_passes_s is not None else []
+        changes += [f"{pause * 1e3:g} ms between passes ({giver})"] if between_passes_s is not None else []
         changes += [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"] if sequence_overhead_s else []
         changes += [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simrl.profile.hardware import Gpu, ModelShape
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
-from simrl.runtime.weight_sync import publication_s
+from simrl.runtime.weight_sync import FULL_BYTES, pageable_bytes_per_s, publication_s
 from simrl.scenario.training import TrainingConfig
 
 Ints = NDArray[np.int64]
@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
 WEIGHT_BYTES = 2  # if only adapters are trained
 GRADIENT_BYTES = 4
+MOMENT_BYTES = 8
 OPTIMIZER_BYTES = 42  # of a parameter: Adam reads and writes 30, clipping the gradients 12
 
 
@@ -34,7 +35,8 @@ Phase = tuple[str, float]  # kind of span, seconds
 class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
     them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
-    another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way."""
+    another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
+    `streams`: each micro-batch fetches the weights from the host."""
 
     model: ModelShape
     gpu: Gpu
@@ -45,6 +47,7 @@ class TrainingCosts:
     switch: bool
     controller: bool = False
     reference: ModelShape | None = None
+    streams: bool = False
 
     @property
     def ranks(self) -> int:
@@ -64,18 +67,37 @@ class TrainingCosts:
         """Return the log-prob phase of some sequences."""
         if not self.log_probs or not lengths.size:
             return []
-        passes_s = self.log_probs * (self.config.log_prob_overhead_s + self.pass_s(lengths, 1))
-        if self.reference is not None:
-            longer_s = replace(self, model=self.reference).pass_s(lengths, 1) - self.pass_s(lengths, 1)
-            passes_s += self.config.reference_passes * longer_s
-        return [("log_prob", passes_s)]
+        references = self.config.reference_passes
+        passes_s = (self.log_probs - references) * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
+        if references:
+            passes_s += references * self.reference_s(lengths)
+        return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
+
+    def reference_s(self, lengths: Ints) -> float:
+        """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the policy's weights to the host,
+        the reference's to the GPUs, and the policy's back; streamed weights come with the gathering of each micro-batch."""
+        mine = replace(self, model=self.reference or self.model, streams=self.config.reference_weights == "streamed")
+        pass_s = mine.pass_s(lengths, 1)
+        if self.config.reference_weights != "swapped":
+            return pass_s
+        shared = 1 if self.config.sharding == "optimizer" else self.ranks
+        copied = (2 * self.model.weight_bytes + mine.model.weight_bytes) / (self.config.gpus_per_rank * shared)
+        return pass_s + copied / self.gpu.host_bytes_per_s
+
+    def _fetched_s(self, bytes_per_parameter: int) -> float:
+        """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded."""
+        if self.config.offload != "phases":
+            return 0.0
+        mine = bytes_per_parameter * self.model.parameters / self.gpus
+        return 2 * mine / pageable_bytes_per_s(self.gpu, self.gpus)
 
     def update(self, lengths: Ints, minibatches: int) -> list[Phase]:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
         each_s = self.config.minibatch_overhead_s + self.optimizer_s
         train_s = sum(each_s + self.pass_s(part, 3) for part in parts)
-        return [("train", self.config.ppo_epochs * train_s)]
+        fetched_s = self._fetched_s(WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES)
+        return [("train", self.config.ppo_epochs * train_s + fetched_s)]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
@@ -92,9 +114,10 @@ class TrainingCosts:
     def switch_s(self) -> float:
         """Seconds of a switch (colocated), one way: weights, gradients and optimizer states to or from the host."""
         transfer_s = self.config.switch_transfer_s
-        return self.config.switch_s + (
-            self.state_bytes / self.gpu.host_bytes_per_s if transfer_s is None else transfer_s
-        )
+        if transfer_s is None:  # if phases fetch their states, the sync fetches the weights: half each way
+            moved_s = {"switch": self.state_bytes / self.gpu.host_bytes_per_s, "phases": self._fetched_s(FULL_BYTES) / 2}
+            transfer_s = moved_s.get(self.config.offload, 0.0)
+        return self.config.switch_s + transfer_s
 
     @property
     def reshard_s(self) -> float:
@@ -105,34 +128,47 @@ class TrainingCosts:
         """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward pass.
 
         A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each of forward and backward, and
-        the reduction of the gradients, whichever is longer. With pipeline stages, micro-batches follow one another at the pace
+        the reduction of the gradients, whichever is longer. These bring the ranks together, so all wait for the slowest in each
+        micro-batch; otherwise they wait at the end alone. With pipeline stages, micro-batches follow one another at the pace
         of the last stage, which has the output head, and the first is waited for through all others (1F1B).
         """
         config = self.config
-        budget = max(config.tokens_per_microbatch, int(lengths.max()))
+        tokens = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
+        budget = max(tokens, int(lengths.max()))
         order = longest_first(lengths)
         rank_of = deal(lengths, order, self.ranks)
         if config.microbatching == "fixed":
             parts = [self.microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
-            tokens, squares = np.array([(part.sum(), (part**2).sum()) for each in parts for part in each], np.float64).T
+            sums = [(part.sum(), (part**2).sum(), part.size) for each in parts for part in each]
+            tokens, squares, sequences = np.array(sums, np.float64).T
         else:
             bin_of, ranks = pack(lengths, order, rank_of, budget)
-            tokens, squares = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2)
+            tokens, squares, sequences = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2), np.bincount(bin_of)
+            if config.microbatching == "padded" and config.pipeline_parallel > 1:
+                tokens[:] = tokens.max()
         work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel
         stage_s = config.correction * work.layers_s / stages
-        each_s = np.maximum(stage_s + config.correction * work.head_s, self._gather_s(passes))
+        host_s = sequences * (config.log_prob_sequence_s if passes == 1 else config.update_sequence_s)
+        each_s = np.maximum(stage_s + config.correction * work.head_s + host_s, self._gather_s(passes))
         busy_s, fill_s = np.zeros((2, self.ranks))
-        np.add.at(busy_s, ranks, each_s)
+        if config.sharding == "fsdp":
+            slowest_s = np.zeros(ranks.size)
+            np.maximum.at(slowest_s, _places(ranks), each_s)
+            busy_s += slowest_s.sum()
+        else:
+            np.add.at(busy_s, ranks, each_s)
         np.maximum.at(fill_s, ranks, (stages - 1) * stage_s)
         return float((busy_s + fill_s).max())
 
     def _gather_s(self, passes: int) -> float:
-        """Return the seconds in which FSDP gathers the weights for a micro-batch, and reduces their gradients."""
+        """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is a backward pass, and reduces
+        their gradients, which are twice as many bytes."""
         if self.config.sharding != "fsdp":
             return 0.0
-        sharded = 1.0 - 1.0 / self.gpus
-        return passes * self.model.weight_bytes * sharded / self.gpu.bytes_per_s_among(self.gpus)
+        gathers = 4 - 2 * self.config.lora if passes > 1 else 1
+        moved = gathers * self.model.weight_bytes * (1.0 - 1.0 / self.gpus) / self.gpu.bytes_per_s_among(self.gpus)
+        return moved + self.streams * self.model.weight_bytes / self.gpus / self.gpu.host_bytes_per_s
 
     def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
         """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""
@@ -163,7 +199,7 @@ class TrainingCosts:
     def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
         """Pack the sequences of one rank into micro-batches, none above the budget."""
         if self.config.microbatching == "fixed":
-            each = max(1, budget_tokens // int(lengths.max(initial=1)))
+            each = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
             return [lengths[i : i + each] for i in range(0, lengths.size, each)]
         bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget_tokens)
         return [lengths[bins == b] for b in range(int(bins.max(initial=-1)) + 1)]
@@ -187,13 +223,23 @@ class TrainingCosts:
         (a sequence of `longest_tokens` has to fit), one layer's working set, logits in chunks of 4,096 tokens (as the
         frameworks' fused log-prob kernels keep them)."""
         m, config = self.model, self.config
-        tokens = max(config.tokens_per_microbatch, longest_tokens) / config.sequence_parallel
+        most = max(config.tokens_per_microbatch, (config.sequences_per_microbatch or 1) * longest_tokens)
+        tokens = most / config.sequence_parallel
         tp = config.tensor_parallel
         layer = 2 * 2 * m.layer_parameters / tp if config.sharding == "fsdp" else 0.0
         checkpoints = 2 * m.layers * m.hidden * tokens / tp  # as many micro-batches under way as pipeline stages
         working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate) / tp
         logits = 6 * m.vocab * min(tokens, 4096) / tp
         return self.state_bytes + layer + checkpoints + working + logits
+
+
+def _places(ranks: Ints) -> Ints:
+    """Return the place of each micro-batch among those of its rank."""
+    order = np.argsort(ranks, kind="stable")
+    first = np.searchsorted(ranks[order], ranks[order])
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size) - first
+    return places
 
 
 def longest_first(lengths: Ints) -> Ints:

@@ -14,7 +14,7 @@ TENSOR_S = 1.24e-3  # broadcast: a tensor, on the hosts of both ends
 ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: gathered tensors into buckets, on the rank that sends
 COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one that it sent last
 RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU; the row states no placement: 8 GPUs to 8, tp 1, assumed
-PAGEABLE_BYTES_PER_S = 2.2e9  # offload: to each GPU of a node at once, from host memory that is not pinned
+PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, from host memory that is not pinned
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
 
@@ -41,7 +41,7 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
     method does before anything is sent."""
     trained = config.sharding == "fsdp" and not config.lora
     stored = FULL_BYTES * model.parameters if trained else model.weight_bytes
-    host_s = stored / gpus / min(PAGEABLE_BYTES_PER_S, gpu.host_bytes_per_s) if config.weight_sync_offload else 0.0
+    host_s = stored / gpus / pageable_bytes_per_s(gpu, gpus) if config.weight_sync_offload else 0.0
     gather_s = stored * (1 - 1 / gpus) / _gather_bytes_per_s(config, gpu, gpus)
     match config.weight_sync:
         case "reshard":
@@ -54,6 +54,11 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
         case "broadcast":
             return host_s + gather_s + TENSOR_S * model.tensors + model.weight_bytes / ASSEMBLED_BYTES_PER_S
     return host_s + gather_s
+
+
+def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:
+    """Return the rate at which each of `gpus` copies from or to host memory that is not pinned, all at once."""
+    return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, GPUS_PER_NODE))
 
 
 def loading_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int, workers: int, tp: int) -> float:

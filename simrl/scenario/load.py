@@ -356,14 +356,14 @@ def _is_plain(value: Any) -> bool:
 
 def _alike(config: DictConfig, keys: Sequence[str], data: dict[str, Any], scenario: Scenario) -> _Alike | None:
     """Return what scenarios with these keys have in common, given one of them and its data; None where one key is in another,
-    is a number, or a reference of the config may lead to it."""
+    is a number or the framework, or a reference of the config may lead to it."""
     parts = [part for key in keys for part in key.split(".")]
     alone = [key for key in keys if sum(f"{key}.".startswith(f"{other}.") for other in keys) == 1]
     written = repr(OmegaConf.to_container(config, resolve=False))
     references = re.findall(r"\$\{([^}]*)", written)
     followed = (f"{r}.".startswith(f"{key}.") or f"{key}.".startswith(f"{r}.") for r, key in product(references, keys))
     known = all(re.fullmatch(r"\w+(\.\w+)*", reference) for reference in references)
-    if len(alone) < len(keys) or any(map(str.isdigit, parts)) or any(followed) or not known:
+    if len(alone) < len(keys) or any(map(str.isdigit, parts)) or any(followed) or not known or "framework" in keys:
         return None
     changed = {key.partition(".")[0] for key in keys}
     return _Alike(

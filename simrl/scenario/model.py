@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -18,6 +19,7 @@ from pydantic import (
 
 from simrl.engine.engine import EngineConfig
 from simrl.scenario.faults import Fault
+from simrl.scenario.presets import with_presets
 from simrl.scenario.training import Seconds, Share, TrainingConfig
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
@@ -31,7 +33,7 @@ class ClusterConfig(_Section):
     """The GPUs. `tp` of them make one rollout worker."""
 
     gpu: str
-    """a100, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: gives memory, rates and links unless a profile does"""
+    """a100, a100-pcie, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: gives memory, rates and links unless a profile does"""
     gpus: Annotated[int, Field(gt=0, le=1_000_000)]
     """all GPUs, for rollout and for training"""
     tp: PositiveInt
@@ -78,9 +80,10 @@ class ProfileConfig(_Section):
     forward_correction: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """factor on every forward pass; 1 = as profiled"""
     between_passes_s: Seconds | None = None
-    """replaces the profile's pause between forward passes"""
-    sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """host time that every decoding sequence adds to a forward pass, which a profile of kernels leaves out"""
+    """replaces the pause between forward passes of the profile, or of the engine's preset"""
+    sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] | None = None
+    """host time that every decoding sequence adds to a forward pass, which a profile of kernels leaves out; replaces the
+    preset's"""
     least_pass_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     """lower bound on a forward pass, excluding the gap between passes: kernel-launch time without CUDA graphs (vLLM's
     enforce_eager), about 0.2-0.6 ms per layer"""
@@ -117,6 +120,9 @@ class Scenario(_Section):
     """policy updates to simulate"""
     warmup_steps: NonNegativeInt = 0
     """first updates left out of every average, while the pipelines fill"""
+    framework: str | None = None
+    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.5 …; values given beside it
+    replace its own"""
     model: str
     """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
     cluster: ClusterConfig
@@ -133,6 +139,11 @@ class Scenario(_Section):
     """what was varied to get here, as `key=value, …`"""
     file: str = Field(default="scenario", exclude=True)
     """where it was read, for messages"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_presets(cls, data: Any) -> Any:
+        return with_presets(data) if isinstance(data, Mapping) else data
 
     @field_validator("name")
     @classmethod

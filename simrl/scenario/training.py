@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -54,17 +54,30 @@ class TrainingConfig(BaseModel):
     """GPUs that share one sequence (Ulysses, Megatron CP)"""
     tokens_per_microbatch: PositiveInt = 32768
     """tokens of a micro-batch of one data-parallel rank; AReaL §7.5 uses 32,768"""
-    microbatching: Literal["dynamic", "fixed"] = "dynamic"
-    """dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: as many sequences as fit at the batch's greatest length"""
+    log_prob_tokens_per_microbatch: PositiveInt | None = None
+    """tokens of a micro-batch in log-prob passes; tokens_per_microbatch if not given"""
+    microbatching: Literal["dynamic", "fixed", "padded"] = "dynamic"
+    """dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: as many sequences as fit at the batch's greatest length;
+    padded: as dynamic, but with pipeline stages each micro-batch is padded to the longest one (NeMo-RL)"""
+    sequences_per_microbatch: PositiveInt | None = None
+    """fixed: sequences of a micro-batch of one data-parallel rank, whatever their tokens (verl's ppo_micro_batch_size_per_gpu)"""
     extra_log_probs: NonNegativeInt = 0
     """log-prob passes in addition to the system's own (a reference, a teacher), each as long as the policy's unless
     `reference_model` is given"""
     reference_model: str | None = None
     """the model of these passes, a name or a folder with config.json; one pass if `extra_log_probs` is 0"""
+    reference_weights: Literal["resident", "swapped", "streamed"] = "resident"
+    """where the weights of these passes are. resident: on the GPUs; swapped: on the host, and change places with the policy's
+    around each pass (NeMo-RL with Megatron); streamed: on the host, from where each micro-batch fetches them (verl's reference with
+    FSDP's CPUOffload)"""
     minibatch_overhead_s: Seconds = 0.0
     """time of each mini-batch's update beyond its arithmetic: optimizer step, optimizer states from the host"""
     log_prob_overhead_s: Seconds = 0.0
     """time of each log-prob pass over a batch beyond its arithmetic"""
+    update_sequence_s: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """host time of each sequence in an update, at its data-parallel rank: losses that are computed one by one in Python"""
+    log_prob_sequence_s: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """host time of each sequence in a log-prob pass, at its data-parallel rank"""
     ppo_epochs: Annotated[int, Field(ge=1, le=100)] = 1
     """passes over the batch in one update"""
     recompute: bool | None = None
@@ -107,6 +120,10 @@ class TrainingConfig(BaseModel):
     weight_sync_node_bytes_per_s: Rate | None = None
     """network rate of a whole node in weight syncs, where its GPUs share one network card (no RDMA); if not given, each GPU has
     the data sheet's"""
+    offload: Literal["switch", "phases", "none"] = "switch"
+    """what goes to the host. switch: colocated weights, gradients and optimizer states, before a rollout and back after it, at the data
+    sheet's rate; phases: each phase fetches what it needs and returns it, over memory that is not pinned (verl's param_offload and
+    optimizer_offload); none: states stay on the GPUs"""
     switch_s: Seconds = 2.0
     """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
     states to or from the host; assumed"""
@@ -140,13 +157,18 @@ def trained_by(training: Mapping[str, Any]) -> str:
     return f"computed from the operations ({training.get('kernels')} kernels, {attention}{recomputed})"
 
 
-def assumed_s(training: Mapping[str, Any], colocated: bool) -> list[str]:
-    """Return the assumed seconds of a system that still have their defaults, as `training.switch_s=2`."""
+def assumed_s(training: Mapping[str, Any], colocated: bool, known: Collection[str] = ()) -> list[str]:
+    """Return the assumed seconds of a system that still have their defaults, as `training.switch_s=2`; without those that are
+    `known` by the framework."""
     asked = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
     if training.get("weight_sync") and not colocated:
         asked = []
     defaults = TrainingConfig().model_dump()
-    return [f"training.{key}={defaults[key]:g}" for key in (*asked, "reward_s") if 0 < defaults[key] == training[key]]
+    return [
+        f"training.{key}={defaults[key]:g}"
+        for key in (*asked, "reward_s")
+        if 0 < defaults[key] == training[key] and key not in known
+    ]
 
 
 def assumption(assumed: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from simrl.engine.engine import EngineConfig
+from simrl.scenario.presets import constants, known_fields
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
@@ -116,6 +117,7 @@ def _happened(metadata: Facts) -> Entries:
 
 
 def _parameters(metadata: Facts) -> Entries:
+    presets = {used.key: used for used in constants(metadata["scenario"], metadata["profile"]["kind"])}
     for section, model in SECTIONS.items():
         values = metadata["scenario"][section]
         for key, field in model.model_fields.items():
@@ -123,7 +125,10 @@ def _parameters(metadata: Facts) -> Entries:
             if value is not None:
                 shown = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
                 kind = "default" if value == field.default else "given"
-                yield f"{section}.{key}", shown, kind, " ".join((field.description or "").split())
+                source = " ".join((field.description or "").split())
+                if (used := presets.get(f"{section}.{key}")) is not None:
+                    kind, source = used.constant.kind, f"{used.preset}: {used.constant.source}"
+                yield f"{section}.{key}", shown, kind, source
 
 
 def source_words(source: str) -> str:
@@ -171,6 +176,15 @@ def _source(facts: Facts) -> str:
     return kind if kind == source else f"{kind} ({source})"
 
 
+def _presets(metadata: Facts) -> list[str]:
+    """Return a line for each preset: its constants that are numbers, with the range of each."""
+    shown: dict[str, list[str]] = {}
+    for preset, key, constant in constants(metadata["scenario"], metadata["profile"]["kind"]):
+        if type(constant.value) is float:
+            shown.setdefault(preset, []).append(f"{key}={constant.words}{' open' * (constant.kind == 'open')}")
+    return [f"Constants of {preset}: {', '.join(words)}" for preset, words in shown.items()]
+
+
 def provenance(of_results: Iterable[Facts]) -> list[str]:
     """Return the inputs behind the numbers, each once."""
     lines: list[str] = []
@@ -183,6 +197,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(training)}",
         ]
+        lines += _presets(metadata)
         lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
@@ -191,6 +206,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         if metadata["scenario"]["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
         rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
-        assumed |= dict.fromkeys(assumed_s(training, rollout_gpus + metadata["train_gpus"] > metadata["gpus"]))
+        colocated, framework = rollout_gpus + metadata["train_gpus"] > metadata["gpus"], metadata["scenario"].get("framework")
+        assumed |= dict.fromkeys(assumed_s(training, colocated, known_fields(framework)))
     found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
     return found + ([assumption(list(assumed))] if assumed else [])

@@ -14,6 +14,7 @@ from simrl.profile.hardware import Gpu, ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario
+from simrl.scenario.presets import ENGINES, passes_preset
 from simrl.trace.synthesis import synthesise
 from simrl.trace.trace import Trace, read_trace
 
@@ -47,7 +48,8 @@ class InputCache:
 
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
-        key = f"{scenario.profile.model_dump_json()} {model.model_dump_json()} {kind.name} {scenario.cluster.tp}"
+        host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
+        key = f"{scenario.profile.model_dump_json()} {host} {model.model_dump_json()} {kind.name} {scenario.cluster.tp}"
         return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
 
@@ -72,6 +74,23 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
                 f"{config.path}: a profile of {has[0]} on {has[1]} tp{has[2]}, the scenario has {model.name} on "
                 f"{kind.name} tp{tp}; name the profile that belongs to it"
             )
-    return profile.with_corrections(
-        config.forward_correction, config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
-    )
+    pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
+    return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
+
+
+def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple[float | None, float, float, str]:
+    """Return the pause between passes (None: the profile's), the host's time of a sequence, the shortest pass, and who gives
+    the pause: the scenario, or its engine's preset."""
+    config, giver = scenario.profile, "set by the scenario"
+    pause_s, sequence_s, least_s = config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
+    preset = passes_preset(scenario.engine.preset, profile.metadata.kind)
+    if preset is not None:
+        constants = ENGINES[preset].constants
+        own_pause = config.roofline is not None and config.roofline.between_passes_s is not None
+        if pause_s is None and not own_pause:
+            pause_s, giver = float(constants["between_passes_s"].value), f"engine {preset}"
+        if sequence_s is None:
+            sequence_s = float(constants["sequence_overhead_s"].value)
+        if scenario.engine.enforce_eager and not least_s:
+            least_s = layers * float(constants["layer_launch_s"].value)
+    return pause_s, sequence_s or 0.0, least_s, giver

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from simrl.analysis.explanation import explain_result
 from simrl.analysis.gpu_hours import PARTS
 from simrl.errors import InputError
+from simrl.scenario.presets import known_fields
 from simrl.scenario.training import assumed_s, assumption, trained_by
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
@@ -292,7 +293,7 @@ def _rests_on(prepared: Prepared) -> list[str]:
     """Return where the inputs come from."""
     trace, profile = prepared.trace.metadata, prepared.profile.metadata
     training = prepared.scenario.training
-    assumed = assumed_s(training.model_dump(), prepared.colocated)
+    assumed = assumed_s(training.model_dump(), prepared.colocated, known_fields(prepared.scenario.framework))
     return [
         f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",

@@ -68,7 +68,8 @@ class EngineConfig(BaseModel):
     }
 
     preset: str | None = Field(
-        default=None, description="the engine, of which the host's times and defaults are known: vllm-0.19, sglang-0.5 …"
+        default=None,
+        description="the engine, of which the host's times and defaults are known: vllm-0.19, sglang-0.5 …",
     )
     max_num_seqs: int = Field(default=256, gt=0, description="most sequences of a pass, at one worker")
     max_num_batched_tokens: int = Field(

@@ -115,7 +115,10 @@ class TrainingCosts:
         """Seconds of a switch (colocated), one way: weights, gradients and optimizer states to or from the host."""
         transfer_s = self.config.switch_transfer_s
         if transfer_s is None:  # if phases fetch their states, the sync fetches the weights: half each way
-            moved_s = {"switch": self.state_bytes / self.gpu.host_bytes_per_s, "phases": self._fetched_s(FULL_BYTES) / 2}
+            moved_s = {
+                "switch": self.state_bytes / self.gpu.host_bytes_per_s,
+                "phases": self._fetched_s(FULL_BYTES) / 2,
+            }
             transfer_s = moved_s.get(self.config.offload, 0.0)
         return self.config.switch_s + transfer_s
 
@@ -144,7 +147,11 @@ class TrainingCosts:
             tokens, squares, sequences = np.array(sums, np.float64).T
         else:
             bin_of, ranks = pack(lengths, order, rank_of, budget)
-            tokens, squares, sequences = np.bincount(bin_of, lengths), np.bincount(bin_of, lengths**2), np.bincount(bin_of)
+            tokens, squares, sequences = (
+                np.bincount(bin_of, lengths),
+                np.bincount(bin_of, lengths**2),
+                np.bincount(bin_of),
+            )
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
         work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel

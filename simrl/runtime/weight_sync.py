@@ -10,20 +10,12 @@ from __future__ import annotations
 from simrl.profile.hardware import GPUS_PER_NODE, Gpu, ModelShape
 from simrl.scenario.training import TrainingConfig
 
-<<<<<<< HEAD
-TENSOR_S = 1.24e-3  # broadcast: a tensor, on the hosts of both ends
-ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: gathered tensors into buckets, on the rank that sends
-COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one that it sent last
-RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU; the row states no placement: 8 GPUs to 8, tp 1, assumed
-PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, from host memory that is not pinned
-=======
 # Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md, NeMo-RL's for reshard.
 TENSOR_S = 1.24e-3  # broadcast: a tensor, on the hosts of both ends (qwen3-0.6b, one A100 node: 0.61 s)
 ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: into buckets on the rank that sends (qwen2.5-32b, 2+2 H100 nodes: 14.2 s)
 COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one it sent last (the same, 2 % changed: 6.2 s)
-PAGEABLE_BYTES_PER_S = 2.2e9  # offload: to each GPU of a node at once, not pinned (the same, on less off: 3.7 s)
+PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
 RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
->>>>>>> 17f307aa81537e52ea2b43686fa0386493789ad1
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
 

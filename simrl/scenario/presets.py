@@ -59,14 +59,19 @@ def _read(file: str) -> dict[str, Preset]:
     tables = tomllib.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))
     return {
         name: Preset(
-            about=table.pop("about"), engine=table.pop("engine", None), constants={k: Constant(**v) for k, v in table.items()}
+            about=table.pop("about"),
+            engine=table.pop("engine", None),
+            constants={k: Constant(**v) for k, v in table.items()},
         )
         for name, table in tables.items()
     }
 
 
 ENGINES, FRAMEWORKS = _read("engines.toml"), _read("frameworks.toml")
-OF_ENGINE = ("async_scheduling", "reserve_bytes")  # an engine's constants that are fields of `engine`; the others are of its passes
+OF_ENGINE = (
+    "async_scheduling",
+    "reserve_bytes",
+)  # an engine's constants that are fields of `engine`; the others are of its passes
 
 
 def with_presets(data: Mapping[str, Any]) -> dict[str, Any]:

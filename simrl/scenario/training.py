@@ -68,8 +68,8 @@ class TrainingConfig(BaseModel):
     """the model of these passes, a name or a folder with config.json; one pass if `extra_log_probs` is 0"""
     reference_weights: Literal["resident", "swapped", "streamed"] = "resident"
     """where the weights of these passes are. resident: on the GPUs; swapped: on the host, and change places with the policy's
-    around each pass (NeMo-RL with Megatron); streamed: on the host, from where each micro-batch fetches them (verl's reference with
-    FSDP's CPUOffload)"""
+    around each pass (NeMo-RL with Megatron); streamed: on the host, from where each micro-batch fetches them (verl's
+    reference with FSDP's CPUOffload)"""
     minibatch_overhead_s: Seconds = 0.0
     """time of each mini-batch's update beyond its arithmetic: optimizer step, optimizer states from the host"""
     log_prob_overhead_s: Seconds = 0.0
@@ -121,9 +121,9 @@ class TrainingConfig(BaseModel):
     """network rate of a whole node in weight syncs, where its GPUs share one network card (no RDMA); if not given, each GPU has
     the data sheet's"""
     offload: Literal["switch", "phases", "none"] = "switch"
-    """what goes to the host. switch: colocated weights, gradients and optimizer states, before a rollout and back after it, at the data
-    sheet's rate; phases: each phase fetches what it needs and returns it, over memory that is not pinned (verl's param_offload and
-    optimizer_offload); none: states stay on the GPUs"""
+    """what goes to the host. switch: colocated weights, gradients and optimizer states, before a rollout and back after it, at
+    the data sheet's rate; phases: each phase fetches what it needs and returns it, over memory that is not pinned (verl's
+    param_offload and optimizer_offload); none: states stay on the GPUs"""
     switch_s: Seconds = 2.0
     """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
     states to or from the host; assumed"""

@@ -206,7 +206,10 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         if metadata["scenario"]["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
         rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
-        colocated, framework = rollout_gpus + metadata["train_gpus"] > metadata["gpus"], metadata["scenario"].get("framework")
+        colocated, framework = (
+            rollout_gpus + metadata["train_gpus"] > metadata["gpus"],
+            metadata["scenario"].get("framework"),
+        )
         assumed |= dict.fromkeys(assumed_s(training, colocated, known_fields(framework)))
     found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
     return found + ([assumption(list(assumed))] if assumed else [])

@@ -19,8 +19,8 @@ Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 MIB = 2**20
 MOST = 10**9  # of a count in a model's config
 GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
-# Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather, reduce-scatter and all-to-all of 512 MiB
-# among 4 and 8 GPUs: 0.66 to 0.74 on A100, H100 and B200).
+# Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather, reduce-scatter and all-to-all of
+# 512 MiB among 4 and 8 GPUs: 0.66 to 0.74 on A100, H100 and B200).
 LINK_SHARE = 0.7
 
 

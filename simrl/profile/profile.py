@@ -239,9 +239,9 @@ class TableProfile:
         least_pass_s: float = 0.0,
         giver: str = "set by the scenario",
     ) -> TableProfile:
-        """Return this profile with every pass multiplied by `forward`, the pause replaced by `between_passes_s` if `giver` has one,
-        `sequence_overhead_s` added to each pass for every decoding sequence, however many of its tokens are verified, and no
-        pass shorter than `least_pass_s`, pause excluded."""
+        """Return this profile with every pass multiplied by `forward`, the pause replaced by `between_passes_s` if `giver` has
+        one, `sequence_overhead_s` added to each pass for every decoding sequence, however many of its tokens are verified, and
+        no pass shorter than `least_pass_s`, pause excluded."""
         t = self.tables
         pause = t.between_passes_s if between_passes_s is None else between_passes_s
         scaled = t._replace(

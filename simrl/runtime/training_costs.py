@@ -74,8 +74,9 @@ class TrainingCosts:
         return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
 
     def reference_s(self, lengths: Ints) -> float:
-        """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the policy's weights to the host,
-        the reference's to the GPUs, and the policy's back; streamed weights come with the gathering of each micro-batch."""
+        """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the policy's weights to the
+        host, the reference's to the GPUs, and the policy's back; streamed weights come with the gathering of each
+        micro-batch."""
         mine = replace(self, model=self.reference or self.model, streams=self.config.reference_weights == "streamed")
         pass_s = mine.pass_s(lengths, 1)
         if self.config.reference_weights != "swapped":
@@ -115,11 +116,8 @@ class TrainingCosts:
         """Seconds of a switch (colocated), one way: weights, gradients and optimizer states to or from the host."""
         transfer_s = self.config.switch_transfer_s
         if transfer_s is None:  # if phases fetch their states, the sync fetches the weights: half each way
-            moved_s = {
-                "switch": self.state_bytes / self.gpu.host_bytes_per_s,
-                "phases": self._fetched_s(FULL_BYTES) / 2,
-            }
-            transfer_s = moved_s.get(self.config.offload, 0.0)
+            states_s = self.state_bytes / self.gpu.host_bytes_per_s
+            transfer_s = states_s if self.config.offload == "switch" else self._fetched_s(FULL_BYTES) / 2
         return self.config.switch_s + transfer_s
 
     @property
@@ -136,8 +134,8 @@ class TrainingCosts:
         of the last stage, which has the output head, and the first is waited for through all others (1F1B).
         """
         config = self.config
-        tokens = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
-        budget = max(tokens, int(lengths.max()))
+        room = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
+        budget = max(room, int(lengths.max()))
         order = longest_first(lengths)
         rank_of = deal(lengths, order, self.ranks)
         if config.microbatching == "fixed":
@@ -169,8 +167,8 @@ class TrainingCosts:
         return float((busy_s + fill_s).max())
 
     def _gather_s(self, passes: int) -> float:
-        """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is a backward pass, and reduces
-        their gradients, which are twice as many bytes."""
+        """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is a backward pass, and
+        reduces their gradients, which are twice as many bytes."""
         if self.config.sharding != "fsdp":
             return 0.0
         gathers = 4 - 2 * self.config.lora if passes > 1 else 1

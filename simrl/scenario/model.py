@@ -33,7 +33,8 @@ class ClusterConfig(_Section):
     """The GPUs. `tp` of them make one rollout worker."""
 
     gpu: str
-    """a100, a100-pcie, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: gives memory, rates and links unless a profile does"""
+    """a100, a100-pcie, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: gives memory, rates and links unless a profile
+    does"""
     gpus: Annotated[int, Field(gt=0, le=1_000_000)]
     """all GPUs, for rollout and for training"""
     tp: PositiveInt
@@ -121,8 +122,8 @@ class Scenario(_Section):
     warmup_steps: NonNegativeInt = 0
     """first updates left out of every average, while the pipelines fill"""
     framework: str | None = None
-    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.5 …; values given beside it
-    replace its own"""
+    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.5 …; values given
+    beside it replace its own"""
     model: str
     """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
     cluster: ClusterConfig

@@ -60,7 +60,7 @@ class TrainingConfig(BaseModel):
     """dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: as many sequences as fit at the batch's greatest length;
     padded: as dynamic, but with pipeline stages each micro-batch is padded to the longest one (NeMo-RL)"""
     sequences_per_microbatch: PositiveInt | None = None
-    """fixed: sequences of a micro-batch of one data-parallel rank, whatever their tokens (verl's ppo_micro_batch_size_per_gpu)"""
+    """fixed: sequences of a micro-batch of a data-parallel rank, whatever their tokens (verl's ppo_micro_batch_size_per_gpu)"""
     extra_log_probs: NonNegativeInt = 0
     """log-prob passes in addition to the system's own (a reference, a teacher), each as long as the policy's unless
     `reference_model` is given"""

@@ -14,8 +14,8 @@ from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
 from simrl.scenario.model import Scenario
 
 KEYS = (
-    "a scenario has name, seed, steps, warmup_steps, model, cluster, workload, profile, engine, training, speculation, "
-    "faults, systems, vary"
+    "a scenario has name, seed, steps, warmup_steps, framework, model, cluster, workload, profile, engine, training, "
+    "speculation, faults, systems, vary"
 )
 
 
@@ -274,7 +274,11 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
             "{roofline: {mfu: 1}}",
             "unknown key profile.roofline.mfu; profile.roofline has compute_eff",
         ),
-        ("seed: 3", "engine: {kv: 1}", "unknown key engine.kv; engine has max_num_seqs, max_num_batched_tokens, block"),
+        (
+            "seed: 3",
+            "engine: {kv: 1}",
+            "unknown key engine.kv; engine has preset, max_num_seqs, max_num_batched_tokens, block",
+        ),
         (
             "seed: 3",
             "training: {MFU: 1}",

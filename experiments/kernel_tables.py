@@ -2,7 +2,7 @@
 
     dense(tokens)        = embedding + layers × (2 layernorm + qkv_proj … down_proj) + final_layernorm + all-reduces
     attention(…)         = layers × the joint time of one prefill chunk beside decoding sequences
-    straggler(…)         = layers × what one sequence four times as long adds to that, by its tokens (skew.csv, if it is there)
+    straggler(…)         = layers × what sequences four times as long add to that, by their tokens (skew.csv, if it is there)
     sampled(sequences)   = lm_head + sampler; up to the largest batch that was measured, which for verifying drafts (a row a
                            verified position) may be too few: `require_covers` says so
 
@@ -44,7 +44,7 @@ A_LAYER = {
 }
 OPTIONAL = ("qk_norm",)
 A_SEQUENCE = ("lm_head", "sampler")
-SKEW_AXES = ("n", "nb", "pc", "kp", "kv_big", "kv_mean")  # sequences, long ones; chunk and its context; KV tokens
+SKEW_AXES = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean")  # sequences, long ones; chunk, its context; KV tokens
 ATTENTION_AXES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
@@ -128,25 +128,37 @@ def _as_steps(ticks: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def _with_stragglers(tables: Tables, path: Path) -> Tables:
-    """Add the straggler tables: seconds that one long sequence adds, for each token by which it exceeds the mean, or the
-    longest prefill beside it. Each is the median of the rows where it exceeds them by 1024 tokens or more.
+    """Add the straggler tables: without prefill, the seconds that `nb` long sequences among n add, for each token by which they
+    exceed the others; beside prefill, that one long sequence adds, for each token by which it exceeds the mean, or the
+    prefill. Each is the median of the rows where they exceed the mean, or the prefill, by 1024 tokens or more.
 
-    Rows have equal lengths (`t_mean_us`) and uneven ones of equal mean (`t_skew_us`), on another scale than attention.csv.
+    Rows have equal lengths (`t_mean_us`) and uneven ones of equal mean (`t_skew_us`): sums of three runs, where attention.csv
+    has means; hence relative. Beside prefill, what several long ones add falls linearly to 0 where all are long, up to 32
+    sequences. With more, it rises: equal lengths share reads in the cache there, as no real batch does; not used.
     """
     rows = _read_csv(path, (*SKEW_AXES, "t_mean_us", "t_skew_us"))
+    beside = rows["pc"] > 0
     ahead = rows["kv_big"] - np.maximum(rows["kv_mean"], rows["pc"] + rows["kp"])
-    measured = (rows["nb"] == 1) & (ahead >= 1024) & (rows["n"] <= tables.decode_sequences[-1])
-    rows = rows.assign(beside=rows["pc"] > 0, ahead=ahead)[measured]
+    rows = rows.assign(share=rows["nb"] / rows["n"], beside=beside, ahead=ahead)
+    rows = rows[(ahead >= 1024) & (rows["n"] <= tables.decode_sequences[-1]) & (~beside | (rows["nb"] == 1))]
     points = rows[["pc", "kp", "n", "kv_mean"]].to_numpy(float)
     even_s = np.array([interpolate4(*tables[4:9], tuple(point)) for point in points])
-    rows["seconds"] = even_s * (rows["t_skew_us"] / rows["t_mean_us"] - 1) / rows["ahead"]
-    by_n = rows.pivot_table(index="n", columns="beside", values="seconds", aggfunc="median").dropna()
-    if by_n.shape[0] == 0 or by_n.shape[1] != 2:
+    more_s = even_s * (rows["t_skew_us"] / rows["t_mean_us"] - 1)
+    alone_s = (more_s / (rows["kv_big"] - rows["kvs"]))[~rows["beside"]]
+    shares = np.array([0.0, *sorted(rows["share"][~rows["beside"]].unique()), 1.0])
+    by_share = alone_s.groupby([rows["n"], rows["share"]]).median().clip(lower=0.0).unstack()
+    by_n = (more_s / rows["ahead"])[rows["beside"]].groupby(rows["n"]).median().clip(lower=0.0)
+    both = by_n.index.intersection(by_share.index)
+    if not both.size:
         raise InputError(
             f"{path}: at no n one long sequence (nb 1) without and beside prefill; profile it, or remove the file"
         )
+    measured = [by_share.loc[n].dropna() for n in both]
     return tables._replace(
-        straggler_sequences=by_n.index.to_numpy(float), straggler_s=np.maximum(by_n.to_numpy(float).T, 0.0)
+        straggler_sequences=both.to_numpy(float),
+        straggler_shares=shares,
+        straggler_s=np.array([np.interp(shares, [*row.index, 1.0], [*row, 0.0]) for row in measured]),
+        straggler_beside_prefill_s=by_n[both].to_numpy(float),
     )
 
 

@@ -28,6 +28,7 @@ from simrl.engine.engine import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import ModelShape, gpu, model_shape
+from simrl.profile.profile import TableProfile
 from simrl.result.result import Lane
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
@@ -108,16 +109,22 @@ def kv_blocks(run: Run, shape: ModelShape) -> int:
     return int((run.tp * memory - shape.weight_bytes) / shape.kv_bytes_per_token) // 16
 
 
-def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, int]]:
-    """Return first- and last-token times of the simulated worker with the recorded arrivals, and the engine's totals."""
+def run_profile(data: Path, run: Run) -> TableProfile:
+    """Return the profile composed of the kernel times of a run's GPU, model and tensor-parallel size."""
     folder = data / "kernel_profiles" / run.gpu / run.name / f"tp{run.tp}"
-    shape = model_shape(run.name)
     # A collective is one kernel of NCCL: its latency is paid once, not at each step of a ring as LLMServingSim counts.
     link = replace(read_link(run.folder / "serving_config.json"), latency_each_step=False)
-    profile = compose_kernel_tables(folder, shape, run.tp, link, between_passes_s=0.0)
+    return compose_kernel_tables(folder, model_shape(run.name), run.tp, link, between_passes_s=0.0)
+
+
+def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, int]]:
+    """Return first- and last-token times of the simulated worker with the recorded arrivals, and the engine's totals."""
+    profile = run_profile(data, run)
     longest = int((run.prompt_tokens + run.response_tokens).max())
     profile.require_covers(run.max_num_batched_tokens, run.max_num_seqs, longest)
-    limits = Limits(run.max_num_seqs, run.max_num_batched_tokens, 16, kv_blocks(run, shape), async_scheduling=True)
+    limits = Limits(
+        run.max_num_seqs, run.max_num_batched_tokens, 16, kv_blocks(run, model_shape(run.name)), async_scheduling=True
+    )
     env = simpy.Environment()
     responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}
     record = Recorder([Lane("rollout-000", run.tp)])

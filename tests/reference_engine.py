@@ -393,9 +393,14 @@ class ReferenceEngine:
         sampled = np.interp(logits, t.sampled_sequences, t.sampled_s)
         straggler = 0.0
         if decode and t.straggler_sequences.size:
-            cached = [r.computed for r, _ in verifies]
-            rest = max([np.mean(cached), *(computed + new for new, computed in prefill)])
-            which = min(np.searchsorted(t.straggler_sequences, len(cached)), t.straggler_sequences.size - 1)
-            straggler = max(max(cached) - rest, 0.0) * t.straggler_s[int(bool(prefill)), which]
+            cached = sorted((r.computed for r, _ in verifies), reverse=True)
+            n = len(cached)
+            which = min(np.searchsorted(t.straggler_sequences, n), t.straggler_sequences.size - 1)
+            if prefill:
+                rest = max([np.mean(cached), *(computed + new for new, computed in prefill)])
+                straggler = max(cached[0] - rest, 0.0) * t.straggler_beside_prefill_s[which]
+            else:
+                each = np.interp(np.arange(1, n) / n, t.straggler_shares, t.straggler_s[which])
+                straggler = float(-np.diff(cached) @ each)
         seconds = dense + attention + sampled + straggler
         return float(max(seconds, t.least_pass_s) + t.between_passes_s)

@@ -63,7 +63,10 @@ def tables(between_passes_s: float = 1e-3) -> Tables:
 
 TABLES = tables()
 UNEVEN = TABLES._replace(
-    straggler_sequences=np.array([2.0, 4, 9]), straggler_s=np.array([[0.0, 3e-5, 1e-5], [2e-5, 4e-5, 5e-5]])
+    straggler_sequences=np.array([2.0, 4, 9]),
+    straggler_shares=np.array([0.0, 0.3, 0.6, 1.0]),
+    straggler_s=np.array([[0.0, 0, 0, 0], [3e-5, 2e-5, 0, 0], [1e-5, 2e-5, 5e-6, 0]]),
+    straggler_beside_prefill_s=np.array([2e-5, 4e-5, 5e-5]),
 )
 LAUNCHED = UNEVEN._replace(least_pass_s=0.0095)  # more than most small passes take, and less than the large ones
 

@@ -105,7 +105,11 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigu
     requests, st.integers(1, 6), st.sampled_from([0.0, 5e-4, 8e-3]), st.booleans(), st.floats(0.0, 0.3), st.booleans()
 )
 def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, reconfigures, seconds, uneven):
-    tables = TABLES._replace(straggler_sequences=np.array([2.0, 6.0]), straggler_s=np.full((2, 2), 1e-6))
+    tables = TABLES._replace(
+        straggler_sequences=np.array([2.0, 6.0]),
+        straggler_s=np.full((2, 2), 1e-6),
+        straggler_beside_prefill_s=np.full(2, 1e-6),
+    )
     table = {"best_window": np.arange(101) % 6 + 1, "best_coupled": np.arange(101) // 6 % 2}
     decoding = decoupled(window, step_s, 7 if reconfigures else 0, **table)
     decoding = decoding._replace(log_acceptances=ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(64)[None, :])

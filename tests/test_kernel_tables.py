@@ -7,12 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from simrl.errors import InputError
 from simrl.profile.hardware import ModelShape, gpu, model_shape
 from simrl.profile.interpolation import interpolate4
-from simrl.profile.profile import TableProfile, pass_s, read_profile, write_profile
+from simrl.profile.profile import (
+    TableProfile,
+    read_profile,
+    straggler_beside_prefill_s,
+    straggler_s,
+    write_profile,
+)
 from simrl.profile.profilers.collectives import Link
 from simrl.profile.profilers.roofline import roofline_profile
 
@@ -159,35 +168,84 @@ def test_tokens_between_two_ticks_take_as_long_as_the_upper_one(tmp_path):
     assert profile.pass_s(2, 1) == profile.pass_s(40, 1) == profile.pass_s(64, 1) > profile.pass_s(1, 1)
 
 
-SKEW_HEADER = ["n", "nb", "pc", "kp", "kv_big", "kv_mean", "t_mean_us", "t_skew_us"]
+SKEW_HEADER = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_skew_us"]
+SHORT, LONG = 64, 8256  # tokens
+NS = {1: 3.0, 2: 2.0}  # what each token more adds where one or two of four are long
 
 
 def skew_rows(scale: float) -> list[tuple]:
-    """One sequence of 4,160 tokens among n of 64: from four sequences on, each token that it has more takes 3 ns, beside a
-    chunk of 32 tokens 5 ns. (As profilers do, on a scale of their own.)"""
+    """From four sequences on, long ones take longer than equal ones of as many tokens: `NS` a token, and beside a chunk of
+    32 tokens 5 ns for each token by which one exceeds the mean. (As profilers do, on a scale of their own.)"""
     rows = []
-    for n, (chunk, ns) in itertools.product((2, 4), ((0, 3.0), (32, 5.0))):
-        even_us = toy_attention_us(chunk, 0, n, 64)
-        more_us = 1e-3 * ns * (4160 - 64) if n == 4 else 0.0
-        rows.append((n, 1, chunk, 0, 4160, 64, scale * even_us, scale * (even_us + more_us)))
-        rows.append((n, 2, chunk, 0, 4160, 64, 1.0, 1e9))  # two long ones: another question
+    for n, nb, chunk in itertools.product((2, 4), (1, 2), (0, 32)):
+        mean = SHORT + (LONG - SHORT) * nb / n
+        more_us = 0.0
+        if n == 4 and nb < n:
+            more_us = 1e-3 * (5.0 * (LONG - mean) if chunk else NS[nb] * (LONG - SHORT))
+        even_us = toy_attention_us(chunk, 0, n, min(mean, 256))  # the grid ends there
+        if nb < n:
+            rows.append((n, nb, chunk, 0, SHORT, LONG, mean, scale * even_us, scale * (even_us + more_us)))
     return rows
 
 
-def test_a_pass_waits_for_the_longest_sequence_as_long_as_was_measured(tmp_path):
+def test_a_pass_waits_for_its_longest_sequences_as_long_as_was_measured(tmp_path):
     folder = write_kernel_tables(tmp_path / "tp1")
-    even = compose_kernel_tables(folder, TOY, 1, None, 0.0)
     write_csv(folder / "skew.csv", SKEW_HEADER, skew_rows(scale=3.0))
     profile = compose_kernel_tables(folder, TOY, 1, None, 0.0)
-    assert profile.tables.straggler_sequences.tolist() == [2, 4]
-    np.testing.assert_allclose(profile.tables.straggler_s, TOY.layers * np.array([[0, 3e-9], [0, 5e-9]]), atol=1e-15)
-    for n, beside, longer_s in ((2, 0, 0.0), (3, 0, 3e-9), (4, 0, 3e-9), (4, 32, 5e-9)):
-        arguments = [float(x) for x in (n + beside, n, beside, beside**2 / 2, n, 64 * n)]
-        waits = pass_s(profile.tables, *arguments, 1000.0) - pass_s(even.tables, *arguments, 1000.0)
-        assert waits == pytest.approx(1000 * TOY.layers * longer_s, abs=1e-12)
+    t, layer_s = profile.tables, 1e-9 * TOY.layers
+    assert t.straggler_sequences.tolist() == [2, 4]
+    assert t.straggler_shares.tolist() == [0, 0.25, 0.5, 1]
+    np.testing.assert_allclose(t.straggler_s, layer_s * np.array([[0, 0, 0, 0], [3, 3, 2, 0]]), atol=1e-15)
+    np.testing.assert_allclose(t.straggler_beside_prefill_s, layer_s * np.array([0, 5]), atol=1e-15)
+
+    def waits_s(*lengths: float) -> float:
+        return straggler_s(t, np.array(lengths))
+
+    assert waits_s(900, 100, 100, 100) == pytest.approx(800 * 3 * layer_s)
+    assert waits_s(100, 900, 100, 900) == pytest.approx(800 * 2 * layer_s)
+    assert waits_s(400, 900, 100, 100) == pytest.approx((500 * 3 + 300 * 2) * layer_s)
+    assert waits_s(900, 900, 900, 100) == pytest.approx(800 * 1 * layer_s)  # between two of four and all
+    assert waits_s(900, 100, 100) == pytest.approx(
+        800 * (3 - 1 / 3) * layer_s
+    )  # one of three: a share between 1/4 and 1/2
+    assert waits_s(900, 100) == waits_s(700, 700, 700, 700) == waits_s(900) == 0.0
+    for n, tokens, ns in ((2, 1000.0, 0.0), (3, 1000.0, 5.0), (4, -1.0, 0.0)):
+        assert straggler_beside_prefill_s(t, n, tokens) == pytest.approx(1000 * ns * layer_s)
+
     write_profile(profile, tmp_path / "profile.parquet")
-    for ours, theirs in zip(profile.tables, read_profile(tmp_path / "profile.parquet").tables, strict=True):
+    for ours, theirs in zip(t, read_profile(tmp_path / "profile.parquet").tables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_file_without_shares_counts_the_lead_of_the_longest_over_the_mean(tmp_path):
+    folder = write_kernel_tables(tmp_path / "tp1")
+    write_csv(folder / "skew.csv", SKEW_HEADER, skew_rows(scale=1.0))
+    path = tmp_path / "profile.parquet"
+    write_profile(compose_kernel_tables(folder, TOY, 1, None, 0.0), path)
+    table = pq.read_table(path)
+    by_share = pc.and_(pc.equal(table["table"], "straggler"), pc.greater(table["share"], 0.0))
+    pq.write_table(table.filter(pc.invert(pc.fill_null(by_share, False))).drop_columns("share"), path)
+    old = read_profile(path).tables
+    assert old.straggler_shares.tolist() == [0, 1]
+    lengths = np.array([900.0, 300, 250, 150])
+    assert straggler_s(old, lengths) == pytest.approx((900 - 400) * 3e-9 * TOY.layers)
+    assert straggler_s(old, lengths[:3]) == pytest.approx((300 - 700 / 3) * 3e-9 * TOY.layers)  # sorted: 150, 250, 300
+
+
+def test_stragglers_that_are_no_grid_are_an_error(tmp_path):
+    folder = write_kernel_tables(tmp_path / "tp1")
+    write_csv(folder / "skew.csv", SKEW_HEADER, skew_rows(scale=1.0))
+    path = tmp_path / "profile.parquet"
+    write_profile(compose_kernel_tables(folder, TOY, 1, None, 0.0), path)
+    table = pq.read_table(path)
+    first = pc.index(table["table"], "straggler").as_py()
+    pq.write_table(pa.concat_tables([table[:first], table[first + 1 :]]), path)
+    with pytest.raises(InputError, match="'straggler' is no grid of sequences and shares; derive the profile again"):
+        read_profile(path)
+    last = table.num_rows - 1
+    pq.write_table(table[:last], path)
+    with pytest.raises(InputError, match="straggler and straggler_beside_prefill have different sequences"):
+        read_profile(path)
 
 
 def test_uneven_lengths_that_were_measured_nowhere_are_an_error(tmp_path):

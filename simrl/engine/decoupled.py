@@ -254,12 +254,12 @@ def _stretch(
     attention_s, dense_tokens, dense_s = tables.attention_s, tables.dense_tokens, tables.dense_s
     sampled_sequences, sampled_s = tables.sampled_sequences, tables.sampled_s
     between_s, least_s = tables.between_passes_s, tables.least_pass_s + tables.between_passes_s
-    uneven = tables.straggler_sequences.shape[0] > 0
+    uneven, lengths = tables.straggler_sequences.shape[0] > 0, np.empty(n)
     while not stopped and t.now_s <= until_s and t.free_blocks >= enough:
         landed = t.draft_ends_s <= t.now_s
         having[:] = 0
         flying, lacking = 0, NEVER  # requests in the drafter's pass; passes until a window is ready
-        verifying, query, cached, longest, accepted = 0, 0, 0, 0, 0
+        verifying, query, cached, accepted = 0, 0, 0, 0
         for i in range(n):
             slot = r[i].running
             if landed:
@@ -275,10 +275,10 @@ def _stretch(
                 blocks = max(blocks_of(computed + new, size) - r[slot].blocks, 0)
                 t.free_blocks -= blocks
                 r[slot].blocks += blocks
+                lengths[verifying] = computed
                 verifying += 1
                 query += new
                 cached += computed
-                longest = max(longest, computed)
                 accepted += drafts[slot].accepted
             most = 2 * window
             if drafts[slot].coupled == 1:
@@ -304,7 +304,7 @@ def _stretch(
         else:
             decoding, tokens, kv = float(verifying), float(query), float(cached + query)
             attended_s = interpolate4(*grids, attention_s, (0.0, 0.0, decoding, kv / decoding))
-            straggler = straggler_s(tables, decoding, False, longest - cached / verifying) if uneven else 0.0
+            straggler = straggler_s(tables, lengths[:verifying]) if uneven else 0.0
             undrafted_s = interpolate(dense_tokens, dense_s, decoding) + attended_s
             undrafted_s += interpolate(sampled_sequences, sampled_s, decoding)
             decode_s = max(undrafted_s + between_s + straggler, least_s)

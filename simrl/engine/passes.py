@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 from numba import njit
 
 from simrl.engine.requests import (
@@ -31,7 +32,7 @@ from simrl.engine.requests import (
     stop,
 )
 from simrl.engine.stretches import decode_stretch, stretch_length
-from simrl.profile.profile import Tables, pass_s
+from simrl.profile.profile import Tables, pass_s, straggler_beside_prefill_s, straggler_s
 from simrl.speculation.decoding import Draft, Drafts, Records
 
 
@@ -70,7 +71,7 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
         work.prefill_work,
         float(work.decoding),
         float(work.decode_kv),
-        work.ahead_of_all,
+        work.straggler_of_all_s,
     )
     t.now_s += t.slowdown * draft_s + t.slowdown * seconds
     t.slowed_s += (t.slowdown - 1.0) * (seconds + draft_s)
@@ -149,8 +150,8 @@ class PassWork(NamedTuple):
     prefill_work: float
     decoding: int
     decode_kv: int
-    ahead: float  # how many tokens the longest decoding sequence is longer than their mean …
-    ahead_of_all: float  # … and than a prefill in the pass, where that is less
+    straggler_s: float  # what decoding alone waits for its longest sequences …
+    straggler_of_all_s: float  # … and the pass
 
 
 Work = PassWork  # its name in kernels that an earlier version kept on disk
@@ -175,10 +176,10 @@ def _work(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
             prefill += new
             prefill_work += new * (computed + 0.5 * new)
             sampled += _old_tokens(r[slot], drafts[slot])
-    ahead, ahead_of_all = 0.0, 0.0
+    straggler, straggler_of_all = 0.0, 0.0
     if decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # most profiles have no use for it
-        ahead, ahead_of_all = _lead(r, drafts, t)
-    return PassWork(query, sampled, prefill, prefill_work, decoding, decode_kv, ahead, ahead_of_all)
+        straggler, straggler_of_all = _stragglers(r, drafts, t, tables)
+    return PassWork(query, sampled, prefill, prefill_work, decoding, decode_kv, straggler, straggler_of_all)
 
 
 @njit(cache=True, inline="always")
@@ -198,20 +199,23 @@ def _old_tokens(request: Request, draft: Draft) -> int:
 
 
 @njit(cache=True)
-def _lead(r: Requests, drafts: Drafts, t: Totals) -> tuple[float, float]:
-    """Return `ahead` and `ahead_of_all` of a pass that decodes."""
-    decoding, cached, longest, longest_prefill = 0, 0, 0, 0
+def _stragglers(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> tuple[float, float]:
+    """Return `straggler_s` and `straggler_of_all_s` of a pass that decodes."""
+    decoding, lengths, longest_prefill = 0, np.empty(t.n_running), 0
     for i in range(t.n_running):
         slot = r[i].running
         new, computed = r[slot].scheduled, r[slot].computed
         if _decodes(r[slot], drafts[slot]):
+            lengths[decoding] = computed
             decoding += 1
-            cached += computed
-            longest = max(longest, computed)
         elif new > 0:
             longest_prefill = max(longest_prefill, computed + new)
-    ahead = longest - cached / decoding
-    return ahead, min(ahead, float(longest - longest_prefill))
+    lengths = lengths[:decoding]
+    alone_s = straggler_s(tables, lengths)
+    if longest_prefill == 0:
+        return alone_s, alone_s
+    ahead = lengths.max() - max(lengths.mean(), float(longest_prefill))
+    return alone_s, straggler_beside_prefill_s(tables, float(decoding), ahead)
 
 
 @njit(cache=True)
@@ -228,10 +232,10 @@ def _account(
     decode_s, drafts_s = 0.0, draft_s
     if work.decoding > 0:
         n, kv = float(work.decoding), float(work.decode_kv)
-        decode_s = pass_s(tables, n, n, 0.0, 0.0, n, kv, work.ahead)
+        decode_s = pass_s(tables, n, n, 0.0, 0.0, n, kv, work.straggler_s)
         if drafted > 0:
             positions = n + drafted
-            drafts_s += pass_s(tables, positions, positions, 0.0, 0.0, n, kv, work.ahead) - decode_s
+            drafts_s += pass_s(tables, positions, positions, 0.0, 0.0, n, kv, work.straggler_s) - decode_s
     t.decode_s += decode_s
     share = accepted / drafted if drafted > 0 else 0.0
     t.drafts_accepted_s += share * drafts_s

@@ -102,14 +102,12 @@ def decode_stretch(r: Requests, t: Totals, tables: Tables, limits: Limits, passe
         + tables.between_passes_s
     )
     least_s = slowdown * (tables.least_pass_s + tables.between_passes_s)
-    kv, longest = 0, 0
+    lengths = np.empty(n)
     for i in range(n):
-        attended = r[r[i].running].computed + 1
-        kv += attended
-        longest = max(longest, attended)
-    mean_kv = kv / n
+        lengths[i] = r[r[i].running].computed + 1
+    mean_kv = lengths.sum() / n
     if tables.straggler_sequences.shape[0] > 0:
-        fixed_s += slowdown * straggler_s(tables, float(n), False, longest - mean_kv)  # all gain one token a pass
+        fixed_s += slowdown * straggler_s(tables, lengths)  # all gain one token a pass
     last = grid.shape[0] - 1
     cell, _ = locate(grid, mean_kv)
     done = 0
@@ -185,7 +183,7 @@ def speculative_stretch(
     for arm in range(round_s.shape[0]):
         round_s[arm] = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))
         step_s[arm] = interpolate(d.draft_sequences, d.step_s[arm], float(proposing))
-    gains = np.empty(n, dtype=np.int64)
+    gains, lengths = np.empty(n, dtype=np.int64), np.empty(n)
     runs, window_rule = d.runs, d.rule.window
     dense_cell, sampled_cell, kv_cell, passes, stopped = 0, 0, 0, 0, False
     while not stopped and t.now_s <= until_s:
@@ -229,10 +227,9 @@ def speculative_stretch(
             gains[i] = min(1 + accepted, r[slot].stop_at - r[slot].generated)
         straggler = 0.0
         if uneven:
-            longest = 0
             for i in range(n):
-                longest = max(longest, r[r[i].running].computed)
-            straggler = straggler_s(tables, float(n), False, longest - kv / n)
+                lengths[i] = r[r[i].running].computed
+            straggler = straggler_s(tables, lengths)
         tokens = float(n + drafted_of_pass)
         mean_kv = (kv + tokens) / n
         dense_cell = _cell(dense_tokens, tokens, dense_cell)

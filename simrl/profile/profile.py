@@ -6,7 +6,7 @@
 `dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included; `attention` reads
 the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler, at one
 position a sequence, or at all positions of a draft that is verified. `attention` is measured with equal lengths; where they
-differ, the pass waits for its longest sequence, the `straggler` (none in a profile that did not measure it).
+differ, the pass waits for its longest sequences, the `straggler` (none in a profile that did not measure it).
 The three are grids with linear interpolation. Invariant of a `TableProfile`: its grids are complete, finite, positive, and no
 time falls where the work grows. Nothing is read beyond a grid: `require_covers` refuses a simulation whose limits leave it.
 """
@@ -14,7 +14,7 @@ time falls where the work grows. Nothing is read beyond a grid: `require_covers`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ Floats = NDArray[np.float64]
 METADATA_KEY = b"simrl.profile"
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
 STRAGGLERS = ("straggler", "straggler_beside_prefill")  # tables that a profile may have; seconds a token
+SHARE = pa.field("share", pa.float64())  # a column of files with the first of them
 MOST_HOLES = 100  # points of a grid for each measured one: with more, the rows are no grid
 TABLES = {"dense": ("query_tokens",), "sampled": ("sequences",), "attention": AXES}  # each with the axes of its grid
 NUMBERS = ("query_tokens", "sequences", *AXES, "seconds")
@@ -90,7 +91,7 @@ class ProfileMetadata(BaseModel):
     drafts: DraftRounds | None = None
 
 
-NOT_MEASURED, NOTHING_MEASURED = np.zeros(0), np.zeros((2, 0))
+NOT_MEASURED, NOTHING_MEASURED, NO_SHARES = np.zeros(0), np.zeros((0, 2)), np.array([0.0, 1.0])
 
 
 class Tables(NamedTuple):
@@ -98,9 +99,10 @@ class Tables(NamedTuple):
 
     `attention_s` has the shape (prefill_tokens, prefill_kv_tokens, decode_sequences, decode_kv_tokens): its prefill axes are
     one chunk and its cached context, its decode axes the number of sequences and their mean length. 0 in `prefill_tokens`
-    or `decode_sequences` means that this part is absent. `straggler_s` [s a token] has the shape (2, sequences): without and
-    beside prefill; a column holds from the previous number of decoding sequences up to its own. `least_pass_s` is the time in
-    which the host launches a pass, kernel by kernel: a faster GPU waits for it.
+    or `decode_sequences` means that this part is absent. `straggler_s` [s a token] has the shape (sequences, shares): a token
+    more in that share of the sequences, over an even batch of as many tokens; `straggler_beside_prefill_s` has a value by
+    sequences. A row holds from the previous number of decoding sequences up to its own. `least_pass_s` is the time in which
+    the host launches a pass, kernel by kernel: a faster GPU waits for it.
     """
 
     dense_tokens: Floats
@@ -114,25 +116,49 @@ class Tables(NamedTuple):
     attention_s: Floats
     between_passes_s: float
     straggler_sequences: Floats = NOT_MEASURED
+    straggler_shares: Floats = NO_SHARES
     straggler_s: Floats = NOTHING_MEASURED
+    straggler_beside_prefill_s: Floats = NOT_MEASURED
     least_pass_s: float = 0.0
 
 
 @njit(cache=True)
-def straggler_s(tables: Tables, sequences: float, beside_prefill: bool, tokens: float) -> float:
-    """Return the seconds that a pass waits for its longest decoding sequence, `tokens` longer than the rest of the pass.
+def straggler_s(tables: Tables, lengths: Floats) -> float:
+    """Return the seconds that a pass without prefill waits for its longest decoding sequences; sorts their `lengths`.
 
-    A thread block reads one sequence's cache, on one multiprocessor: the longest sequence's excess over the mean is read after
-    the others have ended. Up to some number of sequences, kernels split a sequence over multiprocessors and the excess costs
-    nothing: hence a step function, in which a number between two measured ones takes the larger one's time.
+    A thread block reads one sequence's cache, on one multiprocessor. While many sequences are left, they share the memory's
+    bandwidth, and only their sum counts; the few longest do not use it up. So every token by which the k longest exceed the
+    next costs what it was measured to cost over its part in the sum, and nothing at most numbers of sequences at which
+    kernels split a sequence over multiprocessors (`_straggler_row`).
     """
-    measured = tables.straggler_sequences
-    if measured.shape[0] == 0 or tokens <= 0.0:
+    n, seconds = lengths.shape[0], 0.0
+    if tables.straggler_sequences.shape[0] == 0:
+        return seconds
+    each_s = tables.straggler_s[_straggler_row(tables, float(n))]
+    lengths.sort()
+    for k in range(1, n):
+        more = lengths[n - k] - lengths[n - k - 1]
+        if more > 0.0:
+            seconds += more * interpolate(tables.straggler_shares, each_s, k / n)
+    return seconds
+
+
+@njit(cache=True)
+def straggler_beside_prefill_s(tables: Tables, sequences: float, tokens: float) -> float:
+    """Return the seconds that a pass with prefill waits for its longest decoding sequence, `tokens` longer than the mean, or
+    than a prefill that lasts longer. Kernels split no sequence there."""
+    if tables.straggler_sequences.shape[0] == 0 or tokens <= 0.0:
         return 0.0
-    i = 0
+    return tokens * tables.straggler_beside_prefill_s[_straggler_row(tables, sequences)]
+
+
+@njit(cache=True)
+def _straggler_row(tables: Tables, sequences: float) -> int:
+    """Return the row of a number of decoding sequences: between two measured ones, the larger one's."""
+    measured, i = tables.straggler_sequences, 0
     while i < measured.shape[0] - 1 and measured[i] < sequences:
         i += 1
-    return tokens * tables.straggler_s[1 if beside_prefill else 0, i]
+    return i
 
 
 @njit(cache=True)
@@ -158,12 +184,12 @@ def pass_s(
     prefill_work: float,
     decode_sequences: float,
     decode_kv_tokens: float,
-    straggler_tokens: float = 0.0,
+    straggler: float = 0.0,
 ) -> float:
     """Return the seconds of one forward pass, the pause before the next one included.
 
     `decode_kv_tokens` is the sum over the decoding sequences. `query_tokens` counts prefill and decode (and draft) tokens.
-    `straggler_tokens` is the longest decoding sequence's excess over their mean, or over a prefill that lasts longer.
+    `straggler` [s] is what it waits for its longest decoding sequences.
     """
     chunk, context = 0.0, 0.0
     if prefill_tokens > 0.0:
@@ -179,7 +205,6 @@ def pass_s(
     )
     dense = interpolate(tables.dense_tokens, tables.dense_s, query_tokens)
     sampled = interpolate(tables.sampled_sequences, tables.sampled_s, sequences)
-    straggler = straggler_s(tables, decode_sequences, prefill_tokens > 0.0, straggler_tokens)
     seconds = dense + attention + sampled + tables.between_passes_s + straggler
     return max(seconds, tables.least_pass_s + tables.between_passes_s)
 
@@ -250,6 +275,7 @@ class TableProfile:
             attention_s=t.attention_s * forward + sequence_overhead_s * t.decode_sequences[:, None],
             between_passes_s=pause,
             straggler_s=t.straggler_s * forward,
+            straggler_beside_prefill_s=t.straggler_beside_prefill_s * forward,
             least_pass_s=max(t.least_pass_s, least_pass_s),
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
@@ -309,13 +335,13 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
         "attention": {axis: g.ravel() for axis, g in zip(AXES, grid, strict=True)} | {"seconds": t.attention_s.ravel()},
         "between_passes": {"seconds": np.array([t.between_passes_s])},
     }
-    for name, seconds in zip(STRAGGLERS, t.straggler_s, strict=True):
-        tables[name] = {"sequences": t.straggler_sequences, "seconds": seconds}
+    n, share = np.meshgrid(t.straggler_sequences, t.straggler_shares, indexing="ij")
+    tables[STRAGGLERS[0]] = {"sequences": n.ravel(), "share": share.ravel(), "seconds": t.straggler_s.ravel()}
+    tables[STRAGGLERS[1]] = {"sequences": t.straggler_sequences, "seconds": t.straggler_beside_prefill_s}
+    schema = COLUMNS.append(SHARE) if n.size else COLUMNS
     rows = [pd.DataFrame({"table": name, **columns}) for name, columns in tables.items() if columns["seconds"].size]
-    every = pd.concat(rows).reindex(columns=COLUMNS.names)
-    write_parquet(
-        pa.Table.from_pandas(every, COLUMNS, preserve_index=False), Path(path), METADATA_KEY, profile.metadata
-    )
+    every = pd.concat(rows).reindex(columns=schema.names)
+    write_parquet(pa.Table.from_pandas(every, schema, preserve_index=False), Path(path), METADATA_KEY, profile.metadata)
 
 
 def read_profile(path: str | Path) -> TableProfile:
@@ -334,8 +360,9 @@ def read_profile(path: str | Path) -> TableProfile:
         found = f"no column {missing[0]!r}" if missing else "no profile metadata"
         raise InputError(f"{path}: {found}; a profile is a file that `simrl profile derive` wrote")
     try:
-        columns = table.select(COLUMNS.names).cast(COLUMNS)
-        rows = {name: columns[name].to_numpy() for name in COLUMNS.names}
+        schema = COLUMNS.append(SHARE) if SHARE.name in table.column_names else COLUMNS
+        columns = table.select(schema.names).cast(schema)
+        rows = {name: columns[name].to_numpy() for name in schema.names}
     except (pa.ArrowException, ValueError) as error:
         raise InputError(f"{path}: a column is not numeric ({first_line(error)}); derive the profile again") from error
     return TableProfile(_tables_from_rows(rows, str(path)), metadata, origin=str(path))
@@ -374,13 +401,30 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
         raise InputError(
             f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
         )
-    sequences, beside = (of(name, "sequences") for name in STRAGGLERS)
-    if not np.array_equal(sequences, beside):
+    return Tables._make([*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0])
+
+
+def _stragglers_from_rows(
+    every: Mapping[str, NDArray[Any]], of: Callable[[str, str], Floats], origin: str
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the straggler tables. A file without shares has a value by sequences: it falls to 0 where all are long, so the
+    longest sequence's lead over the mean counts."""
+    (seconds, beside_s), (sequences, beside) = ([of(name, c) for name in STRAGGLERS] for c in ("seconds", "sequences"))
+    if SHARE.name not in every:
+        shares, ticks, seconds = NO_SHARES, sequences, np.outer(seconds, 1 - NO_SHARES)
+    else:
+        shares, ticks = np.unique(of(STRAGGLERS[0], SHARE.name)), np.unique(sequences)
+        grid = np.array([place.ravel() for place in np.meshgrid(ticks, shares, indexing="ij")])
+        if not np.array_equal(grid, [sequences, of(STRAGGLERS[0], SHARE.name)]):
+            raise InputError(
+                f"{origin}: table 'straggler' is no grid of sequences and shares; derive the profile again"
+            )
+        seconds = seconds.reshape(ticks.size, shares.size)
+    if not np.array_equal(ticks, beside):
         raise InputError(
             f"{origin}: the tables {' and '.join(STRAGGLERS)} have different sequences; derive the profile again"
         )
-    stragglers = np.array([of(name, "seconds") for name in STRAGGLERS])
-    return Tables._make([*grids, float(pause[0]), sequences, stragglers, 0.0])
+    return ticks, shares, seconds, beside_s
 
 
 def _validate(tables: Tables, origin: str) -> None:
@@ -417,10 +461,11 @@ def _validate(tables: Tables, origin: str) -> None:
                     f"{origin}: table {name!r} falls along {axis} at {place(index)}; more work cannot take less time: "
                     "repeat the measurement or smooth it (simrl.profile.profilers.smoothing.settled)"
                 )
-    ticks, straggler = tables.straggler_sequences, tables.straggler_s
-    if straggler.shape != (2, ticks.size) or (np.diff(ticks) <= 0).any() or not (straggler >= 0).all():
-        raise InputError(
-            f"{origin}: the straggler table needs rising sequences and, twice, seconds of zero or more at each"
-        )
+    ticks, shares, beside = tables.straggler_sequences, tables.straggler_shares, tables.straggler_beside_prefill_s
+    rising = all((np.diff(axis) > 0).all() for axis in (ticks, shares))
+    if tables.straggler_s.shape != (ticks.size, shares.size) or beside.shape != ticks.shape or not rising:
+        raise InputError(f"{origin}: the straggler tables need rising sequences and shares, and seconds at each")
+    if not ((tables.straggler_s >= 0).all() and (beside >= 0).all()):
+        raise InputError(f"{origin}: the straggler tables need seconds of zero or more")
     if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
         raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")

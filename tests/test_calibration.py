@@ -269,7 +269,7 @@ def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):
     for arguments, words in (
         (["calibrate", str(log)], ["model=", "--launch"]),
         (["calibrate", str(log), "--window", "20"], ["--window 20", "FIRST-LAST"]),
-        (["calibrate", str(log), "--format", "nemo"], ["nemo", "verl, trl, slime"]),
+        (["calibrate", str(log), "--format", "nemoo"], ["did you mean nemo", "verl, trl, slime, nemo"]),
         (["calibrate", "scenario.yaml"], ["scenario.yaml", "no metrics of verl"]),
         (["calibrate", "nothing.log"], ["nothing.log", "no such file"]),
         (["whatif", str(log)], ["--system"]),

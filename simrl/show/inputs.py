@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from simrl.engine.engine import EngineConfig
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
+from simrl.trace.trace import UNSEPARATED
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
 
@@ -182,6 +183,8 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(training)}",
         ]
+        notes = str(trace.get("notes") or "").split(". ")
+        lines += [f"Rollouts: {said.removesuffix('.')}" for said in notes if said.startswith(UNSEPARATED)]
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:

@@ -311,9 +311,7 @@ def test_metrics_that_are_none_are_refused(tmp_path):
     refused(lambda: verl_metrics(log), "output.log", "step:N")
     log.write_text("step:1 - a:1 - b:(x) - c:2\n")
     refused(lambda: verl_metrics(log), "line 1", "'b:(x)'")
-    refused(
-        lambda: verl_metrics(write_jsonl(tmp_path / "m.jsonl", {"step": 1, "data": 3})), "line 1", "'data' is 3"
-    )
+    refused(lambda: verl_metrics(write_jsonl(tmp_path / "m.jsonl", {"step": 1, "data": 3})), "line 1", "'data' is 3")
     refused(lambda: verl_metrics(tmp_path), "is a folder")
 
 

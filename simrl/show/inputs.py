@@ -177,14 +177,14 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     assumed: dict[str, None] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
+        notes = str(trace.get("notes") or "").split(". ")
         passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
+            *(f"Rollouts: {said.removesuffix('.')}" for said in notes if said.startswith(UNSEPARATED)),
             f"Training: {trained_by(training)}",
         ]
-        notes = str(trace.get("notes") or "").split(". ")
-        lines += [f"Rollouts: {said.removesuffix('.')}" for said in notes if said.startswith(UNSEPARATED)]
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
         for phase in ("evaluate", "checkpoint"):
             if training[f"{phase}_every"]:

@@ -56,8 +56,9 @@ def read_rows(path: Path, tags: Sequence[str]) -> Iterator[Logged] | None:
 
 
 def numbers(values: dict[Any, Any]) -> dict[str, float]:
-    """Return the numbers of a row; true and false, texts and lists are left out."""
-    return {str(key): rows.as_float(value) for key, value in values.items() if rows.is_number(value)}
+    """Return the numbers of a row; true and false, texts and lists are left out. Half a character of a name becomes ?."""
+    found = {str(key): rows.as_float(value) for key, value in values.items() if rows.is_number(value)}
+    return {key.encode(errors="replace").decode(): value for key, value in found.items()}
 
 
 def tag_of(path: Path, tags: Sequence[str]) -> str | None:

@@ -88,7 +88,7 @@ def count_rows(texts: Iterable[TextRow], counter: TokenCounter) -> Iterator[Row]
         counted = iter(counter.count([text for of_row in parts for _, text in of_row]))
         for row, of_row in zip(batch, parts, strict=True):
             found = [(generated, next(counted)) for generated, _ in of_row]
-            turns = turns_of(mask_parts(row.mask) if row.mask is not None else ((g, c.tokens) for g, c in found))
+            turns = turns_of(mask_parts(row.mask) if row.mask is not None else [(g, c.tokens) for g, c in found])
             ids = [c.ids for generated, c in found if generated and c.ids is not None]
             yield Row(
                 *row[:3],

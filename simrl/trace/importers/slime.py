@@ -72,6 +72,7 @@ def import_slime(path: str | Path, *, reward_key: str | None = None, **labels: U
     path = rows.existing(path)
     files, evaluations = _files(path)
     samples: list[rows.Row] = []
+    notes, response_tokens = [], 0
     file_of_step: dict[int, str] = {}
     for file, index, line in _read(files):
         place, sample = f"{file}: sample {index}", line["sample"]
@@ -79,9 +80,12 @@ def import_slime(path: str | Path, *, reward_key: str | None = None, **labels: U
         if file_of_step.setdefault(step, file) != file:
             raise InputError(f"{place}: rollout_id {step} is also in {file_of_step[step]}; keep one dump a rollout")
         samples.append(_row(sample, step, reward_key, place))
-    notes = []
-    if any(row.turn_tokens for row in samples):
-        notes.append(turns.note([row.turn_observation_tokens for row in samples], 0))
+        response_tokens += int(sample["response_length"])
+    observed = sum(sum(row.turn_observation_tokens or ()) for row in samples)
+    if left_out := response_tokens - observed - sum(row.response_tokens for row in samples):
+        notes.append(f"{left_out} tokens after the last turn of a response, which loss_mask leaves out, are left out.")
+    if observed:
+        notes.append(f"{observed} of {response_tokens} response tokens are observations between turns, by loss_mask.")
     if evaluations:
         notes.append(f"{evaluations} dumps of evaluations were left out.")
     return rows.trace_from_rows(

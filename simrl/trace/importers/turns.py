@@ -34,6 +34,7 @@ CONTEXT = {
     "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n"),
 }
 OPENS = re.compile("|".join(f"(?P<{kind}>{opens})" for kind, (opens, _) in CONTEXT.items()))
+SIGNS = ("<|im_start|>", "<|start_header_id|>", "<tool_response>", "user\n", "tool\n")  # one is in what opens context
 ENDS = {kind: re.compile(ends) for kind, (_, ends) in CONTEXT.items()}
 WITHOUT_ROLES = re.compile("|".join(f"(?P<{kind}>{CONTEXT[kind][0]})" for kind in ("qwen", "llama", "tags")))
 
@@ -56,6 +57,8 @@ class Turns(NamedTuple):
 def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
     """Return the turns of a response from its parts in order: whether the model generated it, and its tokens."""
     filled = [part for part in parts if part[1]]
+    if len(filled) == 1 and filled[0][0]:
+        return Turns([filled[0][1]], [], 0)
     merged = [(key, sum(tokens for _, tokens in group)) for key, group in groupby(filled, key=lambda part: part[0])]
     before = merged.pop(0)[1] if merged and not merged[0][0] else 0
     tokens = [tokens for _, tokens in merged[::2]]
@@ -76,6 +79,9 @@ def text_parts(text: str) -> Iterator[tuple[bool, str]]:
     """Yield the parts of a response's text, by its tags and roles. Context that does not end runs to the end of the text; of
     roles without special tokens, it must end."""
     place, opens = 0, OPENS
+    if not any(sign in text for sign in SIGNS):  # ten times as fast as the pattern
+        yield True, text
+        return
     while found := opens.search(text, place):
         kind = str(found.lastgroup)
         end = ENDS[kind].search(text, found.end())
@@ -100,7 +106,8 @@ def note(observed: Sequence[Sequence[int] | None], agents: int) -> str:
     if several:
         return (
             f"{len(several)} of {len(observed)} responses have several turns, with {sum(map(sum, several))} tokens of "
-            "observations (tools, users) between them, by mask or tags; the environment's time is not recorded."
+            "observations (tools, users) between them, by mask or tags. What follows the last turn is left out; the "
+            "environment's time is not recorded."
         )
     return (
         f"{UNSEPARATED}: {agents} responses call tools, and no mask or tag tells their output." if agents else NO_SIGN

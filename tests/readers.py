@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -435,7 +436,11 @@ def _seeds_of_verl() -> list[Files]:
         _rollout(1, "p", "a longer text"), _rollout(1, "p", "é", None), _rollout(1, "q", "<tool_response>")
     )
     two = _json_lines(_rollout(2, "p", "x" * 50, 1), _rollout(2, "r", "", 0))
-    return [{"1.jsonl": one, "2.jsonl": two}]
+    tags = "a<tool_call>user\n<tool_response>\n4\n</tool_response>\nassistant\nb"
+    roles = "a<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nc\nuser\nd\nassistant\ne"
+    masks = [{"response_mask": [1, 1, 0, 0, 1, 0]}, {"loss_mask": [1, 0, 1]}, {"loss_mask": None}]
+    three = _json_lines(*(_rollout(3, "p", text) | mask for text, mask in zip((tags, roles, tags), masks, strict=True)))
+    return [{"1.jsonl": one, "2.jsonl": two}, {"3.jsonl": three}, {"4.jsonl": _json_lines(_rollout(4, "p", roles))}]
 
 
 def _seeds_of_tables() -> list[Files]:
@@ -460,10 +465,9 @@ def _verl_log() -> bytes:
 
 
 def _seeds_of_metrics() -> list[Files]:
-    keys = [entry.rpartition(":") for entry in CONSOLE.format(step=1, epoch=0).strip().split(" - ")[1:]]
-    data = {key: 6080.0 if value.startswith("np") else float(value) for key, _, value in keys}
-    lines = _json_lines(*({"step": step, "data": data} for step in range(1, 7)))
-    return [{"run.log": _verl_log()}, {"run.jsonl": lines}]
+    lines = _json_lines(*({"step": step, "data": _logged()} for step in range(1, 7)))
+    ranks = _verl_log().replace(b"perf/total_num_tokens:np.float64(6080.0)", b"global_seqlen/mean:760.0")
+    return [{"run.log": _verl_log()}, {"run.jsonl": lines}, {"run.log": ranks}]
 
 
 def _seeds_of_trl_metrics() -> list[Files]:
@@ -476,7 +480,13 @@ def _seeds_of_trl_metrics() -> list[Files]:
             {"train/global_step": step, "step_time": 16.0, **{f"completions/{k}": v for k, v in completions.items()}}
         )
     history = [{**rows[0], **rows[1], "step": step, **rows[2]} for step in range(1, 7)]
-    return [{"run.jsonl": _json_lines(*rows)}, {"trainer_state.json": json.dumps({"log_history": history}).encode()}]
+    tags = list(dict.fromkeys(tag for row in rows for tag in row))
+    table = _csv(["_step", *tags], *([i, *(row.get(tag, "") for tag in tags)] for i, row in enumerate(rows)))
+    return [
+        {"run.jsonl": _json_lines(*rows)},
+        {"run.csv": table},
+        {"trainer_state.json": json.dumps({"log_history": history}).encode()},
+    ]
 
 
 def _seeds_of_slime_metrics() -> list[Files]:
@@ -491,10 +501,61 @@ def _seeds_of_slime_metrics() -> list[Files]:
     return [{"run.log": "".join(line.format(n=n) for n in range(6)).encode()}]
 
 
+def _logged() -> dict[str, float]:
+    """The numbers of a step of `CONSOLE` by tag."""
+    entries = (entry.rpartition(":") for entry in CONSOLE.format(step=1, epoch=0).strip().split(" - ")[1:])
+    return {key: 6080.0 if value.startswith("np") else float(value) for key, _, value in entries}
+
+
+def _csv(*rows: Sequence[Any]) -> bytes:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue().encode()
+
+
+def _seeds_of_exports() -> list[Files]:
+    """Histories and charts of W&B, scalars of TensorBoard."""
+    values, steps = _logged(), range(1, 7)
+    history = _csv(["", "_step", *values, "note"], *([i, i, *values.values(), "a, b"] for i in steps))
+    lines = _json_lines(*({"_step": step, "_runtime": 5.5, **values, "note": "NaN"} for step in steps))
+    charts: Files = {}
+    scalars: Files = {}
+    for i, (tag, value) in enumerate(values.items()):
+        name = f"grpo - {tag}"
+        charts[f"{i}.csv"] = _csv(["Step", name, f"{name}__MIN"], *([step, value, value] for step in steps))
+        file = f"run-.-tag-{tag.replace('/', '_')}.csv"
+        scalars[file] = _csv(["Wall time", "Step", "Value"], *([1.7e9, step, value] for step in steps))
+    return [{"run.csv": history}, {"run.jsonl": lines}, charts, scalars]
+
+
+def _seeds_of_nemo() -> list[Files]:
+    values = {
+        "timing/train/generation": 12.5,
+        "timing/train/policy_training": 4.0,
+        "timing/train/policy_and_reference_logprobs": 1.0,
+        "timing/train/total_step_time": 20.0,
+        "train/mean_gen_tokens_per_sample": 300.0,
+        "train/gen_tokens_per_sample/min": 20.0,
+        "train/gen_tokens_per_sample/max": 900.0,
+        "train/mean_prompt_length": 80.0,
+        "train/total_num_tokens": 6080.0,
+    }
+    bar = "=" * 25
+    step = f"{bar} Step {{n}}/6 {bar}\n  • Mean Generation Length: 300.0\n  • Total step time: 20.00s\n"
+    step += "  • generation: 12.50s (62%)\n"
+    console = f"{bar} Epoch 1/2 {bar}\n" + "".join(step.format(n=n) for n in range(1, 7))
+    dumped = {tag: {str(step): value for step in range(1, 7)} for tag, value in values.items()}
+    return [
+        {"run.jsonl": _json_lines(*({"_step": n, **values} for n in range(1, 7)))},
+        {"metrics.json": json.dumps(dumped).encode()},
+        {"run.log": console.encode()},
+    ]
+
+
 def _log(folder: Path) -> Path:
     """The log among the files, whatever became of its name."""
-    names = ("run.log", "run.jsonl", "trainer_state.json")
-    return next((folder / name for name in names if (folder / name).exists()), folder / names[0])
+    names = ("run.log", "run.jsonl", "trainer_state.json", "run.csv", "metrics.json")
+    return next((folder / name for name in names if (folder / name).exists()), folder)
 
 
 def _read_metrics(folder: Path) -> None:
@@ -736,6 +797,8 @@ READERS: dict[str, Reader] = {
     "trl_metrics": Reader(_seeds_of_trl_metrics, _read_metrics),
     "slime": Reader(_seeds_of_slime, _read_slime, needs="torch"),
     "slime_metrics": Reader(_seeds_of_slime_metrics, _read_metrics),
+    "nemo_metrics": Reader(_seeds_of_nemo, _read_metrics),
+    "exported_metrics": Reader(_seeds_of_exports, _read_metrics),
     "areal": Reader(_seeds_of_areal, lambda folder: _use(import_areal(folder / "rollout"))),
     "csv": Reader(_seeds_of_csv, lambda folder: _use(import_csv(folder / "run.csv", counter=COUNTER))),
     "jsonl": Reader(_seeds_of_jsonl, lambda folder: _use(import_jsonl(folder / "run.jsonl", counter=COUNTER))),

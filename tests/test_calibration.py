@@ -120,6 +120,32 @@ def test_the_corrections_that_a_run_was_simulated_with_are_found_again(log, tmp_
 
 
 @pytest.mark.slow
+def test_a_nemo_rl_console_with_the_runs_own_lengths_is_calibrated_as_the_same_run_of_verl(log, tmp_path):
+    metrics = read_metrics(log)
+    recorded = trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000)
+    bar, names = (
+        "=" * 25,
+        {"gen": "generation", "old_log_prob": "policy_and_reference_logprobs", "update_actor": "policy_training"},
+    )
+    lines = []
+    for row in metrics.to_dict("records"):
+        lines += [
+            f"{bar} Step {row['step']}/{STEPS} {bar}",
+            f"  • Mean Generation Length: {row['response_length/mean']:.4f}",
+        ]
+        lines += [f"  • Total step time: {row['timing_s/step']:.8f}s"]
+        lines += [f"  • {name}: {row[f'timing_s/{key}']:.8f}s (10.0%)" for key, name in names.items()]
+    (tmp_path / "nemo.log").write_text("\n".join(lines) + "\n")
+    nemo = read_metrics(tmp_path / "nemo.log", lengths=False)
+    for each in ("nemo", "verl"):
+        (tmp_path / each).mkdir()
+    del metrics["timing_s/agent_loop/generate_sequences/mean"]  # NeMo-RL prints nothing like it
+    found = calibrate(nemo, started, (1, 6), GROUP, tmp_path / "nemo", recorded=recorded)
+    same = calibrate(metrics, started, (1, 6), GROUP, tmp_path / "verl", recorded=recorded)
+    assert values(found) == pytest.approx(values(same), rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.slow
 def test_steps_outside_the_window_change_no_correction(log, tmp_path):
     metrics = read_metrics(log)
     first = calibrate(metrics, started, (1, 6), GROUP, tmp_path)
@@ -269,7 +295,7 @@ def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):
     for arguments, words in (
         (["calibrate", str(log)], ["model=", "--launch"]),
         (["calibrate", str(log), "--window", "20"], ["--window 20", "FIRST-LAST"]),
-        (["calibrate", str(log), "--format", "nemo"], ["nemo", "verl, trl, slime"]),
+        (["calibrate", str(log), "--format", "nemoo"], ["did you mean nemo", "verl, trl, slime, nemo"]),
         (["calibrate", "scenario.yaml"], ["scenario.yaml", "no metrics of verl"]),
         (["calibrate", "nothing.log"], ["nothing.log", "no such file"]),
         (["whatif", str(log)], ["--system"]),

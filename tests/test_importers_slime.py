@@ -111,8 +111,35 @@ def test_masked_and_empty_responses_are_in_the_notes(tmp_path):
     dump = save(tmp_path / "0.pt", 0, sample([1], [2, 3, 4], loss_mask=[1, 0, 0]), sample([1], [], status="aborted"))
     trace = import_slime(dump)
     assert len(trace) == 1
-    assert "2 of 3 response tokens are masked out of the loss" in trace.metadata.notes
+    assert trace.table.column("response_ids").to_pylist() == [[2]]
+    assert (
+        "2 tokens after the last turn of a response, which loss_mask leaves out, are left out" in trace.metadata.notes
+    )
     assert "1 empty responses" in trace.metadata.notes
+
+
+def test_a_loss_mask_tells_turns_from_the_output_of_tools(tmp_path, monkeypatch):
+    tools = sample([1], [2, 3, 4, 5, 6, 7], loss_mask=[1, 1, 0, 0, 0, 1])
+    hidden = sample([1], [2, 3, 4], loss_mask=[0, 0, 1])  # by the trainer, as of an older policy: no tool comes first
+    unanswered = sample([1], [2, 3, 4], loss_mask=[1, 0, 0])
+    dump = tmp_path / "0.pt"
+    handed_over(monkeypatch, dump, tools, hidden, unanswered)
+    trace = import_slime(dump)
+    assert trace.column("response_tokens").tolist() == [3, 3, 1]
+    assert trace.table.column("turn_tokens").to_pylist() == [[2, 1], None, None]
+    assert trace.table.column("turn_observation_tokens").to_pylist() == [[3], None, None]
+    assert trace.table.column("response_ids").to_pylist() == [[2, 3, 7], [2, 3, 4], [2]]
+    assert "3 of 12 response tokens are observations between turns" in trace.metadata.notes
+    assert "2 tokens after the last turn of a response" in trace.metadata.notes
+    (turn,) = trace.responses(0, 1)[0].turns
+    assert (turn.end_tokens, turn.observation_tokens) == (2, 3)
+
+
+def handed_over(monkeypatch, dump, *samples):
+    """What a reader with torch would hand over."""
+    dump.touch()
+    lines = [(str(dump), i, {"file": str(dump), "rollout_id": 0, "sample": s}) for i, s in enumerate(samples)]
+    monkeypatch.setattr(slime, "_read", lambda files: iter(lines))
 
 
 @needs_torch
@@ -153,14 +180,12 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path, by_torch):
         ({"status": 3}, "field 'status' is 3"),
         ({"weight_versions": "3"}, "field 'weight_versions' is '3'"),
         ({"loss_mask": [2]}, "field 'loss_mask' is [2]"),
+        ({"loss_mask": [1, 0]}, "loss_mask has 2 values, response_length is 1; they must agree"),
     ],
 )
 def test_samples_of_the_wrong_form_are_refused(tmp_path, monkeypatch, changes, part):
     dump = tmp_path / "0.pt"
-    dump.touch()
-    samples = [sample([1], [2]), sample([1], [2], **changes)]
-    lines = [(str(dump), i, {"file": str(dump), "rollout_id": 0, "sample": s}) for i, s in enumerate(samples)]
-    monkeypatch.setattr(slime, "_read", lambda files: iter(lines))  # what a reader with torch would hand over
+    handed_over(monkeypatch, dump, sample([1], [2]), sample([1], [2], **changes))
     assert f"0.pt: sample 1: {part}" in refusal(dump)
 
 

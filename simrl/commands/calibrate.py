@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 RunLog = Annotated[
     File,
     typer.Argument(
-        metavar="RUN_LOG", help="a metrics log: verl's console log or file logger, TRL's history, slime's console log"
+        metavar="RUN_LOG",
+        help="a metrics log of verl, TRL, slime or NeMo-RL: console, JSON Lines, or CSV of W&B or TensorBoard",
     ),
 ]
 Settings = Annotated[
@@ -54,7 +55,9 @@ class Logged(TypedDict, total=False):
         int | None,
         typer.Option("--cap-tokens", min=1, help="max_response_length of the run (default: the longest logged)"),
     ]
-    log_format: Annotated[str | None, typer.Option("--format", help="verl, trl or slime (default: from the file)")]
+    log_format: Annotated[
+        str | None, typer.Option("--format", help="verl, trl, slime or nemo (default: from the file)")
+    ]
     trace: Annotated[
         File | None,
         typer.Option(

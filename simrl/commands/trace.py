@@ -45,15 +45,25 @@ def import_verl(
     metrics: Annotated[
         bool,
         typer.Option(
-            "--metrics", help="PATH is a console log or the file logger's JSONL: lengths are drawn from its statistics"
+            "--metrics",
+            help="PATH is a metrics log (console, JSONL, CSV; verl, TRL, slime, NeMo-RL): lengths are drawn from it",
         ),
     ] = False,
     group: Annotated[int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")] = None,
     seed: Annotated[int, typer.Option(min=0, help="with --metrics: seed of the draw")] = 0,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="with --metrics: responses per step, if not logged")
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None, typer.Option(min=1, help="with --metrics: mean prompt length, if not logged")
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--format", help="with --metrics: verl, trl, slime or nemo (default: from the file)")
+    ] = None,
     **options: Unpack[Common],
 ) -> DataView:
     """verl: rollout dumps (rollout_data_dir), a wandb generations table, or with --metrics a metrics log."""
-    from simrl.trace.importers.logs import read_verl_metrics
+    from simrl.trace.importers.logs import read_metrics
     from simrl.trace.importers.tokens import token_counter
     from simrl.trace.importers.verl import import_verl, trace_from_verl_metrics
 
@@ -65,7 +75,8 @@ def import_verl(
             "trace import verl --metrics: no --group; the log does not have the number of responses per prompt"
         )
     common = {"name": path.stem, **common}
-    return _written(trace_from_verl_metrics(read_verl_metrics(path), group, seed, **common), output)
+    logged = read_metrics(path, log_format, samples, prompt_tokens, times=False)
+    return _written(trace_from_verl_metrics(logged, group, seed, **common), output)
 
 
 def import_trl(

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from simrl.engine.engine import EngineConfig
 from simrl.scenario.presets import constants, known_fields
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
+from simrl.trace.trace import UNSEPARATED
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
 
@@ -191,10 +192,12 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     assumed: dict[str, None] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
+        notes = str(trace.get("notes") or "").split(". ")
         passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
+            *(f"Rollouts: {said.removesuffix('.')}" for said in notes if said.startswith(UNSEPARATED)),
             f"Training: {trained_by(training)}",
         ]
         lines += _presets(metadata)

@@ -34,6 +34,7 @@ from simrl.trace.validate import list_sums, refuse, shown, validate
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"simrl.trace"
+UNSEPARATED = "Output of tools may count as generated"  # opens a sentence of a trace's notes, which comparisons repeat
 
 REQUIRED = {
     "step": pa.int32(),

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Unpack
 
 from simrl.errors import InputError
 from simrl.trace.importers import rows
+from simrl.trace.importers.turns import Turns, turns_of
 from simrl.trace.trace import Trace
 
 VERSION = re.compile(r"[0-9]{1,9}")
@@ -80,36 +80,28 @@ def _row(record: Mapping[str, Any], step: int, place: str) -> rows.Row:
         raise InputError(
             f"{place}: head_version {head}, tail_version {tail} in folder {step}; they must not fall in this order"
         )
-    turns, observations, before = _turns(record, response_tokens, place)
+    turns = _turns(record, response_tokens, place)
     return rows.Row(
         place,
         step,
         rows.text(record, "prompt", place),
-        prompt_tokens + before,
-        sum(turns),
+        prompt_tokens + turns.before,
         reward=rows.number(record, "reward", place),
         policy_version=head if head >= 0 else None,
-        turn_tokens=turns if len(turns) > 1 else None,
-        turn_observation_tokens=observations if len(turns) > 1 else None,
+        **turns.fields(),
     )
 
 
-def _turns(record: Mapping[str, Any], response_tokens: int, place: str) -> tuple[list[int], list[int], int]:
-    """Return the tokens of each turn, the context after each but the last, and the context before the first. Without segments,
-    everything after the prompt is one turn."""
+def _turns(record: Mapping[str, Any], response_tokens: int, place: str) -> Turns:
+    """Return the turns of a record. Without segments, everything after the prompt is one turn."""
     segments = rows.items(record, "segments", place, lambda segment: isinstance(segment, dict), "a list of objects")
     parts = [(rows.field(s, "role", place), rows.integer(s, "len", place)) for s in segments]
     parts = [(role, tokens) for role, tokens in parts if role != "prompt" and tokens]
     if not any(role != "context" for role, _ in parts):
-        return [response_tokens], [], 0
+        return Turns([response_tokens], [], 0)
     if (total := sum(tokens for _, tokens in parts)) != response_tokens:
         raise InputError(
             f"{place}: its segments have {total} tokens after the prompt, seqlen and prompt_len say {response_tokens}; "
             "they must agree"
         )
-    # Adjacent segments of a kind are one, so the kinds alternate.
-    merged = [(key, sum(t for _, t in group)) for key, group in groupby(parts, key=lambda part: part[0] == "context")]
-    before = merged.pop(0)[1] if merged[0][0] else 0
-    if merged[-1][0]:
-        merged.pop()
-    return [tokens for _, tokens in merged[::2]], [tokens for _, tokens in merged[1::2]], before
+    return turns_of((role != "context", tokens) for role, tokens in parts)

@@ -1,13 +1,17 @@
-"""Metrics logs of runs, of verl, TRL or slime, as one table in verl's names: a row a step, seconds and lengths.
+"""Metrics logs of runs, of verl, TRL, slime or NeMo-RL, as one table in verl's names: a row a step, seconds and lengths.
 
 Invariant: a value that a log lacks is missing (NaN, or no column), never guessed here. Where a format lacks the number of
 responses or the length of prompts, one line asks for it. Of a step logged twice, as after a resume, later values count.
 
-verl   console lines `step:N - key:value - …`, or the file logger's JSON Lines (`{"step": …, "data": {…}}`).
-TRL    `trainer_state.json`, or the run's history as JSON Lines (a row a call of `log`, as W&B exports it). TRL logs the times
-       of its methods (`profiling/Time taken: GRPOTrainer.…`) to W&B, MLflow or Trackio only, in rows of their own before the
-       row of the step: `trainer_state.json` has no generation time, and cannot be calibrated on.
-slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the console.
+A log is a console's, or a table that W&B, TensorBoard or the framework itself wrote (`simrl.trace.importers.exports`).
+
+verl   console lines `step:N - key:value - …`; in tables the same keys. Where a line lacks `perf/total_num_tokens`, it is the
+       mean of `global_seqlen` over the ranks, whose number other lines, or the number of responses, tell.
+TRL    `trainer_state.json`, or the run's history. TRL logs the times of its methods (`profiling/Time taken: GRPOTrainer.…`) to
+       W&B, MLflow or Trackio only, in rows of their own before the row of the step: `trainer_state.json` has no generation
+       time, and cannot be calibrated on.
+slime  the lines `perf N: {…}` and `rollout N: {…}` that rollout manager and trainer write to the console; in tables their keys.
+nemo   NeMo-RL (`simrl.trace.importers.nemo`).
 """
 
 from __future__ import annotations
@@ -17,19 +21,21 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from simrl.errors import InputError, meant
-from simrl.trace.importers import rows
+from simrl.trace.importers import nemo, rows
+from simrl.trace.importers.exports import STEPS, Logged, numbers, read_rows, step_of, tables, tag_of
 
-Entry = tuple[int, dict[str, float]]  # a step, and some of its metrics
 CONSOLE = {"encoding": "utf-8", "errors": "replace"}  # other processes write into a console log, too
 NUMBER = r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?|inf|nan)"
 VERL_STEP = re.compile(r"(?:^|[^\w/])step:(\d+) - ")
 VERL_ENTRY = re.compile(rf"(.+):(?:({NUMBER})|np\.\w+\(({NUMBER})\))", re.IGNORECASE)
+TRUTH = (":True", ":False")  # flags, which no step needs
 CONSOLE_WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 SLIME_STEP = re.compile(r"(?:^|\s)(?:perf|rollout) (\d+): (\{.*\})\s*$")
 SLIME_NAMES = {
@@ -57,34 +63,101 @@ TRL_METHODS = {  # the methods of a phase by TRL version, the newest first
 }
 
 
+VERL_TAGS = (
+    *(f"timing_s/{phase}" for phase in ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "step")),
+    *(f"{kind}_length/{key}" for kind in ("response", "prompt") for key in ("mean", "max", "min", "clip_ratio")),
+    *("perf/total_num_tokens", "global_seqlen/mean", "training/epoch", "num_turns/mean"),
+)
+TAGS = (*VERL_TAGS, *SLIME_NAMES, *nemo.TAGS, *(f"train/{name}" for name in TRL_NAMES))
+EXPORTS = ("wandb", "tensorboard")  # names of tables, of any framework
+LOGGED_AS = {  # the lengths of responses
+    "verl": "response_length/…",
+    "trl": "completions/…_length",
+    "slime": "rollout/response_len/…",
+    "nemo": "train/…gen_tokens_per_sample…",
+}
+TOTAL, PER_RANK = "perf/total_num_tokens", "global_seqlen/mean"
+
+
 def read_metrics(
     path: str | Path,
     log_format: str | None = None,
     samples: int | None = None,
     prompt_tokens: float | None = None,
     lengths: bool = True,
+    times: bool = True,
 ) -> pd.DataFrame:
     """Return a row a step: `step`, `timing_s/{gen, old_log_prob, ref, update_actor, step}`, `response_length/*` and so on.
 
     Without `log_format` it is recognised. `samples` a step and mean `prompt_tokens` are for formats that do not log them; a
-    logged value stands. Without `lengths`, the log may lack them. Raises `InputError` for a log that cannot be read, and for a
-    missing value that was not given.
+    logged value stands. Without `lengths`, the log may lack them; without `times`, the time of generation. Raises `InputError`
+    for a log that cannot be read, and for a missing value that was not given.
     """
     path = rows.existing(path)
-    if log_format is not None and log_format not in FORMATS:
+    if log_format is not None and log_format not in (*FORMATS, *EXPORTS):
+        known = ", ".join((*FORMATS, *EXPORTS))
         raise InputError(
-            f"--format {log_format}: unknown{meant(log_format, FORMATS)}; choose one of {', '.join(FORMATS)}"
+            f"--format {log_format}: unknown{meant(log_format, (*FORMATS, *EXPORTS))}; choose one of {known}"
         )
-    name = log_format or _format_of(path)
-    metrics = FORMATS[name](path)
-    metrics.attrs["format"] = name
-    if name == "verl" or not lengths:
-        return metrics
-    if "response_length/mean" not in metrics:
+    name = log_format if log_format in FORMATS else recognised(path)
+    if name is None:
         raise InputError(
-            f"{path}: a {name} log without the mean length of responses (slime: rollout/response_len/mean, TRL: "
-            "completions/mean_length); name the log that has it"
+            f"{path}: no metrics of verl (timing_s/…), TRL (completions/mean_length), slime (perf N: {{…}}) or NeMo-RL "
+            "(timing/train/…) in it; name the run's metrics log"
         )
+    metrics = _by_step(path, name)
+    metrics.attrs |= {"source": path.name, "format": name}
+    if times and name == "trl" and "timing_s/gen" not in metrics:
+        raise InputError(
+            f"{path}: no generation times ('{TRL_METHOD}vLLM.generate'); TRL sends them to W&B, MLflow or Trackio only: "
+            "export the run's history from there as JSON Lines or CSV"
+        )
+    return _with_lengths(metrics, path, samples, prompt_tokens) if lengths else metrics
+
+
+def recognised(path: Path) -> str | None:
+    """Return the framework that wrote a log, by the first line, or name of a file, with metrics; None if none did."""
+    files = tables(path) if path.is_dir() else [path]
+    names = (tag for file in files if file.suffix == ".csv" and (tag := tag_of(file, TAGS)))
+    lines = (line for file in files for _, line in rows.numbered_lines(file, **CONSOLE))
+    for line in chain(names, lines):
+        if "completions/mean_length" in line:
+            return "trl"
+        if "timing/train/" in line or "mean_gen_tokens_per_sample" in line or nemo.is_console(line):
+            return "nemo"
+        if SLIME_STEP.search(line) or "perf/rollout_time" in line or "rollout/response_len/" in line:
+            return "slime"
+        if "timing_s/" in line or "response_length/" in line:
+            return "verl"
+    return None
+
+
+def _by_step(path: Path, name: str) -> pd.DataFrame:
+    """Return a row a step, in verl's names. Raises `InputError` if there is none."""
+    read_console, convert, nothing = FORMATS[name]
+    logged = read_rows(path, TAGS)
+    steps: dict[int, dict[str, float]] = {}
+    for place, row in convert(read_console(path) if logged is None else logged):
+        if (step := step_of(row, place)) is not None:
+            values = {tag: value for tag, value in row.items() if tag not in STEPS and not tag.startswith("_")}
+            steps.setdefault(step, {}).update(values)
+    if not any(steps.values()):
+        raise InputError(f"{path}: {nothing}")
+    metrics = pd.DataFrame([{"step": step, **values} for step, values in sorted(steps.items())])
+    return nemo.with_samples(metrics)
+
+
+def _with_lengths(metrics: pd.DataFrame, path: Path, samples: int | None, prompt_tokens: float | None) -> pd.DataFrame:
+    """Return the metrics with the lengths of prompts and the number of tokens of each step, as far as they follow."""
+    name = metrics.attrs["format"]
+    for key in ("mean", "max", "min"):
+        if f"response_length/{key}" not in metrics:
+            raise InputError(
+                f"{path}: a {name} log without the {key} length of responses ({LOGGED_AS[name]}); name the log that has it, "
+                "or give the run's own lengths, imported from a dump (simrl calibrate --trace)"
+            )
+    if name != "verl":
+        metrics["response_length/clip_ratio"] = metrics.get("response_length/clip_ratio", 0.0)
     if "prompt_length/mean" not in metrics:
         if prompt_tokens is None:
             raise InputError(
@@ -92,44 +165,27 @@ def read_metrics(
             )
         metrics["prompt_length/mean"] = float(prompt_tokens)
     for key in ("mean", "min", "max"):  # only the mean is known: all prompts are taken to have it
-        metrics[f"prompt_length/{key}"] = metrics["prompt_length/mean"].round()
-    metrics["response_length/clip_ratio"] = metrics.get("response_length/clip_ratio", 0.0)
-    count = metrics.get("samples", samples)
-    if count is None:
-        raise InputError(f"{path}: a {name} log does not say how many responses a step has; give them with --samples")
-    metrics["perf/total_num_tokens"] = count * (metrics["response_length/mean"] + metrics["prompt_length/mean"])
+        if name != "verl" or f"prompt_length/{key}" not in metrics:
+            metrics[f"prompt_length/{key}"] = metrics["prompt_length/mean"].round()
+    metrics[TOTAL] = _total_tokens(metrics, path, samples)
     return metrics
 
 
-def _format_of(path: Path) -> str:
-    """Return the framework that wrote a log, by the first line with metrics."""
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; name the run's metrics log")
-    if path.name == "trainer_state.json":
-        return "trl"
-    for _, line in rows.numbered_lines(path, **CONSOLE):
-        if "completions/mean_length" in line:
-            return "trl"
-        if SLIME_STEP.search(line):
-            return "slime"
-        if "timing_s/" in line or "response_length/" in line:
-            return "verl"
-    raise InputError(
-        f"{path}: no metrics of verl (timing_s/…), TRL (completions/mean_length) or slime (perf N: {{…}}) in it; name the "
-        "run's metrics log"
-    )
-
-
-def _by_step(entries: Iterable[Entry], path: Path, nothing: str) -> pd.DataFrame:
-    """Return a row a step. Raises `InputError` with the words `nothing` if there is none."""
-    steps: dict[int, dict[str, float]] = {}
-    for step, values in entries:
-        steps.setdefault(step, {}).update(values)
-    if not steps:
-        raise InputError(f"{path}: {nothing}")
-    metrics = pd.DataFrame([{"step": step, **values} for step, values in sorted(steps.items())])
-    metrics.attrs["source"] = path.name
-    return metrics
+def _total_tokens(metrics: pd.DataFrame, path: Path, samples: int | None) -> pd.Series:
+    """Return the tokens of each step's prompts and responses."""
+    nothing = pd.Series(math.nan, metrics.index)
+    mean = metrics["response_length/mean"] + metrics["prompt_length/mean"]
+    count = metrics.get("samples", nothing).fillna(math.nan if samples is None else samples)
+    total, per_rank = metrics.get(TOTAL, nothing), metrics.get(PER_RANK, nothing)
+    known = total.fillna(count * mean)
+    if known.isna().all():
+        raise InputError(
+            f"{path}: a {metrics.attrs['format']} log does not say how many responses a step has; give them with --samples"
+        )
+    ranks = (known / per_rank).median()
+    if math.isfinite(ranks) and abs(ranks - round(ranks)) < 0.01:
+        total = total.fillna(per_rank * round(ranks))
+    return total.fillna(count * mean)
 
 
 def _step(digits: str, place: str) -> int:
@@ -141,75 +197,33 @@ def _step(digits: str, place: str) -> int:
 # verl
 
 
-def read_verl_metrics(path: str | Path) -> pd.DataFrame:
-    """Return a row a step of a verl run's metrics: `step`, and a float column for each key (`timing_s/gen`, …).
-
-    `path` is a console log, whose lines without metrics are skipped, or the file logger's JSON Lines (a name that ends in
-    .jsonl; values that are not numbers are skipped). A value that a step lacks is NaN. A console line that was cut off loses
-    its last entry. Raises `InputError` if there is no step, or an entry cannot be read.
-    """
-    path = rows.existing(path)
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; name the run's console log, or the file logger's .jsonl")
-    entries = _verl_jsonl(path) if path.suffix == ".jsonl" else _verl_console(path)
-    nothing = "no line of the form 'step:N - key:value - …' in it; is it the trainer's console log?"
-    return _by_step(entries, path, nothing)
-
-
-def _verl_jsonl(path: Path) -> Iterator[Entry]:
-    for place, row in rows.read_jsonl(path):
-        step, data = rows.integer(row, "step", place), row.get("data")
-        if not isinstance(data, dict):
-            raise InputError(
-                f"{place}: field 'data' is {rows.shown(data)}; verl's file logger writes an object of metrics"
-            )
-        yield step, _numbers(data)
-
-
-def _verl_console(path: Path) -> Iterator[Entry]:
+def _verl_console(path: Path) -> Iterator[Logged]:
+    """Yield the steps of a console log. A line that was cut off loses its last entry."""
     for place, line in rows.numbered_lines(path, **CONSOLE):
         if start := VERL_STEP.search(line):
-            entries = line[start.end() :].strip().split(" - ")
+            entries = [entry for entry in line[start.end() :].strip().split(" - ") if not entry.endswith(TRUTH)]
             found = [VERL_ENTRY.fullmatch(entry) for entry in entries]
             if None in found[:-1]:
                 wrong = rows.shown(entries[found.index(None)])
                 raise InputError(f"{place}: entry {wrong} is not key:number; repair or remove the line")
-            if not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1:  # the line was cut off
+            if found and (not line.endswith("\n") or len(line) == CONSOLE_WIDTH + 1):  # the line was cut off
                 found.pop()
-            yield _step(start[1], place), {entry[1]: float(entry[2] or entry[3]) for entry in found if entry}
+            values = {entry[1]: float(entry[2] or entry[3]) for entry in found if entry}
+            yield place, {**values, STEPS[0]: _step(start[1], place)}
 
 
 # TRL
 
 
-def read_trl_metrics(path: str | Path) -> pd.DataFrame:
-    """Return a row a logged step, in verl's names; `timing_s/update_actor` is `step_time` without generation and log-probs.
-
-    Raises `InputError` if no row has completions, or no generation was timed.
-    """
-    path = rows.existing(path)
-    nothing = "no row has completions/mean_length; is it the log of TRL's GRPOTrainer?"
-    metrics = _by_step(_trl_entries(path), path, nothing)
-    if "timing_s/gen" not in metrics:
-        raise InputError(
-            f"{path}: no generation times ('{TRL_METHOD}vLLM.generate'); TRL sends them to W&B, MLflow or Trackio only: "
-            "export the run's history from there as JSON Lines"
-        )
-    return metrics
-
-
-def _trl_entries(path: Path) -> Iterator[Entry]:
+def _trl_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
+    """Yield a row a logged step, in verl's names; `timing_s/update_actor` is `step_time` without generation and log-probs."""
     timed: Counter[str] = Counter()  # seconds of each method since the last row of a step
-    for logged in _trl_rows(path):
-        row = {
-            key.removeprefix("train/"): rows.as_float(value) for key, value in logged.items() if rows.is_number(value)
-        }
+    for place, given in logged:
+        row = {key.removeprefix("train/"): value for key, value in given.items()}
         timed.update({key: seconds for key, seconds in row.items() if key.startswith(TRL_METHOD)})
-        step = row.get("global_step", row.get("step"))
+        step = step_of(row, place)
         if "completions/mean_length" not in row or step is None:
             continue
-        if not 0 <= step <= rows.INT32_MAX or step != int(step):
-            raise InputError(f"{path}: step {step:.12g} is no whole number from 0; repair or remove the row")
         values = {ours: row[name] for name, ours in TRL_NAMES.items() if name in row}
         for ours, methods in TRL_METHODS.items():
             if found := [timed[TRL_METHOD + method] for method in methods if TRL_METHOD + method in timed]:
@@ -217,40 +231,24 @@ def _trl_entries(path: Path) -> Iterator[Entry]:
         if "timing_s/gen" in values and "timing_s/step" in values:
             inference_s = values["timing_s/gen"] + values.get("timing_s/old_log_prob", 0.0)
             values["timing_s/update_actor"] = values["timing_s/step"] - inference_s
-        yield int(step), values
+        yield place, {**values, STEPS[0]: step}
         timed.clear()
-
-
-def _trl_rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix != ".json":
-        yield from (row for _, row in rows.read_jsonl(path))
-        return
-    history = rows.read_json(path).get("log_history")
-    if not isinstance(history, list):
-        raise InputError(f"{path}: no list 'log_history'; TRL writes it into trainer_state.json")
-    yield from (row for row in history if isinstance(row, dict))
 
 
 # slime
 
 
-def read_slime_metrics(path: str | Path) -> pd.DataFrame:
-    """Return a row a rollout, in verl's names.
-
-    If the trainer logs mean `rollout/total_lengths`, its excess over the mean response is the prompt. `perf/step_time` is of
-    the trainer's loop and left out: it counts the next rollout's wait. Raises `InputError` if no line has metrics, or one is
-    no dictionary of plain values.
-    """
-    path = rows.existing(path)
-    nothing = "no line of the form 'perf N: {…}' in it; is it slime's console log?"
-    logged = _by_step(_slime_entries(path), path, nothing)
-    metrics = logged[["step", *(name for name in SLIME_NAMES if name in logged)]].rename(columns=SLIME_NAMES)
-    if {"rollout/total_lengths", "rollout/response_lengths"} <= set(logged):
-        metrics["prompt_length/mean"] = logged["rollout/total_lengths"] - logged["rollout/response_lengths"]
-    return metrics
+def _slime_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
+    """Yield the rows in verl's names. If the trainer logs mean `rollout/total_lengths`, its excess over the mean response is
+    the prompt. `perf/step_time` is of the trainer's loop and left out: it counts the next rollout's wait."""
+    for place, row in logged:
+        values = {ours: row[name] for name, ours in SLIME_NAMES.items() if name in row}
+        if {"rollout/total_lengths", "rollout/response_lengths"} <= set(row):
+            values["prompt_length/mean"] = row["rollout/total_lengths"] - row["rollout/response_lengths"]
+        yield place, values | {name: row[name] for name in STEPS if name in row}
 
 
-def _slime_entries(path: Path) -> Iterator[Entry]:
+def _slime_console(path: Path) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, **CONSOLE):
         if found := SLIME_STEP.search(line):
             step = _step(found[1], place)
@@ -262,19 +260,28 @@ def _slime_entries(path: Path) -> Iterator[Entry]:
                 raise InputError(
                     f"{place}: {rows.shown(found[2][:60])} is no dictionary of numbers; repair or remove the line"
                 )
-            yield step, {key: value for key, value in _numbers(values).items() if not math.isnan(value)}
+            logged = {key: value for key, value in numbers(values).items() if not math.isnan(value)}
+            yield place, {**logged, STEPS[0]: step}
 
 
 def _plain(found: re.Match[str]) -> str:
     return found[1] if found[1] is not None else "1e999" if found[2] == "inf" else "None"
 
 
-def _numbers(values: dict[Any, Any]) -> dict[str, float]:
-    return {str(key): rows.as_float(value) for key, value in values.items() if isinstance(value, int | float)}
-
-
-FORMATS: dict[str, Callable[[str | Path], pd.DataFrame]] = {
-    "verl": read_verl_metrics,
-    "trl": read_trl_metrics,
-    "slime": read_slime_metrics,
+Reader = tuple[Callable[[Path], Iterable[Logged]], Callable[[Iterable[Logged]], Iterable[Logged]], str]
+FORMATS: dict[
+    str, Reader
+] = {  # the console of a format (TRL's has no metrics), its steps in verl's names, what it must have
+    "verl": (
+        _verl_console,
+        lambda logged: logged,
+        "no line of the form 'step:N - key:value - …' in it; is it the trainer's console log?",
+    ),
+    "trl": (lambda _: [], _trl_steps, "no row has completions/mean_length; is it the log of TRL's GRPOTrainer?"),
+    "slime": (_slime_console, _slime_steps, "no line of the form 'perf N: {…}' in it; is it slime's console log?"),
+    "nemo": (
+        lambda path: nemo.console_rows(path, **CONSOLE),
+        nemo.entries,
+        "no timing/train/…, and no printed 'Total step time' below a 'Step 1/N'; is it the log of NeMo-RL's GRPO?",
+    ),
 }

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
 from simrl.trace.importers.tokens import TokenCounter
+from simrl.trace.importers.turns import mask_parts, text_parts, turns_of
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.trace.validate import shown as shortened
 
@@ -66,24 +67,36 @@ class Row(NamedTuple):
 
 
 class TextRow(NamedTuple):
-    """One sample of a source that keeps text but no lengths."""
+    """One sample of a source that keeps text but no lengths. `mask` is 1 for each token that the model generated."""
 
     place: str
     step: int
     prompt: str
     response: str
     reward: float | None
+    mask: Sequence[int] | None = None
 
 
 def count_rows(texts: Iterable[TextRow], counter: TokenCounter) -> Iterator[Row]:
-    """Yield rows with the lengths (and, from a tokenizer, the token ids) of their texts. A prompt is counted once."""
+    """Yield rows with the lengths (and, from a tokenizer, the token ids) of their texts, in turns where a mask or tags tell.
+    A prompt is counted once."""
     prompt_tokens: dict[str, int] = {}
     for batch in batches(texts):
         new = [p for p in dict.fromkeys(row.prompt for row in batch) if p not in prompt_tokens]
         prompt_tokens.update(zip(new, (c.tokens for c in counter.count(new)), strict=True))
-        for row, counted in zip(batch, counter.count([row.response for row in batch]), strict=True):
-            length = prompt_tokens[row.prompt]
-            yield Row(*row[:3], length, counted.tokens, reward=row.reward, response_ids=counted.ids)
+        parts = [list(text_parts(row.response)) if row.mask is None else [] for row in batch]
+        counted = iter(counter.count([text for of_row in parts for _, text in of_row]))
+        for row, of_row in zip(batch, parts, strict=True):
+            found = [(generated, next(counted)) for generated, _ in of_row]
+            turns = turns_of(mask_parts(row.mask) if row.mask is not None else [(g, c.tokens) for g, c in found])
+            ids = [c.ids for generated, c in found if generated and c.ids is not None]
+            yield Row(
+                *row[:3],
+                prompt_tokens[row.prompt] + turns.before,
+                reward=row.reward,
+                response_ids=np.concatenate(ids) if ids else None,
+                **turns.fields(),
+            )
 
 
 def trace_from_rows(
@@ -144,6 +157,10 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     group = pd.DataFrame({name: np.array(columns[name], dtype=np.int64) for name in ("step", "prompt_id")})
     columns.setdefault("sample", group.groupby(["step", "prompt_id"]).cumcount().to_numpy())
     columns.setdefault("epoch", group.groupby("prompt_id")["step"].rank("dense").to_numpy(np.int64) - 1)
+    if any(
+        ids is None for ids in columns.get("response_ids", ())
+    ):  # lengths by a mask, which text cannot be aligned with
+        del columns["response_ids"]
     if "response_ids" in columns:
         if (tokens := sum(columns["response_tokens"])) > INT32_MAX:
             raise InputError(
@@ -260,6 +277,12 @@ def token_ids(row: Mapping[str, Any], name: str, place: str) -> NDArray[np.int32
         return isinstance(value, list) and all(type(token) is int and 0 <= token <= INT32_MAX for token in value)
 
     return np.array(checked(row, name, place, fits, "a list of token ids"), dtype=np.int32)
+
+
+def mask(row: Mapping[str, Any], names: Sequence[str], place: str) -> list[int] | None:
+    """Return the first of these fields that is there, a list of 0 and 1; None if none is."""
+    name = next((name for name in names if row.get(name) is not None), None)
+    return None if name is None else items(row, name, place, lambda value: value in (0, 1), "a list of 0 and 1")
 
 
 def items(row: Mapping[str, Any], name: str, place: str, fits: Callable[[Any], bool], must_be: str) -> list[Any]:

@@ -17,8 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from simrl.errors import InputError
-from simrl.trace.importers import rows
+from simrl.trace.importers import rows, turns
 from simrl.trace.trace import Trace
 
 # Runs in a process of its own, with the files as arguments: prints {"file", "index", "rollout_id", "sample"} for each sample;
@@ -60,7 +62,8 @@ def import_slime(path: str | Path, *, reward_key: str | None = None, **labels: U
 
     The step is the `rollout_id`; a prompt is its token ids, and response ids are kept. `reward_key` picks the number
     where rewards are dictionaries. `policy_version` is the first of `weight_versions` that is a number;
-    `environment_s` is `non_generation_time`, a total: a simulation takes it for one pause halfway. `cap_tokens` is the run's
+    `environment_s` is `non_generation_time`, a total: a simulation splits it among the pauses between turns, which `loss_mask`
+    tells (0: a tool's output), or takes it for one pause halfway. `cap_tokens` is the run's
     `--rollout-max-response-len`.
 
     Raises `InputError` if torch is not installed, for a dump that holds more than plain data (numpy arrays, objects,
@@ -68,8 +71,8 @@ def import_slime(path: str | Path, *, reward_key: str | None = None, **labels: U
     """
     path = rows.existing(path)
     files, evaluations = _files(path)
-    masked_tokens = 0
     samples: list[rows.Row] = []
+    notes, response_tokens = [], 0
     file_of_step: dict[int, str] = {}
     for file, index, line in _read(files):
         place, sample = f"{file}: sample {index}", line["sample"]
@@ -77,14 +80,12 @@ def import_slime(path: str | Path, *, reward_key: str | None = None, **labels: U
         if file_of_step.setdefault(step, file) != file:
             raise InputError(f"{place}: rollout_id {step} is also in {file_of_step[step]}; keep one dump a rollout")
         samples.append(_row(sample, step, reward_key, place))
-        mask = rows.items(sample, "loss_mask", place, lambda kept: kept in (0, 1), "a list of 0 and 1")
-        masked_tokens += mask.count(0)
-    notes = []
-    if masked_tokens:
-        total = sum(row.response_tokens for row in samples)
-        notes.append(
-            f"{masked_tokens} of {total} response tokens are masked out of the loss (tools, later turns), but counted."
-        )
+        response_tokens += int(sample["response_length"])
+    observed = sum(sum(row.turn_observation_tokens or ()) for row in samples)
+    if left_out := response_tokens - observed - sum(row.response_tokens for row in samples):
+        notes.append(f"{left_out} tokens after the last turn of a response, which loss_mask leaves out, are left out.")
+    if observed:
+        notes.append(f"{observed} of {response_tokens} response tokens are observations between turns, by loss_mask.")
     if evaluations:
         notes.append(f"{evaluations} dumps of evaluations were left out.")
     return rows.trace_from_rows(
@@ -163,15 +164,23 @@ def _row(sample: Mapping[str, Any], step: int, reward_key: str | None, place: st
         if reward_key is None:
             raise InputError(f"{place}: field 'reward' has the keys {rows.listed(reward)}; choose one with reward_key")
     versions = rows.items(sample, "weight_versions", place, lambda _: True, "a list")
+    ids = tokens[prompt_tokens:]
+    mask = rows.mask(sample, ("loss_mask",), place)
+    if mask is not None and len(mask) != response_tokens:
+        raise InputError(
+            f"{place}: loss_mask has {len(mask)} values, response_length is {response_tokens}; they must agree"
+        )
+    parts = turns.mask_parts(mask or [1] * response_tokens)
+    kept = np.repeat([generated for generated, _ in parts], [tokens for _, tokens in parts])
     return rows.Row(
         place,
         step,
         tokens[:prompt_tokens].tobytes(),
         prompt_tokens,
-        response_tokens,
         reward=rows.number(reward, key, place),
         finish_reason=FINISH_REASONS.get(rows.text(sample, "status", place)),
         policy_version=next((int(version) for version in map(str, versions) if VERSION.fullmatch(version)), None),
         environment_s=rows.number({"non_generation_time": None, **sample}, "non_generation_time", place),
-        response_ids=tokens[prompt_tokens:],
+        response_ids=ids[kept],
+        **turns.turns_of(parts).fields(),
     )

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from simrl.errors import InputError
 from simrl.files import read_parquet
-from simrl.trace.importers import rows
+from simrl.trace.importers import rows, turns
 from simrl.trace.importers.tokens import DECODED, TokenCounter
 from simrl.trace.trace import Trace
 
@@ -42,7 +42,7 @@ def import_trl(
     Raises `InputError` for an empty folder, a file that is not whole, and missing or mistyped columns.
     """
     path = rows.existing(path)
-    repeated = 0
+    repeated = agents = 0
     before: Counter[tuple[str, str]] = Counter()
     samples: list[rows.Row] = []
     for file in _files(path):
@@ -51,8 +51,9 @@ def import_trl(
         repeated += batch == before
         if batch != before:
             samples.extend(rows.count_rows(texts, counter))
+            agents += sum(turns.is_agents(row.response) for row in texts)
         before = batch
-    notes = [DECODED]
+    notes = [DECODED, turns.note([row.turn_observation_tokens for row in samples], agents)]
     if repeated:
         notes.append(f"{repeated} files repeat the generation batch of the one before and were left out.")
     return rows.trace_from_rows(

@@ -16,15 +16,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.trace.importers import rows
+from simrl.trace.importers import rows, turns
 from simrl.trace.importers.lengths import lengths_with
+from simrl.trace.importers.logs import recognised
 from simrl.trace.importers.tokens import DECODED, TokenCounter
-from simrl.trace.trace import Trace, TraceMetadata
+from simrl.trace.trace import UNSEPARATED, Trace, TraceMetadata
 
 TABLE = ".table.json"
-TOOL_RESULT = "<tool_response>"  # how Qwen's chat template, the usual one in verl's tool recipes, opens a tool's answer
-EPISODES = "A response is the whole episode: text of tools and of later turns in it counts as response tokens"
+MASKS = ("response_mask", "loss_mask")
 VALIDATION = "Validation generations that verl logged as a table, a few a checkpoint, not training rollouts."
+ROUNDED = 1e-3  # tokens that both means may be off together: some versions of verl log three decimals
 MOST_SAMPLES = 1_000_000  # of a step
 NEEDED = (
     *(f"response_length/{name}" for name in ("mean", "max", "min", "clip_ratio")),
@@ -44,16 +45,18 @@ def import_verl(path: str | Path, counter: TokenCounter, **labels: Unpack[rows.L
     """
     path = rows.existing(path)
     table = _table(path)
-    tool_results = 0
+    if path.is_file() and table is None:
+        _refuse_metrics(path)
+    agents = 0
 
     def watched() -> Iterator[rows.TextRow]:
-        nonlocal tool_results
+        nonlocal agents
         for row in _table_texts(table) if table else _dump_texts(path):
-            tool_results += TOOL_RESULT in row.response
+            agents += turns.is_agents(row.response)
             yield row
 
     samples = list(rows.count_rows(watched(), counter))
-    notes = [DECODED, f"{EPISODES} ({tool_results} of {len(samples)} responses hold {TOOL_RESULT})."]
+    notes = [DECODED, turns.note([row.turn_observation_tokens for row in samples], agents)]
     return rows.trace_from_rows(
         samples,
         source=f"verl wandb table {table.name}" if table else f"verl rollout dump {path.name}",
@@ -74,9 +77,18 @@ def _table(path: Path) -> Path | None:
     if not tables:
         raise InputError(
             f"{path}: neither {{step}}.jsonl rollout dumps nor a *generations*{TABLE} in it; name the run's "
-            "trainer.rollout_data_dir, or for metrics alone its console log"
+            "trainer.rollout_data_dir, or with --metrics its console log"
         )
     return max(tables, key=lambda file: (file.stat().st_size, file.name))
+
+
+def _refuse_metrics(path: Path) -> None:
+    """Raise `InputError` for a metrics log: a file whose first line is no sample, with metrics of a framework in it."""
+    first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
+    if b'"output"' not in first and (name := recognised(path)):
+        raise InputError(
+            f"{path}: a metrics log ({name}), not a dump of samples; add --metrics to draw lengths from it"
+        )
 
 
 def _dumps(folder: Path) -> list[Path]:
@@ -88,7 +100,7 @@ def _dump_texts(path: Path) -> Iterator[rows.TextRow]:
         for place, row in rows.read_jsonl(file):
             step = rows.integer(row, "step", place)
             texts = rows.text(row, "input", place), rows.text(row, "output", place)
-            yield rows.TextRow(place, step, *texts, rows.number(row, "score", place))
+            yield rows.TextRow(place, step, *texts, rows.number(row, "score", place), rows.mask(row, MASKS, place))
 
 
 def _table_texts(file: Path) -> Iterator[rows.TextRow]:
@@ -191,7 +203,7 @@ def _samples(row: dict[Hashable, Any], group: int, seed: int, cap: int, source: 
     total, mean = float(row["perf/total_num_tokens"]), float(row["response_length/mean"] + row["prompt_length/mean"])
     count = round(total / mean) if mean > 0 else 0
     longest, shortest = row["response_length/max"], row["response_length/min"]
-    if count < 1 or abs(total / mean - count) > 0.01:
+    if count < 1 or abs(total / mean - count) > 0.01 + count * ROUNDED / mean:
         raise InputError(
             f"{place}: {total:g} tokens over a mean of {mean:g} are no whole number of samples; check the log"
         )
@@ -241,6 +253,9 @@ def _metrics_notes(metrics: pd.DataFrame, usable: pd.DataFrame) -> str:
         "every epoch is the same one. Rewards and tool times are not in it.",
         "The epoch is the run's." if epochs else "The run logged no epoch: all steps are taken for the first.",
     ]
+    if "num_turns/mean" in usable.columns and (usable["num_turns/mean"] > 2).any():
+        messages = usable["num_turns/mean"].mean()
+        notes.append(f"{UNSEPARATED}: a response has {messages:.1f} messages, whose tokens the log counts together.")
     if left_out:
         notes.append(f"Left out, as their lines lack lengths (validation only, or cut off): steps {left_out}.")
     return " ".join(notes)

@@ -1,0 +1,114 @@
+"""Splits responses into what the model generated, in turns, and what its environment (tools, users) wrote between them.
+
+A mask of a response's tokens tells it (1: generated), or else the tags and roles of chat templates in its text. Context after
+the last turn is left out, as the model never answered it; context before the first belongs to the prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simrl.trace.trace import UNSEPARATED
+
+CALLS = (
+    "<tool_call>",
+    "<search>",
+    "<information>",
+    "<interpreter>",
+    "<observation>",
+)  # an agent's text, not told apart
+NO_SIGN = "Without a mask or tags of tools it cannot be told whether tools wrote a part: all counts as generated."
+# What opens context, and what ends it: the roles of Qwen's and Llama's templates, tags of tools, roles without special tokens.
+CONTEXT = {
+    "qwen": (r"\n?<\|im_start\|>(?!assistant)", r"<\|im_start\|>assistant\n?"),
+    "llama": (r"<\|start_header_id\|>(?!assistant)", r"<\|start_header_id\|>assistant<\|end_header_id\|>\n{0,2}"),
+    "tags": (
+        r"\n?(?:\b(?:user|tool)\n)?<tool_response>",
+        r"</tool_response>(?:<\|im_end\|>)?\s{0,4}(?:(?:<\|im_start\|>)?assistant\n)?",
+    ),
+    "roles": (r"\n?\b(?:user|tool)\n", r"\nassistant\n"),
+}
+OPENS = re.compile("|".join(f"(?P<{kind}>{opens})" for kind, (opens, _) in CONTEXT.items()))
+SIGNS = ("<|im_start|>", "<|start_header_id|>", "<tool_response>", "user\n", "tool\n")  # one is in what opens context
+ENDS = {kind: re.compile(ends) for kind, (_, ends) in CONTEXT.items()}
+WITHOUT_ROLES = re.compile("|".join(f"(?P<{kind}>{CONTEXT[kind][0]})" for kind in ("qwen", "llama", "tags")))
+
+
+class Turns(NamedTuple):
+    """The tokens of each turn, the observations after each but the last, and the context before the first."""
+
+    tokens: list[int]
+    observations: list[int]
+    before: int
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a `Row`; a response of one turn has no lists."""
+        if len(self.tokens) < 2:
+            return {"response_tokens": sum(self.tokens)}
+        lists = {"turn_tokens": self.tokens, "turn_observation_tokens": self.observations}
+        return {"response_tokens": sum(self.tokens), **lists}
+
+
+def turns_of(parts: Iterable[tuple[bool, int]]) -> Turns:
+    """Return the turns of a response from its parts in order: whether the model generated it, and its tokens."""
+    filled = [part for part in parts if part[1]]
+    if len(filled) == 1 and filled[0][0]:
+        return Turns([filled[0][1]], [], 0)
+    merged = [(key, sum(tokens for _, tokens in group)) for key, group in groupby(filled, key=lambda part: part[0])]
+    before = merged.pop(0)[1] if merged and not merged[0][0] else 0
+    tokens = [tokens for _, tokens in merged[::2]]
+    return Turns(tokens, [tokens for _, tokens in merged[1::2]][: max(len(tokens) - 1, 0)], before)
+
+
+def mask_parts(mask: Sequence[int]) -> list[tuple[bool, int]]:
+    """Return the parts of a response by its mask. One that begins with 0, or has no 1, masks no environment: a response begins
+    with the model's own tokens, which a trainer may leave out of the loss."""
+    if not mask or not mask[0]:
+        return [(True, len(mask))]
+    values = np.asarray(mask, dtype=bool)
+    bounds = np.flatnonzero(np.r_[True, values[1:] != values[:-1], True])
+    return [(bool(values[a]), b - a) for a, b in pairwise(bounds.tolist())]
+
+
+def text_parts(text: str) -> Iterator[tuple[bool, str]]:
+    """Yield the parts of a response's text, by its tags and roles. Context that does not end runs to the end of the text; of
+    roles without special tokens, it must end."""
+    place, opens = 0, OPENS
+    if not any(sign in text for sign in SIGNS):  # ten times as fast as the pattern
+        yield True, text
+        return
+    while found := opens.search(text, place):
+        kind = str(found.lastgroup)
+        end = ENDS[kind].search(text, found.end())
+        if end is None and kind == "roles":
+            opens = WITHOUT_ROLES  # no such role ends after here, either
+            continue
+        stop = end.end() if end else len(text)
+        yield True, text[place : found.start()]
+        yield False, text[found.start() : stop]
+        place = stop
+    yield True, text[place:]
+
+
+def is_agents(text: str) -> bool:
+    """Return whether a response looks like an agent's."""
+    return any(call in text for call in CALLS)
+
+
+def note(observed: Sequence[Sequence[int] | None], agents: int) -> str:
+    """Return what a trace's notes say of turns, given the observations of each response and the number of agents' ones."""
+    several = [tokens for tokens in observed if tokens]
+    if several:
+        return (
+            f"{len(several)} of {len(observed)} responses have several turns, with {sum(map(sum, several))} tokens of "
+            "observations (tools, users) between them, by mask or tags. What follows the last turn is left out; the "
+            "environment's time is not recorded."
+        )
+    return (
+        f"{UNSEPARATED}: {agents} responses call tools, and no mask or tag tells their output." if agents else NO_SIGN
+    )

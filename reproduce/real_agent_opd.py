@@ -28,7 +28,7 @@ LOGS = {
     "do7bl4gg": "verl_run/do7bl4gg/output.log",
 }
 ONE_TOKEN, FIRST_SCORED = "i80f2v90", {"do7bl4gg": 21}
-MOST_STEPS = 16  # simulated, evenly spaced among those of the window
+MOST_STEPS = 12  # simulated, evenly spaced among those of the window
 PHASES = ("gen_s", "old_log_prob_s", "ref_s", "update_actor_s")
 QUANTITIES = {f"opd-{run}": (*PHASES, "step_s") for run in LOGS}
 

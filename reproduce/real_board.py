@@ -6,7 +6,6 @@ and counts in no total.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -24,6 +23,7 @@ from simrl.errors import InputError, meant
 Entry = dict[str, Any]
 SIDE = "trainer waits"  # a share of its step
 BINDS = 0.1  # of the step, from which the side that is waited for is the rollout
+LEVEL = 1e-3  # of a prediction: an interval that is narrower is rounding
 KINDS = {"step": "steps", "phase": "phases", "ratio": "ratios", "training step": "training steps"}
 HYBRID = "a hybrid model: attention and linear attention in turns, with experts, whose step times must be measured"
 TRAINING_STEPS = "train_step_benchmarks"
@@ -134,8 +134,9 @@ def _predicted(row: str, of: Quantities, place: int, prediction: Prediction | No
     ledger = read_ledger(of.family)
     entry["asked"] = sorted(prediction.asked & set(ledger.inputs))
     entry["open_inputs"] = [name for name in ledger.open if name in prediction.asked]
-    strongest = drivers(of.family, prediction.inputs, values, prediction.asked)[:1]
-    entry["driver"] = next(({"input": name, "rank_correlation": r} for name, r in strongest if math.isfinite(r)), None)
+    if max(values) - min(values) > LEVEL * abs(values[0]):
+        for name, correlation in drivers(of.family, prediction.inputs, values, prediction.asked)[:1]:
+            entry["driver"] = {"input": name, "rank_correlation": correlation}
     return entry
 
 

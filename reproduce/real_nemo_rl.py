@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reproduce.lab import Lab, Measures, Predict, row, run_of
+from reproduce.lab import Lab, Measures, Predict, launch_s, row, run_of
 from reproduce.ledger import Inputs, named
 from reproduce.real_lengths import of_run
 from simrl.scenario.model import Scenario
@@ -60,6 +60,7 @@ def scenario(inputs: Inputs, asynchronous: bool) -> Scenario:
             **named(inputs, "recompute", "tokens_per_microbatch", "switch_s", "reward_s"),
         },
         engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization"),
+        least_pass_s=launch_s(inputs, inputs["model"]),
     )
 
 

@@ -34,7 +34,7 @@ FAMILY_NOTES = {
 
 def page(entries: Sequence[Entry], samples: int) -> str:
     """Return the page, in Markdown."""
-    parts = [HEAD.format(samples=samples), "## In short", *(f"- {line}" for line in sentences(entries))]
+    parts = [HEAD.format(samples=samples), "", "## In short", "", *(f"- {line}" for line in sentences(entries))]
     for name in FAMILIES:
         own = [entry for entry in entries if entry["ledger"] == name and entry["predicted"] is not None]
         if own:
@@ -54,8 +54,7 @@ def page(entries: Sequence[Entry], samples: int) -> str:
     for name in FAMILIES:
         if any(entry["ledger"] == name and entry["asked"] for entry in entries):
             parts += ["", f"### {read_ledger(name).paper}", "", *_inputs(name)]
-    text = "\n".join(parts)
-    return text.replace("## In short\n", "## In short\n\n") + "\n"
+    return "\n".join(parts) + "\n"
 
 
 def _lines_of(note: str | None) -> list[str]:

@@ -49,10 +49,13 @@ def scenario(inputs: Inputs) -> Scenario:
 
 
 def seconds(lab: Lab, inputs: Inputs, name: str) -> list[float]:
-    """Return the seconds of generation, of the old policy's log-probs, of training, and of a step."""
+    """Return the seconds of generation (with all that is no other phase: the page's phases add up to its steps), of the old
+    policy's log-probs, of training, and of a step."""
     inputs = of_run(inputs, name)
-    found, passes = lab.run(scenario(inputs)), inputs["log_probs"]
-    return [found["rollout_s"], found["phase_s"]["log_prob"] / passes, found["phase_s"]["train"], found["step_s"]]
+    found = lab.run(scenario(inputs))
+    step_s, log_probs_s, train_s = found["step_s"], found["phase_s"]["log_prob"], found["phase_s"]["train"]
+    generation_s = step_s - log_probs_s - train_s - found["phase_s"].get("transfer", 0.0)
+    return [generation_s, log_probs_s / inputs["log_probs"], train_s, step_s]
 
 
 @row

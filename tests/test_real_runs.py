@@ -1,6 +1,5 @@
 """The board of real runs: what is read of them, that no prediction sees an outcome, and what counts."""
 
-import ast
 import csv
 import json
 import re
@@ -105,12 +104,7 @@ def test_other_outcomes_move_no_prediction(simrl: CommandLine, tmp_path_factory:
         assert [e[key] for e in one["rows"]] == [e[key] for e in other["rows"]], key
 
 
-def test_no_module_that_predicts_reads_an_outcome():
-    modules = [*predict.FAMILIES, "real_lengths", "predict", "lab"]
-    for name in modules:
-        tree = ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
-        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not imported & {"reproduce.real_measured", "reproduce.real_board", "reproduce.score"}, name
+def test_seconds_of_phases_are_not_read_with_the_lengths():
     assert not set(INPUT_COLUMNS) & {f"timing_s/{name}" for name in PHASES}
 
 

@@ -115,20 +115,8 @@ def rl_overhead_s(steps: list[Step]) -> float:
     return float(least_squares(relative, [1.0], bounds=(0, 100), loss="soft_l1", f_scale=0.05).x[0])
 
 
-def summary(errors: list[float]) -> dict[str, float]:
-    sizes = np.abs(errors)
-    return {
-        "median": float(np.median(errors)),
-        "median_size": float(np.median(sizes)),
-        "p90_size": float(np.quantile(sizes, 0.9)),
-    }
-
-
-def main(
-    data: Annotated[Path, typer.Argument(help="the folder with train_step_benchmarks/")], as_json: AsJson = False
-) -> None:
-    with errors_in_a_line("validate_training"):
-        steps, left_out = read_steps(data)
+def scored(steps: list[Step]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Return the overhead with which each GPU is judged, and a row of each step: its facts, its prediction and its error."""
     dense = [step for step in steps if step.dense]
     overheads_s = {gpu: rl_overhead_s([s for s in dense if s.gpu != gpu]) for gpu in GPU_NAMES.values()}
     rows: list[dict[str, Any]] = []
@@ -144,6 +132,24 @@ def main(
                 "error_without_overhead": computed / step.step_s - 1,
             }
         )
+    return overheads_s, rows
+
+
+def summary(errors: list[float]) -> dict[str, float]:
+    sizes = np.abs(errors)
+    return {
+        "median": float(np.median(errors)),
+        "median_size": float(np.median(sizes)),
+        "p90_size": float(np.quantile(sizes, 0.9)),
+    }
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="the folder with train_step_benchmarks/")], as_json: AsJson = False
+) -> None:
+    with errors_in_a_line("validate_training"):
+        steps, left_out = read_steps(data)
+    overheads_s, rows = scored(steps)
     apart = {"dense": True, "mixtures of experts": False}
     groups = {name: [r for s, r in zip(steps, rows, strict=True) if s.dense == kind] for name, kind in apart.items()}
     groups |= {f"dense, {gpu}": [r for r in groups["dense"] if r["gpu"] == gpu] for gpu in GPU_NAMES.values()}

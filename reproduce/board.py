@@ -153,7 +153,7 @@ def print_board(entries: Sequence[Mapping[str, Any]], console: Console) -> None:
         console.print(line)
     if len(entries) == 1 and entries[0]["ledger"]:
         console.print()
-        _print_ledger(entries[0]["ledger"], entries[0]["asked"], console)
+        print_ledger(entries[0]["ledger"], entries[0]["asked"], console)
 
 
 def _of_interval(entry: Mapping[str, Any], error: str) -> list[str]:
@@ -169,7 +169,7 @@ def _of_interval(entry: Mapping[str, Any], error: str) -> list[str]:
     return [_cell(shown, str), error, covered, moved]
 
 
-def _print_ledger(ledger: Mapping[str, Any], asked: Sequence[str], console: Console) -> None:
+def print_ledger(ledger: Mapping[str, Any], asked: Sequence[str], console: Console) -> None:
     """Print the inputs that the row asks for, then the paper's others."""
     table = Table("input", "value", "range", "kind", "where, or why", box=None, pad_edge=False)
     for name in sorted(ledger, key=lambda name: name not in asked):

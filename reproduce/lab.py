@@ -25,6 +25,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.synthesis import LengthModel
+from simrl.trace.trace import Trace
 from simrl.validation import explain
 
 M = TypeVar("M", bound=BaseModel)
@@ -60,7 +61,7 @@ def run_of(
     model: str,
     gpus: int,
     tp: int,
-    lengths: Mapping[str, Any],
+    lengths: Mapping[str, Any] | Trace,
     steps: int,
     warmup_steps: int,
     training: Mapping[str, Any],
@@ -69,8 +70,12 @@ def run_of(
     least_pass_s: float = 0.0,
 ) -> Scenario:
     """Return a scenario of a paper: the inputs that all papers have, and the row's own. `lengths` are fields of a length
-    model, which has the run's number of steps unless they give another."""
+    model, which has the run's number of steps unless they give another, or the trace that `Lab.run` is given."""
     passes_s = float(inputs["between_passes_s"])
+    if isinstance(lengths, Trace):
+        workload: dict[str, Any] = {"trace": lengths.metadata.name}
+    else:
+        workload = {"synthetic": lengths_of(inputs, steps, lengths)}
     return made(
         Scenario,
         {
@@ -79,7 +84,7 @@ def run_of(
             "warmup_steps": warmup_steps,
             "model": model,
             "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
-            "workload": {"synthetic": lengths_of(inputs, steps, lengths)},
+            "workload": workload,
             "profile": step_times(model, inputs["gpu"], tp, passes_s, least_pass_s),
             "engine": {"max_num_seqs": inputs["max_num_seqs"], **(engine or {})},
             "training": training,
@@ -146,12 +151,13 @@ class Lab:
             raise found
         return found
 
-    def run(self, scenario: Scenario) -> Measures:
-        """Return a row of `simrl compare`, the seconds of each phase of an update, and the measures of rollouts. Raise
-        `InputError` for an impossible scenario."""
+    def run(self, scenario: Scenario, trace: Trace | None = None) -> Measures:
+        """Return a row of `simrl compare`, the seconds of each phase of an update, and the measures of rollouts. `trace` is the
+        one that the scenario names, if any: one trace a name. Raise `InputError` for an impossible scenario."""
         key = scenario.model_dump_json()
         if key not in self._found:
-            result = simulate_prepared(prepare(scenario, self._inputs))
+            inputs = self._inputs if trace is None else InputCache(trace)
+            result = simulate_prepared(prepare(scenario, inputs))
             self._found[key] = measures(result, scenario.warmup_steps)
         return self._found[key]
 

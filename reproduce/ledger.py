@@ -1,7 +1,8 @@
-"""A ledger: a paper's statements about its experiments, input by input, and the inputs that it leaves open.
+"""A ledger: a paper's statements about its experiments, or a run's configuration, input by input, and the inputs left open.
 
-Invariant: an input is stated (in the paper's words), digitised (read off a figure) or assumed; only an assumed input is a
-range, with a reason, set once for all rows of the paper. A prediction runs the middle and a designed sample of the ranges.
+Invariant: an input is stated (in the paper's words), inferred (from what is stated), digitised (read off a figure) or assumed;
+only an assumed input is a range, with a reason, set once for all rows of the paper. A prediction runs the middle and a designed
+sample of the ranges.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def named(inputs: Inputs, *names: str) -> Inputs:
 
 class LedgerInput(BaseModel):
     """One input. `low` and `high` bound an assumed one, `choices` are the alternatives of one that is no number; `value` is
-    the middle. `source` says where it stands in the paper, or why it is assumed so. `log`: drawn by its ratio. `used`: false
-    if it only informs the reader. `held`: assumed, but no range, for the reason in `source`."""
+    the middle. `source` says where it stands in the paper, what it is inferred from, or why it is assumed so. `log`: drawn by
+    its ratio. `used`: false if it only informs the reader. `held`: assumed, but no range, for the reason in `source`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: Value | list[Value]
-    kind: Literal["stated", "digitised", "assumed"]
+    kind: Literal["stated", "inferred", "digitised", "assumed"]
     source: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     unit: str = ""
     low: float | None = None

@@ -11,7 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from reproduce import areal, rhymerl, rollpacker, specactor, tlt, verl
+from reproduce import (
+    areal,
+    real_agent_opd,
+    real_hf_async_lora,
+    real_nemo_rl,
+    real_rlinf_verl,
+    real_verl_fsdp,
+    rhymerl,
+    rollpacker,
+    specactor,
+    tlt,
+    verl,
+)
 from reproduce.lab import GIVEN, Lab
 from reproduce.ledger import PLACE, Asked, Inputs, MissingInputError, PaperError, read_ledger
 from simrl.errors import InputError, meant
@@ -25,6 +37,14 @@ PAPERS: dict[str, ModuleType] = {
     "tlt": tlt,
     "verl": verl,
     "rollpacker": rollpacker,
+}
+# Families of real runs, one setup of which may have several modes.
+FAMILIES: dict[str, ModuleType] = {
+    "real_agent_opd": real_agent_opd,
+    "real_verl_fsdp": real_verl_fsdp,
+    "real_nemo_rl": real_nemo_rl,
+    "real_rlinf_verl": real_rlinf_verl,
+    "real_hf_async_lora": real_hf_async_lora,
 }
 
 
@@ -64,14 +84,17 @@ def left_out() -> dict[str, str]:
     return {row: why for paper in PAPERS.values() for row, why in getattr(paper, "LEFT_OUT", {}).items()}
 
 
-def tasks(rows: Mapping[str, int], samples: int) -> list[Task]:
+def tasks(
+    rows: Mapping[str, int], samples: int, papers: Mapping[str, ModuleType] | None = None, **given: str
+) -> list[Task]:
     """Return the tasks for these rows (each with its number of elements): the middle and `samples` points of each paper's
-    ranges."""
+    ranges. `given` are inputs that no ledger has: the folder with logs of real runs."""
     found = []
-    for name, paper in PAPERS.items():
+    for name, paper in (PAPERS if papers is None else papers).items():
         wanted = {row: count for row, count in rows.items() if row in paper.ROWS}
         if wanted:
-            found += [Task(name, wanted, i, inputs) for i, inputs in enumerate(read_ledger(name).sample(samples))]
+            sets = read_ledger(name).sample(samples)
+            found += [Task(name, wanted, i, {**inputs, **given}) for i, inputs in enumerate(sets)]
     return found
 
 
@@ -80,7 +103,8 @@ def run(task: Task) -> dict[str, Found]:
     lab, found = Lab(), {}
     for row, count in task.rows.items():
         try:
-            found[row] = _elements(PAPERS[task.paper].ROWS[row], lab, task.inputs, count)
+            rows = {**FAMILIES, **PAPERS}[task.paper].ROWS
+            found[row] = _elements(rows[row], lab, task.inputs, count)
         except MissingInputError as error:
             (name,) = error.args
             raise PaperError(

@@ -74,7 +74,7 @@ class TrainingCosts:
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
         each_s = self.config.minibatch_overhead_s + self.optimizer_s
         train_s = sum(each_s + self.pass_s(part, 3) for part in parts)
-        return [("train", self.config.ppo_epochs * train_s)]
+        return [("train", self.config.update_overhead_s + self.config.ppo_epochs * train_s)]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""

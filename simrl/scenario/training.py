@@ -52,7 +52,9 @@ class TrainingConfig(BaseModel):
     reference_model: str | None = None
     """the model of these passes, a name or a folder with config.json; one pass if `extra_log_probs` is 0"""
     minibatch_overhead_s: Seconds = 0.0
-    """time of each mini-batch's update beyond its arithmetic: optimizer step, optimizer states from the host"""
+    """time of each mini-batch's update beyond its arithmetic: optimizer step"""
+    update_overhead_s: Seconds = 0.0
+    """time of each update beyond its mini-batches: weights and optimizer states from the host and back (verl's offloading)"""
     log_prob_overhead_s: Seconds = 0.0
     """time of each log-prob pass over a batch beyond its arithmetic"""
     ppo_epochs: Annotated[int, Field(ge=1, le=100)] = 1

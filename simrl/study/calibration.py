@@ -256,7 +256,7 @@ def _beside(
         ]
     )
     for phase, measured, simulated in zip(PHASES, measured_s, simulated_s.swapaxes(0, 1), strict=True):
-        if np.isfinite(measured).any() and np.isfinite(simulated[0]).all():
+        if (measured > 0).any() and np.isfinite(simulated[0]).all():
             steps[f"{phase}_measured_s"], steps[f"{phase}_simulated_s"] = measured, simulated[0]
             steps[f"{phase}_low_s"], steps[f"{phase}_high_s"] = simulated.min(axis=0), simulated.max(axis=0)
     return steps

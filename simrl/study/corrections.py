@@ -14,8 +14,9 @@ where a log has them (verl's agent loop): they separate the cost of a full batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,10 @@ UNKNOWN_SHARE = 0.5  # of a correction, from which its standard error is worth a
 UNCLEAR = 0.25  # of a correction, from which the range of equally good fits is worth a warning
 CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
 GRID, MOST_FITS = (1.4, 1.1), 5  # factors on the first correction, the second if the first is too much; steps each way
+TINY, COARSE = (  # of SciPy's solver
+    {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
+    for step, most in ((1e-3, 40), (0.05, 6))
+)
 SOFT = 0.1  # of a logarithm: beyond, the loss is no longer quadratic
 
 
@@ -147,7 +152,9 @@ def fit(
     # The measured phases contain the changes between rollout and training.
     settled = {"switch_s": 0.0, "switch_transfer_s": 0.0}
     scenarios = [prepared.scenario.model_copy(update={"training": c.model_copy(update=settled)}) for c in configs]
-    engine = equally_good(_of_generation(rows, scenarios[0], prepared, cache), ENGINE)
+    # Where phases overlap, the order of events changes with the corrections: a slope over a tiny step is noise.
+    solved = TINY if in_turns(prepared) else COARSE
+    engine = equally_good(_of_generation(rows, scenarios[0], prepared, cache), ENGINE, solved)
     fits = [with_generation(each, *x) for each, x in zip(scenarios, engine.fits, strict=True)]
     return fits, (*engine.corrections, *corrections), [*engine.unclear, *unclear]
 
@@ -238,7 +245,9 @@ class Equals(NamedTuple):
     unclear: list[str]
 
 
-def equally_good(residuals: Callable[[Floats], Floats], parameters: Sequence[_Parameter]) -> Equals:
+def equally_good(
+    residuals: Callable[[Floats], Floats], parameters: Sequence[_Parameter], solved: Mapping[str, Any] = TINY
+) -> Equals:
     """Fit, and find how far the first correction (an efficiency) can be moved without harm.
 
     It is moved away from the best fit, no further than to 1 (no engine is faster than its profile, no GPU than its data sheet),
@@ -246,7 +255,8 @@ def equally_good(residuals: Callable[[Floats], Floats], parameters: Sequence[_Pa
     fit is then repeated on the first two thirds of the steps; one whose loss on the last third is worse than the least by more
     than a standard error does not count. Of the rest the middle is used: no fit is further from the others than it has to be.
     """
-    best = _least_squares(residuals, parameters)
+    solve = partial(_least_squares, parameters=parameters, solved=solved)
+    best = solve(residuals)
     found = residuals(best.x)
     worst = best.cost * (1 + CHANCE / max(int(np.isfinite(found).sum()) - len(parameters), 1))
     good = [best]
@@ -255,19 +265,17 @@ def equally_good(residuals: Callable[[Floats], Floats], parameters: Sequence[_Pa
         last = best
         for _ in range(MOST_FITS if factor in (GRID[0], 1 / GRID[0]) else len(good) == 1):
             first = float(np.clip(last.x[0] * factor, low, high))
-            moved = (
-                last if first == last.x[0] else _least_squares(residuals, parameters, [first, *last.x[1:]], free_from=1)
-            )
+            moved = last if first == last.x[0] else solve(residuals, start=[first, *last.x[1:]], free_from=1)
             if moved is last or moved.cost > worst:
                 break
             last = moved
             good.append(moved)
     if len(good) > 1:
-        good = _best_held_out(good, residuals, parameters, np.arange(found.shape[1]) < found.shape[1] * 2 // 3)
+        good = _best_held_out(good, residuals, solve, np.arange(found.shape[1]) < found.shape[1] * 2 // 3)
     good.sort(key=lambda each: float(each.x[0]))
     used, middle = good[0], (good[0].x[0] + good[-1].x[0]) / 2
     if len(good) > 1:
-        used = _least_squares(residuals, parameters, [middle, *best.x[1:]], free_from=1)
+        used = solve(residuals, start=[middle, *best.x[1:]], free_from=1)
     values = np.array([used.x, good[-1].x, good[0].x])
     errors = np.maximum(_errors(used, best, parameters), np.ptp(values, axis=0) / 2)
     fitted = [
@@ -290,13 +298,13 @@ def equally_good(residuals: Callable[[Floats], Floats], parameters: Sequence[_Pa
 def _best_held_out(
     good: Sequence[Any],
     residuals: Callable[[Floats], Floats],
-    parameters: Sequence[_Parameter],
+    solve: Callable[..., Any],
     part: NDArray[np.bool_],
 ) -> list[Any]:
     """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to within a standard error."""
     held_out = []
     for each in good:
-        early = _least_squares(lambda x: residuals(x)[:, part], parameters, list(each.x), free_from=1)
+        early = solve(lambda x: residuals(x)[:, part], start=each.x, free_from=1)
         loss = SOFT**2 * (np.sqrt(1 + (residuals(early.x)[:, ~part] / SOFT) ** 2) - 1)
         held_out.append(np.nansum(loss, axis=0))
     apart = np.array(held_out) - min(held_out, key=np.sum)
@@ -324,6 +332,7 @@ def _errors(used: Any, best: Any, parameters: Sequence[_Parameter]) -> Floats:
 def _least_squares(
     residuals: Callable[[Floats], Floats],
     parameters: Sequence[_Parameter],
+    solved: Mapping[str, Any],
     start: Sequence[float] | None = None,
     free_from: int = 0,
 ) -> Any:
@@ -345,10 +354,7 @@ def _least_squares(
         x_scale=scale,
         loss="soft_l1",
         f_scale=SOFT,
-        diff_step=np.full(len(begin[part]), 1e-3),
-        xtol=1e-5,
-        ftol=1e-6,
-        max_nfev=40,
+        **solved,
     )
     ended = np.where(found.x - low < 1e-3 * scale, low, np.where(high - found.x < 1e-3 * scale, high, found.x))
     found.x = np.concatenate([fixed, ended])

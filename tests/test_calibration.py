@@ -20,6 +20,8 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.run import simulate
 from simrl.study.calibration import calibrate, launched, phase_s, scenario_yaml
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
+from simrl.study.logged_lengths import write_alike
+from simrl.study.whatif import alternatives
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
@@ -321,6 +323,48 @@ def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log
     assert runs[0][0].startswith("verl_colocated") and runs[2][0].startswith("one_step_off")
     assert "extrapolation" in told["said"][0] and "cluster.tp=1" in told["said"][0]  # one engine cannot be split
     assert told["corrections"] and told["assumed"]
+
+
+@pytest.mark.slow
+def test_whatif_trains_as_many_samples_under_a_system_of_smaller_updates(log, tmp_path):
+    """Responses grow: with equal numbers of updates, a system of small ones would train the first, short ones alone."""
+    metrics = lengths_of_a_run()
+    metrics["response_length/mean"] = metrics["response_length/mean"].sort_values().to_numpy()
+    metrics["perf/total_num_tokens"] = GROUP * PROMPTS * (metrics["response_length/mean"] + 50)
+    write_trace(trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000), tmp_path / "run.parquet")
+    own = with_known_corrections(started(tmp_path / "run.parquet", STEPS))
+    text = own.model_dump(mode="json", exclude_defaults=True, exclude={"system", "variant", "file"})
+    (tmp_path / "run.yaml").write_text(json.dumps({**text, "systems": ["verl_colocated"]}))
+    tried = alternatives(
+        tmp_path / "run.yaml", ["verl_fully_async", "one_step_off"], [own, own], 1, write_alike(tmp_path)
+    )
+    assert [each.steps for each in tried.scenarios] == [STEPS, 4 * STEPS, STEPS]
+    first, *others = (simulate(each) for each in tried.scenarios)
+    trained = [int(result.steps.column("samples").to_numpy().sum()) for result in (first, *others)]
+    assert trained == [trained[0]] * 3 and "56 updates train the samples of the run's 14" in " ".join(tried.said)
+    for result, scenario, found in zip(others, tried.scenarios[1:], tried.ranges[1:], strict=True):
+        speedup = first.steps["finished_s"][-1].as_py() / result.steps["finished_s"][-1].as_py()
+        assert scenario.system.parameters["rollout_share"] == 0.5  # of two GPUs, one
+        assert found["fits"] == pytest.approx((speedup, speedup), rel=0.02)
+        assert found["likeness"][0] <= speedup * 1.02 and speedup <= found["likeness"][1] * 1.02
+
+
+@pytest.mark.slow
+def test_lengths_of_kept_groups_are_trained_and_the_whole_batch_is_generated(log, tmp_path):
+    metrics = read_metrics(log)
+    batch, kept = GROUP * PROMPTS, GROUP * (PROMPTS - 8 - metrics["step"] % 5)
+    mean = metrics["response_length/mean"] + metrics["prompt_length/mean"]
+    per_token_ms = 1000 * metrics["timing_s/gen"] / (kept * metrics["response_length/mean"])
+    of_batch = metrics.assign(**{"timing_per_token_ms/gen": per_token_ms, "perf/total_num_tokens": batch * mean + 37})
+    of_kept = metrics.assign(**{"perf/total_num_tokens": kept * mean})
+    for logged_as, samples in ((of_batch, None), (of_kept, batch)):
+        found = calibrate(logged_as, started, (1, 6), GROUP, tmp_path, cap_tokens=2000, samples=samples)
+        assert found.scenario.system.parameters["filter_groups"] and any(
+            "kept groups" in text for text in found.assumed
+        )
+        steps = simulate(found.scenario).steps.column("samples").to_numpy()
+        assert len(read_trace(tmp_path / "run.parquet")) == STEPS * batch and (steps == kept).all()
+        assert found.errors[0].phase == "generation" and found.errors[0].mape_out < 0.1
 
 
 def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):

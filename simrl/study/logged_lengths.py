@@ -171,9 +171,9 @@ def write_alike(folder: Path) -> Path | None:
     trace = read_trace(folder / RUN)
     if "reward" in trace.table.column_names:
         return None
-    table, names = trace.table.to_pandas(), ["response_tokens", "finish_reason"]
-    order = np.lexsort((table["response_tokens"], table["step"]))
-    places = np.argsort(table["step"].to_numpy(), kind="stable")
-    table.iloc[places, [table.columns.get_loc(name) for name in names]] = table[names].to_numpy()[order]
-    write_trace(Trace.from_columns({key: table[key].to_numpy() for key in table}, trace.metadata), folder / ALIKE)
+    table = trace.table.to_pandas()
+    order = np.lexsort((table["response_tokens"], table["step"]))  # a trace is in the order of its steps
+    columns = {key: table[key].to_numpy() for key in table}
+    columns |= {key: columns[key][order] for key in ("response_tokens", "finish_reason")}
+    write_trace(Trace.from_columns(columns, trace.metadata), folder / ALIKE)
     return folder / ALIKE

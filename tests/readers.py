@@ -32,8 +32,9 @@ from simrl.show.report.sources import find
 from simrl.show.tables.explain import print_difference, print_explanation
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
-from simrl.study.calibration import _trace, _usable, launched
+from simrl.study.calibration import launched
 from simrl.study.grid import resolved, vary
+from simrl.study.logged_lengths import lengths_of, usable_steps
 from simrl.study.point import Digests, make_point
 from simrl.study.sweep import kept, plan, table_rows
 from simrl.trace.importers import slime
@@ -582,8 +583,8 @@ def _seeds_of_calibration() -> list[Files]:
 def _read_calibration(folder: Path) -> None:
     """What calibrate and whatif read before they fit."""
     metrics = read_metrics(_log(folder), samples=16, prompt_tokens=80.0)
-    usable = _usable(metrics, None)
-    trace = _trace(usable, 4, 900, None)
+    usable = usable_steps(metrics, None, True, 4)
+    trace = lengths_of(usable, 4, 900, None)
     write_trace(trace, folder.parent / "lengths.parquet")
     launch = folder / "launch.yaml"
     settings = _arguments(folder).get("settings", [])

@@ -1,6 +1,7 @@
 """Calibration on the log of a run: what was put in comes out, what is held out is not looked at, what is missing is said."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +14,24 @@ import simrl
 from simrl.errors import InputError
 from simrl.profile.hardware import gpu, model_shape
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.simulate.run import simulate
 from simrl.study.calibration import calibrate, launched, phase_s, scenario_yaml
-from simrl.study.corrections import Correction, rollout_s, with_generation
+from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
+from simrl.study.logged_lengths import write_alike
+from simrl.study.whatif import alternatives
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 GROUP, PROMPTS, STEPS = 4, 24, 14
 FORWARD, PASS_S, SEQUENCE_S, STEP_S = 2.2, 0.004, 0.0003, 3.0
-MFU, MINIBATCH_S, LOG_PROB_MFU, LOG_PROB_S = 0.24, 0.8, 0.3, 0.4
+MFU, UPDATE_S, LOG_PROB_MFU, LOG_PROB_S = 0.24, 0.8, 0.3, 0.4
 
 
-def started(path: Path, steps: int, system: str = "verl_colocated") -> Scenario:
+def started(path: Path, steps: int, system: str = "verl_colocated", **parameters: object) -> Scenario:
     return Scenario.model_validate(
         {
             "name": "run",
@@ -36,16 +40,16 @@ def started(path: Path, steps: int, system: str = "verl_colocated") -> Scenario:
             "cluster": {"gpu": "h100", "gpus": 2, "tp": 1},
             "workload": {"trace": str(path)},
             "profile": {"roofline": {}},
-            "system": {"name": system},
+            "system": {"name": system, **parameters},
         }
     )
 
 
-def lengths_of_a_run() -> pd.DataFrame:
+def lengths_of_a_run(steps: int = STEPS) -> pd.DataFrame:
     """What verl logs of lengths: means and longest responses that differ from step to step."""
     samples = GROUP * PROMPTS
     rows = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         mean, longest = 120 + 40 * (step * 5 % 7), 700 + 220 * (step * 3 % 5)
         rows.append(
             {
@@ -63,22 +67,26 @@ def lengths_of_a_run() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def with_known_corrections(scenario: Scenario) -> Scenario:
+    scenario = with_generation(scenario, FORWARD, PASS_S, SEQUENCE_S, STEP_S)
+    known = {
+        "mfu": MFU,
+        "update_overhead_s": UPDATE_S,
+        "log_prob_mfu": LOG_PROB_MFU,
+        "log_prob_overhead_s": LOG_PROB_S,
+        "switch_s": 0.0,  # a log's phases contain the changes between them
+        "switch_transfer_s": 0.0,
+    }
+    return scenario.model_copy(update={"training": scenario.training.model_copy(update=known)})
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The console log of a run that was simulated with known corrections."""
     folder = tmp_path_factory.mktemp("run")
     metrics = lengths_of_a_run()
     write_trace(trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000), folder / "run.parquet")
-    scenario = with_generation(started(folder / "run.parquet", STEPS), FORWARD, PASS_S, SEQUENCE_S, STEP_S)
-    known = {
-        "mfu": MFU,
-        "minibatch_overhead_s": MINIBATCH_S,
-        "log_prob_mfu": LOG_PROB_MFU,
-        "log_prob_overhead_s": LOG_PROB_S,
-        "switch_s": 0.0,  # a log's phases contain the changes between them
-        "switch_transfer_s": 0.0,
-    }
-    result = simulate(scenario.model_copy(update={"training": scenario.training.model_copy(update=known)}))
+    result = simulate(with_known_corrections(started(folder / "run.parquet", STEPS)))
     whole_s, response_s = rollout_s(result)
     metrics["timing_s/gen"] = whole_s + STEP_S
     metrics["timing_s/agent_loop/generate_sequences/mean"] = response_s
@@ -110,13 +118,62 @@ def test_the_corrections_that_a_run_was_simulated_with_are_found_again(log, tmp_
     assert value["interference_s"] == pytest.approx(SEQUENCE_S, rel=0.05)
     assert value["step_overhead_s"] == pytest.approx(STEP_S, rel=0.05)
     assert value["train_mfu"] == pytest.approx(MFU, rel=0.05)
-    assert value["minibatch_overhead_s"] == pytest.approx(MINIBATCH_S, rel=0.05)
+    assert value["update_overhead_s"] == pytest.approx(UPDATE_S, rel=0.05)
     assert value["log_prob_mfu"] == pytest.approx(LOG_PROB_MFU, rel=0.05)
     assert value["log_prob_overhead_s"] == pytest.approx(LOG_PROB_S, rel=0.05)
     assert all(c.low <= c.value <= c.high and c.meaning and c.key for c in found.corrections)
     errors = {e.phase: e for e in found.errors}
     assert set(errors) == {"generation", "log_prob", "update", "step"}
     assert all(e.steps_in == 9 and e.steps_out == 5 and e.mape_out < 0.01 for e in errors.values())
+
+
+SYSTEMS = [
+    ("verl_colocated", {}),
+    ("one_step_off", {"rollout_share": 0.5}),
+    ("areal", {"rollout_share": 0.5, "eta": 1}),
+    ("verl_fully_async", {"rollout_share": 0.5, "mini_batch": PROMPTS, "staleness": 0.5, "sync_step": 2}),
+]
+
+
+def logged(result: Result, noise: float) -> pd.DataFrame:
+    """What verl logs of a run: the lengths that each update trained, and noisy times."""
+    samples = result.samples.to_pandas().dropna(subset=["trained_step"])
+    by_step = samples.groupby("trained_step")
+    prompt, response = by_step["prompt_tokens"], by_step["generated_tokens"]
+    metrics = pd.DataFrame({"step": range(1, result.steps.num_rows + 1)})
+    for kind, tokens in (("prompt_length", prompt), ("response_length", response)):
+        for name in ("mean", "max", "min"):
+            metrics[f"{kind}/{name}"] = getattr(tokens, name)().to_numpy(dtype=float)
+    metrics["response_length/clip_ratio"] = 0.0
+    metrics["perf/total_num_tokens"] = (prompt.sum() + response.sum()).to_numpy(dtype=float)
+    turns = result.metadata["system"] == "verl_colocated"
+    step_s, response_s = updates_s(result)
+    if turns:
+        whole_s, response_s = rollout_s(result)
+        metrics["timing_s/gen"] = whole_s + STEP_S
+    metrics["timing_s/agent_loop/generate_sequences/mean"] = response_s
+    metrics["timing_s/update_actor"] = phase_s(result, "train")
+    metrics["timing_s/old_log_prob"] = phase_s(result, "log_prob")
+    metrics["timing_s/step"] = step_s
+    timed, rng = [key for key in metrics if key.startswith("timing_s/")], np.random.default_rng(5)
+    metrics[timed] *= np.exp(noise * rng.standard_normal((len(metrics), len(timed))))
+    return metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("system", "parameters"), SYSTEMS)
+def test_later_steps_of_a_noisy_run_are_predicted_within_five_percent_under_any_system(system, parameters, tmp_path):
+    steps = 16
+    write_trace(trace_from_verl_metrics(lengths_of_a_run(steps), GROUP, 0, cap_tokens=2000), tmp_path / "truth.parquet")
+    start = partial(started, system=system, **parameters)
+    metrics = logged(simulate(with_known_corrections(start(tmp_path / "truth.parquet", steps))), noise=0.03)
+    file = written(metrics, tmp_path / "run.log")
+    found = calibrate(read_metrics(file), start, (1, steps // 2), GROUP, tmp_path, cap_tokens=2000)
+    errors = {e.phase: e for e in found.errors}
+    assert {"update", "step"} <= set(errors) and ("generation" in errors) == (system == "verl_colocated")
+    for error in errors.values():
+        assert error.steps_out == steps // 2 and abs(error.bias_out) < 0.05, error
+        assert error.low_s <= error.predicted_s <= error.high_s
 
 
 @pytest.mark.slow
@@ -262,7 +319,10 @@ def test_what_a_log_or_a_window_lacks_is_said_in_one_line(log, tmp_path):
     refused(of(metrics.assign(**{"timing_s/gen": np.nan})), f"none of its {STEPS} steps")
     refused(of(metrics, (1, 4)), "4 usable steps in the window 1-4", "it logs 1-14", "--window")
     refused(of(metrics, (100, 120)), "0 usable steps")
-    refused(of(metrics, launch=lambda path, steps: started(path, steps, "areal")), "areal", "in turns")
+    fully = "verl_fully_async"  # an update trains a quarter of a batch
+    refused(
+        of(metrics, launch=lambda path, steps: started(path, steps, fully)), fully, "trains 24 samples", "mini_batch"
+    )
 
 
 def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenario(simrl, log):
@@ -289,6 +349,48 @@ def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log
     assert runs[0][0].startswith("verl_colocated") and runs[2][0].startswith("one_step_off")
     assert "extrapolation" in told["said"][0] and "cluster.tp=1" in told["said"][0]  # one engine cannot be split
     assert told["corrections"] and told["assumed"]
+
+
+@pytest.mark.slow
+def test_whatif_trains_as_many_samples_under_a_system_of_smaller_updates(log, tmp_path):
+    """Responses grow: with equal numbers of updates, a system of small ones would train the first, short ones alone."""
+    metrics = lengths_of_a_run()
+    metrics["response_length/mean"] = metrics["response_length/mean"].sort_values().to_numpy()
+    metrics["perf/total_num_tokens"] = GROUP * PROMPTS * (metrics["response_length/mean"] + 50)
+    write_trace(trace_from_verl_metrics(metrics, GROUP, 0, cap_tokens=2000), tmp_path / "run.parquet")
+    own = with_known_corrections(started(tmp_path / "run.parquet", STEPS))
+    text = own.model_dump(mode="json", exclude_defaults=True, exclude={"system", "variant", "file"})
+    (tmp_path / "run.yaml").write_text(json.dumps({**text, "systems": ["verl_colocated"]}))
+    tried = alternatives(
+        tmp_path / "run.yaml", ["verl_fully_async", "one_step_off"], [own, own], 1, write_alike(tmp_path)
+    )
+    assert [each.steps for each in tried.scenarios] == [STEPS, 4 * STEPS, STEPS]
+    first, *others = (simulate(each) for each in tried.scenarios)
+    trained = [int(result.steps.column("samples").to_numpy().sum()) for result in (first, *others)]
+    assert trained == [trained[0]] * 3 and "56 updates train the samples of the run's 14" in " ".join(tried.said)
+    for result, scenario, found in zip(others, tried.scenarios[1:], tried.ranges[1:], strict=True):
+        speedup = first.steps["finished_s"][-1].as_py() / result.steps["finished_s"][-1].as_py()
+        assert scenario.system.parameters["rollout_share"] == 0.5  # of two GPUs, one
+        assert found["fits"] == pytest.approx((speedup, speedup), rel=0.02)
+        assert found["likeness"][0] <= speedup * 1.02 and speedup <= found["likeness"][1] * 1.02
+
+
+@pytest.mark.slow
+def test_lengths_of_kept_groups_are_trained_and_the_whole_batch_is_generated(log, tmp_path):
+    metrics = read_metrics(log)
+    batch, kept = GROUP * PROMPTS, GROUP * (PROMPTS - 8 - metrics["step"] % 5)
+    mean = metrics["response_length/mean"] + metrics["prompt_length/mean"]
+    per_token_ms = 1000 * metrics["timing_s/gen"] / (kept * metrics["response_length/mean"])
+    of_batch = metrics.assign(**{"timing_per_token_ms/gen": per_token_ms, "perf/total_num_tokens": batch * mean + 37})
+    of_kept = metrics.assign(**{"perf/total_num_tokens": kept * mean})
+    for logged_as, samples in ((of_batch, None), (of_kept, batch)):
+        found = calibrate(logged_as, started, (1, 6), GROUP, tmp_path, cap_tokens=2000, samples=samples)
+        assert found.scenario.system.parameters["filter_groups"] and any(
+            "kept groups" in text for text in found.assumed
+        )
+        steps = simulate(found.scenario).steps.column("samples").to_numpy()
+        assert len(read_trace(tmp_path / "run.parquet")) == STEPS * batch and (steps == kept).all()
+        assert found.errors[0].phase == "generation" and found.errors[0].mape_out < 0.1
 
 
 def test_bad_calls_are_told_in_one_line_with_the_remedy(simrl, log):

@@ -85,12 +85,14 @@ class CalibrationView(DataView):
 
 @dataclass(frozen=True, repr=False)
 class WhatIf(View):
-    """A real run and its prediction under other systems: its `calibration`, the `comparison` on its own steps, and `said`, a
-    line for each system that cannot share the GPUs as the run did."""
+    """A real run and its prediction under other systems: its `calibration`, the `comparison` on its own steps, `ranges` of each
+    row's speed-up by what is not known (`fits` that do as well on the window, the `likeness` of responses of a prompt), and
+    `said`, remarks on the rows."""
 
     calibration: CalibrationView
     comparison: Comparison
     said: Sequence[str] = ()
+    ranges: Sequence[Mapping[str, tuple[float, float]]] = ()
 
     def __repr__(self) -> str:
         return f"<What if: {', '.join(self.comparison.names)}>"
@@ -99,12 +101,16 @@ class WhatIf(View):
         self.calibration._show(console)
         console.print()
         self.comparison._show(console)
+        from simrl.show.tables.calibration import print_ranges
+
+        print_ranges(self.comparison.rows, self.ranges, console)
         for line in self.said:
             console.print(line)
 
     def json(self) -> Any:
         """Return what `--json` prints."""
-        return {"systems": self.comparison.rows, **self.calibration.data.as_json(), "said": self.said}
+        rows = [{**row, "ranges": found} for row, found in zip(self.comparison.rows, self.ranges, strict=True)]
+        return {"systems": rows, **self.calibration.data.as_json(), "said": self.said}
 
     @property
     def table(self) -> pd.DataFrame:
@@ -156,10 +162,13 @@ def whatif(
 ) -> WhatIf:
     """Predict a real run under other systems: calibrate on its log, then simulate its own steps under each system.
     \f
-    `systems` are as for `compare`, all other arguments as for `calibrate`; the run's own system comes first.
+    `systems` are as for `compare`, all other arguments as for `calibrate`; the run's own system comes first. Every row trains
+    as many samples as the run did; a system without a `rollout_share` gets the best of a few.
     """
     from simrl.commands.workload import folder_or_temporary, listed_systems
-    from simrl.study.calibration import CALIBRATED, alternatives, check_system, run_name
+    from simrl.study.calibration import CALIBRATED, run_name
+    from simrl.study.logged_lengths import write_alike
+    from simrl.study.whatif import alternatives, check_system
 
     if not systems:
         raise InputError("whatif: no --system; name one to try, such as --system rhymerl (simrl systems lists them)")
@@ -169,9 +178,10 @@ def whatif(
     output = place(folder, Path("results") / f"{run_name(Path(log))}-whatif")
     with folder_or_temporary(output and output.with_name(f"{output.name}-run")) as own:
         found = _calibrated(log, overrides, window, group, own, logged)
-        scenarios, said = alternatives(own / CALIBRATED, others)
-        compared = simulate_all(scenarios, None, jobs, output)
-    return WhatIf(found, compared, said, notes=compared.notes, width=200)
+        alike = None if logged.get("trace") else write_alike(own)
+        tried = alternatives(own / CALIBRATED, others, [found.data.scenario, *found.data.fits], jobs, alike)
+        compared = simulate_all(tried.scenarios, None, jobs, output)
+    return WhatIf(found, compared, tried.said, tried.ranges, notes=compared.notes, width=200)
 
 
 def _calibrated(

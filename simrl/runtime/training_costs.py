@@ -98,7 +98,8 @@ class TrainingCosts:
         each_s = self.config.minibatch_overhead_s + self.optimizer_s
         train_s = sum(each_s + self.pass_s(part, 3) for part in parts)
         fetched_s = self._fetched_s(WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES)
-        return [("train", self.config.ppo_epochs * train_s + fetched_s)]
+        once_s = self.config.update_overhead_s + fetched_s
+        return [("train", once_s + self.config.ppo_epochs * train_s)]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""

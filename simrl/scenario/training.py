@@ -71,7 +71,9 @@ class TrainingConfig(BaseModel):
     around each pass (NeMo-RL with Megatron); streamed: on the host, from where each micro-batch fetches them (verl's
     reference with FSDP's CPUOffload)"""
     minibatch_overhead_s: Seconds = 0.0
-    """time of each mini-batch's update beyond its arithmetic: optimizer step, optimizer states from the host"""
+    """time of each mini-batch's update beyond its arithmetic: optimizer step"""
+    update_overhead_s: Seconds = 0.0
+    """time of each update beyond its mini-batches: weights and optimizer states from the host and back (verl's offloading)"""
     log_prob_overhead_s: Seconds = 0.0
     """time of each log-prob pass over a batch beyond its arithmetic"""
     update_sequence_s: Annotated[float, Field(ge=0, le=10)] = 0.0

@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
+from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
@@ -30,13 +28,15 @@ from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import RooflineConfig, Scenario
+from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
-from simrl.simulate.run import simulate
+from simrl.simulate.run import simulate, simulate_prepared
 from simrl.study.corrections import (
     FEWEST_STEPS,
     GENERATION,
     LOG_PROB,
     REFERENCE,
+    STEP,
     UPDATE,
     Correction,
     Floats,
@@ -44,20 +44,25 @@ from simrl.study.corrections import (
     rollout_s,
     seconds,
 )
+from simrl.study.logged_lengths import (
+    RUN,
+    TOKENS,
+    batch_size,
+    lengths_of,
+    source_of,
+    step_tokens,
+    usable_steps,
+)
 from simrl.study.store import write_json
 from simrl.systems.recipes import make_system, parameters_of
+from simrl.systems.system import System
 from simrl.trace.importers.logs import read_metrics
-from simrl.trace.importers.verl import NEEDED, trace_from_verl_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 T = TypeVar("T")
-STEP = "timing_s/step"
 PHASES = ("generation", "log_prob", "update", "step")
 MANIFEST = "files.txt"
 CALIBRATED = "calibrated.yaml"
-SAME_LENGTHS = (
-    0.05  # relative distance of a step's mean length in a trace from the logged one, up to which they are one run
-)
 NEEDS = "model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1"
 
 
@@ -72,12 +77,16 @@ class PhaseError:
     steps_out: int
     mape_out: float | None
     bias_out: float | None
+    predicted_s: float
+    low_s: float
+    high_s: float
 
 
 @dataclass(frozen=True)
 class Calibration:
     """The scenario of the run with its corrections, and its prediction of every step of the log. `steps` has a row a step:
-    `step`, `in_window`, and of each phase `_measured_s` and `_simulated_s`."""
+    `step`, `in_window`, and of each phase `_measured_s`, `_simulated_s`, `_low_s` and `_high_s`: the range of `fits`, scenarios
+    whose corrections do as well on the window."""
 
     scenario: Scenario
     window: tuple[int, int]
@@ -85,11 +94,13 @@ class Calibration:
     errors: tuple[PhaseError, ...]
     steps: pd.DataFrame
     assumed: tuple[str, ...]
+    fits: tuple[Scenario, ...] = ()
+    unclear: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
         """Return what is doubtful about the corrections."""
-        return [c.warning for c in self.corrections if c.warning]
+        return [*self.unclear, *(c.warning for c in self.corrections if c.warning)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the data of `--json`; the keys are stable."""
@@ -125,7 +136,7 @@ def calibrated(
     metrics = read_metrics(run_log, log_format, samples, prompt_tokens, lengths=recorded is None)
     start = partial(launched, run_log, launch, settings)
     with write_whole_folder(folder, MANIFEST) as temporary:
-        found = calibrate(metrics, start, window, group, temporary, cap_tokens, recorded)
+        found = calibrate(metrics, start, window, group, temporary, cap_tokens, recorded, samples)
         (temporary / CALIBRATED).write_text(scenario_yaml(found, run_log.name), encoding="utf-8")
         write_json(temporary / "calibration.json", found.as_json())
     return found
@@ -139,117 +150,72 @@ def calibrate(
     folder: Path,
     cap_tokens: int | None = None,
     recorded: Trace | None = None,
+    samples: int | None = None,
 ) -> Calibration:
     """Fit the steps from `window[0]` to `window[1]` (both included), simulate all steps, and write their trace to `folder /
     "run.parquet"`.
 
     `metrics` comes from `read_metrics`. `launch` makes the scenario of the run as it was started, from the path of a trace
     and a number of steps. Lengths are `recorded`'s if given (steps that it lacks are left out), else made from each step's
-    mean, min, max and share at the cap by `trace_from_verl_metrics`, in groups of `group`.
+    mean, min, max and share at the cap by `trace_from_verl_metrics`, in groups of `group`. Where they are of kept groups, the
+    batch is generated (`samples` responses, if given) and the kept ones are trained.
 
-    Raise `InputError` for a log without the fitted metrics, a window of fewer than 5 usable steps, and systems that do not
-    generate and train in turns.
+    Raise `InputError` for a log without the fitted metrics, a window of fewer than 5 usable steps, and a system whose updates
+    are of another size than the log's.
     """
-    usable = _usable(metrics, recorded)
+    path = folder / RUN
+    system = _system(launch(path, 1))
+    turns = system.rollout_share is None and system.off_policyness == 0
+    usable = usable_steps(metrics, recorded, turns, group)
+    batch = batch_size(usable, group, samples, recorded)
+    if batch is not None or system.filter_groups:
+        batch = batch or round(
+            float((usable[TOKENS] / (usable["response_length/mean"] + usable["prompt_length/mean"])).max())
+        )
+
+    def started(rows: pd.DataFrame, path: Path) -> tuple[Scenario, Trace]:
+        trace = lengths_of(rows, group, cap_tokens, recorded, batch)
+        write_trace(trace, path)
+        scenario = launch(path, len(rows)).model_copy(update={"warmup_steps": 0})
+        kept = batch is not None and not _system(scenario).needs_rewards
+        return (scenario.with_fields("system", filter_groups=True) if kept else scenario), trace
+
     first, last = window
     fitted = usable[usable["step"].between(first, last)]
     if len(fitted) < FEWEST_STEPS:
         logged = f"{usable['step'].min()}-{usable['step'].max()}"
         raise InputError(
-            f"{_source(metrics)}: {len(fitted)} usable steps in the window {first}-{last} (it logs {logged}), "
+            f"{source_of(metrics)}: {len(fitted)} usable steps in the window {first}-{last} (it logs {logged}), "
             f"{FEWEST_STEPS} are needed; choose another --window"
         )
+    cache = InputCache()
     with tempfile.TemporaryDirectory(prefix="simrl-calibrate-") as temporary:
-        path = Path(temporary) / "window.parquet"
-        window_trace = _trace(fitted, group, cap_tokens, recorded)
-        write_trace(window_trace, path)
-        scenario, corrections = fit(fitted, window_trace, _started(launch(path, len(fitted))))
-    trace = _trace(usable, group, cap_tokens, recorded)
-    write_trace(trace, folder / "run.parquet")
-    whole = launch(folder / "run.parquet", len(usable))
-    whole = whole.model_copy(update={"profile": scenario.profile, "training": scenario.training})
-    steps = _beside(usable, window, _of_run(simulate, whole), whole)
+        scenario, trace = started(fitted, Path(temporary) / "window.parquet")
+        prepared = _of_run(partial(prepare, inputs=cache), scenario)
+        lengths = step_tokens(trace, prepared.system.needs_rewards)
+        _require_updates_of(lengths, prepared)
+        fits, corrections, unclear = fit(fitted, lengths, prepared, cache)
+    whole, trace = started(usable, path)
+    fits = [whole.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
+    steps = _beside(usable, window, turns, [_of_run(simulate, each) for each in fits], fits[0])
     errors = tuple(_error(phase, steps) for phase in PHASES if f"{phase}_measured_s" in steps)
-    assumed = tuple(_assumed(usable, whole, trace, recorded))
-    return Calibration(whole, window, corrections, errors, steps, assumed)
+    assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
+    return Calibration(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:]), tuple(unclear))
 
 
-def _usable(metrics: pd.DataFrame, recorded: Trace | None) -> pd.DataFrame:
-    """Return the steps that have lengths and a generation time."""
-    needed = [GENERATION, *(NEEDED if recorded is None else ())]
-    for key in needed:
-        if key not in metrics:
-            raise InputError(
-                f"{_source(metrics)}: no {key} in it; log the metrics of training steps, not validation alone"
-            )
-    usable = metrics.dropna(subset=needed)
-    usable = usable[usable[GENERATION] > 0]
-    if recorded is not None:
-        usable = usable[usable["step"].isin([step for step, _, _ in recorded.step_slices])]
-        _require_own_lengths(usable, recorded, _source(metrics))
-    if usable.empty:
+def _require_updates_of(lengths: Sequence[NDArray[np.int64]], prepared: Prepared) -> None:
+    """Raise `InputError` if an update of the system trains another number of samples than a step of the log."""
+    trained = simulate_prepared(prepared).steps.column("samples").to_numpy()
+    logged = float(np.mean([tokens.size for tokens in lengths]))
+    if abs(trained.mean() / logged - 1) > 0.05:
         raise InputError(
-            f"{_source(metrics)}: none of its {len(metrics)} steps has {GENERATION} and lengths; is the log cut off?"
+            f"{prepared.scenario.file}: an update of {prepared.system.name} trains {trained.mean():.0f} samples, a step of the "
+            f"log {logged:.0f}; give the size of its updates, as systems=[{{name: verl_fully_async, mini_batch: 16}}] (groups)"
         )
-    return usable.sort_values("step").reset_index(drop=True)
 
 
-def _require_own_lengths(usable: pd.DataFrame, recorded: Trace, source: str) -> None:
-    """Raise `InputError` for the trace of another run. The mean length of each step is compared with the log, with and
-    without the tokens of tools; if the lengths differ, also one step earlier and later."""
-    logged = (
-        usable.set_index("step")["response_length/mean"].dropna() if "response_length/mean" in usable else pd.Series()
-    )
-    written = recorded.column("response_tokens").astype(np.float64)
-    with_tools = written + recorded.observation_tokens()
-    steps = recorded.column("step")
-
-    def apart(later: int) -> float:
-        """Return the median distance from the logged means if step k of the trace is step k + `later` of the log."""
-        found = []
-        for tokens in (written, with_tools):
-            means = pd.Series(tokens).groupby(steps + later).mean()
-            both = means.index.intersection(logged.index)
-            found.append(
-                float((means[both] / logged[both] - 1).abs().median()) if len(both) >= FEWEST_STEPS else np.inf
-            )
-        return min(found)
-
-    here = apart(0)
-    if not np.isfinite(here) or here <= SAME_LENGTHS:
-        return
-    shifted = min((1, -1), key=apart)
-    remedy = "give the trace of this run, or leave it out"
-    if apart(shifted) <= SAME_LENGTHS:
-        remedy = f"its step k is the log's step k{shifted:+d}: number its steps as the log does"
-    raise InputError(
-        f"{source}: the responses of trace {recorded.metadata.name} are {here:.0%} longer or shorter than the logged ones, at "
-        f"the median step; {remedy}"
-    )
-
-
-def _source(metrics: pd.DataFrame) -> str:
-    return str(metrics.attrs.get("source", "the log"))
-
-
-def _trace(rows: pd.DataFrame, group: int, cap_tokens: int | None, recorded: Trace | None) -> Trace:
-    """Return the lengths of these steps, made only from these rows."""
-    if recorded is not None:
-        kept = pc.is_in(recorded.table["step"], pa.array(rows["step"].to_numpy(), pa.int32()))
-        return Trace(recorded.table.filter(kept), recorded.metadata)
-    cap = int(rows["response_length/max"].max()) if cap_tokens is None else cap_tokens
-    return trace_from_verl_metrics(rows, group, 0, cap_tokens=cap, name="run")
-
-
-def _started(scenario: Scenario) -> Prepared:
-    """Return the run as it was started. Raises `InputError` for a system that does not generate and train in turns."""
-    prepared = _of_run(prepare, scenario.model_copy(update={"warmup_steps": 0}))
-    if prepared.system.off_policyness != 0 or not prepared.colocated:
-        raise InputError(
-            f"system {prepared.system.name}: a run is calibrated if it generates and trains in turns; name such a one, as "
-            "systems=[verl_colocated]"
-        )
-    return prepared
+def _system(scenario: Scenario) -> System:
+    return make_system(scenario.system.name, scenario.system.parameters)
 
 
 def _of_run(call: Callable[[Scenario], T], scenario: Scenario) -> T:
@@ -269,23 +235,30 @@ def phase_s(result: Result, kind: str) -> Floats:
     return np.asarray(seconds.reindex(range(result.steps.num_rows), fill_value=0.0), dtype=np.float64)
 
 
-def _beside(usable: pd.DataFrame, window: tuple[int, int], result: Result, scenario: Scenario) -> pd.DataFrame:
-    """Return logged and simulated seconds of every step."""
-    finished_s = result.steps.column("finished_s").to_numpy()
+def _beside(
+    usable: pd.DataFrame, window: tuple[int, int], turns: bool, results: Sequence[Result], scenario: Scenario
+) -> pd.DataFrame:
+    """Return logged and simulated seconds of every step; `results` are of the fit and of others that do as well."""
     steps = pd.DataFrame({"step": usable["step"], "in_window": usable["step"].between(*window)})
     log_probs = seconds(usable, LOG_PROB)
-    if scenario.training.extra_log_probs and REFERENCE in usable:
+    if scenario.training.reference_passes and REFERENCE in usable:
         log_probs = log_probs + seconds(usable, REFERENCE)
     measured_s = seconds(usable, GENERATION), log_probs, seconds(usable, UPDATE), seconds(usable, STEP)
-    simulated_s = (
-        rollout_s(result)[0] + float(scenario.training.load_s or 0.0),
-        phase_s(result, "log_prob"),
-        phase_s(result, "train"),
-        np.diff(finished_s, prepend=0.0),
+    simulated_s = np.array(
+        [
+            (
+                rollout_s(each)[0] + float(scenario.training.load_s or 0.0) if turns else np.full(len(steps), np.nan),
+                phase_s(each, "log_prob"),
+                phase_s(each, "train"),
+                np.diff(each.steps.column("finished_s").to_numpy(), prepend=0.0),
+            )
+            for each in results
+        ]
     )
-    for phase, measured, simulated in zip(PHASES, measured_s, simulated_s, strict=True):
-        if np.isfinite(measured).any():
-            steps[f"{phase}_measured_s"], steps[f"{phase}_simulated_s"] = measured, simulated
+    for phase, measured, simulated in zip(PHASES, measured_s, simulated_s.swapaxes(0, 1), strict=True):
+        if (measured > 0).any() and np.isfinite(simulated[0]).all():
+            steps[f"{phase}_measured_s"], steps[f"{phase}_simulated_s"] = measured, simulated[0]
+            steps[f"{phase}_low_s"], steps[f"{phase}_high_s"] = simulated.min(axis=0), simulated.max(axis=0)
     return steps
 
 
@@ -293,13 +266,20 @@ def _error(phase: str, steps: pd.DataFrame) -> PhaseError:
     found: list[Any] = []
     for window in (steps["in_window"], ~steps["in_window"]):
         chosen = steps[window & (steps[f"{phase}_measured_s"] > 0)]
+        if not len(chosen):
+            found += [0, None, None]
+            continue
         measured, simulated = chosen[f"{phase}_measured_s"], chosen[f"{phase}_simulated_s"]
-        apart, total = (simulated / measured - 1).abs().mean(), simulated.sum() / measured.sum() - 1
-        found += [len(chosen), float(apart), total] if len(chosen) else [0, None, None]
-    return PhaseError(phase, *found)
+        found += [len(chosen), float((simulated / measured - 1).abs().mean())]
+        found.append(float(simulated.sum() / measured.sum() - 1))
+    later = ~steps["in_window"] if found[3] else steps["in_window"]
+    ends = (float(steps.loc[later, f"{phase}_{end}_s"].mean()) for end in ("simulated", "low", "high"))
+    return PhaseError(phase, *found, *ends)
 
 
-def _assumed(usable: pd.DataFrame, scenario: Scenario, trace: Trace, recorded: Trace | None) -> list[str]:
+def _assumed(
+    usable: pd.DataFrame, scenario: Scenario, trace: Trace, recorded: Trace | None, batch: int | None
+) -> list[str]:
     cluster, training = scenario.cluster, scenario.training
     said = [
         f"{scenario.model} on {cluster.gpus} × {cluster.gpu}, tp {cluster.tp}, under {scenario.system.name}: stated at the "
@@ -308,15 +288,22 @@ def _assumed(usable: pd.DataFrame, scenario: Scenario, trace: Trace, recorded: T
     if recorded is None:
         said.append(
             "lengths are made from each step's mean, min, max and share at the cap (logged); the shape between is a truncated "
-            "lognormal, and siblings are as unlike as strangers"
+            "lognormal, and siblings are as unlike as strangers: without --trace, their likeness is unknown"
+        )
+    if batch is not None:
+        said.append(
+            f"lengths are of kept groups: {batch} responses are generated a step, all others as long as the kept ones"
         )
     if not {"turn_tokens", "environment_s"} & set(trace.table.column_names):
         turns = usable["num_turns/mean"].mean() if "num_turns/mean" in usable else 0
         logged = f" (the log counts {turns:.1f} messages a response): what they took is in the corrections"
         said.append(f"no tool calls and turns are simulated{logged if turns > 2 else ''}")
-    if training.extra_log_probs:
+    if training.reference_model:
+        said.append(f"the reference's log-probs are of {training.reference_model}, at the policy's efficiency")
+    elif training.extra_log_probs:
         said.append(
-            f"the reference's log-probs are {training.extra_log_probs} passes of the policy's cost (rounded from the window)"
+            f"the reference's log-probs are {training.extra_log_probs} passes of the policy's cost (rounded from the window); "
+            "name its model with training.reference_model"
         )
     said.append("corrections found under the run's own system hold under another one")
     return said
@@ -381,64 +368,6 @@ def _with_shipped_profile(scenario: Scenario) -> Scenario:
         if path is not None:
             return scenario.with_fields("profile", path=str(path.resolve()), roofline=None)
     return scenario
-
-
-def alternatives(file: Path, systems: Sequence[Any]) -> tuple[list[Scenario], list[str]]:
-    """Return the run's own scenario and one of each system (a name, or a dictionary that has one), with remarks on them.
-
-    Where a system cannot share the GPUs as the run did, it gets smaller parts, and the run's own system is added in these
-    parts too, which separates the effect of the parts from the effect of the system.
-    """
-    own = load_scenarios(file)[0]
-    found, said = [own], []
-    for system in systems:
-        other = load_scenarios(file, [f"systems={json.dumps([system])}"])[0]
-        try:
-            prepare(other)
-        except InputError as error:
-            other = _in_smaller_parts(other, error)
-            same = other.model_copy(update={"system": own.system})
-            found += [same] if same not in found else []
-            said.append(
-                f"{other.system.name} cannot share {own.cluster.gpus} GPUs as the run had them (tp {own.cluster.tp}, "
-                f"{own.training.sequence_parallel} a sequence in training): simulated with {other.variant}, as is the "
-                "run's own system beside it. The corrections are of the run as it was: read it as an extrapolation."
-            )
-        found.append(other)
-    return found, said
-
-
-def check_system(system: Any) -> None:
-    """Raise `InputError` for an entry that is no system, before minutes go into a calibration."""
-    if isinstance(system, str):
-        make_system(system, {})
-    elif isinstance(system, dict) and isinstance(system.get("name"), str):
-        make_system(system["name"], {str(key): value for key, value in system.items() if key != "name"})
-    else:
-        raise InputError(f"system {system}: give a name, or {{name: areal, eta: 4}}")
-
-
-def _in_smaller_parts(scenario: Scenario, error: InputError) -> Scenario:
-    """Return the first possible scenario when tp, and if need be the number of GPUs that share a sequence in training, are
-    halved repeatedly; a GPU trains as many tokens at a time as before."""
-    training, own_tp, own_shared = scenario.training, scenario.cluster.tp, scenario.training.sequence_parallel
-    for tp, shared in product(_halved(own_tp), _halved(own_shared)):
-        tokens = training.tokens_per_microbatch * shared // own_shared
-        changed = [f"cluster.tp={tp}"] if tp != own_tp else []
-        changed += [f"training.sequence_parallel={shared}"] if shared != own_shared else []
-        smaller = scenario.model_copy(update={"variant": ", ".join(changed)}).with_fields("cluster", tp=tp)
-        smaller = smaller.with_fields("training", sequence_parallel=shared, tokens_per_microbatch=tokens)
-        with suppress(InputError):
-            prepare(smaller)
-            return smaller
-    raise error
-
-
-def _halved(number: int) -> Iterator[int]:
-    """Yield a number, its half, the half of that … while they are whole."""
-    yield number
-    if number % 2 == 0:
-        yield from _halved(number // 2)
 
 
 def run_name(run_log: Path) -> str:

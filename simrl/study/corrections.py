@@ -2,7 +2,7 @@
 
     generation   gen_s  = step_overhead_s + simulated rollout of the step's lengths, every pass of the profile
                           / decode_efficiency + pass_overhead_s + interference_s × decoding sequences
-    update       update_s   = arithmetic at train_mfu  + minibatch_overhead_s × mini-batches
+    update       update_s   = arithmetic at train_mfu  + update_overhead_s
     log-probs    log_prob_s = arithmetic at log_prob_mfu + log_prob_overhead_s × passes
 
 Invariant: every correction is a field of a scenario (`Correction.key`), so that `simulate` executes what the fit found.
@@ -14,9 +14,10 @@ where a log has them (verl's agent loop): they separate the cost of a full batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,16 +28,25 @@ from simrl.result.result import Result
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
-from simrl.simulate.prepare import Prepared
-from simrl.simulate.run import simulate
-from simrl.trace.trace import Trace
+from simrl.simulate.cache import InputCache
+from simrl.simulate.prepare import Prepared, prepare
+from simrl.simulate.run import simulate_prepared
 
 Floats = NDArray[np.float64]
 
-GENERATION, UPDATE, LOG_PROB, REFERENCE = (f"timing_s/{key}" for key in ("gen", "update_actor", "old_log_prob", "ref"))
+GENERATION, UPDATE, LOG_PROB, REFERENCE, STEP = (
+    f"timing_s/{key}" for key in ("gen", "update_actor", "old_log_prob", "ref", "step")
+)
 RESPONSE_MEAN = "timing_s/agent_loop/generate_sequences/mean"
 FEWEST_STEPS = 5  # of a window: one more than the corrections of generation
 UNKNOWN_SHARE = 0.5  # of a correction, from which its standard error is worth a warning
+UNCLEAR = 0.25  # of a correction, from which the range of equally good fits is worth a warning
+CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
+GRID, MOST_FITS = (1.4, 1.1), 5  # factors on the first correction, the second if the first is too much; steps each way
+TINY, COARSE = (  # of SciPy's solver
+    {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
+    for step, most in ((1e-3, 40), (0.05, 6))
+)
 SOFT = 0.1  # of a logarithm: beyond, the loss is no longer quadratic
 
 
@@ -119,7 +129,7 @@ def _phase(mfu: str, mfu_key: str, share: str, overhead_s: str, each: str) -> tu
     )
 
 
-TRAINING = _phase("train_mfu", "mfu", "in which gradients are computed", "minibatch_overhead_s", "mini-batch")
+TRAINING = _phase("train_mfu", "mfu", "in which gradients are computed", "update_overhead_s", "update")
 LOG_PROBS = _phase(
     *("log_prob_mfu", "log_prob_mfu", "of a forward pass over the batch"), *("log_prob_overhead_s", "such pass")
 )
@@ -130,34 +140,51 @@ def seconds(rows: pd.DataFrame, key: str) -> Floats:
     return rows[key].to_numpy(dtype=np.float64) if key in rows else np.full(len(rows), np.nan)
 
 
-def fit(rows: pd.DataFrame, trace: Trace, prepared: Prepared) -> tuple[Scenario, tuple[Correction, ...]]:
-    """Fit these rows of a log; `prepared` is the run as it was started, on the trace of their lengths."""
-    scenario, corrections = _fit_generation(rows, prepared.scenario)
-    tokens = (
-        trace.column("prompt_tokens").astype(np.int64) + trace.column("response_tokens") + trace.observation_tokens()
-    )
-    config, more = _fit_training(rows, prepared, [tokens[first:end] for _, first, end in trace.step_slices])
+def fit(
+    rows: pd.DataFrame, lengths: Sequence[NDArray[np.int64]], prepared: Prepared, cache: InputCache
+) -> tuple[list[Scenario], tuple[Correction, ...], list[str]]:
+    """Fit these rows of a log, whose updates train sequences of `lengths`; `prepared` is the run as it was started.
+
+    Return the scenario with its corrections, followed by the ends of the range of fits that do as well; the corrections; and
+    what the window cannot tell apart.
+    """
+    configs, corrections, unclear = _fit_training(rows, prepared, lengths)
     # The measured phases contain the changes between rollout and training.
-    config = config.model_copy(update={"load_s": scenario.training.load_s, "switch_s": 0.0, "switch_transfer_s": 0.0})
-    return scenario.model_copy(update={"training": config}), (*corrections, *more)
+    settled = {"switch_s": 0.0, "switch_transfer_s": 0.0}
+    scenarios = [prepared.scenario.model_copy(update={"training": c.model_copy(update=settled)}) for c in configs]
+    # Where phases overlap, the order of events changes with the corrections: a slope over a tiny step is noise.
+    solved = TINY if in_turns(prepared) else COARSE
+    engine = equally_good(_of_generation(rows, scenarios[0], prepared, cache), ENGINE, solved)
+    fits = [with_generation(each, *x) for each, x in zip(scenarios, engine.fits, strict=True)]
+    return fits, (*engine.corrections, *corrections), [*engine.unclear, *unclear]
 
 
-def _fit_generation(rows: pd.DataFrame, scenario: Scenario) -> tuple[Scenario, tuple[Correction, ...]]:
-    measured, own = seconds(rows, GENERATION), seconds(rows, RESPONSE_MEAN)
-    has_own = np.isfinite(own) & (own > 0)
-    simulated: dict[tuple[float, ...], tuple[Floats, Floats]] = {}  # the last correction is no part of a simulation
+def in_turns(prepared: Prepared) -> bool:
+    """Return whether the run generates a batch, trains it, and goes on."""
+    return prepared.colocated and prepared.system.off_policyness == 0
+
+
+def _of_generation(
+    rows: pd.DataFrame, scenario: Scenario, prepared: Prepared, cache: InputCache
+) -> Callable[[Floats], Floats]:
+    """Return the residuals of generation, a column a step. Where generation and training overlap, the time from update to
+    update stands in for that of generation."""
+    turns = in_turns(prepared)
+    measured, own = seconds(rows, GENERATION if turns else STEP), seconds(rows, RESPONSE_MEAN)
+    kept: dict[
+        tuple[float, ...], tuple[Floats, Floats]
+    ] = {}  # in turns, the last correction is no part of a simulation
 
     def residuals(x: Floats) -> Floats:
         forward, pass_s, sequence_s, step_s = map(float, x)
-        key = forward, pass_s, sequence_s
-        if key not in simulated:
-            simulated[key] = rollout_s(simulate(with_generation(scenario, *key, 0.0)))
-        whole_s, response_s = simulated[key]
-        ratios: Floats = np.concatenate([(whole_s + step_s) / measured, response_s[has_own] / own[has_own]])
-        return np.log(ratios)
+        key = forward, pass_s, sequence_s, 0.0 if turns else step_s
+        if key not in kept:
+            result = simulate_prepared(prepare(with_generation(scenario, *key), cache))
+            kept[key] = rollout_s(result) if turns else updates_s(result)
+        whole_s, response_s = kept[key]
+        return np.log([(whole_s + step_s * turns) / measured, response_s / np.where(own > 0, own, np.nan)])
 
-    x, corrections = _least_squares(residuals, ENGINE)
-    return with_generation(scenario, *x), corrections
+    return residuals
 
 
 def with_generation(scenario: Scenario, forward: float, pass_s: float, sequence_s: float, step_s: float) -> Scenario:
@@ -168,85 +195,170 @@ def with_generation(scenario: Scenario, forward: float, pass_s: float, sequence_
 
 def _fit_training(
     rows: pd.DataFrame, prepared: Prepared, lengths: Sequence[NDArray[np.int64]]
-) -> tuple[TrainingConfig, tuple[Correction, ...]]:
-    """Fit the update and the log-probs; phases that the log does not time stay as the launch has them."""
+) -> tuple[list[TrainingConfig], list[Correction], list[str]]:
+    """Fit the update and the log-probs; phases that the log does not time stay as the launch has them. Returns as `fit`."""
     config, system = prepared.scenario.training, prepared.system
-    corrections: tuple[Correction, ...] = ()
+    configs, corrections, unclear = [config] * 3, list[Correction](), list[str]()
 
     def costs(config: TrainingConfig) -> TrainingCosts:
         scenario = prepared.scenario.model_copy(update={"training": config})
         return replace(prepared, scenario=scenario).training_costs(prepared.train_gpus)
 
-    def update_s(config: TrainingConfig) -> list[float]:
-        return [costs(config).update(step, system.minibatches)[0][1] for step in lengths]
+    def fit_line(
+        measured: Floats, parameters: Sequence[_Parameter], simulated_s: Callable[[TrainingConfig], list[float]]
+    ) -> None:
+        mfu, overhead_s = (parameter.key.removeprefix("training.") for parameter in parameters)
 
-    def log_probs_s(config: TrainingConfig) -> list[float]:
-        return [costs(config).inference(step)[0][1] for step in lengths]
+        def changed(x: Sequence[float] | Floats) -> dict[str, Any]:
+            return {mfu: 1 / float(x[0]), overhead_s: float(x[1])}
+
+        def residuals(x: Floats) -> Floats:
+            simulated = simulated_s(configs[0].model_copy(update=changed(x)))
+            return np.log(np.array([simulated]) / np.where(measured > 0, measured, np.nan))
+
+        found = equally_good(residuals, parameters)
+        configs[:] = [each.model_copy(update=changed(x)) for each, x in zip(configs, found.fits, strict=True)]
+        corrections.extend(found.corrections)
+        unclear.extend(found.unclear)
 
     measured = seconds(rows, UPDATE)
     if np.isfinite(measured).sum() >= FEWEST_STEPS:
-        config, corrections = _fit_line(measured, TRAINING, config, update_s)
+        fit_line(measured, TRAINING, lambda c: [costs(c).update(n, system.minibatches)[0][1] for n in lengths])
     own, reference = seconds(rows, LOG_PROB), seconds(rows, REFERENCE)
     known = np.isfinite(own) & (own > 0)
     if known.sum() >= FEWEST_STEPS and system.log_probs:
         both = known & np.isfinite(reference)
         if both.sum() >= FEWEST_STEPS:
-            passes = max(1, round(system.log_probs * float(reference[both].sum() / own[both].sum())))
-            config = config.model_copy(update={"extra_log_probs": passes})
+            if config.reference_model is None:
+                passes = max(1, round(system.log_probs * float(reference[both].sum() / own[both].sum())))
+                configs[:] = [each.model_copy(update={"extra_log_probs": passes}) for each in configs]
             own = own + reference
-        config, more = _fit_line(own, LOG_PROBS, config, log_probs_s)
-        corrections += more
-    return config, corrections
+        fit_line(own, LOG_PROBS, lambda c: [costs(c).inference(n)[0][1] for n in lengths])
+    return configs, corrections, unclear
 
 
-def _fit_line(
-    measured: Floats,
-    parameters: Sequence[_Parameter],
-    config: TrainingConfig,
-    simulated_s: Callable[[TrainingConfig], list[float]],
-) -> tuple[TrainingConfig, tuple[Correction, ...]]:
-    """Fit two corrections of a phase: the efficiency of its arithmetic, and its overhead."""
-    known = np.isfinite(measured) & (measured > 0)
-    mfu, overhead_s = (parameter.key.removeprefix("training.") for parameter in parameters)
+class Equals(NamedTuple):
+    """The fit that is used, then the slowest and the fastest one that do as well; its corrections; what is unclear."""
 
-    def changed(x: Sequence[float] | Floats) -> TrainingConfig:
-        return config.model_copy(update={mfu: 1 / float(x[0]), overhead_s: float(x[1])})
+    fits: tuple[list[float], list[float], list[float]]
+    corrections: tuple[Correction, ...]
+    unclear: list[str]
 
-    def residuals(x: Floats) -> Floats:
-        return np.log(np.array(simulated_s(changed(x)))[known] / measured[known])
 
-    x, corrections = _least_squares(residuals, parameters)
-    return changed(x), corrections
+def equally_good(
+    residuals: Callable[[Floats], Floats], parameters: Sequence[_Parameter], solved: Mapping[str, Any] = TINY
+) -> Equals:
+    """Fit, and find how far the first correction (an efficiency) can be moved without harm.
+
+    It is moved away from the best fit, no further than to 1 (no engine is faster than its profile, no GPU than its data sheet),
+    and the others are fitted again, until the loss is worse than chance explains (95 %). Each
+    fit is then repeated on the first two thirds of the steps; one whose loss on the last third is worse than the least by more
+    than a standard error does not count. Of the rest the middle is used: no fit is further from the others than it has to be.
+    """
+    solve = partial(_least_squares, parameters=parameters, solved=solved)
+    best = solve(residuals)
+    found = residuals(best.x)
+    worst = best.cost * (1 + CHANCE / max(int(np.isfinite(found).sum()) - len(parameters), 1))
+    good = [best]
+    low, high = min(1.0, float(best.x[0])), parameters[0].high
+    for factor in (GRID[0], 1 / GRID[0], GRID[1], 1 / GRID[1]):
+        last = best
+        for _ in range(MOST_FITS if factor in (GRID[0], 1 / GRID[0]) else len(good) == 1):
+            first = float(np.clip(last.x[0] * factor, low, high))
+            moved = last if first == last.x[0] else solve(residuals, start=[first, *last.x[1:]], free_from=1)
+            if moved is last or moved.cost > worst:
+                break
+            last = moved
+            good.append(moved)
+    if len(good) > 1:
+        good = _best_held_out(good, residuals, solve, np.arange(found.shape[1]) < found.shape[1] * 2 // 3)
+    good.sort(key=lambda each: float(each.x[0]))
+    used, middle = good[0], (good[0].x[0] + good[-1].x[0]) / 2
+    if len(good) > 1:
+        used = solve(residuals, start=[middle, *best.x[1:]], free_from=1)
+    values = np.array([used.x, good[-1].x, good[0].x])
+    errors = np.maximum(_errors(used, best, parameters), np.ptp(values, axis=0) / 2)
+    fitted = [
+        [p.fitted(float(x), e or None) for p, x, e in zip(parameters, row, errors, strict=True)] for row in values
+    ]
+    unclear = [
+        c.name for c, slow, fast in zip(*fitted, strict=True) if abs(slow.value - fast.value) > UNCLEAR * c.value
+    ]
+    said = []
+    if len(unclear) > 1:
+        slow, fast = (
+            ", ".join(f"{c.value:.3g}{c.unit and ' ' + c.unit}" for c in row if c.name in unclear) for row in fitted[1:]
+        )
+        said.append(
+            f"the window cannot tell {', '.join(unclear)} apart: {slow} fit it as well as {fast}; the middle is used"
+        )
+    return Equals((list(used.x), list(good[-1].x), list(good[0].x)), tuple(fitted[0]), said)
+
+
+def _best_held_out(
+    good: Sequence[Any],
+    residuals: Callable[[Floats], Floats],
+    solve: Callable[..., Any],
+    part: NDArray[np.bool_],
+) -> list[Any]:
+    """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to within a standard error."""
+    held_out = []
+    for each in good:
+        early = solve(lambda x: residuals(x)[:, part], start=each.x, free_from=1)
+        loss = SOFT**2 * (np.sqrt(1 + (residuals(early.x)[:, ~part] / SOFT) ** 2) - 1)
+        held_out.append(np.nansum(loss, axis=0))
+    apart = np.array(held_out) - min(held_out, key=np.sum)
+    error = np.std(apart, axis=1) * np.sqrt(apart.shape[1])
+    return [each for each, d, e in zip(good, apart.sum(axis=1), error, strict=True) if d <= e]
+
+
+def _errors(used: Any, best: Any, parameters: Sequence[_Parameter]) -> Floats:
+    """Return the standard errors of the corrections (Gauss-Newton), 0 for one at a bound; of the first one that of the best
+    fit, as it was not free in others."""
+    low, high, scale = (np.array(column) for column in zip(*(p[2:5] for p in parameters), strict=True))
+    errors = np.zeros(len(parameters))
+    for found in (best, used):
+        fixed = len(parameters) - found.jac.shape[1]
+        free = np.flatnonzero((found.x - low > 1e-3 * scale) & (high - found.x > 1e-3 * scale))
+        free = free[free >= fixed]
+        errors[fixed:] = 0.0
+        if free.size:
+            jacobian: Floats = np.asarray(found.jac, dtype=np.float64)[:, free - fixed]
+            variance = 2 * found.cost / max(len(found.fun) - free.size, 1)
+            errors[free] = np.sqrt(np.diag(variance * np.linalg.pinv(np.matmul(jacobian.T, jacobian))))
+    return errors
 
 
 def _least_squares(
-    residuals: Callable[[Floats], Floats], parameters: Sequence[_Parameter]
-) -> tuple[list[float], tuple[Correction, ...]]:
-    """Return the fit's variables and the corrections, with no standard error for one that ended at a bound, whose neighbours
-    then have theirs given that bound."""
-    start, low, high, scale = (np.array(column) for column in zip(*(p[1:5] for p in parameters), strict=True))
+    residuals: Callable[[Floats], Floats],
+    parameters: Sequence[_Parameter],
+    solved: Mapping[str, Any],
+    start: Sequence[float] | None = None,
+    free_from: int = 0,
+) -> Any:
+    """Return SciPy's result with all corrections in `x`; those before `free_from` stay at their start."""
+    first, low, high, scale = (np.array(column) for column in zip(*(p[1:5] for p in parameters), strict=True))
+    begin = first if start is None else np.clip(start, low + 1e-3 * scale, high - 1e-3 * scale)
+    fixed = np.array(begin if start is None else start)[:free_from]
+
+    def known(x: Floats) -> Floats:
+        found = residuals(np.concatenate([fixed, x])).ravel()
+        return found[np.isfinite(found)]
+
+    part = slice(free_from, None)
+    low, high, scale = low[part], high[part], scale[part]
     found = least_squares(
-        residuals,
-        start,
+        known,
+        begin[part],
         bounds=(low, high),
         x_scale=scale,
         loss="soft_l1",
         f_scale=SOFT,
-        diff_step=np.full(len(start), 1e-3),
-        xtol=1e-5,
-        ftol=1e-6,
-        max_nfev=40,
+        **solved,
     )
     ended = np.where(found.x - low < 1e-3 * scale, low, np.where(high - found.x < 1e-3 * scale, high, found.x))
-    free = np.flatnonzero((ended > low) & (ended < high))
-    errors: dict[int, float] = {}
-    if free.size:
-        jacobian: Floats = np.asarray(found.jac, dtype=np.float64)[:, free]
-        variance = 2 * found.cost / max(len(found.fun) - free.size, 1)
-        covariance: Floats = variance * np.linalg.pinv(np.matmul(jacobian.T, jacobian))
-        errors = dict(zip(free.tolist(), np.sqrt(np.diag(covariance)).tolist(), strict=True))
-    values = [float(value) for value in ended]
-    return values, tuple(p.fitted(values[i], errors.get(i)) for i, p in enumerate(parameters))
+    found.x = np.concatenate([fixed, ended])
+    return found
 
 
 def rollout_s(result: Result) -> tuple[Floats, Floats]:
@@ -257,3 +369,11 @@ def rollout_s(result: Result) -> tuple[Floats, Floats]:
     finished, start_s = by_step["finished_s"], by_step["started_s"].min()
     whole_s, mean_s = (end_s - start_s for end_s in (finished.max(), finished.mean()))
     return whole_s.to_numpy(dtype=np.float64), mean_s.to_numpy(dtype=np.float64)
+
+
+def updates_s(result: Result) -> tuple[Floats, Floats]:
+    """Return for each update the seconds since the one before, and the mean seconds of the responses that it trained."""
+    samples = result.samples.select(["trained_step", "started_s", "finished_s"]).to_pandas().dropna()
+    response_s = (samples["finished_s"] - samples["started_s"]).groupby(samples["trained_step"]).mean()
+    finished_s = result.steps.column("finished_s").to_numpy()
+    return np.diff(finished_s, prepend=0.0), response_s.to_numpy(dtype=np.float64)

@@ -89,7 +89,7 @@ class Space:
         (system,) = chosen[SYSTEMS]
         settings = [setting for alternative in chosen.values() for setting in alternative]
         kept = [setting for setting in settings if not _drafts_anyway(system.value, setting)]
-        scenario = self._with_profile(_whole_workers(resolved(self.varied.file, kept)))
+        scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept)))
         require_names(scenario, self._checked)
         return make_point(scenario, self._digests)
 
@@ -288,7 +288,7 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> tuple[list[str 
     return [*([None] if anyway else []), "none", *found], notes
 
 
-def _whole_workers(scenario: Scenario) -> Scenario:
+def whole_workers(scenario: Scenario) -> Scenario:
     """Return the scenario with its share of rollout GPUs rounded to whole workers."""
     share, gpus, tp = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus, scenario.cluster.tp
     if not isinstance(share, float) or not 0 < share < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,18 +21,37 @@ def print_calibration(found: Calibration, console: Console) -> None:
     ]  # fmt: skip
     console.print(bare_table(("correction", "value", "standard error", "range", "what it means"), corrections))
     errors = [
-        (e.phase, _apart(e.steps_in, e.mape_in, e.bias_in), _apart(e.steps_out, e.mape_out, e.bias_out))
+        (e.phase, _apart(e.steps_in, e.mape_in, e.bias_in), _apart(e.steps_out, e.mape_out, e.bias_out),
+         f"{e.predicted_s:.4g} s ({e.low_s:.4g} to {e.high_s:.4g})")
         for e in found.errors
-    ]
+    ]  # fmt: skip
     window = "in the window ({}-{})".format(*found.window)
     console.print()
-    console.print(bare_table(("simulated against logged", window, "on the rest"), errors))
+    console.print(bare_table(("simulated against logged", window, "on the rest", "predicted a step"), errors))
     say(
         console,
-        "Mean absolute error of a step, and in brackets the error of the total. Nothing was fitted to the rest.\n",
+        "Mean absolute error of a step, and in brackets the error of the total. Nothing was fitted to the rest. The range is "
+        "of fits that do as well on the window.\n",
     )
     say(console, *(f"Warning: {text}." for text in found.warnings))
     say(console, *(f"Assumed: {text}." for text in found.assumed))
+
+
+def print_ranges(
+    rows: Sequence[Mapping[str, Any]], ranges: Sequence[Mapping[str, tuple[float, float]]], console: Console
+) -> None:
+    """Print how far each speed-up moves with what a log does not say."""
+    shown = [
+        (
+            row["system"],
+            row["variant"],
+            f"{row['speedup']:.2f}×",
+            *(f"{low:.2f} to {high:.2f}×" for low, high in found.values()),
+        )
+        for row, found in zip(rows[1:], ranges[1:], strict=True)
+    ]
+    names = {"fits": "fits that do as well", "likeness": "responses of a prompt unlike or alike"}
+    console.print(bare_table(("system", "", "speed-up", *(names[cause] for cause in ranges[0])), shown))
 
 
 def _shown(value: float, unit: str) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.errors import InputError
-from simrl.trace.importers.logs import read_verl_metrics
+from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, write_trace
 
@@ -66,7 +66,7 @@ def errors_in_a_line(script: str) -> Iterator[None]:
 
 def verl_trace(data: Path, path: Path) -> Trace:
     """Write the trace of the recorded verl run in the folder `data` to `path`; return it."""
-    metrics = read_verl_metrics(data / "verl_run" / "do7bl4gg" / "output.log")
+    metrics = read_metrics(data / "verl_run" / "do7bl4gg" / "output.log", "verl")
     trace = trace_from_verl_metrics(metrics, 16, 0, name="verl_run", licence="Apache-2.0")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, path)

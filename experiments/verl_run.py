@@ -29,7 +29,7 @@ from simrl.scenario.model import Scenario
 from simrl.show.style import BLACK, BLUE, ORANGE
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
-from simrl.trace.importers.logs import read_verl_metrics
+from simrl.trace.importers.logs import read_metrics
 from simrl.trace.trace import Trace
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ GPUS = ("a100", "h100")
 
 def logged_steps(log: Path) -> pd.DataFrame:
     """Return the steps of the log that have all compared values, in order."""
-    metrics = read_verl_metrics(log)
+    metrics = read_metrics(log, "verl")
     needed = ["response_length/mean", "timing_s/gen", "timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"]
     return metrics.dropna(subset=needed).reset_index(drop=True)
 

@@ -34,11 +34,11 @@ Measures = dict[str, Any]
 GIVEN = math.nan  # stands where an element of a row is an input of its prediction: it is not scored
 
 
-def step_times(model: str, gpu: str, tp: int, between_passes_s: float, least_pass_s: float = 0.0) -> dict[str, Any]:
+def step_times(model: str, gpu: str, tp: int, **host_times: float | None) -> dict[str, Any]:
     """Return a scenario's `profile`: the shipped one of the model on the GPU, else a roofline of the GPU's data sheet."""
     path = shipped_profile(model_shape(model).name, gpu, tp)
     times: dict[str, Any] = {"roofline": {}} if path is None else {"path": str(path)}
-    return {**times, "between_passes_s": between_passes_s, "least_pass_s": least_pass_s}
+    return {**times, **host_times}
 
 
 def launch_s(inputs: Inputs, model: str) -> float:
@@ -68,10 +68,16 @@ def run_of(
     engine: Mapping[str, Any] | None = None,
     speculation: Mapping[str, Any] | None = None,
     least_pass_s: float = 0.0,
+    framework: str | None = None,
 ) -> Scenario:
     """Return a scenario of a paper: the inputs that all papers have, and the row's own. `lengths` are fields of a length
-    model, which has the run's number of steps unless they give another, or the trace that `Lab.run` is given."""
-    passes_s = float(inputs["between_passes_s"])
+    model, which has the run's number of steps unless they give another, or the trace that `Lab.run` is given. A framework's
+    preset gives what the row does not."""
+    host_times = {
+        "between_passes_s": float(inputs["between_passes_s"]),
+        "sequence_overhead_s": inputs.get("sequence_overhead_s"),
+        "least_pass_s": least_pass_s,
+    }
     if isinstance(lengths, Trace):
         workload: dict[str, Any] = {"trace": lengths.metadata.name}
     else:
@@ -85,7 +91,8 @@ def run_of(
             "model": model,
             "cluster": {"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
             "workload": workload,
-            "profile": step_times(model, inputs["gpu"], tp, passes_s, least_pass_s),
+            "framework": framework,
+            "profile": step_times(model, inputs["gpu"], tp, **host_times),
             "engine": {"max_num_seqs": inputs["max_num_seqs"], **(engine or {})},
             "training": training,
             "speculation": speculation or {},

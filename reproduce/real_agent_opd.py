@@ -12,13 +12,12 @@ from typing import Any
 
 import pandas as pd
 
-from reproduce.lab import Lab, Predict, made, row, run_of
+from reproduce.lab import Lab, Predict, row, run_of
 from reproduce.ledger import Inputs, named
 from reproduce.real_lengths import of_run, trace_of, whole_lengths, with_turns
 from simrl.profile.hardware import gpu, model_shape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
-from simrl.scenario.training import TrainingConfig
 from simrl.trace.trace import Trace
 
 LOGS = {
@@ -51,29 +50,29 @@ def scenario(inputs: Inputs, trace: Trace) -> Scenario:
         lengths=trace,
         steps=len(trace.step_slices),
         warmup_steps=0,
-        training=training(inputs, inputs["tokens_per_microbatch"]),
+        training=training(inputs),
         engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization"),
+        framework=inputs["framework"],
     )
 
 
-def training(inputs: Inputs, tokens_of_a_gpu: int) -> dict[str, Any]:
+def training(inputs: Inputs) -> dict[str, Any]:
     """Return the settings of the trainer. verl's budget of tokens is a GPU's: GPUs that share a sequence add theirs up."""
     sequence_parallel = inputs["sequence_parallel"]
     return {
         **named(inputs, "recompute", "switch_s"),
         "sequence_parallel": sequence_parallel,
-        "tokens_per_microbatch": tokens_of_a_gpu * sequence_parallel,
-        "reward_s": 0.0,  # computed in the agent loop, after the last tool
+        "tokens_per_microbatch": inputs["tokens_per_microbatch"] * sequence_parallel,
     }
 
 
 def reference_s(inputs: Inputs, trace: Trace) -> float:
     """Return the mean seconds of the teacher's log-probs of a step."""
-    config = made(TrainingConfig, training(inputs, inputs["ref_tokens_per_microbatch"]))
-    costs = TrainingCosts(
-        model_shape(inputs["teacher"]), gpu(inputs["gpu"]), inputs["gpus"], config, 1, 1, switch=False
-    )
-    return mean(costs.pass_s(lengths, 1) for lengths in whole_lengths(trace))
+    budget = {"tokens_per_microbatch": inputs["ref_tokens_per_microbatch"] * inputs["sequence_parallel"]}
+    config = scenario(inputs, trace).training.model_copy(update={"extra_log_probs": 1, **budget})
+    kind, gpus, teacher = gpu(inputs["gpu"]), inputs["gpus"], model_shape(inputs["teacher"])
+    costs = TrainingCosts(model_shape(inputs["student"]), kind, gpus, config, 1, 2, switch=False, reference=teacher)
+    return mean(costs.reference_s(lengths) for lengths in whole_lengths(trace))
 
 
 @row

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -31,12 +32,14 @@ CONSTANT = "the seconds of an RL step beyond its operations are set on the steps
 
 
 class Quantities(NamedTuple):
-    """The quantities of a row; `why_not` they are not predicted yet, `why_unscored` they are predicted and count nowhere."""
+    """The quantities of a row; `why_not` they are not predicted yet, `why_unscored` they are predicted and count nowhere, and
+    `evidence`, by quantity, why a single one does not."""
 
     family: str | None
     names: tuple[str, ...]
     why_not: str | None = None
     why_unscored: str | None = None
+    evidence: Mapping[str, str] = MappingProxyType({})
 
 
 def all_rows() -> dict[str, Quantities]:
@@ -45,7 +48,8 @@ def all_rows() -> dict[str, Quantities]:
     for name, family in FAMILIES.items():
         unscored = getattr(family, "UNSCORED", {})
         for row, names in family.QUANTITIES.items():
-            found[row] = Quantities(name, names, why_unscored=unscored.get(row))
+            evidence = getattr(family, "EVIDENCE", {})
+            found[row] = Quantities(name, names, why_unscored=unscored.get(row), evidence=evidence.get(row, {}))
         for row, (quantity, why) in getattr(family, "NOT_YET", {}).items():
             found[row] = Quantities(name, (quantity,), why_not=why)
     return found | {row: Quantities(None, ("hours",), why_not=HYBRID) for row in VERL_V1}
@@ -120,8 +124,8 @@ def kind_of(quantity: str) -> str:
 
 def _predicted(row: str, of: Quantities, place: int, prediction: Prediction | None) -> Entry:
     entry = _entry(row, of.names[place], kind_of(of.names[place]))
-    entry["ledger"], entry["note"] = of.family, of.why_unscored
-    entry["scored"] = of.why_not is None and of.why_unscored is None
+    entry["ledger"], entry["note"] = of.family, of.why_unscored or of.evidence.get(of.names[place])
+    entry["scored"] = of.why_not is None and entry["note"] is None
     if prediction is None or not prediction.elements or of.family is None:
         entry["why_not"] = of.why_not or (
             prediction.refused[0] if prediction and prediction.refused else "not predicted"

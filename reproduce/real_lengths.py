@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reproduce.ledger import Inputs
 from simrl.errors import InputError
 from simrl.trace.importers.lengths import lengths_with
-from simrl.trace.importers.logs import read_verl_metrics
+from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import NEEDED, trace_from_verl_metrics
 from simrl.trace.trace import Trace
 
@@ -39,7 +39,7 @@ def of_run(inputs: Inputs, run: str) -> Inputs:
 
 def complete_steps(log: Path) -> pd.DataFrame:
     """Return the rows of a verl log that have lengths and the seconds of their phases. Raise `InputError` without any."""
-    metrics = read_verl_metrics(log)
+    metrics = read_metrics(log, "verl")
     needed = [*NEEDED, *(f"timing_s/{name}" for name in TIMES)]
     for name in needed:
         if name not in metrics:

@@ -52,15 +52,15 @@ def scenario(inputs: Inputs, asynchronous: bool) -> Scenario:
         steps=steps,
         warmup_steps=warmup_steps,
         training={
-            "kernels": "fused",
-            "attention": "fa3",
-            "sharding": "optimizer",
             "tensor_parallel": inputs["train_tp"],
             "pipeline_parallel": inputs["train_pp"],
+            "log_prob_tokens_per_microbatch": inputs["log_prob_tokens"],
             **named(inputs, "recompute", "tokens_per_microbatch", "switch_s", "reward_s"),
+            **named(inputs, "extra_log_probs", "update_sequence_s", "log_prob_sequence_s"),
         },
         engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization"),
         least_pass_s=launch_s(inputs, inputs["model"]),
+        framework=inputs["framework"],
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from reproduce.lab import Lab, Predict, launch_s, row, run_of
 from reproduce.ledger import Inputs, named
-from reproduce.real_lengths import trace_of, whole_lengths
+from reproduce.real_lengths import trace_of
 from simrl.scenario.model import Scenario
 from simrl.trace.trace import Trace
 
@@ -21,6 +21,7 @@ MOST_STEPS = 6  # simulated in a window
 QUANTITIES = {
     f"verl-qwen2-7b-{name}": ("gen_s", "old_log_prob_s", "update_actor_s", "step_s") for name in ("short", "long")
 }
+EVIDENCE = {row: {"old_log_prob_s": "its log-probs say whether the GPUs have NVLink"} for row in QUANTITIES}
 
 
 def window(name: str, steps: pd.DataFrame) -> pd.Series:
@@ -31,7 +32,6 @@ def window(name: str, steps: pd.DataFrame) -> pd.Series:
 
 def scenario(inputs: Inputs, trace: Trace) -> Scenario:
     """Return the run: everything that its launch command says is put together here."""
-    longest = sorted(int(lengths.max()) for lengths in whole_lengths(trace))
     return run_of(
         inputs,
         {"name": "verl_colocated", "minibatches": inputs["minibatches"], "dispatch": "even_split", "log_probs": 1},
@@ -42,13 +42,14 @@ def scenario(inputs: Inputs, trace: Trace) -> Scenario:
         steps=len(trace.step_slices),
         warmup_steps=0,
         training={
-            # A number of sequences, padding removed: as many as fit at a step's greatest length, whose median is taken here.
             "microbatching": "fixed",
-            "tokens_per_microbatch": inputs["microbatch_sequences"] * longest[len(longest) // 2],
+            "sequences_per_microbatch": inputs["microbatch_sequences"],
+            "offload": inputs["offload_states"],
             **named(inputs, "recompute", "switch_s", "reward_s"),
         },
         engine=named(inputs, "max_num_batched_tokens", "gpu_memory_utilization"),
         least_pass_s=launch_s(inputs, inputs["model"]),
+        framework=inputs["framework"],
     )
 
 

@@ -128,7 +128,9 @@ def test_scalars_of_tensorboard_are_a_folder_of_one_file_a_tag_or_one_wide_table
         table(tmp_path / "scalars" / name, ["Wall time", "Step", "Value"], [1.7e9, 1, value], [1.7e9, 2, value])
     check(read_metrics(tmp_path / "scalars"))
     check(read_metrics(tmp_path / "scalars", "tensorboard"))
-    wide = table(tmp_path / "wide.csv", ["step", *VERL], [1, *VERL.values()], [2, *VERL.values()])
+    other = table(tmp_path / "scalars" / "run-b-tag-timing_s_gen.csv", ["Wall time", "Step", "Value"], [1.7e9, 1, 3.0])
+    assert "timing_s/gen is also in run-.-tag-timing_s_gen.csv" in refusal(read_metrics, other.parent)
+    wide = table(tmp_path / "wide.csv", ["Wall time", "Step", *VERL], *([1.7e9, i, *VERL.values()] for i in (1, 2)))
     check(read_metrics(wide))
 
 

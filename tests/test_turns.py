@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.errors import InputError
+from simrl.trace.importers.tabular import import_jsonl
 from simrl.trace.importers.tokens import token_counter
 from simrl.trace.importers.turns import mask_parts, text_parts, turns_of
 from simrl.trace.importers.verl import import_verl
@@ -92,6 +93,20 @@ def test_a_dump_with_a_mask_has_turns_and_the_masks_lengths(tmp_path, name):
     assert trace.column("response_tokens").tolist() == [4, 2]
     with pytest.raises(InputError, match=f"line 1: field '{name}' is .2.; it must be a list of 0 and 1"):
         import_verl(dump(tmp_path, {"output": "text", name: [2]}), BY_CHARACTER)
+
+
+def test_a_table_with_text_is_split_as_well_unless_its_columns_tell(tmp_path):
+    file = tmp_path / "run.jsonl"
+    row = {"step": 0, "prompt": "p", "response": f"ab{ANSWER}cde"}
+    file.write_text(f"{json.dumps(row)}\n")
+    trace = import_jsonl(file, counter=BY_CHARACTER)
+    assert trace.table.column("turn_tokens").to_pylist() == [[2, 3]]
+    assert trace.table.column("turn_observation_tokens").to_pylist() == [[len(ANSWER)]]
+    assert "1 of 1 responses have several turns" in trace.metadata.notes
+    file.write_text(f"{json.dumps({**row, 'turn_tokens': [1, 4 + len(ANSWER)]})}\n")
+    assert import_jsonl(file, counter=BY_CHARACTER).column("response_tokens").tolist() == [5 + len(ANSWER)]
+    file.write_text(f"{json.dumps({**row, 'response': CALL})}\n")
+    assert UNSEPARATED in import_jsonl(file, counter=BY_CHARACTER).metadata.notes
 
 
 def test_what_an_answer_precedes_belongs_to_the_prompt(tmp_path):

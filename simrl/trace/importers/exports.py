@@ -144,10 +144,14 @@ def _cell(raw: str) -> float | None:
 
 
 def _merged(path: Path, tags: Sequence[str]) -> Iterator[Logged]:
-    """Yield a row a step of all CSV files in a folder."""
+    """Yield a row a step of all CSV files in a folder. Raises `InputError` for a tag of two files, as of two runs."""
     by_step: dict[int, dict[str, float]] = {}
+    file_of: dict[str, Path] = {}
     for file in tables(path):
         for place, row in _csv_rows(file, tags):
+            for tag in set(tags) & set(row):
+                if file_of.setdefault(tag, file) != file:
+                    raise InputError(f"{file}: {tag} is also in {file_of[tag].name}; keep the files of one run")
             if (step := step_of(row, place)) is not None:
                 by_step.setdefault(step, {STEPS[0]: step}).update(row)
     yield from ((str(path), row) for _, row in sorted(by_step.items()))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
 from simrl.trace.importers.tokens import TokenCounter
-from simrl.trace.importers.turns import mask_parts, text_parts, turns_of
+from simrl.trace.importers.turns import Turns, mask_parts, text_parts, turns_of
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.trace.validate import shown as shortened
 
@@ -84,19 +84,22 @@ def count_rows(texts: Iterable[TextRow], counter: TokenCounter) -> Iterator[Row]
     for batch in batches(texts):
         new = [p for p in dict.fromkeys(row.prompt for row in batch) if p not in prompt_tokens]
         prompt_tokens.update(zip(new, (c.tokens for c in counter.count(new)), strict=True))
-        parts = [list(text_parts(row.response)) if row.mask is None else [] for row in batch]
-        counted = iter(counter.count([text for of_row in parts for _, text in of_row]))
-        for row, of_row in zip(batch, parts, strict=True):
-            found = [(generated, next(counted)) for generated, _ in of_row]
-            turns = turns_of(mask_parts(row.mask) if row.mask is not None else [(g, c.tokens) for g, c in found])
-            ids = [c.ids for generated, c in found if generated and c.ids is not None]
-            yield Row(
-                *row[:3],
-                prompt_tokens[row.prompt] + turns.before,
-                reward=row.reward,
-                response_ids=np.concatenate(ids) if ids else None,
-                **turns.fields(),
-            )
+        counted = count_turns([row.response if row.mask is None else "" for row in batch], counter)
+        for row, (turns, ids) in zip(batch, counted, strict=True):
+            if row.mask is not None:
+                turns, ids = turns_of(mask_parts(row.mask)), None
+            length = prompt_tokens[row.prompt] + turns.before
+            yield Row(*row[:3], length, reward=row.reward, response_ids=ids, **turns.fields())
+
+
+def count_turns(texts: Sequence[str], counter: TokenCounter) -> Iterator[tuple[Turns, NDArray[np.int32] | None]]:
+    """Yield the turns of each response by the tags in its text and, from a tokenizer, the token ids that were generated."""
+    parts = [list(text_parts(text)) for text in texts]
+    counted = iter(counter.count([text for of_text in parts for _, text in of_text]))
+    for of_text in parts:
+        found = [(generated, next(counted)) for generated, _ in of_text]
+        ids = [c.ids for generated, c in found if generated and c.ids is not None]
+        yield turns_of([(generated, c.tokens) for generated, c in found]), np.concatenate(ids) if ids else None
 
 
 def trace_from_rows(

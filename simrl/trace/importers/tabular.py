@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from simrl.errors import InputError, first_line, meant
-from simrl.trace.importers import rows
+from simrl.trace.importers import rows, turns
 from simrl.trace.importers.tokens import TokenCounter
 from simrl.trace.trace import OPTIONAL, REQUIRED, Trace
 from simrl.trace.validate import FINISH_REASONS
@@ -134,8 +134,19 @@ def _trace(
     if tokenizer is None:
         column = mapped.get("response_tokens") or mapped["response_ids"]
         tokenizer = f"the source's own (lengths are from column {column!r})"
+    agents, texts = 0, _in_turns(mapped)
+
+    def watched() -> Iterator[PlacedRow]:
+        nonlocal agents
+        for place, row in read(mapped):
+            agents += turns.is_agents(str(row.get(mapped["response"])))
+            yield place, row
+
+    samples = list(_rows(watched() if texts else read(mapped), mapped, counter, given))
+    if texts:
+        notes.append(turns.note([row.turn_observation_tokens for row in samples], agents))
     return rows.trace_from_rows(
-        _rows(read(mapped), mapped, counter, given),
+        samples,
         source=path.name,
         tokenizer=tokenizer,
         notes=notes,
@@ -181,6 +192,11 @@ def _mapped(
     return mapped
 
 
+def _in_turns(columns: Mapping[str, str]) -> bool:
+    """Return whether responses are text to split into turns: no column tells these."""
+    return "response" in columns and "response_tokens" not in columns and not set(rows.TURNS) & set(columns)
+
+
 def _rows(
     placed: Iterator[PlacedRow],
     columns: Mapping[str, str],
@@ -188,12 +204,18 @@ def _rows(
     given: Mapping[str, Iterator[int]],
 ) -> Iterator[rows.Row]:
     counted = [name for name in TEXTS if name in columns and f"{name}_tokens" not in columns]
+    if split := _in_turns(columns):
+        counted.remove("response")
     for batch in rows.batches(placed):
         counts = {
             name: counter.count([rows.text(row, columns[name], place) for place, row in batch])
             for name in counted
             if counter is not None
         }
+        found_turns = []
+        if split and counter is not None:
+            responses = [rows.text(row, columns["response"], place) for place, row in batch]
+            found_turns = list(rows.count_turns(responses, counter))
         for i, (place, row) in enumerate(batch):
             values = {ours: read(row, columns[ours], place) for ours, read in _READERS.items() if ours in columns}
             values.update((ours, next(numbers)) for ours, numbers in given.items())
@@ -203,6 +225,10 @@ def _rows(
             values.update((f"{name}_tokens", found[i].tokens) for name, found in counts.items())
             if "response" in counts:
                 values["response_ids"] = counts["response"][i].ids
+            if found_turns:
+                of_response, values["response_ids"] = found_turns[i]
+                values |= of_response.fields()
+                values["prompt_tokens"] += of_response.before
             ids: Any = values.get("response_ids")
             if "response_tokens" not in values:
                 values["response_tokens"] = len(ids)

@@ -31,10 +31,12 @@ TURNS, TOOL_MEAN_S, TOOL_MAX_S = (
 INPUT_COLUMNS = ("step", *NEEDED, TURNS, TOOL_MEAN_S, TOOL_MAX_S)
 
 
-def of_run(inputs: Inputs, run: str) -> Inputs:
-    """Return the inputs, those of a run (`gpus_8b_sync`) under their plain names (`gpus`) too."""
-    end = f"_{run}"
-    return inputs | {name.removesuffix(end): inputs[name] for name in list(inputs) if name.endswith(end)}
+def of_run(inputs: Inputs, *run: str) -> Inputs:
+    """Return the inputs, those of a run or its model (`gpus_8b_sync`, `model_8b`) under their plain names, too."""
+    for end in run:
+        found = {name.removesuffix(f"_{end}"): inputs[name] for name in list(inputs) if name.endswith(f"_{end}")}
+        inputs = inputs | found
+    return inputs
 
 
 def complete_steps(log: Path) -> pd.DataFrame:

@@ -66,7 +66,7 @@ def scenario(inputs: Inputs, asynchronous: bool) -> Scenario:
 
 def run(lab: Lab, inputs: Inputs, name: str) -> Measures:
     """Return the measures of a run."""
-    return lab.run(scenario(of_run(inputs, name), asynchronous=name.endswith("async")))
+    return lab.run(scenario(of_run(inputs, name.split("_")[0], name), asynchronous=name.endswith("async")))
 
 
 @row

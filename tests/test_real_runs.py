@@ -151,7 +151,7 @@ def test_the_page_has_the_table_and_the_reasons_of_inputs(simrl: CommandLine, tm
     text = (simrl.folder / "real_runs.md").read_text(encoding="utf-8")
     assert "| nemo-8b-sync | step_s | 10 |" in text
     assert "- verl-v1-sync: not yet: a hybrid model" in text
-    assert "| sigma | 1.0 (0.7 to 1.4) | assumed |" in text and "| max_num_seqs | 1024 | inferred |" in text
+    assert "| sigma_8b | 1.0 (0.7 to 1.4) | assumed |" in text and "| max_num_seqs | 1024 | inferred |" in text
 
 
 def damaged(path: str, old: str, new: str) -> Callable[[Path], None]:

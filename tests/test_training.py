@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from simrl.profile.hardware import GPUS, LINK_SHARE, MODELS, Gpu, ModelShape
 from simrl.runtime.training_costs import TrainingCosts, deal, longest_first, pack
+from simrl.runtime.training_kernels import COLLECTIVE_S
 from simrl.runtime.weight_sync import PAGEABLE_NODE_BYTES_PER_S
 from simrl.scenario.training import TrainingConfig
 
@@ -347,6 +348,7 @@ def test_gpus_that_share_layers_are_faster_but_talk():
         28 * 3 * 2 * 2 * 2 * 8192 * 3584 * 3 / 4 / (LINK_SHARE * 450e9)
     )  # forward, backward and again: two all-reduces a layer
     assert shared - silent == pytest.approx(talk_s)
+    assert silent > alone / 4 + 28 * 3 * 4 * COLLECTIVE_S  # each collective has a start and an end
 
 
 def test_pipeline_stages_pay_off_with_many_micro_batches_and_not_with_one():

@@ -33,6 +33,9 @@ ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
 # Fig. 5 and 6 (63 % after 73 %), FlashAttention-3 (arXiv 2407.08608), Fig. 5 and 6.
 BACKWARD_ATTENTION = 2.5 / 0.85
 MEMORY_SHARE = 0.8  # of the data sheet's bandwidth: aiconfigurator's factor of H100, from its observations
+COLLECTIVE_S = (
+    3e-5  # a collective's start and end, beyond its bytes: aiconfigurator's NCCL tables, 2 to 8 GPUs of an H100 node
+)
 LAUNCH_S = 3e-6  # a kernel's start and end, in which memory idles: aiconfigurator's latency of H100
 HOST_LAUNCH_S = 10e-6  # the host's time to launch a PyTorch operation that autograd records; assumed
 
@@ -80,18 +83,19 @@ def microbatches_s(
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     hidden = model.hidden
 
-    def product_s(inner: int, outer: int) -> Floats:
-        rate = gpu.bf16_flops * gpu.matmul_share * inner / (inner + HALF_K)
+    def product_s(inner: int, outer: int, cut: int = 1) -> Floats:
+        """Return the seconds of a product, of which each GPU of a layer has a part; `cut`: of its inner dimension."""
+        rate = gpu.bf16_flops * gpu.matmul_share * inner / (inner + HALF_K * cut)
         return 2.0 * mine * inner * outer / tp / rate
 
     again = 1 if backward and config.recompute is not False else 0
     sweeps = (3 if backward else 1) + again  # of what a backward pass does twice as much of
     products = sweeps - (1 if backward and config.lora else 0)  # weights that are not trained have no gradients
 
-    matrices = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
+    matrices = [(hidden, queries, 1), (hidden, keys, 1), (hidden, keys, 1), (queries, hidden, tp)]
     intermediate = model.intermediate
     if not model.experts:
-        matrices += [(hidden, intermediate), (hidden, intermediate), (intermediate, hidden)]
+        matrices += [(hidden, intermediate, 1), (hidden, intermediate, 1), (intermediate, hidden, tp)]
     layer_s = products * sum(product_s(*matrix) for matrix in matrices)
 
     share, half = ATTENTION[config.attention]
@@ -109,7 +113,7 @@ def microbatches_s(
     else:
         moved += traffic.gate * intermediate
     if config.lora:
-        moved += sum(ADAPTER_BYTES[0] * inner + ADAPTER_BYTES[1] * outer for inner, outer in matrices)
+        moved += sum(ADAPTER_BYTES[0] * inner + ADAPTER_BYTES[1] * outer for inner, outer, _ in matrices)
         kernels += ADAPTER_KERNELS * len(matrices)
     bandwidth = gpu.memory_bytes_per_s * MEMORY_SHARE
     layer_s = layer_s + sweeps * (moved * mine / tp / bandwidth + kernels * LAUNCH_S)
@@ -159,8 +163,10 @@ def _collectives_s(model: ModelShape, gpu: Gpu, config: TrainingConfig, mine: Fl
     total = np.zeros_like(mine)
     passes = sweeps - (1 if sweeps > 1 else 0)  # forward, backward, and again
     if tp > 1:
-        total = total + passes * 2 * 2 * 2.0 * mine * model.hidden * (1 - 1 / tp) / gpu.bytes_per_s_among(tp)
+        moved = 2 * 2 * 2.0 * mine * model.hidden * (1 - 1 / tp)
+        total = total + passes * (moved / gpu.bytes_per_s_among(tp) + 4 * COLLECTIVE_S)
     if sp > 1:
         heads = 2 * (model.heads + model.kv_heads) * model.head_dim
-        total = total + passes * 2.0 * mine * heads * (1 - 1 / sp) / gpu.bytes_per_s_among(sp)
+        moved = 2.0 * mine * heads * (1 - 1 / sp)
+        total = total + passes * (moved / gpu.bytes_per_s_among(sp) + 4 * COLLECTIVE_S)
     return total

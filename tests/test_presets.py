@@ -87,7 +87,7 @@ def test_every_result_names_the_constants_it_used_their_ranges_and_whose_they_ar
     metadata = prepare(scenario(framework="verl-fsdp-0.5")).inputs()
     lines = provenance([metadata])
     assert any("verl-fsdp-0.5: training.switch_s=0.5 (0.4 to 0.6)" in line for line in lines)
-    assert any("vllm-2025-rl: profile.between_passes_s=0.004 (0.001 to 0.006)" in line for line in lines)
+    assert any("vllm-2025-rl: profile.between_passes_s=0.005 (0.001 to 0.006)" in line for line in lines)
     assert not any("switch_s=2" in line for line in lines)
     row = next(entry for entry in inputs(metadata) if entry.name == "training.switch_s")
     assert (row.kind, row.source.partition(":")[0]) == ("measured", "verl-fsdp-0.5")

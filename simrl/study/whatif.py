@@ -59,9 +59,9 @@ def alternatives(
             tried = [each.model_copy(update={"steps": max(round(own.steps * share), 1)}) for each in tried]
             said.append(f"{other.system.name}: {tried[0].steps} updates train the samples of the run's {own.steps}.")
         best = int(np.argmax(_samples_per_s(tried, jobs, cache))) if len(tried) > 1 else 0
-        if len(tried) > 1:
+        if tried[0].system != other.system:
             shares = ", ".join(f"{each.system.parameters['rollout_share']:g}" for each in tried)
-            said.append(f"{other.system.name}: the best of rollout_share {shares}.")
+            said.append(f"{other.system.name}: the best of rollout_share {shares}; no other was tried.")
         found.append(tried[best])
     return found, said, _ranges(found, fits, alike, jobs, cache)
 

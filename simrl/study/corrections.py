@@ -266,9 +266,11 @@ def equally_good(
         middle = (good[0].x[0] + good[-1].x[0]) / 2
         used = solve(residuals, start=[middle, *best.x[1:]], free_from=1)
     values = np.array([used.x, good[-1].x, good[0].x])
-    errors = np.maximum(_errors(best, parameters), np.ptp(values, axis=0) / 2)
+    half = np.ptp(values, axis=0) / 2
+    errors = np.fmax(_errors(best, parameters), np.where(half > 0, half, np.nan))
     fitted, *ends = (
-        [p.fitted(float(x), e or None) for p, x, e in zip(parameters, row, errors, strict=True)] for row in values
+        [p.fitted(float(x), None if np.isnan(e) else float(e)) for p, x, e in zip(parameters, row, errors, strict=True)]
+        for row in values
     )
     apart = [abs(slow.value - fast.value) > UNCLEAR * c.value for c, slow, fast in zip(fitted, *ends, strict=True)]
     if sum(apart) < 2:
@@ -297,9 +299,9 @@ def _best_held_out(
 
 
 def _errors(found: Any, parameters: Sequence[_Parameter]) -> Floats:
-    """Return the standard errors of a fit (Gauss-Newton), 0 for a correction at a bound."""
+    """Return the standard errors of a fit (Gauss-Newton), NaN for a correction at a bound."""
     low, high, scale = (np.array(column) for column in zip(*(p[2:5] for p in parameters), strict=True))
-    errors = np.zeros(len(parameters))
+    errors = np.full(len(parameters), np.nan)
     free = np.flatnonzero((found.x - low > 1e-3 * scale) & (high - found.x > 1e-3 * scale))
     if free.size:
         jacobian: Floats = np.asarray(found.jac, dtype=np.float64)[:, free]

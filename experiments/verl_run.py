@@ -1,6 +1,7 @@
 """The recorded verl run: its own times beside simulated ones. Results are in verl_run.md.
 
     python experiments/verl_run.py ../shared/data [--json]
+    python experiments/verl_run.py ../shared/data --later    # calibrated on steps 1-20: the others, and two later runs
 
 Reads the console log of verl_run/do7bl4gg, makes the trace that verl_run.yaml names, computes the two training efficiencies
 from the first 20 logged steps, and simulates verl colocated on two GPUs that could have been it. Generation is first
@@ -10,6 +11,7 @@ after calibration are of the later steps, which nothing is fitted to (lengths gr
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -29,13 +31,18 @@ from simrl.scenario.model import Scenario
 from simrl.show.style import BLACK, BLUE, ORANGE
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
+from simrl.study.calibration import calibrate, predicted
+from simrl.study.logged_lengths import lengths_of, usable_steps
 from simrl.trace.importers.logs import read_metrics
-from simrl.trace.trace import Trace
+from simrl.trace.trace import Trace, write_trace
 
 HERE = Path(__file__).parent
 TRACE = HERE.parent / "results" / "verl_run.parquet"
 SCENARIO = HERE / "verl_run.yaml"
+LAUNCH = HERE / "verl_run_launch.yaml"
 CALIBRATION_STEPS = 20
+GROUP = 16
+LATER_RUNS = {"yeu8r64c": 2, "f6sves9c": 4}  # mini-batches: of 16 and of 8 of the 32 prompts
 GPUS = ("a100", "h100")
 
 
@@ -68,9 +75,13 @@ def main(
     data: Annotated[Path, typer.Argument(help="the folder with verl_run/")],
     picture: Annotated[Path, typer.Option(help="where to draw measured beside simulated times")] = HERE
     / "verl_run_times.png",
+    later: Annotated[bool, typer.Option("--later", help="calibrate, and predict two later runs of the job")] = False,
     as_json: AsJson = False,
 ) -> None:
     with errors_in_a_line("verl_run"):
+        if later:
+            print_later_runs(data)
+            return
         steps = logged_steps(data / "verl_run" / "do7bl4gg" / "output.log")
         rows, lines = compare_times(verl_trace(data, TRACE), steps)
     draw(steps, lines, picture)
@@ -88,6 +99,35 @@ def main(
         f"The corrections are those of steps 1-{CALIBRATION_STEPS}; the last three columns are of the steps after them:"
     )
     print(f"error of the mean (mean absolute error a step). Drawn in {picture}")
+
+
+def print_later_runs(data: Path) -> None:
+    """Print the errors on the steps after the window, and on runs whose times no fit has seen. A run's own lengths, and the
+    mini-batches in its configuration, are inputs."""
+
+    def launch(path: Path, steps: int, minibatches: int = 2) -> Scenario:
+        (scenario,) = load_scenarios(LAUNCH, [f"steps={steps}", f"workload.trace={path}"])
+        return scenario.with_fields("system", minibatches=minibatches)
+
+    table = Table("run", "phase", "steps", "mean absolute error a step", "error of the sum", "predicted a step [s]")
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        log = read_metrics(data / "verl_run" / "do7bl4gg" / "output.log", "verl")
+        found = calibrate(log, launch, (1, CALIBRATION_STEPS), GROUP, folder)
+        errors = {"do7bl4gg, later steps": found.errors}
+        for run, minibatches in LATER_RUNS.items():
+            steps = usable_steps(
+                read_metrics(data / "real_runs" / "agent_opd" / run / "output.log", "verl"), None, True, GROUP
+            )
+            write_trace(lengths_of(steps, GROUP, None, None), folder / f"{run}.parquet")
+            started = launch(folder / f"{run}.parquet", len(steps), minibatches).model_copy(update={"warmup_steps": 0})
+            errors[run] = predicted(steps, started, [found.scenario, *found.fits])
+    for run, phases in errors.items():
+        for e in phases:
+            assert e.mape_out is not None and e.bias_out is not None
+            seconds = f"{e.predicted_s:.1f} ({e.low_s:.1f} to {e.high_s:.1f})"
+            table.add_row(run, e.phase, str(e.steps_out), f"{e.mape_out:.1%}", f"{e.bias_out:+.1%}", seconds)
+    Console().print(table)
 
 
 def compare_times(trace: Trace, steps: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, NDArray[np.float64]]]:

@@ -361,14 +361,14 @@ def test_whatif_trains_as_many_samples_under_a_system_of_smaller_updates(log, tm
     own = with_known_corrections(started(tmp_path / "run.parquet", STEPS))
     text = own.model_dump(mode="json", exclude_defaults=True, exclude={"system", "variant", "file"})
     (tmp_path / "run.yaml").write_text(json.dumps({**text, "systems": ["verl_colocated"]}))
-    tried = alternatives(
+    scenarios, said, ranges = alternatives(
         tmp_path / "run.yaml", ["verl_fully_async", "one_step_off"], [own, own], 1, write_alike(tmp_path)
     )
-    assert [each.steps for each in tried.scenarios] == [STEPS, 4 * STEPS, STEPS]
-    first, *others = (simulate(each) for each in tried.scenarios)
+    assert [each.steps for each in scenarios] == [STEPS, 4 * STEPS, STEPS]
+    first, *others = (simulate(each) for each in scenarios)
     trained = [int(result.steps.column("samples").to_numpy().sum()) for result in (first, *others)]
-    assert trained == [trained[0]] * 3 and "56 updates train the samples of the run's 14" in " ".join(tried.said)
-    for result, scenario, found in zip(others, tried.scenarios[1:], tried.ranges[1:], strict=True):
+    assert trained == [trained[0]] * 3 and "56 updates train the samples of the run's 14" in " ".join(said)
+    for result, scenario, found in zip(others, scenarios[1:], ranges[1:], strict=True):
         speedup = first.steps["finished_s"][-1].as_py() / result.steps["finished_s"][-1].as_py()
         assert scenario.system.parameters["rollout_share"] == 0.5  # of two GPUs, one
         assert found["fits"] == pytest.approx((speedup, speedup), rel=0.02)

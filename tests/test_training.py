@@ -1,5 +1,7 @@
 """What a policy update costs, against counts by hand and slow rewrites of its rules."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -141,6 +143,27 @@ def test_every_forward_pass_before_the_update_is_paid_and_none_if_there_is_none(
     assert "log_prob" not in none
     assert three["log_prob"] == pytest.approx(3 * one["log_prob"])
     assert three["train"] == one["train"] == none["train"]
+
+
+def test_a_reference_of_its_own_size_is_paid_by_its_own_shape():
+    sequences, teacher = np.array([100, 10]), MODEL.model_copy(update={"layers": 8})
+    own = costs(log_probs=1, log_prob_overhead_s=2.0)
+    with_teacher = replace(
+        own, log_probs=2, reference=teacher, config=own.config.model_copy(update={"reference_model": "x"})
+    )
+    ((_, both_s),) = with_teacher.inference(sequences)
+    teacher_s = replace(own, model=teacher).pass_s(sequences, 1)
+    assert both_s == pytest.approx(own.pass_s(sequences, 1) + teacher_s + 2 * 2.0) and teacher_s > own.pass_s(
+        sequences, 1
+    )
+
+
+def test_the_overhead_of_an_update_is_paid_once_whatever_its_mini_batches_and_epochs():
+    plain, loaded = (
+        dict(costs(minibatches=3, ppo_epochs=2, **extra).phases(np.array([10, 20, 30])))["train"]
+        for extra in ({}, {"update_overhead_s": 7.0})
+    )
+    assert loaded == pytest.approx(plain + 7.0)
 
 
 def test_a_phase_ends_when_its_slowest_rank_does():

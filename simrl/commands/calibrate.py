@@ -179,9 +179,10 @@ def whatif(
     with folder_or_temporary(output and output.with_name(f"{output.name}-run")) as own:
         found = _calibrated(log, overrides, window, group, own, logged)
         alike = None if logged.get("trace") else write_alike(own)
-        tried = alternatives(own / CALIBRATED, others, [found.data.scenario, *found.data.fits], jobs, alike)
-        compared = simulate_all(tried.scenarios, None, jobs, output)
-    return WhatIf(found, compared, tried.said, tried.ranges, notes=compared.notes, width=200)
+        fits = [found.data.scenario, *found.data.fits]
+        scenarios, said, ranges = alternatives(own / CALIBRATED, others, fits, jobs, alike)
+        compared = simulate_all(scenarios, None, jobs, output)
+    return WhatIf(found, compared, said, ranges, notes=compared.notes, width=200)
 
 
 def _calibrated(

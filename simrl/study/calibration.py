@@ -198,9 +198,20 @@ def calibrate(
     whole, trace = started(usable, path)
     fits = [whole.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
     steps = _beside(usable, window, turns, [_of_run(simulate, each) for each in fits], fits[0])
-    errors = tuple(_error(phase, steps) for phase in PHASES if f"{phase}_measured_s" in steps)
+    errors = _errors(steps)
     assumed = tuple(_assumed(usable, fits[0], trace, recorded, batch))
     return Calibration(fits[0], window, corrections, errors, steps, assumed, tuple(fits[1:]), tuple(unclear))
+
+
+def predicted(steps: pd.DataFrame, started: Scenario, fits: Sequence[Scenario]) -> tuple[PhaseError, ...]:
+    """Return the errors on all steps (`usable_steps`) of another run that generates and trains in turns, `started` on the trace
+    of its lengths, with corrections of this run (`Calibration.scenario`, then its `fits`)."""
+    runs = [started.model_copy(update={"profile": each.profile, "training": each.training}) for each in fits]
+    return _errors(_beside(steps, (-1, -1), True, [simulate(run) for run in runs], runs[0]))
+
+
+def _errors(steps: pd.DataFrame) -> tuple[PhaseError, ...]:
+    return tuple(_error(phase, steps) for phase in PHASES if f"{phase}_measured_s" in steps)
 
 
 def _require_updates_of(lengths: Sequence[NDArray[np.int64]], prepared: Prepared) -> None:

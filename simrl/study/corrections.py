@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ FEWEST_STEPS = 5  # of a window: one more than the corrections of generation
 UNKNOWN_SHARE = 0.5  # of a correction, from which its standard error is worth a warning
 UNCLEAR = 0.25  # of a correction, from which the range of equally good fits is worth a warning
 CHANCE = 3.84  # 95 % quantile of chi-square with one degree of freedom
-GRID, MOST_FITS = (1.4, 1.1), 5  # factors on the first correction, the second if the first is too much; steps each way
+GRID, MOST_FITS = 1.4, 8  # factor from fit to fit on the first correction; fits
 TINY, COARSE = (  # of SciPy's solver
     {"diff_step": step, "xtol": step / 100, "ftol": step / 1000, "max_nfev": most}
     for step, most in ((1e-3, 40), (0.05, 6))
@@ -154,9 +155,9 @@ def fit(
     scenarios = [prepared.scenario.model_copy(update={"training": c.model_copy(update=settled)}) for c in configs]
     # Where phases overlap, the order of events changes with the corrections: a slope over a tiny step is noise.
     solved = TINY if in_turns(prepared) else COARSE
-    engine = equally_good(_of_generation(rows, scenarios[0], prepared, cache), ENGINE, solved)
-    fits = [with_generation(each, *x) for each, x in zip(scenarios, engine.fits, strict=True)]
-    return fits, (*engine.corrections, *corrections), [*engine.unclear, *unclear]
+    values, engine, more = equally_good(_of_generation(rows, scenarios[0], prepared, cache), ENGINE, solved)
+    fits = [with_generation(each, *map(float, x)) for each, x in zip(scenarios, values, strict=True)]
+    return fits, (*engine, *corrections), [*more, *unclear]
 
 
 def in_turns(prepared: Prepared) -> bool:
@@ -171,9 +172,7 @@ def _of_generation(
     update stands in for that of generation."""
     turns = in_turns(prepared)
     measured, own = seconds(rows, GENERATION if turns else STEP), seconds(rows, RESPONSE_MEAN)
-    kept: dict[
-        tuple[float, ...], tuple[Floats, Floats]
-    ] = {}  # in turns, the last correction is no part of a simulation
+    kept: dict[tuple[float, ...], tuple[Floats, Floats]] = {}  # in turns, the last correction is not simulated
 
     def residuals(x: Floats) -> Floats:
         forward, pass_s, sequence_s, step_s = map(float, x)
@@ -216,10 +215,10 @@ def _fit_training(
             simulated = simulated_s(configs[0].model_copy(update=changed(x)))
             return np.log(np.array([simulated]) / np.where(measured > 0, measured, np.nan))
 
-        found = equally_good(residuals, parameters)
-        configs[:] = [each.model_copy(update=changed(x)) for each, x in zip(configs, found.fits, strict=True)]
-        corrections.extend(found.corrections)
-        unclear.extend(found.unclear)
+        values, found, more = equally_good(residuals, parameters)
+        configs[:] = [each.model_copy(update=changed(x)) for each, x in zip(configs, values, strict=True)]
+        corrections.extend(found)
+        unclear.extend(more)
 
     measured = seconds(rows, UPDATE)
     if np.isfinite(measured).sum() >= FEWEST_STEPS:
@@ -237,69 +236,56 @@ def _fit_training(
     return configs, corrections, unclear
 
 
-class Equals(NamedTuple):
-    """The fit that is used, then the slowest and the fastest one that do as well; its corrections; what is unclear."""
-
-    fits: tuple[list[float], list[float], list[float]]
-    corrections: tuple[Correction, ...]
-    unclear: list[str]
-
-
 def equally_good(
     residuals: Callable[[Floats], Floats], parameters: Sequence[_Parameter], solved: Mapping[str, Any] = TINY
-) -> Equals:
-    """Fit, and find how far the first correction (an efficiency) can be moved without harm.
+) -> tuple[Floats, list[Correction], list[str]]:
+    """Fit, and find how far the first correction (an efficiency) can be moved without harm. Return a row of variables of the
+    fit that is used, of the slowest and of the fastest one that do as well; its corrections; and what is unclear.
 
     It is moved away from the best fit, no further than to 1 (no engine is faster than its profile, no GPU than its data sheet),
-    and the others are fitted again, until the loss is worse than chance explains (95 %). Each
-    fit is then repeated on the first two thirds of the steps; one whose loss on the last third is worse than the least by more
-    than a standard error does not count. Of the rest the middle is used: no fit is further from the others than it has to be.
+    and the others are fitted again, until the loss is worse than chance explains (95 %). Each fit is then repeated on the first
+    two thirds of the steps; one whose loss on the last third is worse than the least by more than a standard error does not
+    count. Of the rest the middle is used: no fit is further from the others than it has to be.
     """
     solve = partial(_least_squares, parameters=parameters, solved=solved)
     best = solve(residuals)
     found = residuals(best.x)
     worst = best.cost * (1 + CHANCE / max(int(np.isfinite(found).sum()) - len(parameters), 1))
-    good = [best]
-    low, high = min(1.0, float(best.x[0])), parameters[0].high
-    for factor in (GRID[0], 1 / GRID[0], GRID[1], 1 / GRID[1]):
+    good, low, high = [best], min(1.0, float(best.x[0])), parameters[0].high
+    for factor in (GRID, 1 / GRID):
         last = best
-        for _ in range(MOST_FITS if factor in (GRID[0], 1 / GRID[0]) else len(good) == 1):
-            first = float(np.clip(last.x[0] * factor, low, high))
-            moved = last if first == last.x[0] else solve(residuals, start=[first, *last.x[1:]], free_from=1)
-            if moved is last or moved.cost > worst:
+        while (first := float(np.clip(last.x[0] * factor, low, high))) != last.x[0] and len(good) < MOST_FITS:
+            last = solve(residuals, start=[first, *last.x[1:]], free_from=1)
+            if last.cost > worst:
                 break
-            last = moved
-            good.append(moved)
+            good.append(last)
+    used = best
     if len(good) > 1:
         good = _best_held_out(good, residuals, solve, np.arange(found.shape[1]) < found.shape[1] * 2 // 3)
-    good.sort(key=lambda each: float(each.x[0]))
-    used, middle = good[0], (good[0].x[0] + good[-1].x[0]) / 2
-    if len(good) > 1:
+        good.sort(key=lambda each: float(each.x[0]))
+        middle = (good[0].x[0] + good[-1].x[0]) / 2
         used = solve(residuals, start=[middle, *best.x[1:]], free_from=1)
     values = np.array([used.x, good[-1].x, good[0].x])
-    errors = np.maximum(_errors(used, best, parameters), np.ptp(values, axis=0) / 2)
-    fitted = [
-        [p.fitted(float(x), e or None) for p, x, e in zip(parameters, row, errors, strict=True)] for row in values
-    ]
-    unclear = [
-        c.name for c, slow, fast in zip(*fitted, strict=True) if abs(slow.value - fast.value) > UNCLEAR * c.value
-    ]
-    said = []
-    if len(unclear) > 1:
-        slow, fast = (
-            ", ".join(f"{c.value:.3g}{c.unit and ' ' + c.unit}" for c in row if c.name in unclear) for row in fitted[1:]
-        )
-        said.append(
-            f"the window cannot tell {', '.join(unclear)} apart: {slow} fit it as well as {fast}; the middle is used"
-        )
-    return Equals((list(used.x), list(good[-1].x), list(good[0].x)), tuple(fitted[0]), said)
+    half = np.ptp(values, axis=0) / 2
+    errors = np.fmax(_errors(best, parameters), np.where(half > 0, half, np.nan))
+    fitted, *ends = (
+        [p.fitted(float(x), None if np.isnan(e) else float(e)) for p, x, e in zip(parameters, row, errors, strict=True)]
+        for row in values
+    )
+    apart = [abs(slow.value - fast.value) > UNCLEAR * c.value for c, slow, fast in zip(fitted, *ends, strict=True)]
+    if sum(apart) < 2:
+        return values, fitted, []
+    slow, fast = (", ".join(f"{c.value:.3g} {c.unit}".rstrip() for c in compress(end, apart)) for end in ends)
+    names = ", ".join(c.name for c in compress(fitted, apart))
+    return (
+        values,
+        fitted,
+        [f"the window cannot tell {names} apart: {slow} fit it as well as {fast}; the middle is used"],
+    )
 
 
 def _best_held_out(
-    good: Sequence[Any],
-    residuals: Callable[[Floats], Floats],
-    solve: Callable[..., Any],
-    part: NDArray[np.bool_],
+    good: Sequence[Any], residuals: Callable[[Floats], Floats], solve: Callable[..., Any], part: NDArray[np.bool_]
 ) -> list[Any]:
     """Return the fits that, repeated on a part of the steps, predict the rest as well as any, to within a standard error."""
     held_out = []
@@ -312,20 +298,15 @@ def _best_held_out(
     return [each for each, d, e in zip(good, apart.sum(axis=1), error, strict=True) if d <= e]
 
 
-def _errors(used: Any, best: Any, parameters: Sequence[_Parameter]) -> Floats:
-    """Return the standard errors of the corrections (Gauss-Newton), 0 for one at a bound; of the first one that of the best
-    fit, as it was not free in others."""
+def _errors(found: Any, parameters: Sequence[_Parameter]) -> Floats:
+    """Return the standard errors of a fit (Gauss-Newton), NaN for a correction at a bound."""
     low, high, scale = (np.array(column) for column in zip(*(p[2:5] for p in parameters), strict=True))
-    errors = np.zeros(len(parameters))
-    for found in (best, used):
-        fixed = len(parameters) - found.jac.shape[1]
-        free = np.flatnonzero((found.x - low > 1e-3 * scale) & (high - found.x > 1e-3 * scale))
-        free = free[free >= fixed]
-        errors[fixed:] = 0.0
-        if free.size:
-            jacobian: Floats = np.asarray(found.jac, dtype=np.float64)[:, free - fixed]
-            variance = 2 * found.cost / max(len(found.fun) - free.size, 1)
-            errors[free] = np.sqrt(np.diag(variance * np.linalg.pinv(np.matmul(jacobian.T, jacobian))))
+    errors = np.full(len(parameters), np.nan)
+    free = np.flatnonzero((found.x - low > 1e-3 * scale) & (high - found.x > 1e-3 * scale))
+    if free.size:
+        jacobian: Floats = np.asarray(found.jac, dtype=np.float64)[:, free]
+        variance = 2 * found.cost / max(len(found.fun) - free.size, 1)
+        errors[free] = np.sqrt(np.diag(variance * np.linalg.pinv(np.matmul(jacobian.T, jacobian))))
     return errors
 
 
@@ -347,15 +328,8 @@ def _least_squares(
 
     part = slice(free_from, None)
     low, high, scale = low[part], high[part], scale[part]
-    found = least_squares(
-        known,
-        begin[part],
-        bounds=(low, high),
-        x_scale=scale,
-        loss="soft_l1",
-        f_scale=SOFT,
-        **solved,
-    )
+    bounds = low, high
+    found = least_squares(known, begin[part], bounds=bounds, x_scale=scale, loss="soft_l1", f_scale=SOFT, **solved)
     ended = np.where(found.x - low < 1e-3 * scale, low, np.where(high - found.x < 1e-3 * scale, high, found.x))
     found.x = np.concatenate([fixed, ended])
     return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,16 @@ from simrl.study.compare import row_of, simulate_each
 from simrl.study.search_space import whole_workers
 from simrl.systems.recipes import make_system, parameters_of
 
+Ranges = dict[str, tuple[float, float]]
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # of rollout GPUs, tried where none is given
 TRIAL_UPDATES = 4  # to see how many samples an update trains
 
 
-@dataclass(frozen=True)
-class Alternatives:
-    """The scenarios to compare, the run's own first, and remarks. `ranges` has the ends of each one's speed-up over the first,
-    by cause."""
-
-    scenarios: list[Scenario]
-    said: list[str]
-    ranges: list[dict[str, tuple[float, float]]]
-
-
 def alternatives(
     file: Path, systems: Sequence[Any], fits: Sequence[Scenario], jobs: int, alike: Path | None = None
-) -> Alternatives:
-    """Return the run's own scenario and one of each system (a name, or a dictionary that has one), with remarks on them.
+) -> tuple[list[Scenario], list[str], list[Ranges]]:
+    """Return the run's own scenario and one of each system (a name, or a dictionary that has one); remarks on them; and the
+    ends of each one's speed-up over the first, by what is not known.
 
     Where a system cannot share the GPUs as the run did, it gets smaller parts, and the run's own system is added in these
     parts too, which separates the effect of the parts from the effect of the system. `fits` are calibrations that do as well,
@@ -68,17 +59,16 @@ def alternatives(
             tried = [each.model_copy(update={"steps": max(round(own.steps * share), 1)}) for each in tried]
             said.append(f"{other.system.name}: {tried[0].steps} updates train the samples of the run's {own.steps}.")
         best = int(np.argmax(_samples_per_s(tried, jobs, cache))) if len(tried) > 1 else 0
-        if len(tried) > 1:
+        if tried[0].system != other.system:
             shares = ", ".join(f"{each.system.parameters['rollout_share']:g}" for each in tried)
-            said.append(f"{other.system.name}: the best of rollout_share {shares}.")
+            said.append(f"{other.system.name}: the best of rollout_share {shares}; no other was tried.")
         found.append(tried[best])
-    return Alternatives(found, said, _ranges(found, fits, alike, jobs, cache))
+    return found, said, _ranges(found, fits, alike, jobs, cache)
 
 
 def _ranges(
     scenarios: Sequence[Scenario], fits: Sequence[Scenario], alike: Path | None, jobs: int, cache: InputCache
-) -> list[dict[str, tuple[float, float]]]:
-    """Return the ends of the speed-up of each scenario over the first, by what is not known."""
+) -> list[Ranges]:
 
     def fitted(scenario: Scenario, fit: Scenario) -> Scenario:
         kept = scenario.training.model_dump(include={"sequence_parallel", "tokens_per_microbatch"})
@@ -91,7 +81,7 @@ def _ranges(
     if alike is not None:
         sets["likeness"] = [list(scenarios), [on(each, alike) for each in scenarios]]
     rates = iter(_samples_per_s([each for runs in sets.values() for run in runs for each in run], jobs, cache))
-    ranges: list[dict[str, tuple[float, float]]] = [{} for _ in scenarios]
+    ranges: list[Ranges] = [{} for _ in scenarios]
     for cause, runs in sets.items():
         speedups = np.array([[rate / of[0] for rate in of] for of in ([next(rates) for _ in run] for run in runs)])
         for i, column in enumerate(speedups.T):

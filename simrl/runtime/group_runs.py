@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from simrl.engine.fleet import GROUP, IDLE, LOUD, Fleet
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.rollout import Rollout, Segment
+from simrl.runtime.rollout import Rollout, Segment, grown
 from simrl.trace.trace import Response, Sample
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class GroupRuns:
                 segments = (*segments, Segment(worker, version, tokens - closed_tokens, started_s, ended_s))
             if before is not None:
                 first_token_s = first_token_s if math.isnan(before.first_token_s) else before.first_token_s
-                rollout = before._replace(segments=segments, done=done == 1, first_token_s=first_token_s)
+                rollout = grown(before, segments, first_token_s, done == 1)
             else:
                 rollout = Rollout(sample, segments, done == 1, first_token_s)
             rollouts.append((order, rollout))

@@ -318,8 +318,8 @@ def _next_to_step(f: Engines) -> int:
 def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: float) -> tuple[int, int, float]:
     """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), up to one that is an event itself.
     Return it: WAIT, GROUP, IDLE or LOUD, the group or the engine, and the time of the stop."""
+    worker = _next_to_step(f)
     while True:
-        worker = _next_to_step(f)
         stop_s = f.next_step_s[worker]
         due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
         next_s = min(due_s, stop_s)
@@ -347,6 +347,7 @@ def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: f
             _plan_step(f, worker, tables, limits)
             if stopped and f.here[worker] == 0:
                 return IDLE, worker, stop_s
+            worker = _next_to_step(f)
         elif stop_s <= now_s:
             return LOUD, worker, stop_s
         else:

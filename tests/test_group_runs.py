@@ -31,7 +31,7 @@ systems = st.one_of(
                     "verl_2x",
                 ]
             ),
-            "dispatch": st.sampled_from(["least_requests", "even_split", "round_robin"]),
+            "dispatch": st.sampled_from(["least_requests", "even_split", "round_robin", "streamrl"]),
         }
     ),
     st.fixed_dictionaries(
@@ -47,6 +47,14 @@ systems = st.one_of(
             "eta": st.integers(0, 4),
             "interruptible": st.booleans(),
             "on_stale": st.sampled_from(["train", "wait", "drop"]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "name": st.just("streamrl"),
+            "eta": st.integers(0, 2),
+            "skewness_aware": st.booleans(),
+            "dedicated_share": st.sampled_from([None, 0.5]),
         }
     ),
     st.fixed_dictionaries(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simrl.dispatch.groups import submit_and_follow, together
 from simrl.dispatch.rules import Dispatch
-from simrl.dispatch.waiting import Copy, Job, Room, Waiting
+from simrl.dispatch.waiting import Copy, Fifo, Job, Room, Waiting
 from simrl.runtime.events import Signal, gather, on_fire
 from simrl.runtime.group_runs import GroupRun, GroupRuns
 from simrl.runtime.history import LengthHistory
@@ -87,16 +87,25 @@ class Dispatcher:
             return runs
         samples = [sample for group in groups for sample in group]
         self._expect(samples)
-        places = np.zeros(len(samples), np.int64)
+        places, order = np.zeros(len(samples), np.int64), []
         for _, at in together(cuts):
+            at = self._in_order_of_queue(samples, at)
+            order += at
             places[at] = self._rule.place([samples[i] for i in at], self._load(), self._placed, self.history)
             self._placed += len(at)
             self._room.unfinished += np.bincount(places[at], minlength=len(self._workers))
         for run in runs:
             on_fire(run.complete, self._came_back_in_groups)
             on_fire(run.over, self._came_back_in_groups)
-        self.group_runs.submit(runs, places.tolist(), cuts)
+        self.group_runs.submit(runs, places.tolist(), cuts, sorted(order) if self._rule.queue is Fifo else order)
         return runs
+
+    def _in_order_of_queue(self, samples: Sequence[Sample], at: Sequence[int]) -> list[int]:
+        """Return the places of some samples, which come together, in the order in which the queue hands them out."""
+        place_of, queue = {samples[i].uid: i for i in at}, self._waiting.queue
+        for i in at:
+            queue.push(samples[i], None)
+        return [place_of[queue.pop().uid] for _ in at]
 
     def withdraw_groups(self, runs: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numba import typeof
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.engine.decoupled import run_decoupled
@@ -130,16 +131,34 @@ def resolved(kernel: Any, *arguments: Any) -> Callable[..., Any]:
     return _resolved(kernel, _Like(*arguments))
 
 
+class _Columns(dict[str, NDArray[Any]]):
+    """The fields of records, each looked up once."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __missing__(self, name: str) -> NDArray[Any]:
+        self[name] = column = self._records[name]
+        return column
+
+
 class _State:
     """The state that a pass changes: totals, requests and their drafts in one piece of memory; the memory of drafting."""
 
     def __init__(self, capacity: int, memory: Memory) -> None:
         self._drafts_at = TOTALS.itemsize + capacity * REQUESTS.itemsize
         self._bytes = np.zeros(self._drafts_at + capacity * DRAFTS.itemsize, dtype=np.uint8)  # records are slow to copy
-        self.totals: Records = self._bytes[: TOTALS.itemsize].view(TOTALS)
-        self.requests: Records = self._bytes[TOTALS.itemsize : self._drafts_at].view(REQUESTS)
-        self.drafts: Records = self._bytes[self._drafts_at :].view(DRAFTS)
+        self.hold(
+            self._bytes[: TOTALS.itemsize].view(TOTALS),
+            self._bytes[TOTALS.itemsize : self._drafts_at].view(REQUESTS),
+            self._bytes[self._drafts_at :].view(DRAFTS),
+        )
         self.memory = memory
+
+    def hold(self, totals: Records, requests: Records, drafts: Records) -> None:
+        """Be these arrays."""
+        self.totals, self.requests, self.drafts = totals, requests, drafts
+        self.t, self.r, self.d = _Columns(totals), _Columns(requests), _Columns(drafts)
 
     def forget_drafts(self, slot: int) -> None:
         """Zero a slot's drafts."""
@@ -194,37 +213,37 @@ class Engine:
 
     @property
     def now_s(self) -> float:
-        return self._state.totals["now_s"].item()
+        return self._state.t["now_s"].item()
 
     @now_s.setter
     def now_s(self, time_s: float) -> None:
-        self._state.totals["now_s"] = time_s
+        self._state.t["now_s"][0] = time_s
 
     @property
     def slowdown(self) -> float:
-        return self._state.totals["slowdown"].item()
+        return self._state.t["slowdown"].item()
 
     @slowdown.setter
     def slowdown(self, factor: float) -> None:
-        self._state.totals["slowdown"] = factor
+        self._state.t["slowdown"][0] = factor
 
     @property
     def admitting(self) -> bool:
         """Whether waiting requests may start."""
-        return self._state.totals["admitting"].item() == 1
+        return self._state.t["admitting"].item() == 1
 
     @admitting.setter
     def admitting(self, admitting: bool) -> None:
-        self._state.totals["admitting"] = admitting
+        self._state.t["admitting"][0] = admitting
 
     @property
     def drift(self) -> float:
         """Factor on the hardness of every response: how far the policy is from the drafter."""
-        return self._state.totals["drift"].item()
+        return self._state.t["drift"].item()
 
     @drift.setter
     def drift(self, drift: float) -> None:
-        self._state.totals["drift"] = drift
+        self._state.t["drift"][0] = drift
 
     @property
     def decoding(self) -> Decoding | None:
@@ -258,7 +277,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True if a next pass would do something now."""
-        return self.running > 0 or (self.waiting > 0 and self.admitting)
+        return self._total("n_running") > 0 or (self._total("n_waiting") > 0 and self.admitting)
 
     @property
     def goes_pass_by_pass(self) -> bool:
@@ -272,7 +291,7 @@ class Engine:
     @property
     def spent(self) -> Floats:
         """The seconds of the passes since the start by use: the totals `SPENT`."""
-        return np.array([self._state.totals[name].item() for name in SPENT], dtype=np.float64)
+        return np.array([self._state.t[name].item() for name in SPENT], dtype=np.float64)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -315,7 +334,7 @@ class Engine:
             if self.decoding.rule.decoupled:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
             self._state.memory.places[at] = slot + 1  # -t: it left with t tokens; 0: it was never here
-        d = self._state.drafts
+        d = self._state.d
         d["source"][slot], d["at"][slot], d["hardness"][slot] = source, at, hardness
         d["window"][slot] = self.decoding.rule.window.start_tokens if window is None else window
 
@@ -328,34 +347,34 @@ class Engine:
 
     def _leave_row(self, slot: int) -> None:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will never have more."""
-        row, places = self._state.drafts["at"].item(slot), self._state.memory.places
-        if self._state.drafts["source"].item(slot) == SIBLINGS and places.item(row) == slot + 1:
+        row, places = self._state.d["at"].item(slot), self._state.memory.places
+        if self._state.d["source"].item(slot) == SIBLINGS and places.item(row) == slot + 1:
             places[row] = -self.generated_tokens(slot)
             self._left_rows.append(row)
 
     def verify_old(self, slot: int, old_tokens: int, accepted: int) -> None:
         """Let a request that has no token yet verify an old response with its prompt, of which `accepted` tokens stay."""
-        room = self._capacity_tokens - self._state.requests["prompt"].item(slot) - 1
-        self._state.drafts["old_tokens"][slot] = min(old_tokens, room)
-        self._state.drafts["old_accepted"][slot] = min(accepted, room)
+        room = self._capacity_tokens - self._state.r["prompt"].item(slot) - 1
+        self._state.d["old_tokens"][slot] = min(old_tokens, room)
+        self._state.d["old_accepted"][slot] = min(accepted, room)
 
     def new_rollout(self) -> None:
         """Shut an elastic gate until the batch has been small for long enough."""
-        self._state.totals["elastic_state"][0] = ELASTIC_OFF
+        self._state.t["elastic_state"][0] = ELASTIC_OFF
 
     def drafted(self, slot: int) -> tuple[int, int, int]:
         """Return the tokens that a request drafted (also ahead, whatever became of them), those accepted, and the passes that
         verified. An ended request has them until its slot is used again."""
-        d = self._state.drafts
+        d = self._state.d
         return d["drafted_total"].item(slot), d["accepted_total"].item(slot), d["verifications"].item(slot)
 
     def unverified_tokens(self, slot: int) -> int:
         """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0 unless decoupled."""
-        return self._state.drafts["unverified_total"].item(slot)
+        return self._state.d["unverified_total"].item(slot)
 
     def verified_tokens(self, slot: int) -> int:
         """Return the tokens that the verifying passes yielded, bonus tokens and corrections included."""
-        return self._state.drafts["verified_total"].item(slot)
+        return self._state.d["verified_total"].item(slot)
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
         """Set the next stop of a request, in place of the one before: the boundary at which it has `tokens` of its response.
@@ -364,7 +383,7 @@ class Engine:
         passed by a draft; where both come at once, the pause is reported. The end comes first: a stop at `response_tokens` or
         later never is. A stop that was reported is over. Raises ValueError for tokens that the request has already.
         """
-        r = self._state.requests
+        r = self._state.r
         generated, response = r["generated"].item(slot), r["response"].item(slot)
         if tokens <= generated:
             raise ValueError(f"a stop at {tokens} tokens of a request that has {generated}")
@@ -377,10 +396,10 @@ class Engine:
     def resume(self, slot: int, observation_tokens: int = 0) -> None:
         """Append a paused request to the queue, with the rest of its cache; `observation_tokens` of its environment are
         prefilled. Raises KeyError for a request that is not paused (here: whose pause was not reported)."""
-        prompt_tokens = self._state.requests["prompt"].item(slot) + observation_tokens
-        self.require_fits(prompt_tokens, self._state.requests["response"].item(slot))
+        prompt_tokens = self._state.r["prompt"].item(slot) + observation_tokens
+        self.require_fits(prompt_tokens, self._state.r["response"].item(slot))
         self._paused.remove(slot)
-        self._state.requests["prompt"][slot] = prompt_tokens
+        self._state.r["prompt"][slot] = prompt_tokens
         queue_up(self._state.requests, self._state.totals[0], slot)
 
     def abort(self, slot: int) -> int:
@@ -396,11 +415,11 @@ class Engine:
         drop_caches(self._state.requests, self._state.totals[0], RELOADED)
 
     def generated_tokens(self, slot: int) -> int:
-        return self._state.requests["generated"].item(slot)
+        return self._state.r["generated"].item(slot)
 
     def first_token_s(self, slot: int) -> float:
         """Return when the first token of a request came; of an ended one until its slot is used again."""
-        return self._state.requests["first_token_s"].item(slot)
+        return self._state.r["first_token_s"].item(slot)
 
     def settle(self, time_s: float) -> list[Stop]:
         """Run to the first boundary strictly after `time_s`; move an idle engine to `time_s`.
@@ -424,7 +443,7 @@ class Engine:
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
         self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
         stop_s = self._run(self._ahead, Until(np.inf, True))
-        return stop_s if self._ahead.totals["n_stopped"].item() else np.inf
+        return stop_s if self._ahead.t["n_stopped"].item() else np.inf
 
     def take_next_stop(self) -> list[Stop]:
         """Move to the boundary that `next_stop_s` found, and return what stopped there."""
@@ -435,10 +454,10 @@ class Engine:
     def run_until_idle(self) -> Floats:
         """Run everything that was submitted. Returns when each slot ended, NaN for unused ones, shape (capacity,)."""
         self._run(self._state, Until(np.inf, False))
-        return self._state.requests["last_token_s"].copy()
+        return self._state.r["last_token_s"].copy()
 
     def _total(self, name: str) -> int:
-        return self._state.totals[name].item()
+        return self._state.t[name].item()
 
     def require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
         """Raise `InputError` for a request that never fits the KV cache."""
@@ -464,7 +483,7 @@ class Engine:
         """Return what stopped in the last pass, now."""
         stops: list[Stop] = []
         for i in range(self._total("n_stopped")):  # most often one: plain Python is fastest
-            slot, kind = self._state.requests["stopped"].item(i), self._state.requests["stopped_kind"].item(i)
+            slot, kind = self._state.r["stopped"].item(i), self._state.r["stopped_kind"].item(i)
             stops.append((slot, self.now_s, kind))
             if kind == END:
                 self._leave_row(slot)
@@ -475,7 +494,7 @@ class Engine:
     def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:
         """Keep the state in these arrays from now on; `grow` gives more room."""
         state = _State(0, self._state.memory)
-        state.requests, state.totals, state.drafts = requests, totals, drafts
+        state.hold(totals, requests, drafts)
         self._move(state)
         self._grow = grow
 

@@ -1,7 +1,9 @@
 """The engines of all workers side by side, for requests whose ends are no events: only the end of their group is one.
 
-Invariant: `requests` and `totals` are each engine where it stands, `ahead_*` where its next stop will be, at `next_stop_s`.
-Stops are taken in the order of time over all engines, none beyond the next event of the schedule: no command can come before.
+Invariant: `requests` and `totals` are each engine where it stands; its next step is `stretch` passes of pure decoding, or one
+pass of any kind (0). Nothing of a step is done before `next_step_s`: the boundary where it stops or, without a stop, from which
+on no command can come before the end of its pass. Steps are taken in the order of time over all engines, none beyond the next
+event of the schedule: no command can come before.
 A ticket is a request of a group; an engine whose stops somebody watches is `loud`, and stops for them one by one.
 """
 
@@ -14,10 +16,24 @@ from numba import njit
 from numpy.typing import NDArray
 
 from simrl.engine.engine import Engine, resolved
-from simrl.engine.passes import run
-from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, remove
+from simrl.engine.passes import iterate, run
+from simrl.engine.requests import (
+    DRAFTS,
+    REQUESTS,
+    TOTALS,
+    Limits,
+    Requests,
+    Totals,
+    Until,
+    busy,
+    enqueue,
+    remove,
+    stop,
+    waiting_at,
+)
+from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import Floats, Ints, Records, fields_of
+from simrl.speculation.decoding import Drafts, Floats, Ints, Records, fields_of
 
 # What `advance` returns: nothing is to be done before a time; a group is complete, or has ended; an engine has no ticket left;
 # a loud one stops.
@@ -51,14 +67,16 @@ class Engines(NamedTuple):
 
     requests: NDArray[Any]
     totals: NDArray[Any]
-    ahead_requests: NDArray[Any]
-    ahead_totals: NDArray[Any]
+    tried_requests: NDArray[Any]  # of one engine: to try a pass
+    tried_totals: NDArray[Any]
     requests_words: Ints  # of these: records are slow to copy
     totals_words: Ints
-    ahead_requests_words: Ints
-    ahead_totals_words: Ints
+    tried_requests_words: Ints
+    tried_totals_words: Ints
     drafts: Records
-    next_stop_s: Floats
+    next_step_s: Floats
+    stretch: Ints
+    stops: Ints  # whether a loud engine stops at the end of its step
     here: Ints  # tickets in each engine
     versions: Ints  # of its weights
     loud: Ints
@@ -80,7 +98,7 @@ def begin(
 ) -> Floats:
     """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and
     generated tokens of each. Return the boundary before at which each engine had lost its last one, infinity if it had not."""
-    settled = np.zeros(f.next_stop_s.shape[0], np.bool_)
+    settled = np.zeros(f.next_step_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)
     for i in range(numbers.shape[0]):
         number = numbers[i]
@@ -103,7 +121,7 @@ def begin(
 def withdraw(f: Engines, tables: Tables, limits: Limits, numbers: Ints, now_s: float) -> Floats:
     """Take tickets out of their engines, at the first boundary after `now_s`, unless they have ended by then. Return the
     boundary at which each engine has lost its last one, infinity if it has not."""
-    settled = np.zeros(f.next_stop_s.shape[0], np.bool_)
+    settled = np.zeros(f.next_step_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)
     for number in numbers:
         worker = f.tickets[number].worker
@@ -158,26 +176,67 @@ def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: floa
 
 @njit(cache=True)
 def look_ahead(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
-    """Find an engine's next stop from where it stands."""
-    _copy(f.requests_words, f.ahead_requests_words, worker)
-    _copy(f.totals_words, f.ahead_totals_words, worker)
-    _go_on(f, worker, tables, limits)
+    """Plan an engine's next stop from where it stands."""
+    f.planned[worker] = next_turn(f)
+    _plan_step(f, worker, tables, limits)
+
+
+@njit(cache=True)
+def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
+    """Plan an engine's next step."""
+    r, t = f.requests[worker], f.totals[worker, 0]
+    f.stretch[worker], f.next_step_s[worker] = 0, np.inf
+    if not busy(t):
+        return
+    passes = stretch_length(r, f.drafts, t, limits)
+    if passes > 0:
+        f.stretch[worker], f.next_step_s[worker] = end_of_stretch(r, t, tables, passes, np.inf)
+        f.stops[worker] = f.loud[worker] == 1 and _may_stop(r, t, passes, 0)
+        return
+    f.next_step_s[worker] = t.now_s
+    f.stops[worker] = 0
+    if _may_stop(r, t, 1, limits.max_num_seqs - t.n_running):
+        _copy(f.requests_words, f.tried_requests_words, worker)
+        _copy(f.totals_words, f.tried_totals_words, worker)
+        _pass(f.tried_requests[0], f.drafts, f.tried_totals[0], tables, limits)
+        if f.tried_totals[0, 0].n_stopped > 0:
+            f.next_step_s[worker], f.stops[worker] = f.tried_totals[0, 0].now_s, 1
+
+
+@njit(cache=True)
+def _may_stop(r: Requests, t: Totals, passes: int, admitted: int) -> bool:
+    """Return whether a request that runs, or is among the first `admitted` to wait, may stop within some passes."""
+    for i in range(t.n_running + min(t.n_waiting, admitted)):
+        slot = r[i].running if i < t.n_running else r[waiting_at(r, t, i - t.n_running)].waiting
+        if min(r[slot].stop_at, r[slot].watch_at) - r[slot].generated <= passes:
+            return True
+    return False
 
 
 @njit(cache=True)
 def _copy(here: Ints, there: Ints, row: int) -> None:
     """Copy a row; an assignment to it takes a second to compile."""
     for i in range(here.shape[1]):
-        there[row, i] = here[row, i]
+        there[0, i] = here[row, i]
 
 
 @njit(cache=True)
-def _go_on(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
-    """Find the next stop from where `ahead_*` is."""
-    totals = f.ahead_totals[worker]
-    run(f.ahead_requests[worker], f.drafts, totals, tables, limits, Until(np.inf, True))
-    f.next_stop_s[worker] = totals[0].now_s if totals[0].n_stopped > 0 else np.inf
-    f.planned[worker] = next_turn(f)
+def _pass(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits) -> None:
+    """Run one pass."""
+    iterate(r, drafts, totals[0], tables, limits, 0.0)
+    stop(r, totals[0], limits)
+
+
+@njit(cache=True)
+def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
+    """Let an engine do its next step."""
+    r, totals = f.requests[worker], f.totals[worker]
+    if f.stretch[worker] > 0:
+        go_to_end(r, totals[0], limits, f.stretch[worker], f.next_step_s[worker])
+        stop(r, totals[0], limits)
+    else:
+        _pass(r, f.drafts, totals, tables, limits)
+    f.next_step_s[worker] = np.inf
 
 
 @njit(cache=True)
@@ -185,14 +244,6 @@ def next_turn(f: Engines) -> int:
     """Return the next turn."""
     f.turns[0] += 1
     return int(f.turns[0])
-
-
-@njit(cache=True)
-def move_to_next_stop(f: Engines, worker: int) -> None:
-    """Move an engine to its next stop."""
-    _copy(f.ahead_requests_words, f.requests_words, worker)
-    _copy(f.ahead_totals_words, f.totals_words, worker)
-    f.next_stop_s[worker] = np.inf
 
 
 @njit(cache=True)
@@ -208,7 +259,7 @@ def note(f: Engines, worker: int, slot: int, turn: int) -> None:
     """Note the end of a ticket: it is due at that boundary."""
     r = f.requests[worker]
     number = r[slot].ticket
-    r[slot].ticket = f.ahead_requests[worker, slot].ticket = -1
+    r[slot].ticket = -1
     ticket = f.tickets[number]
     ticket.tokens = r[slot].generated
     ticket.version = f.versions[worker]
@@ -253,23 +304,23 @@ def _earlier(f: Engines, one: int, other: int) -> bool:
 
 
 @njit(cache=True)
-def _next_to_stop(f: Engines) -> int:
-    """Return the engine that stops first; of those that stop at once, the one whose stop was planned first."""
-    first = int(f.next_stop_s.argmin())
-    stop_s = f.next_stop_s[first]
-    for worker in range(first + 1, f.next_stop_s.shape[0]):
-        if f.next_stop_s[worker] == stop_s and f.planned[worker] < f.planned[first]:
+def _next_to_step(f: Engines) -> int:
+    """Return the engine whose step comes first; of those at once, the one whose stop was planned first."""
+    first = 0
+    for worker in range(1, f.next_step_s.shape[0]):
+        step_s, first_s = f.next_step_s[worker], f.next_step_s[first]
+        if step_s < first_s or (step_s == first_s and f.planned[worker] < f.planned[first]):
             first = worker
     return first
 
 
 @njit(cache=True)
 def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: float) -> tuple[int, int, float]:
-    """Take stops up to `now_s`, and those before the next event of the schedule (`event_s`), up to one that is an event itself.
+    """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), up to one that is an event itself.
     Return it: WAIT, GROUP, IDLE or LOUD, the group or the engine, and the time of the stop."""
+    worker = _next_to_step(f)
     while True:
-        worker = _next_to_stop(f)
-        stop_s = f.next_stop_s[worker]
+        stop_s = f.next_step_s[worker]
         due_s = f.tickets[f.due[0]].ended_s if f.n_due[0] > 0 else np.inf
         next_s = min(due_s, stop_s)
         if next_s == np.inf or (next_s > now_s and next_s >= event_s):
@@ -287,13 +338,16 @@ def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: f
             f.ends[0] += 1
             if news:
                 return GROUP, ticket.group, due_s
-        elif f.loud[worker] == 0:
-            turn = f.planned[worker]
-            move_to_next_stop(f, worker)
-            _note_all(f, worker, turn)
-            _go_on(f, worker, tables, limits)
-            if f.here[worker] == 0:
+        elif f.loud[worker] == 0 or f.stops[worker] == 0:
+            take_step(f, worker, tables, limits)
+            stopped = f.totals[worker, 0].n_stopped > 0
+            if stopped:
+                _note_all(f, worker, f.planned[worker])
+                f.planned[worker] = next_turn(f)
+            _plan_step(f, worker, tables, limits)
+            if stopped and f.here[worker] == 0:
                 return IDLE, worker, stop_s
+            worker = _next_to_step(f)
         elif stop_s <= now_s:
             return LOUD, worker, stop_s
         else:
@@ -311,14 +365,16 @@ class Fleet:
         self.arrays = Engines(
             requests=np.zeros((n, 0), REQUESTS),
             totals=np.zeros((n, 0), TOTALS),
-            ahead_requests=np.zeros((n, 0), REQUESTS),
-            ahead_totals=np.zeros((n, 0), TOTALS),
+            tried_requests=np.zeros((1, 0), REQUESTS),
+            tried_totals=np.zeros((1, 0), TOTALS),
             requests_words=no_words,
             totals_words=no_words,
-            ahead_requests_words=no_words,
-            ahead_totals_words=no_words,
+            tried_requests_words=no_words,
+            tried_totals_words=no_words,
             drafts=np.zeros(0, DRAFTS),
-            next_stop_s=np.full(n, np.inf),
+            next_step_s=np.full(n, np.inf),
+            stretch=np.zeros(n, np.int64),
+            stops=np.zeros(n, np.int64),
             here=np.zeros(n, np.int64),
             versions=np.zeros(n, np.int64),
             loud=np.zeros(n, np.int64),
@@ -402,14 +458,15 @@ class Fleet:
         """When something stops next."""
         f = self.arrays
         due_s = f.tickets["ended_s"].item(f.due.item(0)) if f.n_due.item(0) else np.inf
-        return min(float(f.next_stop_s.min()), due_s)
+        return min(float(f.next_step_s.min()), due_s)
 
     def look_ahead(self, worker: int) -> None:
         """Find when an engine stops next."""
         self._look_ahead(self.arrays, worker, *self._shared)
 
     def move_to_next_stop(self, worker: int) -> None:
-        move_to_next_stop(self.arrays, worker)
+        """Move a loud engine, which stops next, to that stop."""
+        take_step(self.arrays, worker, *self._shared)
 
     def note(self, worker: int, slot: int) -> None:
         note(self.arrays, worker, slot, next_turn(self.arrays))
@@ -430,17 +487,17 @@ class Fleet:
     def _make_slots(self, slots: int) -> None:
         """Give every engine so many slots."""
         n, drafts = len(self.engines), np.zeros(slots, DRAFTS)
-        requests, ahead_requests = np.zeros((n, slots), REQUESTS), np.zeros((n, slots), REQUESTS)
-        totals, ahead_totals = np.zeros((n, 1), TOTALS), np.zeros((n, 1), TOTALS)
+        requests, tried_requests = np.zeros((n, slots), REQUESTS), np.zeros((1, slots), REQUESTS)
+        totals, tried_totals = np.zeros((n, 1), TOTALS), np.zeros((1, 1), TOTALS)
         self.arrays = self.arrays._replace(
             requests=requests,
             totals=totals,
-            ahead_requests=ahead_requests,
-            ahead_totals=ahead_totals,
+            tried_requests=tried_requests,
+            tried_totals=tried_totals,
             requests_words=requests.view(np.int64),
             totals_words=totals.view(np.int64),
-            ahead_requests_words=ahead_requests.view(np.int64),
-            ahead_totals_words=ahead_totals.view(np.int64),
+            tried_requests_words=tried_requests.view(np.int64),
+            tried_totals_words=tried_totals.view(np.int64),
             drafts=drafts,
         )
         for worker, engine in enumerate(self.engines):

@@ -90,6 +90,13 @@ def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> in
 @njit(cache=True)
 def decode_stretch(r: Requests, t: Totals, tables: Tables, limits: Limits, passes: int, until_s: float) -> None:
     """Run up to `passes` passes of pure decoding, no further than the first boundary after `until_s`."""
+    done, now_s = end_of_stretch(r, t, tables, passes, until_s)
+    go_to_end(r, t, limits, done, now_s)
+
+
+@njit(cache=True)
+def end_of_stretch(r: Requests, t: Totals, tables: Tables, passes: int, until_s: float) -> tuple[int, float]:
+    """Return how many passes `decode_stretch` runs, and the boundary after them. Changes nothing."""
     n, slowdown = t.n_running, t.slowdown
     grid = tables.decode_kv_tokens
     row = np.empty(grid.shape[0])
@@ -127,6 +134,13 @@ def decode_stretch(r: Requests, t: Totals, tables: Tables, limits: Limits, passe
         done += 1
         if now_s > until_s:
             break
+    return done, now_s
+
+
+@njit(cache=True)
+def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -> None:
+    """Give the requests what they gain in a stretch of `done` passes up to `now_s`."""
+    n, slowdown = t.n_running, t.slowdown
     grown = 0
     for i in range(n):
         slot = r[i].running

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from simrl.engine.fleet import GROUP, IDLE, LOUD, Fleet
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.rollout import Rollout, Segment
+from simrl.runtime.rollout import Rollout, Segment, grown
 from simrl.trace.trace import Response, Sample
 
 if TYPE_CHECKING:
@@ -79,26 +79,32 @@ class GroupRuns:
             fleet.arrays.loud[worker.index], fleet.arrays.versions[worker.index] = worker.is_loud, worker.policy_version
         return fleet
 
-    def submit(self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None]) -> None:
-        """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, in order."""
+    def submit(
+        self, groups: Sequence[GroupRun], workers: Sequence[int], cuts: Sequence[int | None], order: Sequence[int]
+    ) -> None:
+        """Submit groups; `workers` and `cuts` have the worker and the `max_tokens` of each sample, which begin in `order`."""
         self._flush_soon()
         begin, responses = 0, self._responses
+        numbers: list[int] = []
+        lengths: list[tuple[int, int, int]] = []
         for group in groups:
             size = len(group.samples)
             number, first = self._fleet.open_group(list(workers[begin : begin + size]), group.needed or size)
             tickets = self._fleet.arrays.tickets
             group.first = first
             self._groups[number] = group
-            self._numbers.extend(range(first, first + size))
+            numbers += range(first, first + size)
             mine = zip(group.samples, group.partials, cuts[begin : begin + size], strict=True)
             for i, (sample, before, cut) in enumerate(mine, first):
                 had, length = before.tokens if before else 0, responses[sample.uid].tokens
                 if cut is not None and cut < length:
                     length, tickets["whole"][i] = cut, 0
-                self._lengths.append((sample.prompt_tokens, length, had))
+                lengths.append((sample.prompt_tokens, length, had))
                 if before and had:
                     tickets["closed_tokens"][i], self._closed[i] = had, before.segments
             begin += size
+        self._numbers += [numbers[i] for i in order]
+        self._lengths += [lengths[i] for i in order]
 
     def withdraw(self, groups: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""
@@ -273,7 +279,7 @@ class GroupRuns:
                 segments = (*segments, Segment(worker, version, tokens - closed_tokens, started_s, ended_s))
             if before is not None:
                 first_token_s = first_token_s if math.isnan(before.first_token_s) else before.first_token_s
-                rollout = before._replace(segments=segments, done=done == 1, first_token_s=first_token_s)
+                rollout = grown(before, segments, first_token_s, done == 1)
             else:
                 rollout = Rollout(sample, segments, done == 1, first_token_s)
             rollouts.append((order, rollout))

@@ -56,10 +56,15 @@ class Rollout(NamedTuple):
 
 def scored(rollout: Rollout, reward: float) -> Rollout:
     """Return the rollout with its reward; faster than `_replace`, which every response would need once."""
-    return Rollout._make((*rollout[:_REWARD], reward, *rollout[_REWARD + 1 :]))
+    return tuple.__new__(Rollout, (*rollout[:_REWARD], reward, *rollout[_REWARD + 1 :]))
 
 
-_REWARD = Rollout._fields.index("reward")
+def grown(rollout: Rollout, segments: tuple[Segment, ...], first_token_s: float, done: bool = False) -> Rollout:
+    """Return the rollout with these segments; faster than `_replace`."""
+    return tuple.__new__(Rollout, (rollout[0], segments, done, first_token_s, *rollout[_REWARD:]))
+
+
+_REWARD = Rollout._fields.index("reward")  # behind the fields of `grown`
 
 
 class WeightLoad(NamedTuple):

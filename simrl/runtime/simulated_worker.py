@@ -19,7 +19,7 @@ from simrl.runtime.events import call_at, call_last
 from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import WorkerRequest
-from simrl.runtime.rollout import Rollout, Segment, WeightLoad
+from simrl.runtime.rollout import Rollout, Segment, WeightLoad, grown
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.worker import LoadMode, TokensReached, WorkerCosts
 from simrl.trace.trace import Response, Sample
@@ -429,7 +429,10 @@ class SimulatedWorker:
     def _rollout(self, request: WorkerRequest, now_s: float, done: bool) -> Rollout:
         """Return and record what there is of a request that ends."""
         self._close_segment(request, now_s)
-        rollout = self._with_drafts(request, request.so_far._replace(done=done))
+        rollout = request.so_far
+        if done:
+            rollout = grown(rollout, rollout.segments, rollout.first_token_s, done)
+        rollout = self._with_drafts(request, rollout)
         if self._drafting is not None:
             self._drafting.ends(self.engine, request.slot, rollout, now_s)
         self._recorder.request_ended(rollout, rollout.tokens - request.tokens_before)
@@ -453,14 +456,14 @@ class SimulatedWorker:
         so_far, slot = request.so_far, request.slot
         if slot is None:
             return so_far
+        segments, first_token_s = so_far.segments, so_far.first_token_s
         tokens = self.engine.generated_tokens(slot) - so_far.tokens
         if tokens > 0:
-            segment = Segment(self.index, self.policy_version, tokens, request.started_s, now_s)
-            so_far = so_far._replace(segments=(*so_far.segments, segment))
+            segments = (*segments, Segment(self.index, self.policy_version, tokens, request.started_s, now_s))
         # Without a token yet, the engine's time may be one that it only looked ahead to.
-        if so_far.segments and math.isnan(so_far.first_token_s):
-            so_far = so_far._replace(first_token_s=self.engine.first_token_s(slot))
-        return so_far
+        if segments and math.isnan(first_token_s):
+            first_token_s = self.engine.first_token_s(slot)
+        return grown(so_far, segments, first_token_s)
 
     def _close_segment(self, request: WorkerRequest, now_s: float) -> None:
         request.so_far, request.started_s = self._until(request, now_s), now_s

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
+from simrl.dispatch.streamrl import LongestFirst
 from simrl.dispatch.waiting import Fifo
 from simrl.engine.engine import Engine
 from simrl.engine.fleet import Fleet
@@ -191,7 +192,7 @@ def _group_runs(schedule: Schedule) -> GroupRuns | None:
     prepared, workers = schedule.prepared, schedule.workers
     rule, turns = prepared.system.dispatch, {"turn_tokens", "environment_s"} & set(prepared.trace.table.column_names)
     watched = prepared.drafts or prepared.tail or turns or prepared.scenario.faults or prepared.system.adapt_split_every
-    if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue is not Fifo:
+    if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
         return None
     simulated = cast("list[SimulatedWorker]", workers)
     shared = prepared.profile.tables, prepared.limits, schedule.dispatcher.unfinished

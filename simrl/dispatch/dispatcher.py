@@ -89,7 +89,7 @@ class Dispatcher:
         self._expect(samples)
         places, order = np.zeros(len(samples), np.int64), []
         for _, at in together(cuts):
-            at = self._in_order_of_queue(samples, at)
+            at = self._waiting.in_order(samples, at)
             order += at
             places[at] = self._rule.place([samples[i] for i in at], self._load(), self._placed, self.history)
             self._placed += len(at)
@@ -99,13 +99,6 @@ class Dispatcher:
             on_fire(run.over, self._came_back_in_groups)
         self.group_runs.submit(runs, places.tolist(), cuts, sorted(order) if self._rule.queue is Fifo else order)
         return runs
-
-    def _in_order_of_queue(self, samples: Sequence[Sample], at: Sequence[int]) -> list[int]:
-        """Return the places of some samples, which come together, in the order in which the queue hands them out."""
-        place_of, queue = {samples[i].uid: i for i in at}, self._waiting.queue
-        for i in at:
-            queue.push(samples[i], None)
-        return [place_of[queue.pop().uid] for _ in at]
 
     def withdraw_groups(self, runs: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""

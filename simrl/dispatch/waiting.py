@@ -7,6 +7,7 @@ the queue leaves a void entry there.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -111,6 +112,13 @@ class Waiting:
         if not self._void[uid]:
             del self._void[uid]
         return None
+
+    def in_order(self, samples: Sequence[Sample], at: Sequence[int]) -> list[int]:
+        """Return the places of some samples, which come together, in the order in which the empty queue hands them out."""
+        place_of = {samples[i].uid: i for i in at}
+        for i in at:
+            self.queue.push(samples[i], None)
+        return [place_of[self.queue.pop().uid] for _ in at]
 
     def shelve(self, job: Job, shelf: dict[int, Job]) -> None:
         job.shelf = shelf

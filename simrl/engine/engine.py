@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numba import typeof
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.engine.decoupled import run_decoupled
@@ -39,6 +38,7 @@ from simrl.engine.requests import (
     REQUESTS,
     TOTALS,
     WATCH,
+    Columns,
     Limits,
     Stop,
     Until,
@@ -131,17 +131,6 @@ def resolved(kernel: Any, *arguments: Any) -> Callable[..., Any]:
     return _resolved(kernel, _Like(*arguments))
 
 
-class _Columns(dict[str, NDArray[Any]]):
-    """The fields of records, each looked up once."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-
-    def __missing__(self, name: str) -> NDArray[Any]:
-        self[name] = column = self._records[name]
-        return column
-
-
 class _State:
     """The state that a pass changes: totals, requests and their drafts in one piece of memory; the memory of drafting."""
 
@@ -158,7 +147,7 @@ class _State:
     def hold(self, totals: Records, requests: Records, drafts: Records) -> None:
         """Be these arrays."""
         self.totals, self.requests, self.drafts = totals, requests, drafts
-        self.t, self.r, self.d = _Columns(totals), _Columns(requests), _Columns(drafts)
+        self.t, self.r, self.d = Columns(totals), Columns(requests), Columns(drafts)
 
     def forget_drafts(self, slot: int) -> None:
         """Zero a slot's drafts."""

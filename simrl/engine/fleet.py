@@ -16,24 +16,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from simrl.engine.engine import Engine, resolved
-from simrl.engine.passes import iterate, run
-from simrl.engine.requests import (
-    DRAFTS,
-    REQUESTS,
-    TOTALS,
-    Limits,
-    Requests,
-    Totals,
-    Until,
-    busy,
-    enqueue,
-    remove,
-    stop,
-    waiting_at,
-)
+from simrl.engine.passes import one_pass, run
+from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop, remove, stop
 from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import Drafts, Floats, Ints, Records, fields_of
+from simrl.speculation.decoding import Floats, Ints, Records, fields_of
 
 # What `advance` returns: nothing is to be done before a time; a group is complete, or has ended; an engine has no ticket left;
 # a loud one stops.
@@ -191,26 +178,16 @@ def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     passes = stretch_length(r, f.drafts, t, limits)
     if passes > 0:
         f.stretch[worker], f.next_step_s[worker] = end_of_stretch(r, t, tables, passes, np.inf)
-        f.stops[worker] = f.loud[worker] == 1 and _may_stop(r, t, passes, 0)
+        f.stops[worker] = f.loud[worker] == 1 and may_stop(r, t, passes, 0)
         return
     f.next_step_s[worker] = t.now_s
     f.stops[worker] = 0
-    if _may_stop(r, t, 1, limits.max_num_seqs - t.n_running):
+    if may_stop(r, t, 1, limits.max_num_seqs - t.n_running):
         _copy(f.requests_words, f.tried_requests_words, worker)
         _copy(f.totals_words, f.tried_totals_words, worker)
-        _pass(f.tried_requests[0], f.drafts, f.tried_totals[0], tables, limits)
+        one_pass(f.tried_requests[0], f.drafts, f.tried_totals[0], tables, limits)
         if f.tried_totals[0, 0].n_stopped > 0:
             f.next_step_s[worker], f.stops[worker] = f.tried_totals[0, 0].now_s, 1
-
-
-@njit(cache=True)
-def _may_stop(r: Requests, t: Totals, passes: int, admitted: int) -> bool:
-    """Return whether a request that runs, or is among the first `admitted` to wait, may stop within some passes."""
-    for i in range(t.n_running + min(t.n_waiting, admitted)):
-        slot = r[i].running if i < t.n_running else r[waiting_at(r, t, i - t.n_running)].waiting
-        if min(r[slot].stop_at, r[slot].watch_at) - r[slot].generated <= passes:
-            return True
-    return False
 
 
 @njit(cache=True)
@@ -221,13 +198,6 @@ def _copy(here: Ints, there: Ints, row: int) -> None:
 
 
 @njit(cache=True)
-def _pass(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits) -> None:
-    """Run one pass."""
-    iterate(r, drafts, totals[0], tables, limits, 0.0)
-    stop(r, totals[0], limits)
-
-
-@njit(cache=True)
 def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     """Let an engine do its next step."""
     r, totals = f.requests[worker], f.totals[worker]
@@ -235,7 +205,7 @@ def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
         go_to_end(r, totals[0], limits, f.stretch[worker], f.next_step_s[worker])
         stop(r, totals[0], limits)
     else:
-        _pass(r, f.drafts, totals, tables, limits)
+        one_pass(r, f.drafts, totals, tables, limits)
     f.next_step_s[worker] = np.inf
 
 

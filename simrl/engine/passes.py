@@ -87,6 +87,13 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
 
 
 @njit(cache=True)
+def one_pass(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits) -> None:
+    """Run one pass without drafts, and list what stops in it."""
+    iterate(r, drafts, totals[0], tables, limits, 0.0)
+    stop(r, totals[0], limits)
+
+
+@njit(cache=True)
 def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
     """Set the tokens that each running request has in the pass to come (`r.scheduled`, 0 before); vLLM's `schedule()`."""
     size, budget = limits.block_size, limits.max_num_batched_tokens

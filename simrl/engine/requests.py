@@ -11,10 +11,11 @@ for every request take records, not arrays, and are inlined: an array costs a re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from simrl.speculation.decoding import Draft, Drafts, Gauges, Records, fields_of
 
@@ -95,6 +96,17 @@ class Totals(Gauges):
 
 
 REQUESTS, DRAFTS, TOTALS = fields_of(Request), fields_of(Draft), fields_of(Totals)
+
+
+class Columns(dict[str, NDArray[Any]]):
+    """The fields of records, each looked up once."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __missing__(self, name: str) -> NDArray[Any]:
+        self[name] = column = self._records[name]
+        return column
 
 
 class Limits(NamedTuple):
@@ -312,6 +324,16 @@ def know_all(r: Requests, t: Totals) -> None:
     t.n_leaving = 0
     for i in range(t.n_waiting):
         r[r[waiting_at(r, t, i)].waiting].seen_at = 0
+
+
+@njit(cache=True)
+def may_stop(r: Requests, t: Totals, passes: int, admitted: int) -> bool:
+    """Return whether a request that runs, or is among the first `admitted` to wait, may stop within some passes."""
+    for i in range(t.n_running + min(t.n_waiting, admitted)):
+        slot = r[i].running if i < t.n_running else r[waiting_at(r, t, i - t.n_running)].waiting
+        if min(r[slot].stop_at, r[slot].watch_at) - r[slot].generated <= passes:
+            return True
+    return False
 
 
 @njit(cache=True)

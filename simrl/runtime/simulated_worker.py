@@ -429,10 +429,8 @@ class SimulatedWorker:
     def _rollout(self, request: WorkerRequest, now_s: float, done: bool) -> Rollout:
         """Return and record what there is of a request that ends."""
         self._close_segment(request, now_s)
-        rollout = request.so_far
-        if done:
-            rollout = grown(rollout, rollout.segments, rollout.first_token_s, done)
-        rollout = self._with_drafts(request, rollout)
+        so_far = request.so_far
+        rollout = self._with_drafts(request, grown(so_far, so_far.segments, so_far.first_token_s, done))
         if self._drafting is not None:
             self._drafting.ends(self.engine, request.slot, rollout, now_s)
         self._recorder.request_ended(rollout, rollout.tokens - request.tokens_before)

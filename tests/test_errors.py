@@ -85,12 +85,6 @@ def test_a_percentage_in_place_of_a_share_is_told_as_a_share(simrl):
 
 
 def test_a_setting_of_the_engine_that_is_said_in_another_section_is_told_with_its_place(simrl):
-    for value in ("true", "false"):
-        refused = simrl.refuses("compare", "scenario.yaml", f"engine.enforce_eager={value}")
-        assert (
-            "engine.enforce_eager; true is profile.least_pass_s, 0.2 to 0.6 ms a layer; false is what there is"
-            in refused
-        )
     assert "it is cluster.tp" in simrl.refuses("compare", "scenario.yaml", "engine.tensor_parallel_size=2")
 
 

@@ -172,6 +172,7 @@ def test_the_shipped_profiles_are_all_there():
     names |= {f"qwen2.5-32b_{g}_tp4" for g in ("h100", "h800")}
     names |= {f"deepseek-r1-distill-qwen-{size}_h800_tp{tp}" for size, tp in (("1.5b", 1), ("7b", 1), ("7b", 2))}
     names |= {f"llama-3.3-70b_h100_tp{tp}" for tp in (4, 8)}
+    names |= {"llama-3.1-8b_h100_tp1", "deepseek-r1-distill-qwen-1.5b_h100_tp2"}
     assert {path.stem for path in SHIPPED} == names
 
 

@@ -117,7 +117,7 @@ def test_each_quantity_has_its_prediction_error_and_open_inputs(simrl: CommandLi
         assert entry["error"] == pytest.approx(entry["predicted"] / entry["measured"] - 1)
         assert "eager_layer_s" in entry["open_inputs"]
     ledger = found["ledgers"]["real_verl_fsdp"]
-    assert ledger["gpu"]["kind"] == "inferred" and ledger["tp"]["kind"] == "stated"
+    assert ledger["gpu"]["kind"] == "assumed" and ledger["tp"]["kind"] == "stated"
     assert (found["totals"]["steps"]["count"], found["totals"]["phases"]["count"]) == (1, 3)
 
 
@@ -219,6 +219,7 @@ def test_a_ledger_marks_what_only_informs_and_every_run_has_its_quantities(name:
     assert set(family.ROWS) == set(family.QUANTITIES)
     source = "".join((PACKAGE / f"{module}.py").read_text(encoding="utf-8") for module in (name, "lab"))
     asked = set(re.findall(r'inputs\["([^"]+)"', source))
+    asked |= set(re.findall(r'inputs\.get\("([^"]+)"', source))
     asked |= {text for names in re.findall(r"named\(([^)]+)\)", source) for text in re.findall(r'"([^"]+)"', names)}
     for key, entry in read_ledger(name).inputs.items():
         assert entry.used == any(key == text or key.startswith(f"{text}_") for text in asked), key

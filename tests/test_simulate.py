@@ -62,7 +62,7 @@ def refusal(scenario: Scenario) -> str:
         (
             {"model": "qwen3-14b"},
             "training: qwen3-14b on 4 h100 needs",
-            "use more train GPUs or more sequence_parallel or fewer tokens_per_microbatch",
+            "it fits with",
         ),
         (
             {"engine": {"max_num_seqs": 4096}},
@@ -264,3 +264,14 @@ def test_nothing_of_a_run_stays_in_memory_when_it_is_over():
     gc.collect(0)
     assert result.steps.num_rows
     assert [worker for worker in workers() if id(worker) not in known] == []
+
+
+def test_what_is_said_to_fit_the_training_fits():
+    changes = {"model": "qwen3-14b", "training": {"sharding": "optimizer"}}
+    with pytest.raises(InputError) as refusal:
+        prepare(scenario(**changes))
+    offered = [text for text in str(refusal.value).partition("it fits with ")[2].split(" or with ") if "=" in text]
+    assert {text.partition("=")[0] for text in offered} >= {"training.tensor_parallel"}
+    for text in offered:
+        key, _, value = text.removeprefix("training.").partition("=")
+        prepare(scenario(model="qwen3-14b", training={"sharding": "optimizer", key: value}))

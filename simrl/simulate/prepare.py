@@ -5,8 +5,9 @@ Invariant: every mistake in a scenario is an `InputError` of `prepare`, before a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -337,17 +338,37 @@ def _require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
     needed, gpu, microbatch = costs.memory_bytes(longest_tokens), costs.gpu, costs.config.tokens_per_microbatch
     if needed <= gpu.memory_bytes:
         return
-    remedies = "more train GPUs"
-    if costs.config.sharding == "optimizer":
-        remedies += " or more tensor_parallel or pipeline_parallel"
-    if costs.state_bytes < gpu.memory_bytes:
-        short = microbatch > longest_tokens
-        remedies += " or more sequence_parallel or fewer tokens_per_microbatch" if short else " or sequence_parallel"
+    fitting = list(_fitting(costs, longest_tokens))
+    remedies = f"it fits with {' or with '.join(fitting)}" if fitting else "use a GPU with more memory"
     raise InputError(
         f"training: {costs.model.name} on {costs.gpus} {gpu.name} needs {needed / 1e9:.0f} GB a GPU "
         f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
-        f"{max(microbatch, longest_tokens)} tokens), it has {gpu.memory_bytes / 1e9:.0f}; use {remedies}"
+        f"{max(microbatch, longest_tokens)} tokens), it has {gpu.memory_bytes / 1e9:.0f}; {remedies}"
     )
+
+
+def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
+    """Yield the least change of each setting of the training, and of the GPUs, with which it would fit."""
+    config, sizes = costs.config, [2**power for power in range(1, 8)]
+    shards = config.sharding == "optimizer"
+    changes: dict[str, list[Any]] = {
+        "tokens_per_microbatch": [n for size in sizes if (n := config.tokens_per_microbatch // size) >= longest_tokens],
+        "sequence_parallel": sizes,
+        "tensor_parallel": [n for n in sizes if n <= GPUS_PER_NODE and costs.model.heads % n == 0] if shards else [],
+        "pipeline_parallel": [n for n in sizes if costs.model.layers % n == 0] if shards else [],
+        "sharding": ["fsdp"] if shards else [],
+    }
+    for key, values in changes.items():
+        for value in values:
+            changed = replace(costs, config=config.model_copy(update={key: value}))
+            whole = value != getattr(config, key) and costs.gpus % changed.config.gpus_per_rank == 0
+            if whole and changed.memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
+                yield f"training.{key}={value}"
+                break
+    for gpus in (costs.gpus * size for size in sizes):
+        if replace(costs, gpus=gpus).memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
+            yield f"{gpus:,} train GPUs"
+            break
 
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.bench import Shape
+from simrl.errors import InputError
 from simrl.profile.profile import DraftRounds, Tables, pass_s
 from simrl.profile.profilers.smoothing import settled
 
@@ -138,6 +139,24 @@ def draft_rounds(points: Sequence[MeasuredPass], tables: Tables, source: str) ->
         step_s=(0.0, *step_s.tolist()),
         source=source,
     )
+
+
+def host_seconds(points: Sequence[MeasuredPass], kernels: Tables) -> dict[str, tuple[float, float, float]]:
+    """Return the host's seconds of a pass and of each decoding sequence, each with the range that the quartiles of the repeats
+    give: a line over the decode steps' time beyond that of their kernels."""
+    alone = kernels._replace(between_passes_s=0.0)
+    most = min(alone.decode_sequences[-1], alone.dense_tokens[-1], alone.sampled_sequences[-1])
+    shapes = [(p, p.shape) for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
+    chosen = [p for p, s in shapes if s.sequences <= most and s.kv_tokens <= alone.decode_kv_tokens[-1]]
+    if len({p.shape.sequences for p in chosen}) < 2:
+        raise InputError("--preset: fewer than two batch sizes were measured within the shipped profile; leave it out")
+    batches = np.array([p.shape.sequences for p in chosen])
+    lines = [
+        _line(batches, np.array([np.quantile(p.repeats_s, q) - predicted_s(alone, p.shape) for p in chosen]))
+        for q in (0.5, 0.25, 0.75)
+    ]
+    keys = ("between_passes_s", "sequence_overhead_s")
+    return {key: (each[0], min(each), max(each)) for key, each in zip(keys, zip(*lines, strict=True), strict=True)}
 
 
 def _line(tokens: Floats, rest_s: Floats) -> tuple[float, float]:

@@ -287,6 +287,27 @@ def _seeds_of_files() -> list[Files]:
     return [first, second]
 
 
+PRESETS = """
+[mine]
+about = "an engine"
+between_passes_s = { value = 0.003, low = 0.002, high = 0.004, kind = "measured", source = "my machine" }
+sequence_overhead_s = { value = 2e-5, kind = "open", source = "a guess" }
+reserve_bytes = { value = 2e9, kind = "measured", source = "its log" }
+async_scheduling = { value = true, kind = "stated", source = "its launch" }
+
+[run]
+about = "a framework"
+engine = "mine"
+switch_s = { value = 1, low = 0.5, high = 2, kind = "measured", source = "my log" }
+kernels = { value = "fused", kind = "stated", source = "its code" }
+"""
+
+
+def _seeds_of_presets() -> list[Files]:
+    named = [{"framework": "my.toml"}, {"engine": {"preset": "my.toml#mine", "enforce_eager": True}}]
+    return [{"my.toml": PRESETS.encode(), "scenario.yaml": _yaml({**CHEAP, **each})} for each in named]
+
+
 def _seeds_of_sweeps() -> list[Files]:
     def words(*texts: str, zips: Sequence[str] = ()) -> bytes:
         return json.dumps({"texts": texts, "zips": zips, "sample": ["3"]}).encode()
@@ -786,6 +807,7 @@ READERS: dict[str, Reader] = {
     "scenario": Reader(_seeds_of_scenarios, _read_scenario),
     "prepare": Reader(_seeds_of_scenarios, _prepare, names_the_file=False),
     "prepare_files": Reader(_seeds_of_files, _prepare, names_the_file=False),
+    "presets": Reader(_seeds_of_presets, _prepare, names_the_file=False),
     "sweep": Reader(_seeds_of_sweeps, _read_sweep, names_the_file=False),
     "sweep_outcomes": Reader(_seeds_of_outcomes, _read_outcomes),
     "result": Reader(_seeds_of_results, _read_result),

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from simrl.errors import InputError, first_line, meant
 from simrl.profile.hardware import GPUS, MODELS, known_name
 from simrl.scenario.model import Scenario
+from simrl.scenario.presets import is_preset_file, preset_of_file
 from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.validation import explain, shortened
 
@@ -28,7 +29,8 @@ FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: i
 _SECTIONS = {key: field.annotation for key, field in Scenario.model_fields.items() if key not in FILLED_IN}
 _KEYS = (*_SECTIONS, "systems", "vary")
 _NAMES = [*_KEYS, *(f"{key}.{part}" for key, kind in _SECTIONS.items() for part in getattr(kind, "model_fields", ()))]
-_PATHS = (("workload", "trace"), ("profile", "path"), ("speculation", "draft_profile"))
+_PRESETS = ("engine.preset", "framework")
+_PATHS = ("workload.trace", "profile.path", "speculation.draft_profile", *_PRESETS)
 
 PARAMETER = "system."  # begins a key that is a parameter of the systems
 ParametersOf = Callable[[str], Mapping[str, Any]]  # the parameters of a system, by its name
@@ -76,6 +78,7 @@ class ScenarioFile:
         self.path = path = Path(path)
         self._config = _from_data(data, path) if data is not None else read_yaml(path, str(path), "a scenario", _KEYS)
         self._alike: dict[tuple[str, ...], _Alike | None] = {}  # scenarios that differ in these keys alone
+        self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
         if not isinstance(self._config, DictConfig) or not self._config:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
         for key in self._config:
@@ -115,7 +118,7 @@ class ScenarioFile:
             raise InputError(f"{', '.join([str(self.path), *givers[:1]])}: {message}") from error
 
     def _validated(self, data: dict[str, Any]) -> Scenario:
-        _find_files(data, self.path.parent)
+        _find_files(data, self.path.parent, self._presets)
         return Scenario.model_validate(data)
 
     def scenarios(self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None) -> list[Scenario]:
@@ -207,11 +210,12 @@ def override(text: str) -> Setting:
 
 def given(key: str, value: Any, giver: str) -> Setting:
     """Return a setting that no file gives: its paths are relative to the current folder."""
-    for section, name in _PATHS:
-        if key == f"{section}.{name}" and isinstance(value, str):
-            value = _path(value, Path.cwd())
-        elif key == section and isinstance(value, dict) and isinstance(value.get(name), str):
-            value = {**value, name: _path(value[name], Path.cwd())}
+    for path in _PATHS:
+        section, _, name = path.rpartition(".")
+        if key == path:
+            value = _located(path, value, Path.cwd())
+        elif key == section and isinstance(value, dict) and name in value:
+            value = {**value, name: _located(path, value[name], Path.cwd())}
     return Setting(key, value, giver)
 
 
@@ -405,17 +409,26 @@ def _plain(config: DictConfig, key: str | None, path: Path) -> Any:
         raise InputError(f"{path}: {place}{first_line(error)}; correct the reference or the key") from error
 
 
-def _find_files(data: dict[str, Any], folder: Path) -> None:
-    """Replace the paths in a file's data, and a model that is a folder beside the file, by paths from the current folder."""
-    for section, key in _PATHS:
-        part = data.get(section)
-        if isinstance(part, dict) and isinstance(part.get(key), str):
-            part[key] = _path(part[key], folder)
+def _find_files(data: dict[str, Any], folder: Path, presets: dict[tuple[str, str], dict[str, Any]]) -> None:
+    """Replace the paths in a file's data, and a model that is a folder beside the file, by paths from the current folder, and
+    files of presets by what they hold, each read once."""
+    for path in _PATHS:
+        section, _, name = path.rpartition(".")
+        part = data.get(section) if section else data
+        if isinstance(part, dict) and name in part:
+            part[name] = found = _located(path, part[name], folder)
+            if path in _PRESETS and isinstance(found, str) and is_preset_file(found):
+                part[name] = presets.get((path, found)) or presets.setdefault(
+                    (path, found), preset_of_file(found, path)
+                )
     model = data.get("model")
     with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
         if isinstance(model, str) and model.lower() not in MODELS and (folder / model).exists():
             data["model"] = str(folder / model)
 
 
-def _path(text: str, folder: Path) -> str:
-    return str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
+def _located(key: str, value: Any, folder: Path) -> Any:
+    """Return a key's path from a folder; what is none, such as a shipped preset's name, as it is."""
+    if not isinstance(value, str) or (key in _PRESETS and not is_preset_file(value)):
+        return value
+    return str(folder / os.path.expanduser(value))  # noqa: PTH111 (pathlib's raises for an unknown ~user)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import tomllib
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from functools import cache
@@ -305,7 +306,12 @@ kernels = { value = "fused", kind = "stated", source = "its code" }
 
 def _seeds_of_presets() -> list[Files]:
     named = [{"framework": "my.toml"}, {"engine": {"preset": "my.toml#mine", "enforce_eager": True}}]
-    return [{"my.toml": PRESETS.encode(), "scenario.yaml": _yaml({**CHEAP, **each})} for each in named]
+    in_files: list[Files] = [{"my.toml": PRESETS.encode(), "scenario.yaml": _yaml({**CHEAP, **each})} for each in named]
+    engine, run = tomllib.loads(PRESETS).values()
+    whole = {"name": "mine", "about": engine.pop("about"), "constants": engine}
+    del run["engine"]
+    framework = {"name": "run", "about": run.pop("about"), "engine": whole, "constants": run}
+    return [*in_files, {"scenario.yaml": _yaml({**CHEAP, "framework": framework})}]
 
 
 def _seeds_of_sweeps() -> list[Files]:

@@ -147,8 +147,7 @@ def measure_with(
 def _kernels(model: str, card: str, tp: int) -> TableProfile:
     """Return the shipped profile of kernels, without the host's time."""
     path = shipped_profile(model, card, tp)
-    found = None if path is None else read_profile(path)
-    if found is None or found.metadata.kind not in KERNELS_ALONE:
+    if path is None or (found := read_profile(path)).metadata.kind not in KERNELS_ALONE:
         raise InputError(
             f"--preset: no profile of {model} on {card} tp{tp} is shipped, and the host's time is what a pass takes beyond its "
             "kernels; measure a model of profiles/, or leave it out"
@@ -161,8 +160,7 @@ def engine_preset(
 ) -> Preset:
     """Return the engine as a preset: the host's time beyond the kernels of a profile, and the memory that neither weights nor
     KV cache have, if the engine of this `shape` filled its GPU."""
-    engine = f"vLLM {metadata.versions['vllm']} on {metadata.host}"
-    settings: dict[str, Any] = metadata.settings
+    engine, settings = f"vLLM {metadata.versions['vllm']} on {metadata.host}", dict[str, Any](metadata.settings)
     source = (
         f"{len(measured.points)} passes of {metadata.model} tp{metadata.tp}, {engine}, beyond {kernels.metadata.source}"
     )
@@ -171,15 +169,14 @@ def engine_preset(
         for key, (value, low, high) in host_seconds(measured.points, kernels.tables).items()
     }
     found["async_scheduling"] = Constant(value=False, kind="stated", source="simrl measure schedules no pass ahead")
-    if shape is not None and metadata.gpu in GPUS and settings["dtype"] in ("auto", "bfloat16"):
+    if shape is not None and settings["dtype"] in ("auto", "bfloat16"):
         kv_bytes = settings["kv_cache_tokens"] * shape.kv_bytes_per_token / min(metadata.tp, shape.kv_heads)
         memory = GPUS[metadata.gpu].memory_bytes * EngineSettings.gpu_memory_utilization
         reserve = max(memory - shape.weight_bytes / metadata.tp - kv_bytes, 0.0)
         found["reserve_bytes"] = Constant(
             value=reserve, kind="measured", source=f"KV cache of {metadata.model}, {engine}"
         )
-    name = f"vllm-{metadata.versions['vllm']}-measured"
-    return Preset(name=name, about=f"{engine}, as simrl measure had it", constants=found)
+    return Preset(name=f"vllm-{metadata.versions['vllm']}-measured", about=f"{engine}, measured", constants=found)
 
 
 class _Started:

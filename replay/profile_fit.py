@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.bench import Shape
-from simrl.errors import InputError
 from simrl.profile.profile import DraftRounds, Tables, pass_s
 from simrl.profile.profilers.smoothing import settled
 
@@ -146,10 +145,8 @@ def host_seconds(points: Sequence[MeasuredPass], kernels: Tables) -> dict[str, t
     give: a line over the decode steps' time beyond that of their kernels."""
     alone = kernels._replace(between_passes_s=0.0)
     most = min(alone.decode_sequences[-1], alone.dense_tokens[-1], alone.sampled_sequences[-1])
-    shapes = [(p, p.shape) for p in points if p.shape.sequences and not p.shape.draft_tokens and not p.shape.prompts]
-    chosen = [p for p, s in shapes if s.sequences <= most and s.kv_tokens <= alone.decode_kv_tokens[-1]]
-    if len({p.shape.sequences for p in chosen}) < 2:
-        raise InputError("--preset: fewer than two batch sizes were measured within the shipped profile; leave it out")
+    decodes = [p for p in points if not p.shape.draft_tokens and not p.shape.prompts]
+    chosen = [p for p in decodes if p.shape.sequences <= most and p.shape.kv_tokens <= alone.decode_kv_tokens[-1]]
     batches = np.array([p.shape.sequences for p in chosen])
     lines = [
         _line(batches, np.array([np.quantile(p.repeats_s, q) - predicted_s(alone, p.shape) for p in chosen]))

@@ -199,7 +199,7 @@ def test_varied_files_each_give_their_own_constants(tmp_path):
         (OWN.replace("value = 1, low = 0.5, high = 2", "value = -1"), r"\[run\]: switch_s is -1.0: input should be"),
         (OWN.replace("stated", "guessed"), r"\[mine\]: async_scheduling.kind is 'guessed'.*; a constant is \{value"),
         (OWN.replace(', source = "my log"', ""), r"\[run\]: key switch_s.source is missing; a constant is"),
-        (OWN.replace('"mine"', '"mime"'), r"\[run\]: engine is 'mime' \(did you mean mine\?\); name an engine of this"),
+        (OWN.replace('"mine"', '"mime"'), r"\[run\]: engine is 'mime' \(did you mean mine\?\); name one of mine"),
         (
             OWN.replace("[run]", "[a]").replace('engine = "mine"', "") + OWN[OWN.index("[run]") :],
             r"write framework=my.toml#a",

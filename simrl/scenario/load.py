@@ -210,13 +210,10 @@ def override(text: str) -> Setting:
 
 def given(key: str, value: Any, giver: str) -> Setting:
     """Return a setting that no file gives: its paths are relative to the current folder."""
-    for path in _PATHS:
-        section, _, name = path.rpartition(".")
-        if key == path:
-            value = _located(path, value, Path.cwd())
-        elif key == section and isinstance(value, dict) and name in value:
-            value = {**value, name: _located(path, value[name], Path.cwd())}
-    return Setting(key, value, giver)
+    section, _, name = key.rpartition(".")
+    inside = {name: dict(value) if isinstance(value, dict) else value}
+    _locate({section: inside} if section else inside, Path.cwd())
+    return Setting(key, inside[name], giver)
 
 
 def gives(setting: Setting, key: str) -> bool:
@@ -412,23 +409,25 @@ def _plain(config: DictConfig, key: str | None, path: Path) -> Any:
 def _find_files(data: dict[str, Any], folder: Path, presets: dict[tuple[str, str], dict[str, Any]]) -> None:
     """Replace the paths in a file's data, and a model that is a folder beside the file, by paths from the current folder, and
     files of presets by what they hold, each read once."""
-    for path in _PATHS:
-        section, _, name = path.rpartition(".")
-        part = data.get(section) if section else data
-        if isinstance(part, dict) and name in part:
-            part[name] = found = _located(path, part[name], folder)
-            if path in _PRESETS and isinstance(found, str) and is_preset_file(found):
-                part[name] = presets.get((path, found)) or presets.setdefault(
-                    (path, found), preset_of_file(found, path)
-                )
+    for part, name, path in _locate(data, folder):
+        if path in _PRESETS:
+            key = path, part[name]
+            part[name] = presets.get(key) or presets.setdefault(key, preset_of_file(part[name], path))
     model = data.get("model")
     with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
         if isinstance(model, str) and model.lower() not in MODELS and (folder / model).exists():
             data["model"] = str(folder / model)
 
 
-def _located(key: str, value: Any, folder: Path) -> Any:
-    """Return a key's path from a folder; what is none, such as a shipped preset's name, as it is."""
-    if not isinstance(value, str) or (key in _PRESETS and not is_preset_file(value)):
-        return value
-    return str(folder / os.path.expanduser(value))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
+def _locate(data: dict[str, Any], folder: Path) -> list[tuple[dict[str, Any], str, str]]:
+    """Replace the paths in data by paths from a folder; a name that is none, such as a shipped preset's, stays. Return the
+    places: a section, a key in it, and both."""
+    places = []
+    for path in _PATHS:
+        section, _, name = path.rpartition(".")
+        part = data.get(section) if section else data
+        text = part.get(name) if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(text, str) and (path not in _PRESETS or is_preset_file(text)):
+            part[name] = str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
+            places.append((part, name, path))
+    return places

@@ -40,8 +40,9 @@ class Constant(BaseModel):
     @model_validator(mode="after")
     def _value_is_in_its_range(self) -> Constant:
         low, value, high = self.low, self.value, self.high
-        number = isinstance(value, float) and low is not None and high is not None
-        if not (low is high is None or (number and low <= value <= high)):  # type: ignore[operator]
+        if (low, high) != (None, None) and (
+            None in (low, high) or not isinstance(value, float) or not low <= value <= high  # type: ignore[operator]
+        ):
             raise ValueError(f"value {value}, low {low}, high {high}: give low ≤ value ≤ high, or neither low nor high")
         return self
 
@@ -101,36 +102,30 @@ def read_presets(path: Path) -> dict[str, Preset]:
     place = str(path)
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+            text = file.read(MOST_BYTES).decode("utf-8")
+            if file.read(1):
+                raise ValueError(f"more than {MOST_BYTES:,} bytes")
         found = {}
-        for name, table in tomllib.loads(text.decode("utf-8")).items():
+        for name, table in tomllib.loads(text).items():
             place = f"{path}, [{name}]"
             if not isinstance(table, dict):
                 raise InputError(f"{path}: {name} is in no table; write it below a [name]")
             own = {key: table.pop(key) for key in ("about", "engine") if key in table}
             found[name] = Preset.model_validate({"name": name, **own, "constants": table})
-        return {
-            name: preset.model_copy(update={"engine": _driven(preset, found, path)}) for name, preset in found.items()
-        }
+        engines = {name: preset for name, preset in found.items() if preset.is_engine}
+        for name, preset in found.items():
+            place, engine = f"{path}, [{name}]", preset.engine
+            if isinstance(engine, str) and engine not in engines and engine not in ENGINES:
+                known = [*engines, *ENGINES]
+                raise InputError(f"{place}: engine is {engine!r}{meant(engine, known)}; name one of {', '.join(known)}")
+            found[name] = preset.model_copy(update={"engine": engines.get(str(engine), engine)})
+        return found
     except ValidationError as error:
         message = explain(error, Preset, "a preset")[1].replace("constants.", "", 1)
         raise InputError(f"{place}: {message}; {EXAMPLE}") from error
     except (OSError, ValueError, RecursionError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read as presets ({what}); name a TOML file of them") from error
-
-
-def _driven(preset: Preset, found: Mapping[str, Preset], path: Path) -> str | Preset | None:
-    """Return the engine that a framework of a file drives."""
-    engines = {name: each for name, each in found.items() if each.is_engine}
-    if isinstance(preset.engine, str) and preset.engine not in engines and preset.engine not in ENGINES:
-        raise InputError(
-            f"{path}, [{preset.name}]: engine is {preset.engine!r}{meant(preset.engine, [*engines, *ENGINES])}; name an engine "
-            f"of this file or one of {', '.join(ENGINES)}"
-        )
-    return engines.get(preset.engine, preset.engine) if isinstance(preset.engine, str) else preset.engine
 
 
 def is_preset_file(text: str) -> bool:
@@ -141,17 +136,14 @@ def is_preset_file(text: str) -> bool:
 def preset_of_file(text: str, key: str) -> dict[str, Any]:
     """Return the data of the engine or the framework (by the key) that a file has. Raise `InputError`."""
     path, hashed, table = text.partition(".toml#")
-    file = f"{path}.toml" if hashed else text
-    tables = {name: each for name, each in read_presets(Path(file)).items() if each.is_engine == (key != "framework")}
-    if table not in tables and (hashed or len(tables) != 1):
-        kind = "framework" if key == "framework" else "engine"
-        has = (
-            f"has the {kind}s {', '.join(tables)}; write {key}={Path(file).name}#{next(iter(tables))}"
-            if tables
-            else None
-        )
-        raise InputError(f"{file}: {has or f'has no table of {kind} constants, such as [mine]; {EXAMPLE}'}")
-    return tables[table if hashed else next(iter(tables))].model_dump(exclude_none=True)
+    file, kind = Path(f"{path}.toml" if hashed else text), "framework" if key == "framework" else "engine"
+    tables = {name: each for name, each in read_presets(file).items() if each.is_engine == (kind == "engine")}
+    if not tables:
+        raise InputError(f"{file}: has no table of {kind} constants, such as [mine]; {EXAMPLE}")
+    first = next(iter(tables))
+    if table not in tables and (hashed or len(tables) > 1):
+        raise InputError(f"{file}: has the {kind}s {', '.join(tables)}; write {key}={file.name}#{first}")
+    return tables[table if hashed else first].model_dump(exclude_none=True)
 
 
 def write_presets(path: Path, presets: Mapping[str, Preset], by: str) -> None:

@@ -28,6 +28,7 @@ A scenario is a YAML file: all that a simulation depends on. One scenario gives 
 - Any key can be given on the command line, as `cluster.gpus=64 seed=3`. A section given so (`'training={mfu: 0.3}'`) is
   merged into the file's, a list replaces it. An override that overlaps a key of `vary` (`cluster` and `cluster.gpus`) is
   refused, since one of them would be lost; `vary=null` leaves out what the file varies.
+- `framework` and `engine.preset` name [presets](presets.md): known constants of a framework and an engine, or a file of yours.
 - Units are in the names: `_s` seconds, `_tokens` tokens, `_bytes` bytes. A default of *none* means that the key may be left
   out or `null`; *required* that there is none.
 

@@ -67,6 +67,13 @@ class Wanted:
 
 def measure(
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write (Parquet)")],
+    preset: Annotated[
+        Path | None,
+        typer.Option(
+            "--preset",
+            help="also write the engine as a preset (TOML): the host's time beyond the kernels of this model's shipped profile",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)")
     ] = False,
@@ -88,7 +95,7 @@ def measure(
             def tell(phase: str, done: int, total: int) -> None:
                 bar.update(task, description=phase, completed=done, total=total or None)
 
-            measured = measure_profile(Wanted(**wanted), output, journal, tell)
+            measured = measure_profile(Wanted(**wanted), output, journal, tell, preset)
     except KeyboardInterrupt:
         kept = f"measured points are in {journal}; the same command goes on from there"
         raise StoppedError(f"interrupted; {kept if journal.exists() else 'no point was measured yet'}") from None
@@ -110,8 +117,10 @@ def _signature() -> inspect.Signature:
         )
         for field in fields(Wanted)
     )
-    output, as_json = (own[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in ("output", "as_json"))
-    return inspect.Signature([model, output, *others, as_json])
+    output, preset, as_json = (
+        own[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in ("output", "preset", "as_json")
+    )
+    return inspect.Signature([model, output, *others, preset, as_json])
 
 
 measure.__signature__ = _signature()  # type: ignore[attr-defined]

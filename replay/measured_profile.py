@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from replay.bench import Facts, RemoteBench, Scene, Seen
 from replay.cli_measure import Wanted
 from replay.measure import Journal, MeasuredEngine, MeasurePlan, check, measure
-from replay.profile_fit import Reach
+from replay.profile_fit import Reach, host_seconds
 from replay.speculative import own_config
 from replay.vllm_adapter import EngineSettings, vllm_version
 from simrl.errors import InputError, meant
-from simrl.profile.hardware import GPUS, model_shape
-from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
+from simrl.profile.hardware import GPUS, ModelShape, model_shape
+from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile, write_profile
+from simrl.profile.shipped import shipped_profile
+from simrl.scenario.presets import KERNELS_ALONE, Constant, Preset, write_presets
 
 
 def engine_of(wanted: Wanted) -> EngineSettings:
@@ -44,15 +47,19 @@ def engine_of(wanted: Wanted) -> EngineSettings:
 
 
 def measure_profile(
-    wanted: Wanted, output: Path, journal: Path, tell: Callable[[str, int, int], None] = lambda *_: None
+    wanted: Wanted,
+    output: Path,
+    journal: Path,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+    preset: Path | None = None,
 ) -> MeasuredEngine:
-    """Measure, and write the profile to `output`; continue a measurement whose points are in `journal`. Raise `InputError` for
-    limits and models that cannot be measured, `StoppedError` if an engine dies."""
+    """Measure, and write the profile to `output` and, if given, the engine to `preset`; continue a measurement whose points are
+    in `journal`. Raise `InputError` for limits and models that cannot be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
     with tempfile.TemporaryDirectory(prefix="simrl-measure-") as logs:
         engines = _Started(wanted, Path(logs))
         try:
-            measured = measure_with(engines, version, wanted, output, journal, tell)
+            measured = measure_with(engines, version, wanted, output, journal, tell, preset)
         except BaseException:
             engines.kill()
             raise
@@ -67,8 +74,9 @@ def measure_with(
     output: Path,
     journal: Path,
     tell: Callable[[str, int, int], None] = lambda *_: None,
+    preset: Path | None = None,
 ) -> MeasuredEngine:
-    """Measure with given engines of a vLLM version, and write the profile. The journal is finished after the profile is
+    """Measure with given engines of a vLLM version, and write the profile. The journal is finished after the files are
     written: an error before that loses no measurement."""
     shape = model_shape(wanted.model)
     if wanted.gpu is not None and wanted.gpu not in GPUS:
@@ -101,6 +109,7 @@ def measure_with(
     card = wanted.gpu or _card(facts["device"], wanted.device)
     if blocks is None:
         plan = plan._replace(kv_cache_tokens=int(facts["kv_cache_tokens"]) // wanted.block_size * wanted.block_size)
+    kernels = _kernels(shape.name, card, wanted.tp) if preset is not None else None
     measured = measure(book, plan, tell)
     beside = f", beside {wanted.neighbours} engines that generate" if wanted.neighbours else ""
     metadata = ProfileMetadata(
@@ -128,8 +137,46 @@ def measure_with(
     profile = TableProfile(measured.tables, metadata, origin=f"measurement of {shape.name}")
     profile.require_covers(reach.max_num_batched_tokens, reach.max_num_seqs, reach.max_model_len)
     write_profile(profile, output)
+    if preset is not None and kernels is not None:
+        made = engine_preset(measured, metadata, kernels, None if blocks is not None else shape)
+        write_presets(preset, {made.name: made}, "Written by simrl measure")
     book.finish()
     return measured
+
+
+def _kernels(model: str, card: str, tp: int) -> TableProfile:
+    """Return the shipped profile of kernels, without the host's time."""
+    path = shipped_profile(model, card, tp)
+    if path is None or (found := read_profile(path)).metadata.kind not in KERNELS_ALONE:
+        raise InputError(
+            f"--preset: no profile of {model} on {card} tp{tp} is shipped, and the host's time is what a pass takes beyond its "
+            "kernels; measure a model of profiles/, or leave it out"
+        )
+    return found
+
+
+def engine_preset(
+    measured: MeasuredEngine, metadata: ProfileMetadata, kernels: TableProfile, shape: ModelShape | None
+) -> Preset:
+    """Return the engine as a preset: the host's time beyond the kernels of a profile, and the memory that neither weights nor
+    KV cache have, if the engine of this `shape` filled its GPU."""
+    engine, settings = f"vLLM {metadata.versions['vllm']} on {metadata.host}", dict[str, Any](metadata.settings)
+    source = (
+        f"{len(measured.points)} passes of {metadata.model} tp{metadata.tp}, {engine}, beyond {kernels.metadata.source}"
+    )
+    found = {
+        key: Constant(value=value, low=low, high=high, kind="measured", source=source)
+        for key, (value, low, high) in host_seconds(measured.points, kernels.tables).items()
+    }
+    found["async_scheduling"] = Constant(value=False, kind="stated", source="simrl measure schedules no pass ahead")
+    if shape is not None and settings["dtype"] in ("auto", "bfloat16"):
+        kv_bytes = settings["kv_cache_tokens"] * shape.kv_bytes_per_token / min(metadata.tp, shape.kv_heads)
+        memory = GPUS[metadata.gpu].memory_bytes * EngineSettings.gpu_memory_utilization
+        reserve = max(memory - shape.weight_bytes / metadata.tp - kv_bytes, 0.0)
+        found["reserve_bytes"] = Constant(
+            value=reserve, kind="measured", source=f"KV cache of {metadata.model}, {engine}"
+        )
+    return Preset(name=f"vllm-{metadata.versions['vllm']}-measured", about=f"{engine}, measured", constants=found)
 
 
 class _Started:

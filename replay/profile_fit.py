@@ -140,6 +140,22 @@ def draft_rounds(points: Sequence[MeasuredPass], tables: Tables, source: str) ->
     )
 
 
+def host_seconds(points: Sequence[MeasuredPass], kernels: Tables) -> dict[str, tuple[float, float, float]]:
+    """Return the host's seconds of a pass and of each decoding sequence, each with the range that the quartiles of the repeats
+    give: a line over the decode steps' time beyond that of their kernels."""
+    alone = kernels._replace(between_passes_s=0.0)
+    most = min(alone.decode_sequences[-1], alone.dense_tokens[-1], alone.sampled_sequences[-1])
+    decodes = [p for p in points if not p.shape.draft_tokens and not p.shape.prompts]
+    chosen = [p for p in decodes if p.shape.sequences <= most and p.shape.kv_tokens <= alone.decode_kv_tokens[-1]]
+    batches = np.array([p.shape.sequences for p in chosen])
+    lines = [
+        _line(batches, np.array([np.quantile(p.repeats_s, q) - predicted_s(alone, p.shape) for p in chosen]))
+        for q in (0.5, 0.25, 0.75)
+    ]
+    keys = ("between_passes_s", "sequence_overhead_s")
+    return {key: (each[0], min(each), max(each)) for key, each in zip(keys, zip(*lines, strict=True), strict=True)}
+
+
 def _line(tokens: Floats, rest_s: Floats) -> tuple[float, float]:
     """Return intercept and slope, both at least 0, of the least-squares line."""
     from scipy.optimize import nnls

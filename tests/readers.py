@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import tomllib
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from functools import cache
@@ -285,6 +286,32 @@ def _seeds_of_files() -> list[Files]:
     history = {**named, "speculation": {}, "systems": [{"name": "rhymerl"}, {"name": "verl_ngram"}]}
     second = {"scenario.yaml": _yaml(history), "trace.parquet": _with_tokens(), **shared}
     return [first, second]
+
+
+PRESETS = """
+[mine]
+about = "an engine"
+between_passes_s = { value = 0.003, low = 0.002, high = 0.004, kind = "measured", source = "my machine" }
+sequence_overhead_s = { value = 2e-5, kind = "open", source = "a guess" }
+reserve_bytes = { value = 2e9, kind = "measured", source = "its log" }
+async_scheduling = { value = true, kind = "stated", source = "its launch" }
+
+[run]
+about = "a framework"
+engine = "mine"
+switch_s = { value = 1, low = 0.5, high = 2, kind = "measured", source = "my log" }
+kernels = { value = "fused", kind = "stated", source = "its code" }
+"""
+
+
+def _seeds_of_presets() -> list[Files]:
+    named = [{"framework": "my.toml"}, {"engine": {"preset": "my.toml#mine", "enforce_eager": True}}]
+    in_files: list[Files] = [{"my.toml": PRESETS.encode(), "scenario.yaml": _yaml({**CHEAP, **each})} for each in named]
+    engine, run = tomllib.loads(PRESETS).values()
+    whole = {"name": "mine", "about": engine.pop("about"), "constants": engine}
+    del run["engine"]
+    framework = {"name": "run", "about": run.pop("about"), "engine": whole, "constants": run}
+    return [*in_files, {"scenario.yaml": _yaml({**CHEAP, "framework": framework})}]
 
 
 def _seeds_of_sweeps() -> list[Files]:
@@ -786,6 +813,7 @@ READERS: dict[str, Reader] = {
     "scenario": Reader(_seeds_of_scenarios, _read_scenario),
     "prepare": Reader(_seeds_of_scenarios, _prepare, names_the_file=False),
     "prepare_files": Reader(_seeds_of_files, _prepare, names_the_file=False),
+    "presets": Reader(_seeds_of_presets, _prepare, names_the_file=False),
     "sweep": Reader(_seeds_of_sweeps, _read_sweep, names_the_file=False),
     "sweep_outcomes": Reader(_seeds_of_outcomes, _read_outcomes),
     "result": Reader(_seeds_of_results, _read_result),

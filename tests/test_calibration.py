@@ -17,8 +17,10 @@ from simrl.profile.profilers.roofline import roofline_profile
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
+from simrl.scenario.presets import read_presets, write_presets
+from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
-from simrl.study.calibration import calibrate, launched, phase_s, scenario_yaml
+from simrl.study.calibration import Calibration, calibrate, launched, phase_s, presets_of, scenario_yaml
 from simrl.study.corrections import Correction, rollout_s, updates_s, with_generation
 from simrl.study.logged_lengths import write_alike
 from simrl.study.whatif import alternatives
@@ -325,9 +327,33 @@ def test_what_a_log_or_a_window_lacks_is_said_in_one_line(log, tmp_path):
     )
 
 
+def test_the_seconds_that_were_fitted_are_a_preset_in_their_range_and_other_runs_may_have_them(tmp_path):
+    launch = started(tmp_path / "run.parquet", STEPS)
+    launch = Scenario.model_validate({**launch.model_dump(), "framework": "verl-fsdp-0.5"})
+    slow, fast = (with_generation(launch, 2.2, pass_s, 0.0003, STEP_S) for pass_s in (0.005, 0.003))
+    fitted = [
+        Correction("decode_efficiency", 0.45, 0.1, 0.02, 2.0, "", "", "profile.forward_correction (1 over it)"),
+        Correction("pass_overhead_s", 0.004, 0.0005, 0.0, 0.1, "s", "", "profile.between_passes_s"),
+        Correction("step_overhead_s", 0.0, None, 0.0, 120.0, "s", "", "training.load_s"),
+        Correction("update_overhead_s", 0.8, 1.0, 0.0, 300.0, "s", "", "training.update_overhead_s"),
+    ]
+    none = pd.DataFrame()
+    found = Calibration(launch, (1, 9), tuple(fitted), (), none, (), (slow, fast))
+    write_presets(tmp_path / "mine.toml", presets_of(found, "run.log"), "Written by a test")
+    framework, engine = read_presets(tmp_path / "mine.toml").values()
+    assert framework.engine == engine
+    pause, update = engine.constants["between_passes_s"], framework.constants["update_overhead_s"]
+    assert (pause.low, pause.value, pause.high, pause.kind) == (0.003, 0.004, 0.005, "measured")
+    assert (update.low, update.value, update.high) == (0.0, 0.8, 1.8)
+    assert "steps 1-9 of run.log" in update.source
+    assert framework.constants["switch_s"].value == framework.constants["load_s"].value == 0.0
+    assert framework.constants["offload"].value == "phases"  # as the launch had it
+    assert not {"mfu", "log_prob_mfu"} & set(framework.constants)
+
+
 def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenario(simrl, log):
     how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=1"]
-    done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out")
+    done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out", "--preset", "mine.toml")
     assert done.code == 0, done.err
     for word in ("decode_efficiency", "interference_s", "train_mfu", "generation", "8 steps", "Assumed", "tp 1"):
         assert word in done.out
@@ -336,6 +362,10 @@ def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenar
     assert set(told) == {"window", "corrections", "errors", "warnings", "assumed", "steps", "scenario"}
     assert told == {**json.loads((simrl.folder / "out" / "calibration.json").read_text()), "scenario": told["scenario"]}
     assert load_scenarios(simrl.folder / "out" / "calibrated.yaml")[0].steps == STEPS
+    (again,) = load_scenarios(simrl.folder / "scenario.yaml", ["framework=mine.toml", "vary=null", "systems=[split]"])
+    pause = next(c for c in told["corrections"] if c["name"] == "pass_overhead_s")
+    assert again.training.switch_s == 0.0
+    assert prepare(again).profile.tables.between_passes_s == pytest.approx(pause["value"])
 
 
 @pytest.mark.slow

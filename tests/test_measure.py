@@ -19,10 +19,11 @@ from replay.measure import Journal, MeasuredEngine, MeasurePlan, base_scenes, ch
 from replay.measured_profile import Wanted, measure_with
 from replay.profile_fit import Reach, predicted_s
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import CONFIG_KEYS, GPUS, MODELS
 from simrl.profile.profile import DraftRounds, ProfileMetadata, TableProfile, Tables, read_profile, write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario
+from simrl.scenario.presets import read_presets
 from simrl.simulate.prepare import prepare, with_measured_loads
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import text_drafts_of
@@ -264,6 +265,52 @@ def test_a_gpu_of_an_unknown_name_is_refused_before_anything_is_measured(tmp_pat
     metadata = read_profile(files[0]).metadata
     assert metadata.gpu == "h200" and metadata.settings["block_size"] == 16
     assert metadata.settings["kv_cache_tokens"] == 65536
+
+
+PAUSE_S, SEQUENCE_S = 2e-3, 3e-5
+
+
+class EngineOfKernels(KnownEngine):
+    """An engine of these kernels, whose host takes `PAUSE_S` a pass and `SEQUENCE_S` for each decoding sequence."""
+
+    def __init__(self, kernels: Tables) -> None:
+        super().__init__(kernels._replace(between_passes_s=20e-6))  # the loop around its step
+
+    def _timed(self, shape: Shape) -> Timed:
+        timed = super()._timed(shape)
+        return timed._replace(seconds=timed.seconds - 20e-6 + PAUSE_S + SEQUENCE_S * shape.sequences)
+
+
+def an_8b(folder: Path) -> Wanted:
+    """A measurement of an engine of a shipped profile's model."""
+    shape = MODELS["qwen3-8b"]
+    config = {theirs: getattr(shape, ours) for ours, theirs in CONFIG_KEYS.items()}
+    (folder / "qwen3-8b").mkdir()
+    (folder / "qwen3-8b" / "config.json").write_text(json.dumps(config))
+    return replace(on_a_gpu(folder), model=folder / "qwen3-8b", gpu="h100", dummy=True)
+
+
+def test_a_preset_of_the_measured_engine_is_its_hosts_time_beyond_the_shipped_kernels(tmp_path: Path) -> None:
+    kernels = read_profile("profiles/qwen3-8b_h100_tp1.parquet")
+    files = (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
+    measure_with(EngineOfKernels(kernels.tables), "0.32.0", an_8b(tmp_path), *files, preset=tmp_path / "mine.toml")
+    (made,) = read_presets(tmp_path / "mine.toml").values()
+    assert made.is_engine and made.name == "vllm-0.32.0-measured"
+    assert made.constants["between_passes_s"].value == pytest.approx(PAUSE_S, rel=0.02)
+    assert made.constants["sequence_overhead_s"].value == pytest.approx(SEQUENCE_S, rel=0.05)
+    assert made.constants["async_scheduling"].value is False
+    assert "reserve_bytes" in made.constants
+    source = made.constants["between_passes_s"].source
+    assert "vLLM 0.32.0" in source and "a core" in source and "aiconfigurator" in source
+    assert read_profile(files[0]).tables.between_passes_s == pytest.approx(20e-6)  # whose passes have the rest
+
+
+def test_a_preset_needs_the_kernels_of_a_shipped_profile_before_anything_is_measured(tmp_path: Path) -> None:
+    engine, wanted = KnownEngine(known_tables()), replace(on_a_gpu(tmp_path), gpu="h100")
+    files = (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
+    with pytest.raises(InputError, match=r"--preset: no profile of .* on h100 tp1 is shipped"):
+        measure_with(engine, "0.32.0", wanted, *files, preset=tmp_path / "mine.toml")
+    assert engine.scenes == [Facts()]
 
 
 def test_a_measurement_whose_profile_cannot_be_written_is_not_lost(tmp_path: Path) -> None:

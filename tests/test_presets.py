@@ -1,14 +1,18 @@
 """Presets of engines and frameworks: they fill what a scenario leaves open, and every constant names its source."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from simrl.errors import InputError
 from simrl.scenario.load import ScenarioFile, load_scenarios
 from simrl.scenario.model import Scenario
-from simrl.scenario.presets import ENGINES, FRAMEWORKS, OF_ENGINE, constants
+from simrl.scenario.presets import ENGINES, FRAMEWORKS, OF_ENGINE, constants, read_presets, write_presets
 from simrl.scenario.training import TrainingConfig
 from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
+from simrl.study.point import Digests, make_point
 
 SCENARIO = {
     "name": "small",
@@ -112,3 +116,116 @@ def test_an_unknown_preset_is_refused_in_a_line_that_names_those_there_are(tmp_p
     path.write_text("name: x\nsteps: 1\nsystems: [split]\n")
     with pytest.raises(InputError, match=rf"{key} is 'vlm-0.19'.*; there are"):
         load_scenarios(path, [f"{key}=vlm-0.19", "model=qwen3-8b"])
+
+
+OWN = """
+[mine]
+about = "the engine of my cluster"
+between_passes_s = { value = 0.003, low = 0.002, high = 0.004, kind = "measured", source = "my machine" }
+async_scheduling = { value = true, kind = "stated", source = "its launch" }
+
+[run]
+about = "my framework"
+engine = "mine"
+switch_s = { value = 1, low = 0.5, high = 2, kind = "measured", source = "my log" }
+"""
+
+
+def written(folder: Path, text: str = OWN, **fields: object) -> Path:
+    """A scenario beside a file of presets."""
+    data = {key: value for key, value in SCENARIO.items() if key != "system"}
+    profile = {"path": str(Path("profiles/qwen3-8b_h100_tp1.parquet").resolve())}
+    file = folder / "scenario.yaml"
+    (folder / "my.toml").write_text(text)
+    file.write_text(json.dumps({**data, "profile": profile, "systems": ["verl_colocated"], **fields}))
+    return file
+
+
+def test_a_file_beside_the_scenario_is_a_preset_and_results_name_its_constants(tmp_path):
+    for fields in ({"framework": "my.toml"}, {"framework": "my.toml#run"}):
+        (found,) = load_scenarios(written(tmp_path, **fields))
+        assert found.training.switch_s == 1.0 and found.engine.async_scheduling
+        lines = provenance([prepare(found).inputs()])
+        assert "Constants of mine: profile.between_passes_s=0.003 (0.002 to 0.004)" in lines
+        assert "Constants of run: training.switch_s=1 (0.5 to 2)" in lines
+        assert not any("switch_s" in line for line in lines if line.startswith("Assumed"))
+    (found,) = load_scenarios(written(tmp_path, engine={"preset": "my.toml"}))
+    assert prepare(found).profile.tables.between_passes_s == 0.003
+    assert found.training == TrainingConfig()
+
+
+def test_a_file_in_an_override_lies_in_the_current_folder(tmp_path, monkeypatch):
+    file = written(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "here.toml").write_text(OWN)
+    monkeypatch.chdir(tmp_path / "other")
+    for setting in ("framework=here.toml", "engine.preset=here.toml", "engine={preset: here.toml}"):
+        assert prepare(load_scenarios(file, [setting])[0]).profile.tables.between_passes_s == 0.003
+
+
+def test_a_scenario_needs_the_file_no_more_once_it_is_loaded(tmp_path):
+    (found,) = load_scenarios(written(tmp_path, framework="my.toml"))
+    (tmp_path / "my.toml").unlink()
+    again = Scenario.model_validate_json(found.model_dump_json())
+    assert again == found.model_copy(update={"file": again.file})
+    assert prepare(again).profile.tables.between_passes_s == 0.003
+
+
+def test_another_constant_in_the_file_is_another_point_and_another_place_is_none(tmp_path):
+    hashes = []
+    for i, value in enumerate(("0.003", "0.003", "0.0035")):
+        (tmp_path / str(i)).mkdir()
+        file = written(tmp_path / str(i), OWN.replace("value = 0.003", f"value = {value}"), framework="my.toml")
+        hashes.append(make_point(load_scenarios(file)[0], Digests()).hash)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_varied_files_each_give_their_own_constants(tmp_path):
+    file = written(tmp_path, vary=[{"engine.preset": "my.toml"}, {"engine.preset": "vllm-0.12"}])
+    assert [prepare(one).profile.tables.between_passes_s for one in load_scenarios(file)] == [0.003, 0.00063]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[run", r"my.toml: cannot be read as presets"),
+        ("about = 'x'", r"my.toml: about is in no table; write it below a \[name\]"),
+        ("[run]\nabout = 'x'\nswitch_s = 3", r"my.toml, \[run\]: switch_s is 3; it has the keys value, kind"),
+        (OWN.replace("switch_s", "swich_s"), r"\[run\]: unknown key swich_s \(did you mean switch_s\?\)"),
+        (
+            OWN.replace("value = 1,", "value = -1, "),
+            r"\[run\]: switch_s: value -1.0, low 0.5, high 2.0: give low ≤ value",
+        ),
+        (OWN.replace("value = 1, low = 0.5, high = 2", "value = -1"), r"\[run\]: switch_s is -1.0: input should be"),
+        (OWN.replace("stated", "guessed"), r"\[mine\]: async_scheduling.kind is 'guessed'.*; a constant is \{value"),
+        (OWN.replace(', source = "my log"', ""), r"\[run\]: key switch_s.source is missing; a constant is"),
+        (OWN.replace('"mine"', '"mime"'), r"\[run\]: engine is 'mime' \(did you mean mine\?\); name one of mine"),
+        (
+            OWN.replace("[run]", "[a]").replace('engine = "mine"', "") + OWN[OWN.index("[run]") :],
+            r"write framework=my.toml#a",
+        ),
+        (OWN[: OWN.index("[run]")], r"my.toml: has no table of framework constants"),
+    ],
+)
+def test_a_malformed_file_is_refused_in_a_line_with_table_key_and_remedy(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        load_scenarios(written(tmp_path, text, framework="my.toml"))
+
+
+def test_presets_that_are_written_come_back(tmp_path):
+    presets = {**ENGINES, "a b": ENGINES["vllm-0.19"].model_copy(update={"name": "a b", "about": 'q" \\ é'})}
+    write_presets(tmp_path / "all.toml", presets, "Written by a test")
+    assert read_presets(tmp_path / "all.toml") == presets
+
+
+def test_every_preset_has_a_line_and_a_page_with_its_sources(simrl):
+    listed, pages = simrl("presets").out, json.loads(simrl("presets", "--json").out)
+    assert [page["name"] for page in pages] == [*FRAMEWORKS, *ENGINES]
+    for page in pages:
+        assert page["name"] in listed
+        assert page == json.loads(simrl("presets", "show", page["name"], "--json").out)
+        shown = simrl("presets", "show", page["name"]).out
+        assert all(key in shown and one["kind"] in shown for key, one in page["constants"].items())
+    assert "0.001 (0.0009 to 0.001)" in simrl("presets", "show", "vllm-0.19").out
+    unknown = simrl("presets", "show", "vlm-0.19")
+    assert unknown.code == 2 and "did you mean vllm-0.19?" in unknown.err

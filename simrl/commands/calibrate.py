@@ -126,6 +126,9 @@ def calibrate(
     window: Window = "1-20",
     group: Group = 1,
     folder: Folder = None,
+    preset: Annotated[
+        File | None, typer.Option("--preset", help="also write the run's framework and engine as a preset (TOML)")
+    ] = None,
     **logged: Unpack[Logged],
 ) -> CalibrationView:
     """Fit a few named corrections to some steps of a real run's log, and report the error on the others.
@@ -134,18 +137,23 @@ def calibrate(
     `window` may be (1, 20). Raises `InputError` for a log without the data to fit, and without a description of the launch.
     """
     from simrl.commands.workload import folder_or_temporary
-    from simrl.study.calibration import CALIBRATED, run_name
+    from simrl.scenario.presets import write_presets
+    from simrl.study.calibration import CALIBRATED, presets_of, run_name
 
     output = place(folder, Path("results") / f"{run_name(Path(log))}-calibrated")
     with folder_or_temporary(output) as written:
         found = _calibrated(log, overrides, window, group, written, logged)
+    if preset is not None:
+        made = f"Written by simrl calibrate from {Path(log).name}"
+        write_presets(Path(preset), presets_of(found.data, Path(log).name), made)
+        found = replace(found, more={"preset": str(preset)}, notes=[f"\nPreset: {preset} (framework={preset})"])
     if output is None:
         return found
     note = (
         f"\nWritten to {output}: calibrated.yaml, the run as a scenario (simrl compare {output / CALIBRATED}), its lengths, "
         "calibration.json"
     )
-    return replace(found, more={"scenario": str(output / CALIBRATED)}, notes=[note])
+    return replace(found, more={**found.more, "scenario": str(output / CALIBRATED)}, notes=[*found.notes, note])
 
 
 @command

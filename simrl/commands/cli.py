@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from simrl.commands import allocate, calibrate, compare, optimize, profile, results, sweep, systems, trace
+from simrl.commands import allocate, calibrate, compare, optimize, presets, profile, results, sweep, systems, trace
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.commands.view import DataView
@@ -98,6 +98,7 @@ def _missing(name: str, error: Exception) -> Callable[[], NoReturn]:
 JSON_KEYS = {
     "systems": "name, pipeline, dispatch, speculation, paper, parameters",
     "speculation": "name, drafter, paper, parameters",
+    "presets": "name, kind, about, engine, constants",
     "sweep": "table, points, simulated, failed, errors",
     "acceptance": "drafter, history, acceptance_rate, speculation_rate, accept_length, by_epoch, hit_lengths, by_response, "
     "similarity, pays, run_model, run_model_accept_length, window, responses, responses_with_drafts, tokens_with_drafts, "
@@ -121,6 +122,9 @@ LISTS: dict[str, tuple[Any, ...]] = {
     "speculation": (
         systems.speculation, systems.show_method,
         "simrl speculation", "simrl speculation show histospec", "simrl speculation --json",
+    ),
+    "presets": (
+        presets.presets, presets.show_preset, "simrl presets", "simrl presets show vllm-0.19", "simrl presets --json"
     ),
 }  # fmt: skip
 COMMANDS: dict[str, tuple[Any, ...]] = {
@@ -166,7 +170,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "calibrate": (
         calibrate.calibrate,
         "run.log --window 1-20 model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1",
-        "run.log --launch experiments/verl_run_launch.yaml --group 16",
+        "run.log --launch experiments/verl_run_launch.yaml --group 16 --preset my_framework.toml",
     ),
     "whatif": (
         calibrate.whatif,

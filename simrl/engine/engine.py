@@ -68,9 +68,10 @@ class EngineConfig(BaseModel):
         "tensor_parallel_size": "it is cluster.tp",
     }
 
-    preset: str | None = Field(
+    preset: str | dict[str, Any] | None = Field(
         default=None,
-        description="the engine, of which the host's times and defaults are known: vllm-0.19, sglang-0.5 …",
+        description="the engine, of which the host's times and defaults are known: vllm-0.19, sglang-0.5 … (`simrl presets`), "
+        "or a file of your own, my.toml",
     )
     max_num_seqs: int = Field(default=256, gt=0, description="most sequences of a pass, at one worker")
     max_num_batched_tokens: int = Field(

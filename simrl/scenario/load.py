@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from simrl.errors import InputError, first_line, meant
 from simrl.profile.hardware import GPUS, MODELS, known_name
 from simrl.scenario.model import Scenario
+from simrl.scenario.presets import is_preset_file, preset_of_file
 from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.validation import explain, shortened
 
@@ -28,7 +29,8 @@ FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: i
 _SECTIONS = {key: field.annotation for key, field in Scenario.model_fields.items() if key not in FILLED_IN}
 _KEYS = (*_SECTIONS, "systems", "vary")
 _NAMES = [*_KEYS, *(f"{key}.{part}" for key, kind in _SECTIONS.items() for part in getattr(kind, "model_fields", ()))]
-_PATHS = (("workload", "trace"), ("profile", "path"), ("speculation", "draft_profile"))
+_PRESETS = ("engine.preset", "framework")
+_PATHS = ("workload.trace", "profile.path", "speculation.draft_profile", *_PRESETS)
 
 PARAMETER = "system."  # begins a key that is a parameter of the systems
 ParametersOf = Callable[[str], Mapping[str, Any]]  # the parameters of a system, by its name
@@ -76,6 +78,7 @@ class ScenarioFile:
         self.path = path = Path(path)
         self._config = _from_data(data, path) if data is not None else read_yaml(path, str(path), "a scenario", _KEYS)
         self._alike: dict[tuple[str, ...], _Alike | None] = {}  # scenarios that differ in these keys alone
+        self._presets: dict[tuple[str, str], dict[str, Any]] = {}  # each file is read once
         if not isinstance(self._config, DictConfig) or not self._config:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
         for key in self._config:
@@ -115,7 +118,7 @@ class ScenarioFile:
             raise InputError(f"{', '.join([str(self.path), *givers[:1]])}: {message}") from error
 
     def _validated(self, data: dict[str, Any]) -> Scenario:
-        _find_files(data, self.path.parent)
+        _find_files(data, self.path.parent, self._presets)
         return Scenario.model_validate(data)
 
     def scenarios(self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None) -> list[Scenario]:
@@ -207,12 +210,10 @@ def override(text: str) -> Setting:
 
 def given(key: str, value: Any, giver: str) -> Setting:
     """Return a setting that no file gives: its paths are relative to the current folder."""
-    for section, name in _PATHS:
-        if key == f"{section}.{name}" and isinstance(value, str):
-            value = _path(value, Path.cwd())
-        elif key == section and isinstance(value, dict) and isinstance(value.get(name), str):
-            value = {**value, name: _path(value[name], Path.cwd())}
-    return Setting(key, value, giver)
+    section, _, name = key.rpartition(".")
+    inside = {name: dict(value) if isinstance(value, dict) else value}
+    _locate({section: inside} if section else inside, Path.cwd())
+    return Setting(key, inside[name], giver)
 
 
 def gives(setting: Setting, key: str) -> bool:
@@ -405,17 +406,28 @@ def _plain(config: DictConfig, key: str | None, path: Path) -> Any:
         raise InputError(f"{path}: {place}{first_line(error)}; correct the reference or the key") from error
 
 
-def _find_files(data: dict[str, Any], folder: Path) -> None:
-    """Replace the paths in a file's data, and a model that is a folder beside the file, by paths from the current folder."""
-    for section, key in _PATHS:
-        part = data.get(section)
-        if isinstance(part, dict) and isinstance(part.get(key), str):
-            part[key] = _path(part[key], folder)
+def _find_files(data: dict[str, Any], folder: Path, presets: dict[tuple[str, str], dict[str, Any]]) -> None:
+    """Replace the paths in a file's data, and a model that is a folder beside the file, by paths from the current folder, and
+    files of presets by what they hold, each read once."""
+    for part, name, path in _locate(data, folder):
+        if path in _PRESETS:
+            key = path, part[name]
+            part[name] = presets.get(key) or presets.setdefault(key, preset_of_file(part[name], path))
     model = data.get("model")
     with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
         if isinstance(model, str) and model.lower() not in MODELS and (folder / model).exists():
             data["model"] = str(folder / model)
 
 
-def _path(text: str, folder: Path) -> str:
-    return str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
+def _locate(data: dict[str, Any], folder: Path) -> list[tuple[dict[str, Any], str, str]]:
+    """Replace the paths in data by paths from a folder; a name that is none, such as a shipped preset's, stays. Return the
+    places: a section, a key in it, and both."""
+    places = []
+    for path in _PATHS:
+        section, _, name = path.rpartition(".")
+        part = data.get(section) if section else data
+        text = part.get(name) if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(text, str) and (path not in _PRESETS or is_preset_file(text)):
+            part[name] = str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
+            places.append((part, name, path))
+    return places

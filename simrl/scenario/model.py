@@ -121,9 +121,9 @@ class Scenario(_Section):
     """policy updates to simulate"""
     warmup_steps: NonNegativeInt = 0
     """first updates left out of every average, while the pipelines fill"""
-    framework: str | None = None
-    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.5 …; values given
-    beside it replace its own"""
+    framework: str | dict[str, Any] | None = None
+    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.5 … (`simrl presets`),
+    or a file of your own, my.toml; values given beside it replace its own"""
     model: str
     """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
     cluster: ClusterConfig

@@ -1,34 +1,50 @@
 """Presets: constants of engines (`engines.toml`) and frameworks (`frameworks.toml`), each with its range and source.
 
 Invariant: a preset gives values that a scenario does not give itself, before the scenario is validated; so a scenario's fields
-say everything, and `constants` finds which of them are a preset's.
+say everything, and `constants` finds which of them are a preset's. A preset from a file of the user's stands whole in the
+scenario, in place of the file's name: no file is read again.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simrl.errors import meant
+from simrl.errors import InputError, first_line, meant, printable
+from simrl.files import write_whole_file
+from simrl.scenario.training import Seconds, TrainingConfig
+from simrl.validation import explain
 
 KERNELS_ALONE = ("derived", "assumed")  # kinds of profiles without the host's time
 USUAL = "vllm-0.19"  # the engine of a shipped profile where none is named
+MOST_BYTES = 100_000  # of a file
+EXAMPLE = 'a constant is {value = 0.5, low = 0.4, high = 0.6, kind = "measured", source = "where it is from"}'
 
 
 class Constant(BaseModel):
     """A preset's value of a field, the range in which it is known, and its source."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: float | bool | str
     kind: Literal["measured", "stated", "open"]
-    source: str
+    source: Annotated[str, Field(min_length=1)]
     low: float | None = None
     high: float | None = None
+
+    @model_validator(mode="after")
+    def _value_is_in_its_range(self) -> Constant:
+        low, value, high = self.low, self.value, self.high
+        if (low, high) != (None, None) and (
+            None in (low, high) or not isinstance(value, float) or not low <= value <= high  # type: ignore[operator]
+        ):
+            raise ValueError(f"value {value}, low {low}, high {high}: give low ≤ value ≤ high, or neither low nor high")
+        return self
 
     @property
     def words(self) -> str:
@@ -45,53 +61,145 @@ class Used(NamedTuple):
     constant: Constant
 
 
+class EngineConstants(BaseModel):
+    """The constants that an engine may have; a framework has fields of `training`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    between_passes_s: Seconds = 0.0
+    sequence_overhead_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    layer_launch_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    async_scheduling: bool = False
+    reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
+
+
 class Preset(BaseModel):
-    """An engine or a framework. `engine` is the engine that a framework drives."""
+    """An engine or a framework. `engine` is the engine that a framework drives: a shipped one, or one of the same file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    name: str
     about: str
-    engine: str | None = None
+    engine: str | Preset | None = None
     constants: dict[str, Constant]
 
+    @property
+    def is_engine(self) -> bool:
+        return self.engine is None and bool(self.constants.keys() & EngineConstants.model_fields)
 
-def _read(file: str) -> dict[str, Preset]:
-    tables = tomllib.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))
-    return {
-        name: Preset(
-            about=table.pop("about"),
-            engine=table.pop("engine", None),
-            constants={k: Constant(**v) for k, v in table.items()},
-        )
-        for name, table in tables.items()
-    }
+    @model_validator(mode="after")
+    def _constants_are_fields(self) -> Preset:
+        kind, name = (EngineConstants, "an engine") if self.is_engine else (TrainingConfig, "a framework")
+        try:
+            kind.model_validate({key: constant.value for key, constant in self.constants.items()})
+        except ValidationError as error:
+            raise ValueError(explain(error, kind, name)[1]) from error
+        return self
 
 
-ENGINES, FRAMEWORKS = _read("engines.toml"), _read("frameworks.toml")
-OF_ENGINE = (
-    "async_scheduling",
-    "reserve_bytes",
-)  # an engine's constants that are fields of `engine`; the others are of its passes
+def read_presets(path: Path) -> dict[str, Preset]:
+    """Return the presets of a file by its tables. Raise `InputError` naming file, table and key."""
+    place = str(path)
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES).decode("utf-8")
+            if file.read(1):
+                raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        found = {}
+        for name, table in tomllib.loads(text).items():
+            place = f"{path}, [{name}]"
+            if not isinstance(table, dict):
+                raise InputError(f"{path}: {name} is in no table; write it below a [name]")
+            own = {key: table.pop(key) for key in ("about", "engine") if key in table}
+            found[name] = Preset.model_validate({"name": name, **own, "constants": table})
+        engines = {name: preset for name, preset in found.items() if preset.is_engine}
+        for name, preset in found.items():
+            place, engine = f"{path}, [{name}]", preset.engine
+            if isinstance(engine, str) and engine not in engines and engine not in ENGINES:
+                known = [*engines, *ENGINES]
+                raise InputError(f"{place}: engine is {engine!r}{meant(engine, known)}; name one of {', '.join(known)}")
+            found[name] = preset.model_copy(update={"engine": engines.get(str(engine), engine)})
+        return found
+    except ValidationError as error:
+        message = explain(error, Preset, "a preset")[1].replace("constants.", "", 1)
+        raise InputError(f"{place}: {message}; {EXAMPLE}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{path}: cannot be read as presets ({what}); name a TOML file of them") from error
+
+
+def is_preset_file(text: str) -> bool:
+    """Return whether a preset's name is a file's, `my.toml`, or a table's in it, `my.toml#name`."""
+    return text.endswith(".toml") or ".toml#" in text
+
+
+def preset_of_file(text: str, key: str) -> dict[str, Any]:
+    """Return the data of the engine or the framework (by the key) that a file has. Raise `InputError`."""
+    path, hashed, table = text.partition(".toml#")
+    file, kind = Path(f"{path}.toml" if hashed else text), "framework" if key == "framework" else "engine"
+    tables = {name: each for name, each in read_presets(file).items() if each.is_engine == (kind == "engine")}
+    if not tables:
+        raise InputError(f"{file}: has no table of {kind} constants, such as [mine]; {EXAMPLE}")
+    first = next(iter(tables))
+    if table not in tables and (hashed or len(tables) > 1):
+        raise InputError(f"{file}: has the {kind}s {', '.join(tables)}; write {key}={file.name}#{first}")
+    return tables[table if hashed else first].model_dump(exclude_none=True)
+
+
+def write_presets(path: Path, presets: Mapping[str, Preset], by: str) -> None:
+    """Write a file of presets, which `by` made."""
+    lines = [f"# {by}. Format: docs/presets.md."]
+    for name, preset in presets.items():
+        lines += ["", f"[{_quoted(name)}]", f"about = {_quoted(preset.about)}"]
+        lines += [f"engine = {_quoted(preset.engine)}"] if isinstance(preset.engine, str) else []
+        for key, constant in preset.constants.items():
+            fields = constant.model_dump(exclude_none=True).items()
+            lines.append(f"{key} = {{ {', '.join(f'{field} = {_quoted(value)}' for field, value in fields)} }}")
+    with write_whole_file(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _quoted(value: str | float | bool) -> str:
+    return json.dumps(printable(value) if isinstance(value, str) else value, ensure_ascii=False)
+
+
+ENGINES = read_presets(Path(__file__).with_name("engines.toml"))
+FRAMEWORKS = read_presets(Path(__file__).with_name("frameworks.toml"))
+OF_ENGINE = ("async_scheduling", "reserve_bytes")  # constants that are fields of `engine`; the others are of its passes
 
 
 def with_presets(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario's data with the fields that its framework and its engine give. Raise ValueError for an unknown name."""
     filled = dict(data)
     if (framework := data.get("framework")) is not None:
-        preset = _named(FRAMEWORKS, framework, "framework")
-        filled["engine"] = _filled(data.get("engine"), {"preset": preset.engine})
+        preset = named(framework, "framework")
+        engine = preset.engine.model_dump(exclude_none=True) if isinstance(preset.engine, Preset) else preset.engine
+        filled["engine"] = _filled(data.get("engine"), {"preset": engine})
         filled["training"] = _filled(data.get("training"), {key: one.value for key, one in preset.constants.items()})
-    engine = _given(filled.get("engine"))
-    if engine.get("preset") is not None:
-        constants = _named(ENGINES, engine["preset"], "engine.preset").constants
-        filled["engine"] = _filled(engine, {key: constants[key].value for key in OF_ENGINE if key in constants})
+    given = _given(filled.get("engine"))
+    if given.get("preset") is not None:
+        constants = named(given["preset"], "engine.preset").constants
+        filled["engine"] = _filled(given, {key: constants[key].value for key in OF_ENGINE if key in constants})
     return filled
 
 
-def _named(presets: Mapping[str, Preset], name: object, key: str) -> Preset:
-    if not isinstance(name, str) or name not in presets:
-        raise ValueError(f"{key} is {name!r}{meant(str(name), presets)}; there are {', '.join(presets)}")
-    return presets[name]
+def named(preset: object, key: str) -> Preset:
+    """Return the preset that a scenario has under a key, by its name or whole. Raise ValueError."""
+    presets = FRAMEWORKS if key == "framework" else ENGINES
+    if isinstance(preset, str) and preset in presets:
+        return presets[preset]
+    if not isinstance(preset, Mapping):
+        near = meant(str(preset), presets)
+        raise ValueError(f"{key} is {preset!r}{near}; there are {', '.join(presets)}, and files such as my.toml")
+    try:
+        found = Preset.model_validate(preset)
+    except ValidationError as error:
+        raise ValueError(f"{key}: {explain(error, Preset, 'a preset')[1]}") from error
+    if found.is_engine != (presets is ENGINES):
+        raise ValueError(
+            f"{key} is {found.name!r}, whose constants are no {'engine' if presets is ENGINES else 'framework'}'s"
+        )
+    return found
 
 
 def _given(section: Any) -> dict[str, Any]:
@@ -111,31 +219,31 @@ def _filled(section: Any, values: Mapping[str, Any]) -> Any:
 def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
     """Yield the constants of presets that a validated scenario has."""
     if (framework := scenario.get("framework")) is not None:
-        yield from _used(framework, "training", FRAMEWORKS[framework].constants, scenario["training"])
+        yield from _used(named(framework, "framework"), "training", scenario["training"])
     engine = scenario["engine"].get("preset")
     if engine is not None:
-        own = {key: ENGINES[engine].constants[key] for key in OF_ENGINE if key in ENGINES[engine].constants}
-        yield from _used(engine, "engine", own, scenario["engine"])
+        yield from _used(named(engine, "engine.preset"), "engine", scenario["engine"])
     if (of_passes := passes_preset(engine, profile_kind)) is not None:
         profile = scenario["profile"]
-        for key, constant in ENGINES[of_passes].constants.items():
+        for key, constant in of_passes.constants.items():
             if key in ("between_passes_s", "sequence_overhead_s") and profile[key] is None:
-                yield Used(of_passes, f"profile.{key}", constant)
+                yield Used(of_passes.name, f"profile.{key}", constant)
             if key == "layer_launch_s" and scenario["engine"]["enforce_eager"] and not profile["least_pass_s"]:
-                yield Used(of_passes, f"engine.{key}", constant)
+                yield Used(of_passes.name, f"engine.{key}", constant)
 
 
-def _used(preset: str, section: str, constants: Mapping[str, Constant], values: Mapping[str, Any]) -> Iterator[Used]:
-    for key, constant in constants.items():
-        if values.get(key) == constant.value:
-            yield Used(preset, f"{section}.{key}", constant)
+def _used(preset: Preset, section: str, values: Mapping[str, Any]) -> Iterator[Used]:
+    for key, constant in preset.constants.items():
+        if key in values and values[key] == constant.value:
+            yield Used(preset.name, f"{section}.{key}", constant)
 
 
-def known_fields(framework: str | None) -> frozenset[str]:
+def known_fields(framework: Any) -> frozenset[str]:
     """Return the fields of `training` that a framework gives."""
-    return frozenset(FRAMEWORKS[framework].constants) if framework in FRAMEWORKS else frozenset()
+    return frozenset(named(framework, "framework").constants) if framework is not None else frozenset()
 
 
-def passes_preset(engine: str | None, profile_kind: str) -> str | None:
+def passes_preset(engine: Any, profile_kind: str) -> Preset | None:
     """Return the preset of the host's time around passes: none for a measured profile, which has it, unless one is named."""
-    return engine or (USUAL if profile_kind in KERNELS_ALONE else None)
+    engine = engine or (USUAL if profile_kind in KERNELS_ALONE else None)
+    return None if engine is None else named(engine, "engine.preset")

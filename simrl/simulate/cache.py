@@ -14,7 +14,7 @@ from simrl.profile.hardware import Gpu, ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario
-from simrl.scenario.presets import ENGINES, passes_preset
+from simrl.scenario.presets import passes_preset
 from simrl.trace.synthesis import synthesise
 from simrl.trace.trace import Trace, read_trace
 
@@ -85,12 +85,12 @@ def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple
     pause_s, sequence_s, least_s = config.between_passes_s, config.sequence_overhead_s, config.least_pass_s
     preset = passes_preset(scenario.engine.preset, profile.metadata.kind)
     if preset is not None:
-        constants = ENGINES[preset].constants
+        constant_s = {key: float(one.value) for key, one in preset.constants.items() if key.endswith("_s")}
         own_pause = config.roofline is not None and config.roofline.between_passes_s is not None
-        if pause_s is None and not own_pause:
-            pause_s, giver = float(constants["between_passes_s"].value), f"engine {preset}"
+        if pause_s is None and not own_pause and "between_passes_s" in constant_s:
+            pause_s, giver = constant_s["between_passes_s"], f"engine {preset.name}"
         if sequence_s is None:
-            sequence_s = float(constants["sequence_overhead_s"].value)
+            sequence_s = constant_s.get("sequence_overhead_s")
         if scenario.engine.enforce_eager and not least_s:
-            least_s = layers * float(constants["layer_launch_s"].value)
+            least_s = layers * constant_s.get("layer_launch_s", 0.0)
     return pause_s, sequence_s or 0.0, least_s, giver

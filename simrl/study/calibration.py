@@ -28,6 +28,7 @@ from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import RooflineConfig, Scenario
+from simrl.scenario.presets import Constant, Preset, named
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate, simulate_prepared
@@ -337,6 +338,32 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
     lines += [f"# Warning: {text}." for text in calibration.warnings]
     lines += [f"# Assumed: {text}." for text in calibration.assumed]
     return "\n".join(lines) + "\n\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
+    """Return the run's framework and engine as presets: the seconds that were fitted, in the range of fits that do as well, and
+    the other constants of the presets with which it was started. Efficiencies are the model's and the GPU's, and stay out."""
+    scenario, (first, last) = calibration.scenario, calibration.window
+    given = {"training": scenario.framework, "profile": scenario.engine.preset}
+    keys = {"training": "framework", "profile": "engine.preset"}
+    own = {section: dict(named(of, keys[section]).constants) if of else {} for section, of in given.items()}
+    source = (
+        f"fitted to steps {first}-{last} of {log}: {scenario.model} on {scenario.cluster.gpus} {scenario.cluster.gpu}"
+    )
+    for key in ("switch_s", "switch_transfer_s"):
+        own["training"][key] = Constant(value=0.0, kind="measured", source=f"in the phases of {log}")
+    for c in calibration.corrections:
+        section, _, key = c.key.partition(".")
+        if key.endswith("_s"):
+            ends = [c.value - (c.error or 0.0), c.value + (c.error or 0.0)]
+            ends += [getattr(getattr(each, section), key) for each in calibration.fits]
+            low, high = max(min(ends), c.low), min(max(ends), c.high)
+            own[section][key] = Constant(value=c.value, low=low, high=high, kind="measured", source=source)
+    name, engine = scenario.name, f"{scenario.name}-engine"
+    return {
+        name: Preset(name=name, about=f"the framework of {log}", engine=engine, constants=own["training"]),
+        engine: Preset(name=engine, about=f"the engine of {log}", constants=own["profile"]),
+    }
 
 
 def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace: Path, steps: int) -> Scenario:

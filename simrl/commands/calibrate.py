@@ -180,7 +180,7 @@ def whatif(
         found = _calibrated(log, overrides, window, group, own, logged)
         alike = None if logged.get("trace") else write_alike(own)
         tried = alternatives(own / CALIBRATED, others, [found.data.scenario, *found.data.fits], jobs, alike)
-        compared = simulate_all(tried.scenarios, None, jobs, output)
+        compared = simulate_all(tried.scenarios, None, jobs, output, False)
     return WhatIf(found, compared, tried.said, tried.ranges, notes=compared.notes, width=200)
 
 

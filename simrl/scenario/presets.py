@@ -114,12 +114,13 @@ def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
         yield from _used(framework, "training", FRAMEWORKS[framework].constants, scenario["training"])
     engine = scenario["engine"].get("preset")
     if engine is not None:
-        own = {key: ENGINES[engine].constants[key] for key in OF_ENGINE if key in ENGINES[engine].constants}
-        yield from _used(engine, "engine", own, scenario["engine"])
+        of_engine = {key: ENGINES[engine].constants[key] for key in OF_ENGINE if key in ENGINES[engine].constants}
+        yield from _used(engine, "engine", of_engine, scenario["engine"])
     if (of_passes := passes_preset(engine, profile_kind)) is not None:
         profile = scenario["profile"]
         for key, constant in ENGINES[of_passes].constants.items():
-            if key in ("between_passes_s", "sequence_overhead_s") and profile[key] is None:
+            own = key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
+            if key in ("between_passes_s", "sequence_overhead_s") and profile[key] is None and not own:
                 yield Used(of_passes, f"profile.{key}", constant)
             if key == "layer_launch_s" and scenario["engine"]["enforce_eager"] and not profile["least_pass_s"]:
                 yield Used(of_passes, f"engine.{key}", constant)

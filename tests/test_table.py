@@ -44,6 +44,8 @@ def compared(tmp_path):
             "speedup": 1 + i / 5.774,
             "speedup_in_variant": 1 + i % 2 / 5.774,
             "folder": folder_name(scenario),
+            "samples_per_s_assumed_half": None,
+            "samples_per_s_assumed_double": None,
         }
         for i, scenario in enumerate(scenarios)
     ]

@@ -179,8 +179,8 @@ def test_a_result_names_the_method_and_whose_constants_it_has():
 
 def test_seconds_that_a_method_replaces_are_no_longer_assumed():
     training = TrainingConfig(weight_sync="reshard").model_dump()
-    assert assumed_s(training, colocated=False) == ["training.reward_s=0.2"]
-    assert assumed_s(training, colocated=True)[0] == "training.switch_s=2"
+    assert assumed_s(training, colocated=False) == {"training.reward_s": 0.2}
+    assert assumed_s(training, colocated=True)["training.switch_s"] == 2
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Comparison(View):
     scenarios: tuple[Scenario, ...]
     rows: tuple[Mapping[str, Any], ...]
     source: Sequence[Result] | Path
+    unranked: str = ""  # why the rows have no samples/s under other assumed seconds
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.names)}>"
@@ -46,7 +47,7 @@ class Comparison(View):
     def _show(self, console: Console) -> None:
         from simrl.show.tables.compare import show_comparison
 
-        show_comparison(self.rows, self.scenarios, self._metadata(), console)
+        show_comparison(self.rows, self.scenarios, self._metadata(), console, self.unranked)
 
     def json(self) -> Any:
         """Return what `--json` prints."""
@@ -60,7 +61,7 @@ class Comparison(View):
     @property
     def names(self) -> list[str]:
         """The names of the runs."""
-        from simrl.show.tables.compare import row_name
+        from simrl.show.tables.ranking import row_name
 
         return [row_name(row) for row in self.rows]
 
@@ -111,7 +112,7 @@ class Comparison(View):
         An earlier comparison there is replaced. Raise `InputError` for a folder that cannot be written."""
         from simrl.show.comparison import write_comparison
 
-        write_comparison(self.scenarios, list(self.results.values()), Path(folder))
+        write_comparison(self.rows, self.scenarios, list(self.results.values()), Path(folder))
         return Path(folder)
 
     def report(self, path: str | Path) -> Path:
@@ -131,17 +132,20 @@ class Comparison(View):
 
 
 def simulate_all(
-    scenarios: Sequence[Scenario], inputs: InputCache | None, jobs: int, folder: Path | None
+    scenarios: Sequence[Scenario], inputs: InputCache | None, jobs: int, folder: Path | None, ranking: bool | None
 ) -> Comparison:
     """Simulate all scenarios, in memory or into a folder."""
     from simrl.show.comparison import compare_scenarios
     from simrl.simulate.cache import InputCache
-    from simrl.study.compare import comparison_rows, simulate_scenarios
+    from simrl.study.compare import require_possible, row_of, the_result
+    from simrl.study.ranking import ranked_rows, simulate_ranked
 
     inputs = inputs or InputCache()
     if folder is None:
-        results = simulate_scenarios(scenarios, jobs, inputs)
-        return Comparison(tuple(scenarios), tuple(comparison_rows(scenarios, results)), results)
+        require_possible(scenarios, inputs)
+        results, rates, unranked = simulate_ranked(scenarios, jobs, inputs, the_result, ranking)
+        rows = ranked_rows(scenarios, [row_of(*run) for run in zip(scenarios, results, strict=True)], rates)
+        return Comparison(tuple(scenarios), tuple(rows), results, unranked)
     notes = [
         f"Written to {folder}",
         "with comparison.png and .json, and a folder per row: timeline.png, Parquet tables, result.json, perfetto.json",
@@ -149,7 +153,8 @@ def simulate_all(
     ]
     if (folder / "comparison.json").exists():
         notes.append("It replaced the results of an earlier run there; --output names another folder.")
-    return Comparison(tuple(scenarios), tuple(compare_scenarios(scenarios, folder, jobs, inputs)), folder, notes=notes)
+    rows, unranked = compare_scenarios(scenarios, folder, jobs, inputs, ranking)
+    return Comparison(tuple(scenarios), tuple(rows), folder, unranked, notes=notes)
 
 
 @command
@@ -176,6 +181,9 @@ def compare(
         typer.Option(
             help="a result folder, such as a replay's, to compare with SCENARIO (one system, or a result folder)"
         ),
+    ] = None,
+    ranking: Annotated[
+        bool | None, typer.Option(help="repeat it with assumed seconds × 0.5 and × 2 (default: if it is quick)")
     ] = None,
     folder: o.Folder = None,
     jobs: o.Jobs = o.JOBS,
@@ -212,7 +220,7 @@ def compare(
     file = opened.file()
     scenarios = file.scenarios(choices, parameters_of)
     report_overruled(file, (setting.key for setting in opened.settings))
-    return simulate_all(scenarios, opened.inputs(), jobs, place(folder, Path("results") / scenarios[0].name))
+    return simulate_all(scenarios, opened.inputs(), jobs, place(folder, Path("results") / scenarios[0].name), ranking)
 
 
 @command
@@ -268,4 +276,4 @@ def run(
             "compare"
         )
     name = f"{scenarios[0].name}-{scenarios[0].system.name}"
-    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name))
+    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name), False)

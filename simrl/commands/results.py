@@ -87,10 +87,12 @@ class AgreementView(DataView):
         from simrl.files import write_whole_folder
         from simrl.show.comparison import MANIFEST, write_comparison
         from simrl.show.style import save
+        from simrl.study.compare import row_of, with_speedups
 
         with write_whole_folder(Path(folder), MANIFEST) as temporary:
             if self.scenario is not None:
-                write_comparison([self.scenario], [self.predicted], temporary / "predicted")
+                rows = with_speedups([self.scenario], [row_of(self.scenario, self.predicted)])
+                write_comparison(rows, [self.scenario], [self.predicted], temporary / "predicted")
             text = json.dumps(self.json(), indent=1)
             (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
             save(self.figure(), temporary / "agreement.png")
@@ -183,7 +185,7 @@ def agreement(
     from simrl.analysis.agreement import agree
     from simrl.commands.workload import open_workload
     from simrl.show.tables.agree import print_agreement
-    from simrl.study.compare import folder_name, run_names, simulate_scenarios
+    from simrl.study.compare import folder_name, require_possible, run_names, simulate_each, the_result
 
     happened = _read(measured, "measured")  # before anything is simulated
     scenario = None
@@ -201,7 +203,9 @@ def agreement(
                 f"{opened.origin}: {len(scenarios)} runs ({run_names(scenarios)}), but one was measured; choose it with "
                 "systems=[NAME] and cluster.gpus=…, or name its result folder"
             )
-        (expected,) = simulate_scenarios(scenarios, 1, opened.inputs())
+        inputs = opened.inputs()
+        require_possible(scenarios, inputs)
+        (expected,) = simulate_each(scenarios, 1, inputs, the_result)
     with _named(predicted, measured):
         found = agree(expected, happened)
     errors = vars(found.errors)

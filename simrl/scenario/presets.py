@@ -226,7 +226,8 @@ def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
     if (of_passes := passes_preset(engine, profile_kind)) is not None:
         profile = scenario["profile"]
         for key, constant in of_passes.constants.items():
-            if key in ("between_passes_s", "sequence_overhead_s") and profile[key] is None:
+            own = key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
+            if key in ("between_passes_s", "sequence_overhead_s") and profile[key] is None and not own:
                 yield Used(of_passes.name, f"profile.{key}", constant)
             if key == "layer_launch_s" and scenario["engine"]["enforce_eager"] and not profile["least_pass_s"]:
                 yield Used(of_passes.name, f"engine.{key}", constant)

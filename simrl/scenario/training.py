@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -159,20 +159,20 @@ def trained_by(training: Mapping[str, Any]) -> str:
     return f"computed from the operations ({training.get('kernels')} kernels, {attention}{recomputed})"
 
 
-def assumed_s(training: Mapping[str, Any], colocated: bool, known: Collection[str] = ()) -> list[str]:
-    """Return the assumed seconds of a system that still have their defaults, as `training.switch_s=2`; without those that are
-    `known` by the framework."""
+def assumed_s(training: Mapping[str, Any], colocated: bool, known: Collection[str] = ()) -> dict[str, float]:
+    """Return the assumed seconds of a system that still have their defaults, by field (`training.switch_s`); without those that
+    are `known` by the framework."""
     asked = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
     if training.get("weight_sync") and not colocated:
         asked = []
     defaults = TrainingConfig().model_dump()
-    return [
-        f"training.{key}={defaults[key]:g}"
+    return {
+        f"training.{key}": defaults[key]
         for key in (*asked, "reward_s")
         if 0 < defaults[key] == training[key] and key not in known
-    ]
+    }
 
 
-def assumption(assumed: Sequence[str]) -> str:
+def assumption(assumed: Mapping[str, float]) -> str:
     """Return the line that names the assumed seconds, as settings."""
-    return f"Assumed seconds (set your own if known): {' '.join(assumed)}"
+    return f"Assumed seconds (set your own if known): {' '.join(f'{key}={value:g}' for key, value in assumed.items())}"

@@ -6,7 +6,7 @@ Invariant: the folder appears, or is replaced, only when every scenario has succ
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,40 @@ from simrl.show.figures.timeline import timeline_figure
 from simrl.show.perfetto import write_perfetto
 from simrl.show.style import save
 from simrl.simulate.cache import InputCache
-from simrl.study.compare import folder_name, require_possible, row_of, simulate_each, with_speedups
+from simrl.study.compare import folder_name, require_possible, row_of
+from simrl.study.ranking import ranked_rows, simulate_ranked
 
 MANIFEST = "files.txt"
 
 
 def compare_scenarios(
-    scenarios: Sequence[Scenario], folder: Path, jobs: int, inputs: InputCache | None = None
-) -> list[dict[str, Any]]:
-    """Simulate all scenarios, write `folder`, return a row of each (`simrl.study.compare.with_speedups`).
+    scenarios: Sequence[Scenario],
+    folder: Path,
+    jobs: int,
+    inputs: InputCache | None = None,
+    ranking: bool | None = False,
+) -> tuple[list[dict[str, Any]], str]:
+    """Simulate all scenarios, write `folder`, return a row of each (`ranked_rows`) and why they have no ranking, if so.
 
     Raises `InputError` for a scenario that cannot be executed, `StoppedError` if a process that simulates is killed.
     """
     inputs = inputs or InputCache()
     require_possible(scenarios, inputs)
     with write_whole_folder(folder, MANIFEST) as temporary:
-        rows = simulate_each(scenarios, jobs, inputs, partial(_write_run, folder=temporary))
-        return _write_summary(rows, scenarios, temporary)
+        keep = partial(_write_run, folder=temporary)
+        kept, rates, unranked = simulate_ranked(scenarios, jobs, inputs, keep, ranking)
+        rows = ranked_rows(scenarios, kept, rates)
+        _write_summary(rows, scenarios, temporary)
+    return rows, unranked
 
 
-def write_comparison(scenarios: Sequence[Scenario], results: Sequence[Result], folder: Path) -> None:
-    """Write the folder of `compare_scenarios` from results that were simulated before."""
+def write_comparison(
+    rows: Sequence[Mapping[str, Any]], scenarios: Sequence[Scenario], results: Sequence[Result], folder: Path
+) -> None:
+    """Write the folder of `compare_scenarios` from rows and results that were simulated before."""
     with write_whole_folder(folder, MANIFEST) as temporary:
-        rows = [_write_run(scenario, result, temporary) for scenario, result in zip(scenarios, results, strict=True)]
+        for scenario, result in zip(scenarios, results, strict=True):
+            _write_run(scenario, result, temporary)
         _write_summary(rows, scenarios, temporary)
 
 
@@ -56,11 +67,9 @@ def _write_run(scenario: Scenario, result: Result, folder: Path) -> dict[str, An
     return row_of(scenario, result)
 
 
-def _write_summary(rows: Sequence[dict[str, Any]], scenarios: Sequence[Scenario], folder: Path) -> list[dict[str, Any]]:
-    """Write the files that describe the whole comparison; return the rows with their speed-ups."""
-    rows = with_speedups(scenarios, rows)
+def _write_summary(rows: Sequence[Mapping[str, Any]], scenarios: Sequence[Scenario], folder: Path) -> None:
+    """Write the files that describe the whole comparison."""
     for name, data in (("comparison", rows), ("scenario", [scenario.model_dump() for scenario in scenarios])):
         text = json.dumps(data, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     save(comparison_figure(rows), folder / "comparison.png")
-    return rows

@@ -189,7 +189,7 @@ def _presets(metadata: Facts) -> list[str]:
 def provenance(of_results: Iterable[Facts]) -> list[str]:
     """Return the inputs behind the numbers, each once."""
     lines: list[str] = []
-    assumed: dict[str, None] = {}
+    assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         notes = str(trace.get("notes") or "").split(". ")
@@ -209,10 +209,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         if metadata["scenario"]["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
         rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
-        colocated, framework = (
-            rollout_gpus + metadata["train_gpus"] > metadata["gpus"],
-            metadata["scenario"].get("framework"),
-        )
-        assumed |= dict.fromkeys(assumed_s(training, colocated, known_fields(framework)))
+        colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
+        assumed |= assumed_s(training, colocated, known_fields(metadata["scenario"].get("framework")))
     found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
-    return found + ([assumption(list(assumed))] if assumed else [])
+    return found + ([assumption(assumed)] if assumed else [])

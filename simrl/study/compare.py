@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,16 +28,8 @@ Keep = Callable[[Scenario, Result], T]  # called with each run in the process th
 LONGEST_NAME = 100  # of a run's folder; file systems take 255 bytes
 
 
-def simulate_scenarios(scenarios: Sequence[Scenario], jobs: int, inputs: InputCache) -> list[Result]:
-    """Check and simulate all scenarios; write nothing. `inputs` go to the processes that simulate.
-
-    Raises `InputError` for a scenario that cannot be executed, `StoppedError` if a process that simulates is killed.
-    """
-    require_possible(scenarios, inputs)
-    return simulate_each(scenarios, jobs, inputs, _result)
-
-
-def _result(_: Scenario, result: Result) -> Result:
+def the_result(_: Scenario, result: Result) -> Result:
+    """Return the result, to keep it whole."""
     return result
 
 
@@ -55,15 +48,17 @@ def require_possible(scenarios: Sequence[Scenario], inputs: InputCache) -> None:
                 raise InputError(f"{scenario.file} ({run}): {error}") from error
 
 
-def simulate_each(scenarios: Sequence[Scenario], jobs: int, inputs: InputCache, keep: Keep[T]) -> list[T]:
-    """Simulate all scenarios, in up to `jobs` processes, and return `keep` of each."""
+def simulate_each(
+    scenarios: Sequence[Scenario], jobs: int, inputs: InputCache, keep: Keep[T], pool: Processes | None = None
+) -> list[T]:
+    """Simulate all scenarios, in up to `jobs` processes (of `pool`, which stays), and return `keep` of each."""
     simulate = partial(_simulate, inputs, keep)
     if min(jobs, len(scenarios)) <= 1:
         return _simulate_here(scenarios, simulate)
     # The most GPUs first: they take longest, and the last to start should end soon.
     ordered = sorted(range(len(scenarios)), key=lambda i: -scenarios[i].cluster.gpus)
     kept: dict[int, T] = {}
-    with Processes(jobs, stay=True) as pool:
+    with nullcontext(pool) if pool else Processes(jobs, stay=True) as pool:
         pool.start(len(scenarios))
         compile_kernels()  # once here, while the processes start, and not in each of them
         with progress_bar() as progress:
@@ -87,11 +82,6 @@ def _simulate_here(scenarios: Sequence[Scenario], simulate: Callable[..., T]) ->
 
 def _simulate(inputs: InputCache, keep: Keep[T], scenario: Scenario, on_step: Callable[[int], None] | None = None) -> T:
     return keep(scenario, simulate_prepared(prepare(scenario, inputs), on_step))
-
-
-def comparison_rows(scenarios: Sequence[Scenario], results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return a row of each scenario (`row_of`, `with_speedups`)."""
-    return with_speedups(scenarios, [row_of(*run) for run in zip(scenarios, results, strict=True)])
 
 
 def row_of(scenario: Scenario, result: Result) -> dict[str, Any]:

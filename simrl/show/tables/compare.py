@@ -13,6 +13,7 @@ from rich.table import Table
 
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import provenance
+from simrl.show.tables.ranking import ranking_lines, row_name
 from simrl.show.text import Column, Line, fitting, folded, plain_table, say
 
 UNEQUAL = 0.03  # tokens a sample, between rows that are compared
@@ -25,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 def show_comparison(
-    rows: Sequence[Row], scenarios: Sequence[Scenario], metadata: Sequence[Mapping[str, Any]], console: Console
+    rows: Sequence[Row], scenarios: Sequence[Scenario], metadata: Sequence[Row], console: Console, unranked: str = ""
 ) -> None:
     """Print the table, the meaning of its columns and, from the results' metadata, the inputs behind the numbers."""
     table, columns, left_out = fitting(console, columns_of(rows), partial(_table, rows))
@@ -35,7 +36,7 @@ def show_comparison(
         say(console, *(f"{column.name}: {column.meaning}" for column in columns if column.meaning))
     if left_out:
         say(console, f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
-    say(console, *notes(rows))
+    say(console, *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked)))
     console.print()
     with folded(console, "What the numbers rest on"):
         say(console, *provenance(metadata))
@@ -86,11 +87,6 @@ def unequal_work(rows: Sequence[Row]) -> list[str]:
                 f"{per_sample[least]:,.0f}: compare tokens/s, or simulate more steps"
             )
     return lines
-
-
-def row_name(row: Row) -> str:
-    """Return the name of a run in a line about it: its system, and what was varied."""
-    return f"{row['system']} ({row['variant']})" if row["variant"] else str(row["system"])
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:

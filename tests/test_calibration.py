@@ -351,7 +351,8 @@ def test_the_seconds_that_were_fitted_are_a_preset_in_their_range_and_other_runs
     assert not {"mfu", "log_prob_mfu"} & set(framework.constants)
 
 
-def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenario(simrl, log):
+def test_calibrate_prints_corrections_errors_and_assumptions_and_writes_a_scenario(simrl, log, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     how = ["model=qwen3-0.6b", "cluster.gpu=h100", "cluster.gpus=2", "cluster.tp=1"]
     done = simrl("calibrate", str(log), *how, "--window", "1-6", "--group", "4", "-o", "out", "--preset", "mine.toml")
     assert done.code == 0, done.err

@@ -43,10 +43,10 @@ def pause_s(**changes) -> float:
 
 
 def test_a_framework_gives_its_fields_and_its_engine_and_the_scenario_s_own_values_stay():
-    own = scenario(framework="nemo-rl-0.5", training={"kernels": "eager"}, engine={"max_num_seqs": 64})
+    own = scenario(framework="nemo-rl-0.6", training={"kernels": "eager"}, engine={"max_num_seqs": 64})
     assert own.training.microbatching == "padded"
     assert own.training.kernels == "eager"
-    assert own.engine.preset == FRAMEWORKS["nemo-rl-0.5"].engine
+    assert own.engine.preset == FRAMEWORKS["nemo-rl-0.6"].engine
     assert own.engine.max_num_seqs == 64
     assert scenario().training == TrainingConfig()
 
@@ -57,9 +57,9 @@ def test_a_scenario_with_presets_is_itself_again_from_its_own_dump():
 
 
 def test_an_engine_s_preset_gives_the_host_s_times_unless_the_scenario_does():
-    constant = ENGINES["vllm-2025-rl"].constants["between_passes_s"].value
-    assert pause_s(engine={"preset": "vllm-2025-rl"}) == constant
-    assert pause_s(engine={"preset": "vllm-2025-rl"}, profile={**SCENARIO["profile"], "between_passes_s": 0.5}) == 0.5
+    constant = ENGINES["vllm-0.8"].constants["between_passes_s"].value
+    assert pause_s(engine={"preset": "vllm-0.8"}) == constant
+    assert pause_s(engine={"preset": "vllm-0.8"}, profile={**SCENARIO["profile"], "between_passes_s": 0.5}) == 0.5
 
 
 def test_a_profile_of_kernels_has_the_usual_engine_s_pause_where_none_is_named():
@@ -91,7 +91,7 @@ def test_every_result_names_the_constants_it_used_their_ranges_and_whose_they_ar
     metadata = prepare(scenario(framework="verl-fsdp-0.5")).inputs()
     lines = provenance([metadata])
     assert any("verl-fsdp-0.5: training.switch_s=0.5 (0.4 to 0.6)" in line for line in lines)
-    assert any("vllm-2025-rl: profile.between_passes_s=0.005 (0.001 to 0.006)" in line for line in lines)
+    assert any("vllm-0.8: profile.between_passes_s=0.005 (0.001 to 0.006)" in line for line in lines)
     assert not any("switch_s=2" in line for line in lines)
     row = next(entry for entry in inputs(metadata) if entry.name == "training.switch_s")
     assert (row.kind, row.source.partition(":")[0]) == ("measured", "verl-fsdp-0.5")

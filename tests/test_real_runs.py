@@ -118,7 +118,7 @@ def test_each_quantity_has_its_prediction_error_and_open_inputs(simrl: CommandLi
         assert "eager_layer_s" in entry["open_inputs"]
     ledger = found["ledgers"]["real_verl_fsdp"]
     assert ledger["gpu"]["kind"] == "assumed" and ledger["tp"]["kind"] == "stated"
-    assert (found["totals"]["steps"]["count"], found["totals"]["phases"]["count"]) == (1, 3)
+    assert (found["totals"]["steps"]["count"], found["totals"]["phases"]["count"]) == (1, 2)  # log-probs are evidence
 
 
 def test_what_is_not_yet_predicted_or_not_comparable_counts_nowhere(simrl: CommandLine, tmp_path: Path):

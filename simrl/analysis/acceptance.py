@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 from numpy.typing import NDArray
 
-from simrl.engine.engine import EngineConfig
+from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, MODELS
 from simrl.profile.profile import TableProfile

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from simrl.engine.engine import EngineConfig
+from simrl.engine.config import EngineConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
 from simrl.scenario.training import Seconds, Share, TrainingConfig
@@ -122,7 +122,7 @@ class Scenario(_Section):
     warmup_steps: NonNegativeInt = 0
     """first updates left out of every average, while the pipelines fill"""
     framework: str | dict[str, Any] | None = None
-    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.5 … (`simrl presets`),
+    """the framework, of which constants of training and the engine are known: verl-fsdp-0.5, nemo-rl-0.6 … (`simrl presets`),
     or a file of your own, my.toml; values given beside it replace its own"""
     model: str
     """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""

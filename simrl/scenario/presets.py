@@ -227,9 +227,9 @@ def constants(scenario: Mapping[str, Any], profile_kind: str) -> Iterator[Used]:
         profile = scenario["profile"]
         for key, constant in of_passes.constants.items():
             own = key == "between_passes_s" and (profile.get("roofline") or {}).get(key) is not None
-            if key in ("between_passes_s", "sequence_overhead_s") and profile[key] is None and not own:
+            if key in ("between_passes_s", "sequence_overhead_s") and profile.get(key) is None and not own:
                 yield Used(of_passes.name, f"profile.{key}", constant)
-            if key == "layer_launch_s" and scenario["engine"]["enforce_eager"] and not profile["least_pass_s"]:
+            if key == "layer_launch_s" and scenario["engine"].get("enforce_eager") and not profile.get("least_pass_s"):
                 yield Used(of_passes.name, f"engine.{key}", constant)
 
 

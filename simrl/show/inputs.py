@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from simrl.engine.engine import EngineConfig
+from simrl.engine.config import EngineConfig
 from simrl.scenario.presets import constants, known_fields
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 from simrl.trace.trace import UNSEPARATED

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import simrl
-from simrl.engine.engine import EngineConfig
+from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS_PER_NODE, ModelShape, gpu, model_shape

@@ -34,6 +34,7 @@ from simrl.show.report.sources import Runs, SweepRows, runs_of
 from simrl.show.tables.compare import columns_of
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import Schedule, simulate, simulated_workers
+from simrl.study.ranking import FACTORS
 
 SYSTEMS = ("verl_colocated", "one_step_off", "areal")
 
@@ -186,7 +187,8 @@ def test_one_run_a_comparison_and_a_replay_are_told_apart(compared, tmp_path):
 
 def test_rows_of_the_report_are_those_of_the_comparison(compared):
     for row, run in zip(json.loads((compared / "comparison.json").read_text()), find(compared).runs, strict=True):
-        assert {key: row[key] for key in row if key != "folder"} == json.loads(json.dumps(run.row))
+        of_the_comparison = ("folder", *FACTORS)
+        assert {key: row[key] for key in row if key not in of_the_comparison} == json.loads(json.dumps(run.row))
 
 
 def test_a_folder_without_results_is_told_in_a_line(tmp_path, compared):

@@ -70,6 +70,8 @@ _REPORTED = _facts(  # of a result in a report, which also names the inputs of t
     (_COUNT, "rollout_workers train_gpus"),
     (_AMOUNT, "end_s"),
     (list[str], "profile.corrections"),
+    (dict[str, Any], "scenario.profile scenario.engine scenario.training"),
+    (dict[str, Any] | None, "scenario.profile.roofline?"),
     (list[Any], "scenario.faults faults?"),
     (_DRAFTS, "speculation?"),
     (GenericAlias(dict, (str, _DRAFTS)), "best_of_n?.drafters"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from simrl.engine.config import EngineConfig
-from simrl.scenario.presets import constants, known_fields
+from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 from simrl.trace.trace import UNSEPARATED
 
@@ -118,7 +118,7 @@ def _happened(metadata: Facts) -> Entries:
 
 
 def _parameters(metadata: Facts) -> Entries:
-    presets = {used.key: used for used in constants(metadata["scenario"], metadata["profile"]["kind"])}
+    presets = {used.key: used for used in _used(metadata)}
     for section, model in SECTIONS.items():
         values = metadata["scenario"][section]
         for key, field in model.model_fields.items():
@@ -177,10 +177,18 @@ def _source(facts: Facts) -> str:
     return kind if kind == source else f"{kind} ({source})"
 
 
+def _used(metadata: Facts) -> list[Used]:
+    """Return the constants of presets that a run used; none where a preset is not known, as those of other versions."""
+    try:
+        return list(constants(metadata["scenario"], metadata["profile"]["kind"]))
+    except ValueError:
+        return []
+
+
 def _presets(metadata: Facts) -> list[str]:
     """Return a line for each preset: its constants that are numbers, with the range of each."""
     shown: dict[str, list[str]] = {}
-    for preset, key, constant in constants(metadata["scenario"], metadata["profile"]["kind"]):
+    for preset, key, constant in _used(metadata):
         if type(constant.value) is float:
             shown.setdefault(preset, []).append(f"{key}={constant.words}{' open' * (constant.kind == 'open')}")
     return [f"Constants of {preset}: {', '.join(words)}" for preset, words in shown.items()]
@@ -210,6 +218,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
         rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
-        assumed |= assumed_s(training, colocated, known_fields(metadata["scenario"].get("framework")))
+        known = {used.key.removeprefix("training.") for used in _used(metadata)}
+        assumed |= assumed_s(training, colocated, known)
     found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
     return found + ([assumption(assumed)] if assumed else [])

@@ -235,7 +235,12 @@ def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_a
 
 def test_offloaded_states_are_fetched_and_returned_in_each_phase_over_what_a_node_copies():
     lengths, slow = np.array([10]), GPU.model_copy(update={"host_bytes_per_s": 1e12})
-    kept, fetched = (dict(costs(gpus=4, gpu=slow, offload=where).phases(lengths)) for where in ("none", "phases"))
+    kept, fetched = (
+        dict(costs(gpus=4, gpu=slow, switch=True, offload=where).phases(lengths)) for where in ("none", "phases")
+    )
+    assert costs(gpus=4, offload="phases").phases(lengths) == costs(gpus=4, offload="none").phases(
+        lengths
+    )  # no rollout
     each_s = 2 * MODEL.parameters / 4 / (PAGEABLE_NODE_BYTES_PER_S / 4)  # there and back, a byte a parameter
     assert fetched["log_prob"] - kept["log_prob"] == pytest.approx(4 * each_s)  # fp32 weights
     assert fetched["train"] - kept["train"] == pytest.approx(12 * each_s)  # and the optimizer's two moments

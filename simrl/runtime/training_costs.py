@@ -86,8 +86,9 @@ class TrainingCosts:
         return pass_s + copied / self.gpu.host_bytes_per_s
 
     def _fetched_s(self, bytes_per_parameter: int) -> float:
-        """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded."""
-        if self.config.offload != "phases":
+        """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded, as
+        rollout runs on these GPUs, too."""
+        if self.config.offload != "phases" or not self.switch:
             return 0.0
         mine = bytes_per_parameter * self.model.parameters / self.gpus
         return 2 * mine / pageable_bytes_per_s(self.gpu, self.gpus)

@@ -124,8 +124,8 @@ class TrainingConfig(BaseModel):
     the data sheet's"""
     offload: Literal["switch", "phases", "none"] = "switch"
     """what goes to the host. switch: colocated weights, gradients and optimizer states, before a rollout and back after it, at
-    the data sheet's rate; phases: each phase fetches what it needs and returns it, over memory that is not pinned (verl's
-    param_offload and optimizer_offload); none: states stay on the GPUs"""
+    the data sheet's rate; phases: colocated, each phase fetches what it needs and returns it, over memory that is not pinned
+    (verl's param_offload and optimizer_offload); none: states stay on the GPUs"""
     switch_s: Seconds = 2.0
     """colocated, each way: time to change between rollout and training, in addition to moving weights, gradients and optimizer
     states to or from the host; assumed"""

@@ -11,15 +11,16 @@ from reproduce.real_board import HEADS, Entry, cells, notes, sentences
 HEAD = """# Real runs, predicted
 
 Runs of RL post-training that others measured and published, beside what simrl predicts from their configurations and lengths.
-No number here is fitted to what it stands beside. This page is written by
+No scored number is fitted to what it stands beside; the unscored phases of NeMo-RL, in brackets, are sources of its
+constants. This page is written by
 
 ```console
 simrl reproduce --real --page experiments/real_runs.md --data ../shared/data
 ```
 
 A run's inputs are *stated* (its configuration, its page, its log), *inferred* from what is stated, or *assumed* with a range;
-the last two are listed below, the others in `reproduce/ledgers/real_*.yaml`. Predicted: with every input at its middle.
-Interval: the lowest and the highest over the middle and {samples} drawn sets of inputs. Moved most by: the open input whose
+the last two are listed below, the others in `reproduce/ledgers/real_*.yaml`. Predicted: with every input at its value.
+Interval: the lowest and the highest over the values and {samples} drawn sets of inputs. Moved most by: the open input whose
 rank correlates most with the prediction's over these sets (of few sets, by chance too). Errors in brackets count nowhere."""
 
 FAMILY_NOTES = {

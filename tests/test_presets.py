@@ -90,10 +90,10 @@ def test_every_constant_has_a_source_and_a_value_within_its_range_and_is_a_field
 def test_every_result_names_the_constants_it_used_their_ranges_and_whose_they_are():
     metadata = prepare(scenario(framework="verl-fsdp-0.5")).inputs()
     lines = provenance([metadata])
-    assert any("verl-fsdp-0.5: training.switch_s=0.5 (0.4 to 0.6)" in line for line in lines)
+    assert any("training.load_overhead_s=1 (0.8 to 1.2)" in line for line in lines)
     assert any("vllm-0.8: profile.between_passes_s=0.005 (0.001 to 0.006)" in line for line in lines)
-    assert not any("switch_s=2" in line for line in lines)
-    row = next(entry for entry in inputs(metadata) if entry.name == "training.switch_s")
+    assert not any("load_overhead_s=1" in line and line.startswith("Assumed") for line in lines)
+    row = next(entry for entry in inputs(metadata) if entry.name == "training.load_overhead_s")
     assert (row.kind, row.source.partition(":")[0]) == ("measured", "verl-fsdp-0.5")
 
 

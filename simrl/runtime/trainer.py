@@ -119,11 +119,11 @@ class SimulatedTrainer:
         rollouts: list[Rollout] = []
         started_s = self._env.now
         while (part := (yield parts.get())) is not None:
-            lengths = _lengths(part)
-            if not rollouts:
+            lengths, begins = _lengths(part), not rollouts
+            if begins:
                 started_s = self._env.now
                 yield from self._begin(lengths)
-            yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1))
+            yield from self._work(self.costs.inference(lengths) + self.costs.update(lengths, 1, begins))
             rollouts += part
         assert rollouts, "an update without a rollout"
         return (yield from self._finish(rollouts, started_s, publish=True))

@@ -81,9 +81,14 @@ class TrainingCosts:
         pass_s = mine.pass_s(lengths, 1)
         if self.config.reference_weights != "swapped":
             return pass_s
-        shared = 1 if self.config.sharding == "optimizer" else self.ranks
-        copied = (2 * self.model.weight_bytes + mine.model.weight_bytes) / (self.config.gpus_per_rank * shared)
-        return pass_s + copied / self.gpu.host_bytes_per_s
+        copied = 2 * self.model.weight_bytes + mine.model.weight_bytes
+        return pass_s + copied / self._weight_shards / self.gpu.host_bytes_per_s
+
+    @property
+    def _weight_shards(self) -> int:
+        """The GPUs that divide one copy of the weights."""
+        config = self.config
+        return self.gpus if config.sharding == "fsdp" else config.tensor_parallel * config.pipeline_parallel
 
     def _fetched_s(self, bytes_per_parameter: int) -> float:
         """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded, as
@@ -93,13 +98,14 @@ class TrainingCosts:
         mine = bytes_per_parameter * self.model.parameters / self.gpus
         return 2 * mine / pageable_bytes_per_s(self.gpu, self.gpus)
 
-    def update(self, lengths: Ints, minibatches: int) -> list[Phase]:
-        """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times."""
+    def update(self, lengths: Ints, minibatches: int, begins: bool = True) -> list[Phase]:
+        """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
+        What an update costs once is in the part that begins it."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
         each_s = self.config.minibatch_overhead_s + self.optimizer_s
         train_s = sum(each_s + self.pass_s(part, 3) for part in parts)
         fetched_s = self._fetched_s(WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES)
-        once_s = self.config.update_overhead_s + fetched_s
+        once_s = self.config.update_overhead_s + fetched_s if begins else 0.0
         return [("train", once_s + self.config.ppo_epochs * train_s)]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
@@ -170,12 +176,13 @@ class TrainingCosts:
 
     def _gather_s(self, passes: int) -> float:
         """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is a backward pass, and
-        reduces their gradients, which are twice as many bytes."""
+        reduces their gradients, which are twice as many bytes. Streamed weights come from the host."""
+        fetched_s = self.streams * self.model.weight_bytes / self._weight_shards / self.gpu.host_bytes_per_s
         if self.config.sharding != "fsdp":
-            return 0.0
+            return fetched_s
         gathers = 4 - 2 * self.config.lora if passes > 1 else 1
         moved = gathers * self.model.weight_bytes * (1.0 - 1.0 / self.gpus) / self.gpu.bytes_per_s_among(self.gpus)
-        return moved + self.streams * self.model.weight_bytes / self.gpus / self.gpu.host_bytes_per_s
+        return moved + fetched_s
 
     def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
         """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""
@@ -225,19 +232,27 @@ class TrainingCosts:
             + (each - whole) * parameters / self.gpus
         )
 
+    def most_tokens(self, longest_tokens: int) -> int:
+        """Return the tokens of a micro-batch for which there has to be memory."""
+        if sequences := self.config.sequences_per_microbatch:
+            return sequences * longest_tokens
+        return max(self.config.tokens_per_microbatch, longest_tokens)
+
     def memory_bytes(self, longest_tokens: int) -> float:
-        """Return the bytes per GPU: sharded states, gathered weights of one layer, checkpointed activations of one micro-batch
-        (a sequence of `longest_tokens` has to fit), one layer's working set, logits in chunks of 4,096 tokens (as the
-        frameworks' fused log-prob kernels keep them)."""
+        """Return the bytes per GPU: sharded states, a resident reference, gathered weights of one layer, checkpointed
+        activations of one micro-batch (a sequence of `longest_tokens` has to fit), the working set of one layer, or of all
+        layers if nothing is recomputed, logits in chunks of 4,096 tokens (as the frameworks' fused log-prob kernels keep
+        them)."""
         m, config = self.model, self.config
-        most = max(config.tokens_per_microbatch, (config.sequences_per_microbatch or 1) * longest_tokens)
-        tokens = most / config.sequence_parallel
+        tokens = self.most_tokens(longest_tokens) / config.sequence_parallel
         tp = config.tensor_parallel
         layer = 2 * 2 * m.layer_parameters / tp if config.sharding == "fsdp" else 0.0
         checkpoints = 2 * m.layers * m.hidden * tokens / tp  # as many micro-batches under way as pipeline stages
-        working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate) / tp
+        working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate) / tp * (m.layers if config.recompute is False else 1)
         logits = 6 * m.vocab * min(tokens, 4096) / tp
-        return self.state_bytes + layer + checkpoints + working + logits
+        resident = config.reference_passes and config.reference_weights == "resident"
+        reference = (self.reference or m).weight_bytes / self._weight_shards if resident else 0.0
+        return self.state_bytes + reference + layer + checkpoints + working + logits
 
 
 def _places(ranks: Ints) -> Ints:

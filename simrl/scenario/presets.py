@@ -142,7 +142,7 @@ def preset_of_file(text: str, key: str) -> dict[str, Any]:
         raise InputError(f"{file}: has no table of {kind} constants, such as [mine]; {EXAMPLE}")
     first = next(iter(tables))
     if table not in tables and (hashed or len(tables) > 1):
-        raise InputError(f"{file}: has the {kind}s {', '.join(tables)}; write {key}={file.name}#{first}")
+        raise InputError(f"{file}: has the {kind}s {', '.join(tables)}; write {key}={file}#{first}")
     return tables[table if hashed else first].model_dump(exclude_none=True)
 
 

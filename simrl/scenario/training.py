@@ -134,9 +134,14 @@ class TrainingConfig(BaseModel):
     of its log contain both"""
 
     @model_validator(mode="after")
-    def _few_parameters_change(self) -> TrainingConfig:
+    def _settings_agree(self) -> TrainingConfig:
         if self.lora and self.weight_sync == "delta":
             raise ValueError("weight_sync is delta with lora: merging adapters changes all weights; use another method")
+        if self.sequences_per_microbatch and self.microbatching != "fixed":
+            raise ValueError(
+                f"sequences_per_microbatch is {self.sequences_per_microbatch}, and microbatching {self.microbatching}; "
+                "use microbatching: fixed"
+            )
         return self
 
     @property
@@ -160,11 +165,11 @@ def trained_by(training: Mapping[str, Any]) -> str:
 
 
 def assumed_s(training: Mapping[str, Any], colocated: bool, known: Collection[str] = ()) -> dict[str, float]:
-    """Return the assumed seconds of a system that still have their defaults, by field (`training.switch_s`); without those that
-    are `known` by the framework."""
+    """Return the assumed seconds of a system that still have their defaults, by field (`training.switch_s`), and the assumed
+    rate of a storage that stands for seconds; without those that are `known` by the framework."""
     asked = ["switch_s" if colocated else "publish_s", *([] if training["load_s"] is not None else ["load_overhead_s"])]
-    if training.get("weight_sync") and not colocated:
-        asked = []
+    if (method := training.get("weight_sync")) and not colocated:
+        asked = ["weight_sync_storage_bytes_per_s"] if method == "file" else []
     defaults = TrainingConfig().model_dump()
     return {
         f"training.{key}": defaults[key]

@@ -335,7 +335,7 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
 
 def _require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
     """Raise `InputError` if the training state and a micro-batch of the longest sequence do not fit a GPU."""
-    needed, gpu, microbatch = costs.memory_bytes(longest_tokens), costs.gpu, costs.config.tokens_per_microbatch
+    needed, gpu, microbatch = costs.memory_bytes(longest_tokens), costs.gpu, costs.most_tokens(longest_tokens)
     if needed <= gpu.memory_bytes:
         return
     fitting = list(_fitting(costs, longest_tokens))
@@ -343,7 +343,7 @@ def _require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
     raise InputError(
         f"training: {costs.model.name} on {costs.gpus} {gpu.name} needs {needed / 1e9:.0f} GB a GPU "
         f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
-        f"{max(microbatch, longest_tokens)} tokens), it has {gpu.memory_bytes / 1e9:.0f}; {remedies}"
+        f"{microbatch:,} tokens), it has {gpu.memory_bytes / 1e9:.0f}; {remedies}"
     )
 
 
@@ -353,6 +353,8 @@ def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
     shards = config.sharding == "optimizer"
     changes: dict[str, list[Any]] = {
         "tokens_per_microbatch": [n for size in sizes if (n := config.tokens_per_microbatch // size) >= longest_tokens],
+        "sequences_per_microbatch": [n for size in sizes if (n := (config.sequences_per_microbatch or 0) // size)],
+        "recompute": [True] if config.recompute is False else [],
         "sequence_parallel": sizes,
         "tensor_parallel": [n for n in sizes if n <= GPUS_PER_NODE and costs.model.heads % n == 0] if shards else [],
         "pipeline_parallel": [n for n in sizes if costs.model.layers % n == 0] if shards else [],

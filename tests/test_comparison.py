@@ -187,7 +187,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
         (["model=qwen3-32b"], "weights take 65.5 GB of a h100's .*use a larger tp|needs .* GB a GPU"),
         (
             ["training.tokens_per_microbatch=10000000"],
-            r"training: .*GB a GPU .*activations of 10000000",
+            r"training: .*GB a GPU .*activations of 10,000,000",
         ),
         (["training.sequence_parallel=3"], "training.sequence_parallel is 3: it does not divide the 4 train GPUs"),
         (["engine.kv_cache_tokens=100"], "its longest sample has .* tokens, the KV cache of a worker .* holds 100"),

@@ -202,7 +202,7 @@ def test_varied_files_each_give_their_own_constants(tmp_path):
         (OWN.replace('"mine"', '"mime"'), r"\[run\]: engine is 'mime' \(did you mean mine\?\); name one of mine"),
         (
             OWN.replace("[run]", "[a]").replace('engine = "mine"', "") + OWN[OWN.index("[run]") :],
-            r"write framework=my.toml#a",
+            r"write framework=.*my.toml#a",
         ),
         (OWN[: OWN.index("[run]")], r"my.toml: has no table of framework constants"),
     ],

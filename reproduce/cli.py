@@ -24,7 +24,7 @@ EXAMPLE = (
 
 
 class Board(NamedTuple):
-    """What is to be predicted; what becomes of the predictions: the content of `--json`, and its view on a screen."""
+    """A board: the tasks to predict, the content of `--json` made of their predictions, and its view on a screen."""
 
     todo: list[Task]
     content: Callable[[Mapping[str, Prediction]], dict[str, Any]]

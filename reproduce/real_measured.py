@@ -1,4 +1,4 @@
-"""What was measured in real runs: the only code that reads their outcomes.
+"""Measured values of real runs: the only code that reads their outcomes.
 
 Invariant: values are read from the data folder at each call, none is kept in the repository, and no module that predicts
 imports this one. Seconds of a log are those of the steps that its prediction has: their median where some steps of the log are

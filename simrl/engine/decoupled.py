@@ -335,6 +335,7 @@ def _stretch(
                 gain = min(1 + drafts[slot].accepted, drafts[slot].left)
                 r[slot].computed += gain
                 r[slot].generated += gain
+                r[slot].gained = gain
                 t.generated_tokens += gain
                 drafted_of_pass += drafts[slot].in_verification
                 accepted_of_pass += _judge(r[slot], drafts[slot])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from simrl.engine.prefix_cache import cover, take_found
 from simrl.engine.requests import (
     MOVED,
     PREEMPTED,
@@ -121,6 +122,8 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         t.free_blocks -= need
         r[slot].blocks += need
         r[slot].scheduled = new
+        if r[slot].covering == 1:
+            cover(r, t, slot, min(r[slot].computed + new, known_tokens(r[slot], drafts[slot])))
         if drafts[slot].drafted > 0:
             drafts[slot].drafted = min(drafts[slot].drafted, new - 1)
             drafts[slot].accepted = min(drafts[slot].accepted, new - 1)
@@ -133,11 +136,15 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         if new == 0:
             break
         slot = admit(r, t)
+        if t.prefix_caching == 1 and r[slot].computed == 0:
+            take_found(r, t, slot, known_tokens(r[slot], drafts[slot]))
         need = max(blocks_of(r[slot].computed + new, size) - r[slot].blocks, 0)
         make_room(r, t, need, PREEMPTED)
         t.free_blocks -= need
         r[slot].blocks += need
         r[slot].scheduled = new
+        if r[slot].covering == 1:
+            cover(r, t, slot, r[slot].computed + new)
         drafts[slot].proposed = 0
         drafts[slot].drafted = 0
         drafts[slot].ahead = 0
@@ -285,6 +292,8 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
         slot = r[i].running
         new = r[slot].scheduled
         r[slot].scheduled = 0
+        r[slot].gained = 0
+        decoded = r[slot].computed > 0 and new == 1 + drafts[slot].drafted
         r[slot].computed += new
         if new == 0:
             drafts[slot].proposed = 0
@@ -294,6 +303,7 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
             if r[slot].generated == 0:
                 r[slot].first_token_s = t.now_s
             r[slot].generated += gain
+            r[slot].gained = gain if decoded else 0
             r[slot].computed = r[slot].prompt + r[slot].generated - 1
             if drafts[slot].old_tokens > 0:
                 drafts[slot].drafted_total += drafts[slot].old_tokens

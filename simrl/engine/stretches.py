@@ -146,6 +146,7 @@ def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -
         slot = r[i].running
         r[slot].computed += done
         r[slot].generated += done
+        r[slot].gained = 1
         blocks = max(blocks_of(r[slot].computed, limits.block_size), r[slot].blocks)
         grown += blocks - r[slot].blocks
         r[slot].blocks = blocks
@@ -273,6 +274,7 @@ def speculative_stretch(
             slot = r[i].running
             r[slot].computed += gains[i]
             r[slot].generated += gains[i]
+            r[slot].gained = gains[i]
             kv += gains[i]
             t.generated_tokens += gains[i]
             stopped |= r[slot].generated >= min(r[slot].stop_at, r[slot].watch_at)

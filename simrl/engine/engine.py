@@ -27,6 +27,7 @@ import numpy as np
 from numba import typeof
 
 from simrl.engine.decoupled import run_decoupled
+from simrl.engine.leaving import drop_caches, remove
 from simrl.engine.passes import run
 from simrl.engine.prefix_cache import short_of_nodes
 from simrl.engine.requests import (
@@ -42,17 +43,15 @@ from simrl.engine.requests import (
     Limits,
     Stop,
     Until,
-    drop_caches,
     enqueue,
     queue_up,
-    remove,
 )
 from simrl.engine.speculative import run_speculative
 from simrl.engine.stretches import Memory
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.speculation.bandit import bandit_state, copied
-from simrl.speculation.decoding import SIBLINGS, Decoding, Floats, Records
+from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Records
 from simrl.speculation.gates import ELASTIC_OFF
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
@@ -157,6 +156,7 @@ class Engine:
         t["slowdown"] = t["drift"] = t["admitting"] = 1
         t["free_blocks"], t["draft_ends_s"], t["bandit_key"] = limits.kv_blocks, np.inf, key
         t["block_size"], t["prefix_caching"] = limits.block_size, limits.prefix_caching
+        t["async_scheduling"] = limits.async_scheduling
         t["hold_paused"] = limits.hold_paused or not limits.prefix_caching
         t["latest_node"] = t["list_first"] = t["list_last"] = -1
         self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
@@ -207,6 +207,8 @@ class Engine:
     @decoding.setter
     def decoding(self, decoding: Decoding | None) -> None:
         self._decoding, state, until = decoding, self._state, Until(0.0, True)
+        padded = decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees)
+        state.totals["padding"] = decoding.rule.window.most_tokens if padded else 0
         common = state.requests, state.drafts, state.totals, self._tables, self.limits
         if decoding is None:
             self._run_kernel = _resolved(run, _Like(*common, until))
@@ -217,11 +219,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return self._total("n_running")
+        going = self._state.r["going"][self._state.r["running"][: self._total("n_running")]]
+        return self._total("n_running") - int(np.count_nonzero(going))
 
     @property
     def waiting(self) -> int:
-        return self._total("n_waiting")
+        return self._total("n_running") + self._total("n_waiting") - self._total("n_going") - self.running
 
     @property
     def free_blocks(self) -> int:

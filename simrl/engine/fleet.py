@@ -16,9 +16,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from simrl.engine.engine import Engine, resolved
+from simrl.engine.leaving import remove, stop
 from simrl.engine.passes import one_pass, run
 from simrl.engine.prefix_cache import short_of_nodes
-from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop, remove, stop
+from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop
 from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Floats, Ints, Records, fields_of
@@ -206,7 +207,7 @@ def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     r, totals = f.requests[worker], f.totals[worker]
     if f.stretch[worker] > 0:
         go_to_end(r, totals[0], limits, f.stretch[worker], f.next_step_s[worker])
-        stop(r, totals[0], limits)
+        stop(r, totals[0])
     else:
         one_pass(r, f.drafts, totals, tables, limits)
     f.next_step_s[worker] = np.inf

@@ -224,7 +224,6 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
     found, _ = find(r, t, slot, known)
     r[slot].blocks = found
     r[slot].computed = found * t.block_size
-    t.lookup_tokens += known
     t.hit_tokens += found * t.block_size
     prompt, own = r[slot].prompt_node, r[slot].own_node
     if prompt >= 0:

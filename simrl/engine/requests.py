@@ -24,7 +24,6 @@ from simrl.engine.prefix_cache import (
     Node,
     evict,
     find,
-    forget_prefixes,
     give_back,
     leave_node,
     new_node,
@@ -59,7 +58,9 @@ class Request(Node):
     seen_at: int  # an async scheduler sees it waiting when that many passes are over
     first_token_s: float
     last_token_s: float
-    gained: int  # tokens in the last pass, if it decoded
+    gained: int  # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a part
+    rejected: int  # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
+    going: int  # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3); else 0
     # With a prefix cache (`engine.prefix_cache`):
     sample_key: int  # -1 of one whose text nobody asks for after its end
     prompt_node: int  # -1: its prompt is not shared …
@@ -75,6 +76,9 @@ class Request(Node):
     holding: int  # `n_holding` slots that hold blocks without running (paused, or waiting again), oldest pause first
     stopped: int  # `n_stopped` slots that stopped in the last pass …
     stopped_kind: int  # … and how
+    leaving: int  # `n_leaving` slots that stopped in the last pass, which an async scheduler does not know yet …
+    leaving_kind: int  # … how …
+    leaving_at: int  # … and how many running requests are ahead; -1 of one that goes on once more
     free: int  # `n_free` slots without a request, the last one to be used next
 
 
@@ -98,10 +102,13 @@ class Totals(Gauges, CacheTotals):
     n_holding: int
     n_stopped: int
     n_free: int
-    n_leaving: int  # stopped in a pass that an async scheduler does not know yet
+    n_leaving: int
+    n_going: int  # running or waiting ones that take part in one more pass
+    async_scheduling: int
+    ahead: int  # whether the pass to come is scheduled already
+    padding: int  # draft tokens, to be rejected, of an admitted request that has one token to compute
     free_blocks: int
     held_blocks: int
-    leaving_blocks: int
 
     passes: int
     generated_tokens: int
@@ -216,7 +223,9 @@ def enqueue(
     r[slot].first_token_s = np.nan
     r[slot].last_token_s = np.nan
     r[slot].ticket = -1
-    r[slot].gained = 0
+    r[slot].gained = -1
+    r[slot].rejected = 0
+    r[slot].going = 0
     r[slot].sample_key = sample_key
     r[slot].prompt_node = -1
     r[slot].shared = 0
@@ -277,8 +286,15 @@ def free(r: Requests, t: Totals, slot: int, cause: int) -> None:
         t.free_blocks += r[slot].blocks
         r[slot].blocks = 0
     elif r[slot].blocks > 0:
-        give_back(r, t, slot, r[slot].computed - max(r[slot].gained - 1, 0), True)
+        give_back(r, t, slot, _hashed_tokens(r[slot], t), True)
     forget(r[slot], cause)
+
+
+@njit(cache=True, inline="always")
+def _hashed_tokens(request: Request, t: Totals) -> int:
+    """Return the tokens whose full blocks others may find, of a request that leaves between two passes: without what drafts
+    gained in the last one, which a scheduler that waits for it would have noted in the next."""
+    return request.computed if t.async_scheduling == 1 else request.computed - max(request.gained - 1, 0)
 
 
 @njit(cache=True)
@@ -288,8 +304,7 @@ def end(r: Requests, t: Totals, slot: int, found_again: bool) -> None:
         free(r, t, slot, MOVED)
         return
     if r[slot].blocks > 0:
-        hashed_tokens = r[slot].computed - max(r[slot].gained - 1, 0)
-        give_back(r, t, slot, hashed_tokens, found_again and r[slot].sample_key >= 0)
+        give_back(r, t, slot, _hashed_tokens(r[slot], t), found_again and r[slot].sample_key >= 0)
     if r[slot].own_node >= 0:
         leave_node(r, t, r[slot].own_node)
         r[slot].own_node = -1
@@ -306,6 +321,8 @@ def forget(request: Request, cause: int) -> None:
         request.reached = max(request.reached, request.computed)
         request.lost_by = cause
         request.computed = 0
+    request.gained = -1
+    request.rejected = 0
 
 
 @njit(cache=True)
@@ -341,53 +358,6 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
 
 
 @njit(cache=True)
-def preempt_last(r: Requests, t: Totals, cause: int) -> int:
-    """Preempt the youngest running request: it gives its blocks back and waits, first in line, to recompute its cache."""
-    t.n_running -= 1
-    slot = r[t.n_running].running
-    free(r, t, slot, cause)
-    t.waiting_head = waiting_at(r, t, -1)
-    t.n_waiting += 1
-    r[t.waiting_head].waiting = slot
-    return slot
-
-
-@njit(cache=True)
-def remove(r: Requests, t: Totals, slot: int) -> None:
-    """Take a request out of its list, and free its blocks and its slot."""
-    free_slot(r, t, slot)
-    n = t.n_running
-    for i in range(n):
-        if r[i].running == slot:
-            for j in range(i, n - 1):
-                r[j].running = r[j + 1].running
-            t.n_running = n - 1
-            end(r, t, slot, True)
-            return
-    release(r, t, slot)
-    end(r, t, slot, True)
-    kept = 0
-    for i in range(t.n_waiting):
-        other = r[waiting_at(r, t, i)].waiting
-        if other != slot:
-            r[waiting_at(r, t, kept)].waiting = other
-            kept += 1
-    t.n_waiting = kept
-
-
-@njit(cache=True)
-def drop_caches(r: Requests, t: Totals, cause: int) -> None:
-    """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to the head of the queue."""
-    while t.n_running > 0:
-        preempt_last(r, t, cause)
-    make_room(r, t, t.free_blocks + t.held_blocks, cause)
-    for i in range(t.n_waiting):
-        forget(r[r[waiting_at(r, t, i)].waiting], cause)
-    if t.prefix_caching == 1:
-        forget_prefixes(r, t)
-
-
-@njit(cache=True)
 def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: int) -> int:
     """Return the tokens of the first waiting request that may start now; 0 if it has to wait on.
 
@@ -415,16 +385,6 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
 
 
 @njit(cache=True)
-def know_all(r: Requests, t: Totals) -> None:
-    """Let an async scheduler that could schedule nothing ahead know who has left and who has come: it has waited."""
-    t.free_blocks += t.leaving_blocks
-    t.leaving_blocks = 0
-    t.n_leaving = 0
-    for i in range(t.n_waiting):
-        r[r[waiting_at(r, t, i)].waiting].seen_at = 0
-
-
-@njit(cache=True)
 def may_stop(r: Requests, t: Totals, passes: int, admitted: int) -> bool:
     """Return whether a request that runs, or is among the first `admitted` to wait, may stop within some passes."""
     for i in range(t.n_running + min(t.n_waiting, admitted)):
@@ -432,48 +392,3 @@ def may_stop(r: Requests, t: Totals, passes: int, admitted: int) -> bool:
         if min(r[slot].stop_at, r[slot].watch_at) - r[slot].generated <= passes:
             return True
     return False
-
-
-@njit(cache=True)
-def stop(r: Requests, t: Totals, limits: Limits) -> None:
-    """List the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on.
-
-    Under async scheduling those that leave keep their places and blocks for one more pass: it is scheduled already.
-    """
-    if limits.async_scheduling:
-        t.free_blocks += t.leaving_blocks
-        t.leaving_blocks = 0
-        t.n_leaving = 0
-    free_before = t.free_blocks
-    kept = 0
-    stopped = 0
-    for i in range(t.n_running):
-        slot = r[i].running
-        generated = r[slot].generated
-        ends, watched = generated >= r[slot].stop_at, generated >= r[slot].watch_at
-        if ends or watched:
-            r[stopped].stopped = slot
-            r[stopped].stopped_kind = r[slot].stop_kind if ends else WATCH
-            stopped += 1
-        if watched:
-            r[slot].watch_at = NEVER
-        if not ends:
-            r[kept].running = slot
-            kept += 1
-            continue
-        if r[slot].stop_kind != PAUSE:
-            r[slot].last_token_s = t.now_s
-            end(r, t, slot, r[slot].continues == 1)
-            free_slot(r, t, slot)
-        elif t.hold_paused == 1:
-            hold(r, t, slot)
-        else:
-            free(r, t, slot, PREEMPTED)
-        r[slot].stop_at = r[slot].response
-        r[slot].stop_kind = END
-    if limits.async_scheduling:
-        t.n_leaving = t.n_running - kept
-        t.leaving_blocks = t.free_blocks - free_before
-        t.free_blocks = free_before
-    t.n_running = kept
-    t.n_stopped = stopped

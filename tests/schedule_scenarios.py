@@ -236,7 +236,7 @@ class ReferencePlayer:
     def submit(self, i: int, progress: Progress) -> None:
         sample = progress.sample
         request = self._engine.submit(
-            progress.prompt, sample.response, progress.generated, prompt_key=sample.prompt_key, sample_key=i
+            progress.prompt, sample.response, progress.generated, prompt_key=sample.prompt_key, sample_key=i, shared_tokens=sample.prompt
         )
         if self._scenario.drafts:
             request.runs, request.window = list(self._scenario.drafts[i]), self._scenario.draft_tokens
@@ -271,7 +271,7 @@ class ReferencePlayer:
             engine.preemptions - before,
             engine.hit_tokens - hits,
             engine.lookup_tokens - known,
-            engine.scheduled_of_samples,
+            {request.sample_key: new for request, new in engine.plan},
             ended,
         )
 
@@ -309,7 +309,7 @@ class EnginePlayer:
     def submit(self, i: int, progress: Progress) -> None:
         sample, keys = progress.sample, {}
         if self._scenario.limits.prefix_caching:
-            keys = {"prompt_key": sample.prompt_key, "sample_key": i}
+            keys = {"prompt_key": sample.prompt_key, "sample_key": i, "shared_tokens": sample.prompt}
         slot = self._engine.submit(progress.prompt, sample.response, progress.generated, **keys)
         self._slots[i] = slot
         if self._scenario.drafts:

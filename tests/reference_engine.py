@@ -372,7 +372,8 @@ class ReferenceEngine:
             computed = max(len(found) * self.limits.block_size, request.computed)
             new = min(request.known - computed, budget)
             request.padding = 0
-            if self.rules and self.rules.padding and new == 1 and not prefilling and (decoding or computed > 0):
+            last = request.known - computed == 1
+            if self.rules and self.rules.padding and last and not prefilling and (decoding or computed > 0):
                 new += self.rules.padding
                 request.padding = self.rules.padding
                 if new > budget:

@@ -1,8 +1,8 @@
 """KV blocks as vLLM keeps them: one ordered list of free blocks, names (vLLM's hashes) for full ones, and who uses which.
 
 - New blocks are taken from the front of the list; a named one loses its name.
-- Blocks are given back last first: unnamed ones go to the front of the list, named ones to its end, each in this order. So of what
-  can be found again, the least recently used goes first, and the end of a text before its beginning.
+- Blocks are given back last first: unnamed ones go to the front of the list, named ones to its end, both in this order. So of
+  what can be found again, the least recently used goes first, and the end of a text before its beginning.
 - Several blocks may have one name. The one that got it first is found.
 """
 

@@ -1,4 +1,4 @@
-"""Random scenarios for schedulers, and what plays them: the engine, its slow reference, and (`vllm_schedule`) vLLM's own scheduler.
+"""Random scenarios for schedulers and what plays them: the engine, its slow reference, vLLM's own scheduler (`vllm_schedule`).
 
 A pass takes one second; what a scenario asks comes at the boundaries between passes, which are whole seconds. An idle player is
 moved to the next request. Two players agree if the `Pass` records of all their passes do.
@@ -180,20 +180,21 @@ def random_scenario(seed: int, prefix_caching: bool, async_scheduling: bool, dra
         int(rng.integers(2, 13)), int(rng.choice([24, 32, 64, 200])), BLOCK, kv_blocks, async_scheduling, prefix_caching
     )
     room = kv_blocks * BLOCK - 2 * draft_tokens - 3
-    turns_at_most = int(rng.choice([1, 1, 3, 5])) if prefix_caching else 1
+    turns_at_most = int(rng.choice([1, 2, 4])) if prefix_caching else 1
     aborting = rng.choice([0.0, 0.0, 0.3])
     samples: list[Sample] = []
-    while len(samples) < rng.integers(10, 31):
+    number = int(rng.integers(8, 25))
+    while len(samples) < number:
         key, comes = len(samples), int(rng.choice([0, 0, 0, 3, 9, 40, 41, 60, 61]))
-        prompt = int(rng.choice([rng.integers(1, 131), 16 * rng.integers(1, 9)]))
+        prompt = int(rng.choice([1, rng.integers(1, 131), 16 * rng.integers(1, 9), 16 * rng.integers(1, 9) + 1]))
         for _ in range(int(rng.choice([1, 2, 4, 8]))):
             left, turns = room - prompt, []
             for _ in range(int(rng.integers(1, turns_at_most + 1))):
-                tokens = int(min(rng.integers(1, 91), left))
+                tokens = int(min(rng.integers(1, 1 + 90 // turns_at_most), left))
                 observation = int(rng.integers(0, 40)) if turns_at_most > 1 else 0
                 if tokens + observation > left or tokens < 1:
                     break
-                turns.append(Turn(tokens, observation, int(rng.choice([0, 1, 2, 10, 30, 80]))))
+                turns.append(Turn(tokens, observation, int(rng.choice([0, 1, 2, 10, 30]))))
                 left -= tokens + observation
             aborts: list[tuple[int, int | None]] = []
             if rng.random() < aborting:
@@ -208,9 +209,7 @@ def random_scenario(seed: int, prefix_caching: bool, async_scheduling: bool, dra
         least = draft_tokens if async_scheduling else 0
         drafted = rng.integers(least, draft_tokens + 1, (len(samples), MOST_TOKENS))
         accepted = np.minimum(rng.integers(0, draft_tokens + 2, drafted.shape), drafted)
-        drafts = tuple(
-            tuple(zip(d, a, strict=True)) for d, a in zip(drafted.tolist(), accepted.tolist(), strict=True)
-        )
+        drafts = tuple(tuple(zip(d, a, strict=True)) for d, a in zip(drafted.tolist(), accepted.tolist(), strict=True))
     return Scenario(limits, tuple(samples), resets, draft_tokens, drafts)
 
 
@@ -236,7 +235,12 @@ class ReferencePlayer:
     def submit(self, i: int, progress: Progress) -> None:
         sample = progress.sample
         request = self._engine.submit(
-            progress.prompt, sample.response, progress.generated, prompt_key=sample.prompt_key, sample_key=i, shared_tokens=sample.prompt
+            progress.prompt,
+            sample.response,
+            progress.generated,
+            prompt_key=sample.prompt_key,
+            sample_key=i,
+            shared_tokens=sample.prompt,
         )
         if self._scenario.drafts:
             request.runs, request.window = list(self._scenario.drafts[i]), self._scenario.draft_tokens
@@ -345,7 +349,11 @@ class EnginePlayer:
                 self._at_tool.add(of[slot])
         r = engine._state.requests
         done = Pass(
-            {i: (int(r["computed"][s]), int(r["generated"][s])) for i, s in self._slots.items() if i not in self._at_tool},
+            {
+                i: (int(r["computed"][s]), int(r["generated"][s]))
+                for i, s in self._slots.items()
+                if i not in self._at_tool
+            },
             after["preemptions"] - before["preemptions"],
             ended=ended,
         )

@@ -1,7 +1,8 @@
 """vLLM's own scheduler and KV cache manager, driven without a model through a scenario, as `EngineCore` drives them.
 
-Synchronously: schedule, run, update. Asynchronously, with a queue of two (`step_with_batch_queue`): a pass is scheduled before the
-one that runs is known, and an empty one waits for it. Requests, aborts and resets come between an update and the next schedule.
+Synchronously: schedule, run, update. Asynchronously, with a queue of two (`step_with_batch_queue`): a pass is scheduled before
+the outcome of the one that runs is known, and an empty one waits for it. Requests, aborts and resets come between an update and
+the next schedule.
 A reset comes as after `pause_generation(mode="keep")`: with no pass in flight.
 """
 

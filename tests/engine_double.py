@@ -70,9 +70,9 @@ class _Text:
 class _Passes(ReferenceEngine):
     """The reference engine, which tells when it throws a cache away."""
 
-    def lose(self, request: Request) -> int:  # type: ignore[override]
+    def lose(self, request: Request) -> None:
         self.lost(request)
-        return ReferenceEngine.lose(request)
+        ReferenceEngine.lose(self, request)
 
     lost: Callable[[Request], None]
 

@@ -1,15 +1,21 @@
-"""The engine's rule, written slowly: one Python object a request, one pass at a time, scipy for the profile.
+"""The engine's rule, written slowly: one Python object a request, one pass at a time, block by block, scipy for the profile.
 
-It shares no code with `simrl.engine` or `simrl.interpolation`; hypothesis holds the two against each other.
+It shares no code with `simrl.engine` or `simrl.interpolation`; hypothesis holds the two against each other, and
+`test_scheduler_vllm` holds it against vLLM's scheduler.
+
+An asynchronous scheduler schedules a pass when the one before starts. Here a pass is scheduled at the boundary before it, with
+what was known one boundary earlier: requests that ended or were aborted since (`over`) are still in the batch, those that came
+are not seen, and drafts count as accepted. Then it catches up: `catch_up`. A pass that would be empty is scheduled after that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from reference_bandit import BegMabSelector
+from reference_blocks import Blocks
 from scipy.interpolate import RegularGridInterpolator
 
 from simrl.engine.requests import END, PAUSE, WATCH, Limits
@@ -28,9 +34,18 @@ class Request:
     first_token_s: float = float("nan")
     stop_at: int | None = None
     watch_at: int | None = None
-    blocks: int = 0
+    table: list[int] = field(default_factory=list)  # its blocks
+    named: int = 0  # of its first blocks have a name
+    prompt_key: int = -1
+    sample_key: int = -1
+    shared: int = 0  # tokens that have the text of the prompt key
     seen_at: int = 0  # passes that are over when an asynchronous scheduler sees it waiting
     over: bool = False  # ended or aborted
+    skipped: bool = False  # over, and the scheduler knew that it would be
+    delivered: int = 0  # tokens that an asynchronous scheduler knows …
+    unsure: int = 0  # … and drafts of the last pass that were rejected, which it does not know
+    sampled: bool = False  # in the last pass that it was in
+    padding: int = 0  # of the present pass: drafts that nobody drafted
     # Drafts: (drafted, accepted) at every position, the key and hardness of a model's acceptance, or a row of the trace.
     runs: list[tuple[int, int]] | None = None
     key: int | None = None
@@ -50,6 +65,16 @@ class Request:
     @property
     def known(self) -> int:
         return self.prompt + self.generated + self.old_tokens
+
+    @property
+    def blocks(self) -> int:
+        return len(self.table)
+
+    def name(self, block: int, size: int) -> Hashable:
+        """Return the name of a full block of its text."""
+        if self.prompt_key >= 0 and (block + 1) * size <= self.shared:
+            return "prompt", self.prompt_key, block
+        return "sample", self if self.sample_key < 0 else self.sample_key, block
 
 
 @dataclass
@@ -74,6 +99,7 @@ class Rules:
     elastic: tuple[int, int] | None = None  # threshold, patience
     siblings: SiblingIndex | None = None
     own_text: bool = False
+    padding: int = 0  # drafts with which vLLM pads an admitted request that has one token to compute
 
 
 @dataclass
@@ -82,15 +108,19 @@ class ReferenceEngine:
     limits: Limits
     now_s: float = 0.0
     slowdown: float = 1.0
-    running: list[Request] = field(default_factory=list)
-    waiting: list[Request] = field(default_factory=list)
-    leaving: list[int] = field(default_factory=list)  # blocks of those that stopped while the next pass was scheduled
+    batch: list[Request] = field(default_factory=list)  # in order of admission; with those over, until it is known
+    queue: list[Request] = field(default_factory=list)
+    news: list[Request] = field(default_factory=list)  # what sampled in the last pass or left since, in that order
+    knows_all: bool = True
+    plan: list[tuple[Request, int]] = field(default_factory=list)  # tokens of each request in the last pass
     held: list[Request] = field(default_factory=list)  # paused or waiting again, with their caches; oldest pause first
     admitting: bool = True
     passes: int = 0
     preemptions: int = 0
     generated_tokens: int = 0
     prefill_tokens: int = 0
+    hit_tokens: int = 0
+    lookup_tokens: int = 0
     stops: list[tuple[Request, float, int]] = field(default_factory=list)
     rules: Rules | None = None
     of_row: dict[int, Request] = field(default_factory=dict)  # the latest request for a row of the trace
@@ -103,18 +133,28 @@ class ReferenceEngine:
     def __post_init__(self) -> None:
         t = self.tables
         self._attention = RegularGridInterpolator(t[4:8], t.attention_s)
+        self._blocks = Blocks(list(range(self.limits.kv_blocks)))
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_size)
 
     @property
-    def free_blocks(self) -> int:
-        return self.limits.kv_blocks - sum(r.blocks for r in self.running + self.held) - sum(self.leaving)
+    def running(self) -> list[Request]:
+        return [r for r in self.batch if not r.over]
 
-    @staticmethod
-    def lose(request: Request) -> int:
-        blocks, request.blocks, request.computed = request.blocks, 0, 0
-        return blocks
+    @property
+    def waiting(self) -> list[Request]:
+        return [r for r in self.queue if not r.over]
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._blocks.free)
+
+    def lose(self, request: Request) -> None:
+        """Take a request's blocks and its cache."""
+        self._blocks.give_back(request.table)
+        request.table, request.named, request.computed, request.sampled = [], 0, 0, False
+        request.unsure = 0
 
     @property
     def totals(self) -> dict[str, int]:
@@ -123,15 +163,29 @@ class ReferenceEngine:
             "generated_tokens": self.generated_tokens,
             "prefill_tokens": self.prefill_tokens,
             "preemptions": self.preemptions,
+            "hit_tokens": self.hit_tokens,
+            "lookup_tokens": self.lookup_tokens,
         }
 
     @property
     def busy(self) -> bool:
-        return bool(self.running) or (bool(self.waiting) and self.admitting)
+        """Whether a next pass would do something, or is under way with requests that are over."""
+        return any(not r.skipped for r in self.batch) or (bool(self.waiting) and self.admitting)
 
-    def submit(self, prompt: int, response: int, generated: int = 0, cached: int = 0) -> Request:
+    def submit(
+        self,
+        prompt: int,
+        response: int,
+        generated: int = 0,
+        cached: int = 0,
+        prompt_key: int = -1,
+        sample_key: int = -1,
+        shared_tokens: int | None = None,
+    ) -> Request:
         request = Request(prompt, response, generated, cached, seen_at=self.passes + 1)
-        self.waiting.append(request)
+        request.prompt_key, request.sample_key = -1 if cached else prompt_key, sample_key
+        request.shared = prompt if shared_tokens is None else shared_tokens
+        self.queue.append(request)
         return request
 
     def stop_at(self, request: Request, tokens: int, kind: int) -> None:
@@ -143,10 +197,10 @@ class ReferenceEngine:
     def resume(self, request: Request, observation_tokens: int) -> None:
         request.prompt += observation_tokens
         request.seen_at = self.passes + 1
-        self.waiting.append(request)
+        self.queue.append(request)
 
-    def evict_oldest(self) -> int:
-        return self.lose(self.held.pop(0))
+    def evict_oldest(self) -> None:
+        self.lose(self.held.pop(0))
 
     def draft_from_siblings(self, request: Request, row: int) -> None:
         request.row = row
@@ -163,19 +217,29 @@ class ReferenceEngine:
 
     def abort(self, request: Request) -> None:
         request.over = True
-        self.held = [r for r in self.held if r is not request]
-        self.running = [r for r in self.running if r is not request]
-        self.waiting = [r for r in self.waiting if r is not request]
+        if request in self.held:
+            self.held.remove(request)
+            self.lose(request)
+        if request in self.queue and request.seen_at > self.passes:
+            self.queue.remove(request)
+        if request in self.news:
+            self.news.remove(request)
+        self.news.append(request)
+        if not self.limits.async_scheduling or not self.busy:
+            self.catch_up()
 
     def recompute_running(self) -> None:
-        for request in reversed(self.running):
+        """No pass is scheduled ahead of this: it comes when all that was known is over."""
+        self.catch_up()
+        for request in reversed(self.batch):
             self.lose(request)
-            self.waiting.insert(0, request)
-        self.running = []
+            self.queue.insert(0, request)
+        self.batch = []
         while self.held:
             self.evict_oldest()
-        for request in self.waiting:
+        for request in self.queue:
             request.computed = 0
+        self._blocks.forget()
 
     def settle(self, time_s: float) -> None:
         while self.busy and self.now_s <= time_s:
@@ -193,10 +257,10 @@ class ReferenceEngine:
         return self.rules.gate is None or self.rules.gate(rate, len(self.running))
 
     def drafts(self, request: Request) -> bool:
-        """Whether a request has a source, and decodes."""
-        if request.runs is request.key is request.row is None:
+        """Whether a request has a source, and decodes: what only recomputes its last token does not."""
+        if request.runs is request.key is request.row is None or request.skipped:
             return False
-        return request.generated > 0 and request.known - request.computed == 1
+        return request.sampled
 
     def choose(self, modelled: int) -> Arm:
         """How a model drafts in this pass, for so many requests."""
@@ -207,8 +271,10 @@ class ReferenceEngine:
         return next(arm for arm in self.rules.arms if arm.tree == strategy)
 
     def propose(self, request: Request, arm: Arm) -> tuple[int, int]:
-        room = self.limits.kv_blocks * self.limits.block_size - request.computed - 1
-        window = min(request.window, room)
+        room = self.limits.kv_blocks * self.limits.block_size - request.computed - request.unsure - 1
+        window = max(min(request.window, room), 0)
+        if request.over and request.generated == request.response:
+            return window, 0
         if request.runs is not None:
             drafted, accepted = request.runs[request.generated]
             return min(drafted, window), min(accepted, drafted, window)
@@ -225,28 +291,116 @@ class ReferenceEngine:
         levels = accepted_tokens(request.key, request.generated, hardness, table, arm.tree.draft_depth)
         return nodes, min(levels, nodes)
 
-    def admits(self, free: int) -> bool:
-        """Whether the first waiting request may start."""
-        if not self.admitting or not self.waiting:
-            return False
-        if len(self.running) + len(self.leaving) >= self.limits.max_num_seqs:
-            return False
-        if self.limits.async_scheduling and self.waiting[0].seen_at > self.passes:
-            return False
-        return self.blocks(self.waiting[0].known) <= free + sum(r.blocks for r in self.held)
+    def name_blocks(self, request: Request, tokens: int) -> None:
+        """Let the full blocks of a request's first tokens be found."""
+        if not self.limits.prefix_caching:
+            return
+        size = self.limits.block_size
+        for block in range(request.named, tokens // size):
+            self._blocks.name(request.table[block], request.name(block, size))
+            request.named = block + 1
 
-    def iterate(self) -> None:
-        if self.limits.async_scheduling and not self.running and not self.admits(self.free_blocks):
-            self.leaving = []
-            for request in self.waiting:
-                request.seen_at = 0
+    def catch_up(self) -> None:
+        """Let the scheduler know what happened since it scheduled the last pass."""
+        for request in self.news:
+            if request in self.batch and self.limits.async_scheduling:
+                self.name_blocks(request, request.computed)
+        for request in [r for r in self.news if r.over]:
+            self.batch = [r for r in self.batch if r is not request]
+            self.queue = [r for r in self.queue if r is not request]
+            self.lose(request)
+        self.news = []
+        for request in self.batch:
+            request.delivered, request.unsure = request.prompt + request.generated, 0
+        self.knows_all = True
+
+    def find(self, request: Request) -> list[int]:
+        """Return the blocks that hold the beginning of a waiting request's text; its last token is always computed."""
+        if not self.limits.prefix_caching or request.computed > 0:
+            return []
+        size = self.limits.block_size
+        return self._blocks.find(request.name(block, size) for block in range((request.known - 1) // size))
+
+    def admits(self) -> bool:
+        """Whether the first waiting request may start, as far as places and blocks go."""
+        if not self.admitting or not self.queue or len(self.batch) >= self.limits.max_num_seqs:
+            return False
+        request = self.queue[0]
+        if not self.knows_all and request.seen_at > self.passes:
+            return False
+        found = self.find(request)
+        need = self.blocks(request.known) - len(found) + self._blocks.unused(found)
+        return need <= self.free_blocks + sum(r.blocks for r in self.held)
+
+    def schedule(self) -> list[tuple[Request, int]]:
+        """Return the tokens of each request in the next pass."""
         budget = self.limits.max_num_batched_tokens
         plan: list[tuple[Request, int]] = []
-        free = self.free_blocks
-        preempted = False
+        preempted = prefilling = False
+        at = 0
+        while at < len(self.batch) and budget > 0:
+            request = self.batch[at]
+            at += 1
+            if request.skipped:
+                continue
+            drafted = request.proposal[0] if request.proposal else 0
+            new = min(request.known - request.computed + drafted, budget)
+            need = max(self.blocks(request.computed + request.unsure + new) - request.blocks, 0)
+            while need > self.free_blocks and self.held:
+                self.evict_oldest()
+            while need > self.free_blocks and request in self.batch:
+                victim = self.batch.pop()
+                self.lose(victim)
+                self.preemptions += 1
+                preempted = True
+                if not victim.over:
+                    self.queue.insert(0, victim)
+            if request not in self.batch:
+                break
+            request.table += self._blocks.take(need)
+            tokens = request.computed + request.unsure + new
+            self.name_blocks(request, min(tokens, request.delivered))
+            budget -= new
+            prefilling |= not request.sampled
+            if request.proposal:
+                request.proposal = (min(request.proposal[0], new - 1), min(request.proposal[1], new - 1))
+            plan.append((request, new))
+        decoding = bool(plan)
+        while not preempted and budget > 0 and self.admits():
+            request = self.queue[0]
+            found = self.find(request)
+            computed = max(len(found) * self.limits.block_size, request.computed)
+            new = min(request.known - computed, budget)
+            request.padding = 0
+            last = request.known - computed == 1
+            if self.rules and self.rules.padding and last and not prefilling and (decoding or computed > 0):
+                new += self.rules.padding
+                request.padding = self.rules.padding
+                if new > budget:
+                    break
+            self.batch.append(self.queue.pop(0))
+            self.held = [r for r in self.held if r is not request]
+            if not request.table:
+                self.hit_tokens += len(found) * self.limits.block_size
+                self.lookup_tokens += request.known
+            self._blocks.use(found)
+            request.table += found
+            request.named = max(len(found), request.named)
+            request.computed, request.proposal = computed, None
+            request.delivered, request.sampled = request.prompt + request.generated, False
+            need = max(self.blocks(computed + new) - request.blocks, 0)
+            while need > self.free_blocks:
+                self.evict_oldest()
+            request.table += self._blocks.take(need)
+            self.name_blocks(request, min(computed + new, request.delivered))
+            budget -= new
+            plan.append((request, new))
+        return plan
+
+    def iterate(self) -> None:
         opened = self.opened()
-        drafting = [r for r in self.running if self.drafts(r)] if opened else []
-        for request in self.running:
+        drafting = [r for r in self.batch if self.drafts(r)] if opened else []
+        for request in self.batch:
             request.proposal = None
         draft_s = 0.0
         if drafting:
@@ -257,42 +411,10 @@ class ReferenceEngine:
                 in_tree = request.key is not None and arm.tree is not None
                 levels = max(levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0])
             draft_s = arm.round_s + levels * arm.step_s
-        while len(plan) < len(self.running) and budget > 0:
-            request = self.running[len(plan)]
-            drafted = request.proposal[0] if request.proposal else 0
-            new = min(request.known - request.computed + drafted, budget)
-            need = max(self.blocks(request.computed + new) - request.blocks, 0)
-            while need > free and self.held:
-                free += self.evict_oldest()
-            while need > free:
-                victim = self.running.pop()
-                free += self.lose(victim)
-                self.waiting.insert(0, victim)
-                self.preemptions += 1
-                preempted = True
-                if victim is request:
-                    break
-            if preempted and request not in self.running:
-                break
-            free -= need
-            request.blocks += need
-            budget -= new
-            if request.proposal:
-                request.proposal = (min(request.proposal[0], new - 1), min(request.proposal[1], new - 1))
-            plan.append((request, new))
-        while not preempted and budget > 0 and self.admits(free):
-            request = self.waiting[0]
-            new = min(request.known - request.computed, budget)
-            self.running.append(self.waiting.pop(0))
-            self.held = [r for r in self.held if r is not request]
-            request.proposal = None
-            need = max(self.blocks(request.computed + new) - request.blocks, 0)
-            while need > free:
-                free += self.evict_oldest()
-            free -= need
-            request.blocks += need
-            budget -= new
-            plan.append((request, new))
+        plan = self.schedule()
+        self.catch_up()
+        self.plan = plan = plan or self.schedule()
+        self.knows_all = not self.limits.async_scheduling
         prefilled = self.prefill_tokens
         took_s = self.slowdown * (draft_s + self.pass_s(plan))
         self.now_s += took_s
@@ -301,7 +423,13 @@ class ReferenceEngine:
         for request, new in plan:
             request.computed += new
             drafted, accepted = request.proposal or (0, 0)
-            if request.computed == request.known + drafted:
+            drafted += request.padding
+            request.padding = 0
+            request.sampled = request.computed == request.known + drafted
+            if request.over:
+                continue
+            if request.sampled:
+                self.news.append(request)
                 ahead = min(request.stop_at or request.response, request.response) - request.generated
                 gain = min(1 + (accepted if drafted else request.old_accepted), ahead)
                 request.stood, request.gained = min(accepted, ahead), gain
@@ -316,6 +444,8 @@ class ReferenceEngine:
                     request.verified_total += gain
                 request.old_tokens = request.old_accepted = 0
                 request.computed = request.known - 1
+                if self.limits.async_scheduling:
+                    request.unsure = new - gain if drafted else 0
         verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
         in_trees = []
         for request in verified:
@@ -339,22 +469,17 @@ class ReferenceEngine:
             assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
             self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
         batch = len(self.running)
-        self.leaving = []
-        for request in list(self.running):
+        for request in self.running:
             watched = request.watch_at is not None and request.generated >= request.watch_at
             if watched:
                 request.watch_at = None
             if request.generated == request.response:
-                request.over = True
-                self.running.remove(request)
-                self.leave(request.blocks)
+                request.over, request.skipped = True, request.gained == 1
                 self.stops.append((request, self.now_s, END))
             elif request.generated == request.stop_at:
                 request.stop_at = None
                 self.stops.append((request, self.now_s, PAUSE))
-                self.running.remove(request)
-                self.leave(0)
-                self.held.append(request)
+                self.pause(request)
             elif watched:
                 self.stops.append((request, self.now_s, WATCH))
         if self.rules is not None and self.rules.elastic is not None:
@@ -365,14 +490,24 @@ class ReferenceEngine:
                     self.speculates = True
                     if any(r.key is not None for r in self.running):
                         self.recompute_running()
+        if not self.limits.async_scheduling or not self.busy:
+            self.catch_up()
 
-    def leave(self, blocks: int) -> None:
-        if self.limits.async_scheduling:
-            self.leaving.append(blocks)
+    def pause(self, request: Request) -> None:
+        """Take a request out of the batch. With a prefix cache its place and its blocks leave as those of one that ends."""
+        caching = self.limits.prefix_caching
+        left = replace(request, over=True, skipped=request.gained == 1 or not caching)
+        self.batch = [left if r is request else r for r in self.batch]
+        self.news = [left if r is request else r for r in self.news]
+        if caching:
+            request.table, request.named, request.computed, request.sampled = [], 0, 0, False
+        else:
+            left.table = []
+            self.held.append(request)
 
     def pass_s(self, plan: list[tuple[Request, int]]) -> float:
         t = self.tables
-        verifies = [(r, new) for r, new in plan if r.computed > 0 and new == 1 + (r.proposal or (0, 0))[0]]
+        verifies = [(r, new) for r, new in plan if r.computed > 0 and new == 1 + (r.proposal or (0, 0))[0] + r.padding]
         decode = [r.computed + new for r, new in verifies]
         prefills = [(r, new) for r, new in plan if not any(r is v for v, _ in verifies)]
         prefill = [(new, r.computed) for r, new in prefills]

@@ -131,7 +131,7 @@ class ReferenceWorker:
         if stay in self.stays:
             stay.absent = False
             stay.started_s = self.engine.now_s
-            self.engine.waiting.append(stay.request)
+            self.engine.queue.append(stay.request)
             self.set_stop(stay)
 
     def set_stop(self, stay: ReferenceStay) -> None:

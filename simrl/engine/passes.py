@@ -139,7 +139,7 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         if new == 0:
             break
         padding = _padding(r, drafts, t, limits, scheduled_running) if t.padding > 0 else 0
-        if new + padding > budget:
+        if new + padding > budget or padding > _fitting(r, drafts, t, limits):
             break
         new += padding
         slot = admit(r, t)
@@ -176,8 +176,17 @@ def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_r
     for i in range(scheduled_running):
         if r[r[i].running].gained < 0:  # computes its prompt
             return 0
-    fits = blocks_of(known + t.padding, limits.block_size) - blocks_of(known, limits.block_size) <= t.free_blocks
-    return t.padding if known + t.padding + 1 <= limits.kv_blocks * limits.block_size and fits else 0
+    return t.padding if known + t.padding + 1 <= limits.kv_blocks * limits.block_size else 0
+
+
+@njit(cache=True)
+def _fitting(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
+    """Return for how many tokens more than its known ones there is room for the first waiting request, which may start."""
+    slot = r[t.waiting_head].waiting
+    known, found, free_ones = known_tokens(r[slot], drafts[slot]), 0, 0
+    if t.prefix_caching == 1 and r[slot].computed == 0:
+        found, free_ones = find(r, t, slot, known)
+    return (t.free_blocks + t.held_blocks - free_ones + found) * limits.block_size - known
 
 
 class PassWork(NamedTuple):

@@ -114,7 +114,7 @@ def propose(
         slot = r[i].running
         if drafts[slot].proposed == 0:
             continue
-        most = limits.kv_blocks * limits.block_size - r[slot].computed - 1  # else it could not even run alone
+        most = limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1  # else it could not even run alone
         window = min(drafts[slot].window, most)
         if drafts[slot].source == MODEL:
             depth = d.arm_levels[arm] if trees else window
@@ -132,10 +132,11 @@ def propose(
                 RUNS, drafts[slot].at, r[slot].generated, window, 1.0, d.runs, d.log_acceptances[arm]
             )
             levels = max(levels, drafted)
+        if r[slot].going > 0:  # it drafts, and gains nothing
+            drafts[slot].proposed = 0
+            drafted, accepted = max(window, 0), 0
         drafts[slot].drafted = drafted
         drafts[slot].accepted = accepted
-        if r[slot].going > 0:
-            drafts[slot].proposed = 0  # it drafts, and gains nothing
     if proposing == 0:
         return 0.0, arm
     round_s = interpolate(d.draft_sequences, d.round_s[arm], float(proposing))

@@ -16,6 +16,7 @@ from simrl.engine.requests import (
     PAUSE,
     PREEMPTED,
     WATCH,
+    Request,
     Requests,
     Totals,
     end,
@@ -35,10 +36,13 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     stopped in the pass in flight, or was aborted, is gone."""
     if t.n_leaving > 0 and r[t.n_leaving - 1].leaving_at >= t.n_running:
         t.n_leaving -= 1
+        t.leaving_places -= 1
+        _unhash_in_flight(r[r[t.n_leaving].leaving], t)
         leave(r, t, r[t.n_leaving].leaving, r[t.n_leaving].leaving_kind)
         return
     t.n_running -= 1
     slot = r[t.n_running].running
+    _unhash_in_flight(r[slot], t)
     if r[slot].going > 0:
         t.n_going -= 1
         if r[slot].going == 1:
@@ -47,12 +51,17 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
             _leave_now(r, t, slot)
         r[slot].going = 0
         return
-    if t.ahead == 1 and t.prefix_caching == 1:  # the scheduler does not know the tokens of the pass in flight
-        r[slot].computed -= max(r[slot].gained, 0)
     free(r, t, slot, cause)
     t.waiting_head = waiting_at(r, t, -1)
     t.n_waiting += 1
     r[t.waiting_head].waiting = slot
+
+
+@njit(cache=True, inline="always")
+def _unhash_in_flight(request: Request, t: Totals) -> None:
+    """Let nobody find the tokens of the pass in flight: the scheduler does not know them."""
+    if t.ahead == 1 and t.prefix_caching == 1:
+        request.computed -= max(request.gained, 0)
 
 
 @njit(cache=True)
@@ -87,6 +96,7 @@ def let_leave(r: Requests, t: Totals) -> None:
     for i in range(t.n_leaving):
         leave(r, t, r[i].leaving, r[i].leaving_kind)
     t.n_leaving = 0
+    t.leaving_places = 0
 
 
 @njit(cache=True)
@@ -129,6 +139,7 @@ def stop(r: Requests, t: Totals) -> None:
             r[t.n_leaving].leaving = slot
             r[t.n_leaving].leaving_kind = kind
             r[t.n_leaving].leaving_at = kept if r[slot].going == 0 else -1
+            t.leaving_places += r[slot].going == 0
             t.n_leaving += 1
         else:
             leave(r, t, slot, kind)

@@ -60,7 +60,10 @@ def run(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Li
 def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limits, draft_s: float) -> None:
     """Run one pass with the drafts of `drafts.drafted` tokens, which took `draft_s`; where it is -1, a request waits for its
     draft and takes no part."""
-    schedule(r, drafts, t, limits)
+    if t.async_scheduling == 0:
+        schedule(r, drafts, t, limits)
+    else:
+        _schedule_ahead(r, drafts, t, limits)
     work = _work(r, drafts, t, tables)
     seconds = pass_s(
         tables,
@@ -94,14 +97,23 @@ def one_pass(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limit
 
 
 @njit(cache=True)
-def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
-    """Set the tokens that each running request has in the pass to come (`r.scheduled`, 0 before); vLLM's `schedule()`."""
+def _schedule_ahead(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
+    """Schedule a pass as of when the one before it starts; if there is nothing to do then, as of its end."""
+    if t.ahead == 0:
+        know_all(r, t)
+    t.ahead = 1
+    if schedule(r, drafts, t, limits) == 0:
+        know_all(r, t)
+        t.ahead = 1
+        schedule(r, drafts, t, limits)
+
+
+@njit(cache=True)
+def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
+    """Set the tokens that each running request has in the pass to come (`r.scheduled`, 0 before); vLLM's `schedule()`. Returns
+    their sum."""
     size, budget = limits.block_size, limits.max_num_batched_tokens
     preempted = False
-    if t.async_scheduling == 1:
-        if t.ahead == 0 or (t.n_running == 0 and admissible(r, drafts, t, limits, budget) == 0):
-            know_all(r, t)
-        t.ahead = 1
 
     # First, the running requests.
     i = 0
@@ -161,6 +173,7 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         drafts[slot].drafting = 0
         drafts[slot].decodes = 0
         budget -= new
+    return int(limits.max_num_batched_tokens - budget)
 
 
 @njit(cache=True)

@@ -38,6 +38,7 @@ END, PAUSE, WATCH = range(3)
 # Why a request lost its cache: it moved to another worker, was preempted, got new weights, or a drafter started that needs it.
 MOVED, PREEMPTED, RELOADED, REDRAFTED = range(4)
 NEVER = 2**62
+UNKNOWN = -2
 
 
 class Request(Node):
@@ -67,7 +68,7 @@ class Request(Node):
     shared: int  # … blocks of it that the request holds …
     last_node: int  # … and the copy of its last block that it holds; -1 if none
     first_own: int  # block from which on its text is its own
-    own_node: int  # what it left in the list; -1 if nothing
+    own_node: int  # what it left in the list; -1 if nothing, UNKNOWN until it is first in line
     covering: int  # whether it computes its prompt
     continues: int  # whether its text may be asked for after its end
 
@@ -103,6 +104,7 @@ class Totals(Gauges, CacheTotals):
     n_stopped: int
     n_free: int
     n_leaving: int
+    leaving_places: int  # that these have beside the running ones
     n_going: int  # running or waiting ones that take part in one more pass
     async_scheduling: int
     ahead: int  # whether the pass to come is scheduled already
@@ -254,10 +256,7 @@ def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: 
         r[slot].prompt_node = node
         r[slot].first_own = shared_tokens // t.block_size
     if r[slot].sample_key >= 0 and r[slot].generated > 0:
-        own = node_of(r, t, OWN, r[slot].sample_key)
-        if own >= 0:
-            r[own].node_users += 1
-            r[slot].own_node = own
+        r[slot].own_node = UNKNOWN
 
 
 @njit(cache=True, inline="always")
@@ -366,7 +365,7 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     """
     if t.n_waiting == 0 or t.admitting == 0:
         return 0
-    if t.n_running + t.n_leaving >= limits.max_num_seqs:
+    if t.n_running + t.leaving_places >= limits.max_num_seqs:
         return 0
     slot = r[t.waiting_head].waiting
     if limits.async_scheduling and r[slot].seen_at > t.passes:
@@ -376,6 +375,11 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     room = t.free_blocks + t.held_blocks
     if t.prefix_caching == 1 and computed == 0:
         evict(r, t)
+        if r[slot].own_node == UNKNOWN:
+            own = node_of(r, t, OWN, r[slot].sample_key)
+            if own >= 0:
+                r[own].node_users += 1
+                r[slot].own_node = own
         found, free_ones = find(r, t, slot, known)
         computed = found * limits.block_size
         room -= free_ones

@@ -68,7 +68,7 @@ def run_speculative(
             passes > 0
             and _all_may_draft(r, t)
             and n * (1 + most) <= limits.max_num_batched_tokens
-            and t.free_blocks >= n * (blocks_of(most + 1, limits.block_size) + 1)
+            and t.free_blocks >= n * (blocks_of((1 + t.async_scheduling) * most + 1, limits.block_size) + 1)
         ):
             speculative_stretch(r, drafts, t, tables, limits, d, memory, until.time_s)
         else:

@@ -147,6 +147,7 @@ def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -
         r[slot].computed += done
         r[slot].generated += done
         r[slot].gained = 1
+        r[slot].rejected = 0
         blocks = max(blocks_of(r[slot].computed, limits.block_size), r[slot].blocks)
         grown += blocks - r[slot].blocks
         r[slot].blocks = blocks
@@ -175,7 +176,7 @@ def speculative_stretch(
     """Run passes that verify the drafts of the present batch and do nothing else: to the first stop, the first boundary after
     `until_s`, or while there is surely room and the gate is open. At least one; the caller has seen to the room for it."""
     n, size = t.n_running, limits.block_size
-    roomy = n * (blocks_of(most_drafted(d) + 1, size) + 1)
+    roomy = n * (blocks_of((1 + t.async_scheduling) * most_drafted(d) + 1, size) + 1)
     proposing, modelled, kv = 0, 0, 0
     for i in range(n):
         slot = r[i].running
@@ -235,7 +236,8 @@ def speculative_stretch(
                 levels = max(levels, drafted) if chain else levels
                 drafted_of_pass += drafted
                 accepted_of_pass += accepted
-            beyond = r[slot].computed + 1 + drafted - r[slot].blocks * size
+            beyond = r[slot].computed + r[slot].rejected + 1 + drafted - r[slot].blocks * size
+            r[slot].rejected = drafted - accepted if t.async_scheduling == 1 else 0
             if beyond > 0:
                 t.free_blocks -= blocks_of(beyond, size)
                 r[slot].blocks += blocks_of(beyond, size)

@@ -147,6 +147,11 @@ class ReferenceEngine:
         return [r for r in self.queue if not r.over]
 
     @property
+    def leaving(self) -> list[int]:
+        """The blocks of those that are over, but not for the scheduler."""
+        return [r.blocks for r in self.batch if r.over]
+
+    @property
     def free_blocks(self) -> int:
         return len(self._blocks.free)
 
@@ -220,12 +225,12 @@ class ReferenceEngine:
         if request in self.held:
             self.held.remove(request)
             self.lose(request)
-        if request in self.queue and request.seen_at > self.passes:
+        if request in self.queue and (request.seen_at > self.passes or not self.busy):  # else it may have been scheduled
             self.queue.remove(request)
         if request in self.news:
             self.news.remove(request)
         self.news.append(request)
-        if not self.limits.async_scheduling or not self.busy:
+        if not self.limits.async_scheduling:
             self.catch_up()
 
     def recompute_running(self) -> None:
@@ -490,7 +495,7 @@ class ReferenceEngine:
                     self.speculates = True
                     if any(r.key is not None for r in self.running):
                         self.recompute_running()
-        if not self.limits.async_scheduling or not self.busy:
+        if not self.limits.async_scheduling:
             self.catch_up()
 
     def pause(self, request: Request) -> None:

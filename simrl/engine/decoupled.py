@@ -24,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from simrl.engine.leaving import stop
 from simrl.engine.passes import iterate
 from simrl.engine.requests import (
     NEVER,
@@ -36,7 +37,6 @@ from simrl.engine.requests import (
     blocks_of,
     busy,
     known_tokens,
-    stop,
 )
 from simrl.engine.stretches import Chances, accepted_by, fill_chances
 from simrl.profile.interpolation import interpolate, interpolate4
@@ -335,6 +335,7 @@ def _stretch(
                 gain = min(1 + drafts[slot].accepted, drafts[slot].left)
                 r[slot].computed += gain
                 r[slot].generated += gain
+                r[slot].gained = gain
                 t.generated_tokens += gain
                 drafted_of_pass += drafts[slot].in_verification
                 accepted_of_pass += _judge(r[slot], drafts[slot])
@@ -369,7 +370,7 @@ def run_decoupled(
     while t.now_s <= until.time_s and busy(t):
         if _only_decodes(r, drafts, t, limits, d):
             _stretch(r, drafts, t, tables, limits, d, until.time_s)
-            stop(r, t, limits)
+            stop(r, t)
             if until.first_stop and t.n_stopped > 0:
                 break
             continue
@@ -395,7 +396,7 @@ def run_decoupled(
             _end_draft(r, drafts, t)
             _start_draft(r, drafts, t, d, ended_s)
         _verified(r, drafts, t, d)
-        stop(r, t, limits)
+        stop(r, t)
         if until.first_stop and t.n_stopped > 0:
             break
     return t.now_s

@@ -27,7 +27,9 @@ import numpy as np
 from numba import typeof
 
 from simrl.engine.decoupled import run_decoupled
+from simrl.engine.leaving import drop_caches, remove
 from simrl.engine.passes import run
+from simrl.engine.prefix_cache import short_of_nodes
 from simrl.engine.requests import (
     DRAFTS,
     END,
@@ -41,20 +43,19 @@ from simrl.engine.requests import (
     Limits,
     Stop,
     Until,
-    drop_caches,
     enqueue,
     queue_up,
-    remove,
 )
 from simrl.engine.speculative import run_speculative
 from simrl.engine.stretches import Memory
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.speculation.bandit import bandit_state, copied
-from simrl.speculation.decoding import SIBLINGS, Decoding, Floats, Records
+from simrl.speculation.decoding import OPEN, SIBLINGS, Decoding, Floats, Records
 from simrl.speculation.gates import ELASTIC_OFF
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
+COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
 SPENT = (*(TOTALS.names or ())[-10:], "preemptions")
 
 
@@ -154,11 +155,15 @@ class Engine:
         t = self._state.totals
         t["slowdown"] = t["drift"] = t["admitting"] = 1
         t["free_blocks"], t["draft_ends_s"], t["bandit_key"] = limits.kv_blocks, np.inf, key
+        t["block_size"], t["prefix_caching"] = limits.block_size, limits.prefix_caching
+        t["async_scheduling"] = limits.async_scheduling
+        t["hold_paused"] = limits.hold_paused or not limits.prefix_caching
+        t["latest_node"] = t["list_first"] = t["list_last"] = -1
         self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
         self._grow: Callable[[int], None] = self._make_room
         self._grow(16)
         self.decoding = given
-        self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(4)))
+        self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(7), False))
 
     @property
     def now_s(self) -> float:
@@ -202,6 +207,8 @@ class Engine:
     @decoding.setter
     def decoding(self, decoding: Decoding | None) -> None:
         self._decoding, state, until = decoding, self._state, Until(0.0, True)
+        padded = decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees)
+        state.totals["padding"] = decoding.rule.window.most_tokens if padded else 0
         common = state.requests, state.drafts, state.totals, self._tables, self.limits
         if decoding is None:
             self._run_kernel = _resolved(run, _Like(*common, until))
@@ -212,11 +219,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return self._total("n_running")
+        going = self._state.r["going"][self._state.r["running"][: self._total("n_running")]]
+        return self._total("n_running") - int(np.count_nonzero(going))
 
     @property
     def waiting(self) -> int:
-        return self._total("n_waiting")
+        return self._total("n_running") + self._total("n_waiting") - self._total("n_going") - self.running
 
     @property
     def free_blocks(self) -> int:
@@ -245,15 +253,27 @@ class Engine:
     @property
     def totals(self) -> dict[str, int]:
         """Passes, generated tokens, prefilled tokens (recomputed ones included) and preemptions since the start."""
-        return {name: self._total(name) for name in ("passes", "generated_tokens", "prefill_tokens", "preemptions")}
+        return {name: self._total(name) for name in COUNTED}
 
     def submit(
-        self, prompt_tokens: int, response_tokens: int, generated_tokens: int = 0, cached_tokens: int = 0
+        self,
+        prompt_tokens: int,
+        response_tokens: int,
+        generated_tokens: int = 0,
+        cached_tokens: int = 0,
+        prompt_key: int = -1,
+        sample_key: int = -1,
+        shared_tokens: int | None = None,
+        continues: bool = False,
     ) -> int:
         """Queue a request at this boundary; `generated_tokens` of its response exist and are prefilled. Returns its slot.
 
         The first `cached_tokens` of all these are not computed: their KV came from elsewhere. They take up blocks from the
         request's admission on. Raises ValueError if there is nothing left to generate or nothing to compute.
+
+        With a prefix cache, requests of one `prompt_key` find each other's first `shared_tokens` (None: the whole prompt); one
+        with `generated_tokens` finds what an earlier request of its `sample_key` left when it was aborted, or ended though it
+        `continues`. A key of -1 finds nothing.
         """
         if not 0 <= generated_tokens < response_tokens or not 0 <= cached_tokens < prompt_tokens + generated_tokens:
             raise ValueError(
@@ -261,11 +281,12 @@ class Engine:
                 f"{cached_tokens} cached"
             )
         self.require_fits(prompt_tokens, response_tokens)
-        if not self._total("n_free"):
+        if not self._total("n_free") or short_of_nodes(self._state.totals, self._state.requests.size, 1) > 0:
             self._grow(2 * self._state.requests.size)
         state = self._state
         lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens
-        slot: int = self._enqueue(state.requests, state.totals, *lengths)
+        shared = prompt_tokens if shared_tokens is None else shared_tokens
+        slot: int = self._enqueue(state.requests, state.totals, *lengths, prompt_key, shared, sample_key, continues)
         if self.decoding is not None:  # else they never change
             state.forget_drafts(slot)
         return slot
@@ -463,3 +484,6 @@ class Engine:
         free = self._total("n_free")
         state.requests["free"][free : free + capacity - held] = np.arange(capacity - 1, held - 1, -1)
         state.totals["n_free"] = free + capacity - held
+        spare = self._total("n_spare")
+        state.requests["node_spare"][spare : spare + capacity - held] = np.arange(held, capacity)
+        state.totals["n_spare"] = spare + capacity - held

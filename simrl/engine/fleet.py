@@ -16,8 +16,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from simrl.engine.engine import Engine, resolved
+from simrl.engine.leaving import remove, stop
 from simrl.engine.passes import one_pass, run
-from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop, remove, stop
+from simrl.engine.prefix_cache import short_of_nodes
+from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop
 from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Floats, Ints, Records, fields_of
@@ -84,7 +86,7 @@ def begin(
     f: Engines, tables: Tables, limits: Limits, numbers: Ints, lengths: Ints, now_s: float, request_s: float
 ) -> Floats:
     """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and
-    generated tokens of each. Return the boundary before at which each engine had lost its last one, infinity if it had not."""
+    generated tokens of each, and the keys of its prompt and its sample. Return the boundary before at which each engine had lost its last one, infinity if it had not."""
     settled = np.zeros(f.next_step_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)
     for i in range(numbers.shape[0]):
@@ -94,7 +96,9 @@ def begin(
         if not settled[worker]:
             settled[worker] = True
             emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
-        slot = enqueue(r, totals, lengths[i, 0], lengths[i, 1], lengths[i, 2], 0)
+        prompt, response, generated = lengths[i, 0], lengths[i, 1], lengths[i, 2]
+        prompt_key, sample_key, cut = lengths[i, 3], lengths[i, 4], f.tickets[number].whole == 0
+        slot = enqueue(r, totals, prompt, response, generated, 0, prompt_key, prompt, sample_key, cut)
         totals[0].now_s += request_s
         r[slot].ticket = number
         f.tickets[number].slot = slot
@@ -203,7 +207,7 @@ def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     r, totals = f.requests[worker], f.totals[worker]
     if f.stretch[worker] > 0:
         go_to_end(r, totals[0], limits, f.stretch[worker], f.next_step_s[worker])
-        stop(r, totals[0], limits)
+        stop(r, totals[0])
     else:
         one_pass(r, f.drafts, totals, tables, limits)
     f.next_step_s[worker] = np.inf
@@ -365,7 +369,7 @@ class Fleet:
         self._numbers = 0
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
         self._make_slots(16)
-        f, numbers, lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
+        f, numbers, lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 5), np.int64)
         self._begin = resolved(begin, f, *self._shared, numbers, lengths, 0.0, 0.0)
         self._advance = resolved(advance, f, *self._shared, 0.0, 0.0)
 
@@ -402,9 +406,10 @@ class Fleet:
         f = self.arrays
         lengths_of_longest = lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist()
         self.engines[0].require_fits(*lengths_of_longest[:2])
-        more = np.bincount(f.tickets["worker"][numbers], minlength=len(self.engines)) - f.totals["n_free"][:, 0]
-        if more.max() > 0:
-            self._make_slots(max(2 * f.drafts.size, f.drafts.size + int(more.max())))
+        more = np.bincount(f.tickets["worker"][numbers], minlength=len(self.engines))
+        lacking = max(int((more - f.totals["n_free"][:, 0]).max()), short_of_nodes(f.totals, f.drafts.size, more))
+        if lacking > 0:
+            self._make_slots(max(2 * f.drafts.size, f.drafts.size + lacking))
         emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, lengths, now_s, request_s)
         return emptied_s
 

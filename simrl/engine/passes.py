@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
+from simrl.engine.prefix_cache import cover, find, take_found
 from simrl.engine.requests import (
     MOVED,
     PREEMPTED,
@@ -25,11 +27,8 @@ from simrl.engine.requests import (
     admit,
     blocks_of,
     busy,
-    know_all,
     known_tokens,
     make_room,
-    preempt_last,
-    stop,
 )
 from simrl.engine.stretches import decode_stretch, stretch_length
 from simrl.profile.profile import Tables, pass_s, straggler_beside_prefill_s, straggler_s
@@ -51,7 +50,7 @@ def run(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Li
             decode_stretch(r, t, tables, limits, passes, until.time_s)
         else:
             iterate(r, drafts, t, tables, limits, 0.0)
-        stop(r, t, limits)
+        stop(r, t)
         if until.first_stop and t.n_stopped > 0:
             break
     return t.now_s
@@ -82,6 +81,7 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
     else:
         _account(r, drafts, t, tables, work, seconds, draft_s)
     _advance(r, drafts, t)
+    let_leave(r, t)
     t.passes += 1
     t.prefill_tokens += work.prefill
 
@@ -90,7 +90,7 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
 def one_pass(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits) -> None:
     """Run one pass without drafts, and list what stops in it."""
     iterate(r, drafts, totals[0], tables, limits, 0.0)
-    stop(r, totals[0], limits)
+    stop(r, totals[0])
 
 
 @njit(cache=True)
@@ -98,8 +98,10 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
     """Set the tokens that each running request has in the pass to come (`r.scheduled`, 0 before); vLLM's `schedule()`."""
     size, budget = limits.block_size, limits.max_num_batched_tokens
     preempted = False
-    if limits.async_scheduling and t.n_running == 0 and admissible(r, drafts, t, limits, budget) == 0:
-        know_all(r, t)
+    if t.async_scheduling == 1:
+        if t.ahead == 0 or (t.n_running == 0 and admissible(r, drafts, t, limits, budget) == 0):
+            know_all(r, t)
+        t.ahead = 1
 
     # First, the running requests.
     i = 0
@@ -108,8 +110,9 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         if drafts[slot].drafted < 0:
             i += 1
             continue
-        new = min(known_tokens(r[slot], drafts[slot]) - r[slot].computed + drafts[slot].drafted, budget)
-        need = max(blocks_of(r[slot].computed + new, size) - r[slot].blocks, 0)
+        left = 1 if r[slot].going == 2 else known_tokens(r[slot], drafts[slot]) - r[slot].computed
+        new = min(left + drafts[slot].drafted, budget)
+        need = max(blocks_of(r[slot].computed + r[slot].rejected + new, size) - r[slot].blocks, 0)
         if need > t.free_blocks:  # rare, and the call is dear in a loop over all requests
             make_room(r, t, need, PREEMPTED)
         while need > t.free_blocks and i < t.n_running:
@@ -121,6 +124,8 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         t.free_blocks -= need
         r[slot].blocks += need
         r[slot].scheduled = new
+        if r[slot].covering == 1:
+            cover(r, t, slot, min(r[slot].computed + new, known_tokens(r[slot], drafts[slot])))
         if drafts[slot].drafted > 0:
             drafts[slot].drafted = min(drafts[slot].drafted, new - 1)
             drafts[slot].accepted = min(drafts[slot].accepted, new - 1)
@@ -128,23 +133,60 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
         i += 1
 
     # Next, the waiting requests.
+    scheduled_running = i
     while not preempted and budget > 0:
         new = admissible(r, drafts, t, limits, budget)
         if new == 0:
             break
+        padding = _padding(r, drafts, t, limits, scheduled_running) if t.padding > 0 else 0
+        if new + padding > budget or padding > _fitting(r, drafts, t, limits):
+            break
+        new += padding
         slot = admit(r, t)
+        t.lookup_tokens += known_tokens(r[slot], drafts[slot])
+        if t.prefix_caching == 1 and r[slot].computed == 0:
+            take_found(r, t, slot, known_tokens(r[slot], drafts[slot]))
         need = max(blocks_of(r[slot].computed + new, size) - r[slot].blocks, 0)
         make_room(r, t, need, PREEMPTED)
         t.free_blocks -= need
         r[slot].blocks += need
         r[slot].scheduled = new
+        if r[slot].covering == 1:
+            cover(r, t, slot, r[slot].computed + new)
         drafts[slot].proposed = 0
-        drafts[slot].drafted = 0
+        drafts[slot].drafted = padding
+        drafts[slot].accepted = 0
         drafts[slot].ahead = 0
         drafts[slot].in_verification = 0
         drafts[slot].drafting = 0
         drafts[slot].decodes = 0
         budget -= new
+
+
+@njit(cache=True)
+def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_running: int) -> int:
+    """Return the draft tokens that vLLM gives the first waiting request, which may start: where it has one token to compute, so that
+    a CUDA graph of decoding still fits the pass. They are rejected."""
+    slot = r[t.waiting_head].waiting
+    known, computed = known_tokens(r[slot], drafts[slot]), r[slot].computed
+    if t.prefix_caching == 1 and computed == 0:
+        computed = find(r, t, slot, known)[0] * limits.block_size
+    if known - computed != 1 or (scheduled_running == 0 and computed == 0):
+        return 0
+    for i in range(scheduled_running):
+        if r[r[i].running].gained < 0:  # computes its prompt
+            return 0
+    return t.padding if known + t.padding + 1 <= limits.kv_blocks * limits.block_size else 0
+
+
+@njit(cache=True)
+def _fitting(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
+    """Return for how many tokens more than its known ones there is room for the first waiting request, which may start."""
+    slot = r[t.waiting_head].waiting
+    known, found, free_ones = known_tokens(r[slot], drafts[slot]), 0, 0
+    if t.prefix_caching == 1 and r[slot].computed == 0:
+        found, free_ones = find(r, t, slot, known)
+    return (t.free_blocks + t.held_blocks - free_ones + found) * limits.block_size - known
 
 
 class PassWork(NamedTuple):
@@ -285,15 +327,28 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
         slot = r[i].running
         new = r[slot].scheduled
         r[slot].scheduled = 0
-        r[slot].computed += new
         if new == 0:
             drafts[slot].proposed = 0
-        elif r[slot].computed == known_tokens(r[slot], drafts[slot]) + drafts[slot].drafted:
+            if t.async_scheduling == 1:
+                r[slot].gained = min(r[slot].gained, 0)
+                r[slot].rejected = 0
+            continue
+        decodes = new == 1 + drafts[slot].drafted and r[slot].computed > 0
+        if r[slot].going > 0:
+            r[slot].computed += 0 if decodes else new
+            continue
+        r[slot].gained = -1
+        r[slot].rejected = 0
+        r[slot].computed += new
+        if r[slot].computed == known_tokens(r[slot], drafts[slot]) + drafts[slot].drafted:
             accepted = drafts[slot].accepted if drafts[slot].drafted > 0 else drafts[slot].old_accepted
             gain = min(1 + accepted, r[slot].stop_at - r[slot].generated)
             if r[slot].generated == 0:
                 r[slot].first_token_s = t.now_s
             r[slot].generated += gain
+            r[slot].gained = gain if decodes else 0
+            if t.async_scheduling == 1 and decodes:
+                r[slot].rejected = drafts[slot].drafted - accepted
             r[slot].computed = r[slot].prompt + r[slot].generated - 1
             if drafts[slot].old_tokens > 0:
                 drafts[slot].drafted_total += drafts[slot].old_tokens

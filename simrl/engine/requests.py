@@ -17,6 +17,18 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from simrl.engine.prefix_cache import (
+    OWN,
+    PROMPT,
+    CacheTotals,
+    Node,
+    evict,
+    find,
+    give_back,
+    leave_node,
+    new_node,
+    node_of,
+)
 from simrl.speculation.decoding import Draft, Drafts, Gauges, Records, fields_of
 
 # A request's slot, the time of the boundary at which it stopped, and how: END, PAUSE or WATCH.
@@ -28,8 +40,8 @@ MOVED, PREEMPTED, RELOADED, REDRAFTED = range(4)
 NEVER = 2**62
 
 
-class Request:
-    """One entry a request (a slot), but for the lists at the end, whose entries are slots."""
+class Request(Node):
+    """One entry a request (a slot), but for nodes, and for the lists at the end, whose entries are slots."""
 
     running: int  # `n_running` slots in order of admission
     generated: int
@@ -46,18 +58,34 @@ class Request:
     seen_at: int  # an async scheduler sees it waiting when that many passes are over
     first_token_s: float
     last_token_s: float
+    gained: int  # tokens in its last pass if that decoded, 0 if it computed the rest of its context, -1 if a part
+    rejected: int  # draft tokens of its last pass that were rejected; an async scheduler does not know it yet
+    going: int  # it takes part in one more pass, scheduled before it was aborted (1), paused (2) or ended (3); else 0
+    # With a prefix cache (`engine.prefix_cache`):
+    sample_key: int  # -1 of one whose text nobody asks for after its end
+    prompt_node: int  # -1: its prompt is not shared …
+    shared: int  # … blocks of it that the request holds …
+    last_node: int  # … and the copy of its last block that it holds; -1 if none
+    first_own: int  # block from which on its text is its own
+    own_node: int  # what it left in the list; -1 if nothing
+    covering: int  # whether it computes its prompt
+    continues: int  # whether its text may be asked for after its end
+
     ticket: int  # of a request of a group (`engine.fleet`); -1 of one whose stops are events
     waiting: int  # a ring of `n_waiting` slots from `waiting_head` on
     holding: int  # `n_holding` slots that hold blocks without running (paused, or waiting again), oldest pause first
     stopped: int  # `n_stopped` slots that stopped in the last pass …
     stopped_kind: int  # … and how
+    leaving: int  # `n_leaving` slots that stopped in the last pass, which an async scheduler does not know yet …
+    leaving_kind: int  # … how …
+    leaving_at: int  # … and how many running requests are ahead; -1 of one that goes on once more
     free: int  # `n_free` slots without a request, the last one to be used next
 
 
 Requests = Sequence[Request]
 
 
-class Totals(Gauges):
+class Totals(Gauges, CacheTotals):
     """The state of the engine, and totals since it was made.
 
     The seconds of all passes are split by what they went to. `decode_s` is what passes would take without anything else. What
@@ -74,10 +102,13 @@ class Totals(Gauges):
     n_holding: int
     n_stopped: int
     n_free: int
-    n_leaving: int  # stopped in a pass that an async scheduler does not know yet
+    n_leaving: int
+    n_going: int  # running or waiting ones that take part in one more pass
+    async_scheduling: int
+    ahead: int  # whether the pass to come is scheduled already
+    padding: int  # draft tokens, to be rejected, of an admitted request that has one token to compute
     free_blocks: int
     held_blocks: int
-    leaving_blocks: int
 
     passes: int
     generated_tokens: int
@@ -118,6 +149,7 @@ class Limits(NamedTuple):
     kv_blocks: int
     async_scheduling: bool = False
     prefix_caching: bool = False
+    hold_paused: bool = False  # with a prefix cache: keep the blocks of paused requests; without one, that is so
 
 
 class Until(NamedTuple):
@@ -160,9 +192,20 @@ def queue_up(r: Requests, t: Totals, slot: int) -> None:
 
 
 @njit(cache=True)
-def enqueue(r: Requests, totals: Records, prompt: int, response: int, generated: int, cached: int) -> int:
-    """Append a new request to the queue. It holds no blocks, but `cached` tokens will not have to be computed. Return its slot;
-    one must be free."""
+def enqueue(
+    r: Requests,
+    totals: Records,
+    prompt: int,
+    response: int,
+    generated: int,
+    cached: int,
+    prompt_key: int,
+    shared_tokens: int,
+    sample_key: int,
+    continues: bool,
+) -> int:
+    """Append a new request to the queue. It holds no blocks, but `cached` tokens will not have to be computed. See
+    `Engine.submit` about the keys. Return its slot; one must be free."""
     t = totals[0]
     t.n_free -= 1
     slot = r[t.n_free].free
@@ -180,8 +223,41 @@ def enqueue(r: Requests, totals: Records, prompt: int, response: int, generated:
     r[slot].first_token_s = np.nan
     r[slot].last_token_s = np.nan
     r[slot].ticket = -1
+    r[slot].gained = -1
+    r[slot].rejected = 0
+    r[slot].going = 0
+    r[slot].sample_key = sample_key
+    r[slot].prompt_node = -1
+    r[slot].shared = 0
+    r[slot].last_node = -1
+    r[slot].first_own = 0
+    r[slot].own_node = -1
+    r[slot].covering = 0
+    r[slot].continues = continues
+    if t.prefix_caching == 1 and cached == 0:
+        _ask_for(r, t, slot, prompt_key, shared_tokens)
     queue_up(r, t, slot)
     return slot
+
+
+@njit(cache=True)
+def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: int) -> None:
+    """Let a new request find its prompt, and what it left here before."""
+    most = (shared_tokens - 1) // t.block_size
+    if prompt_key >= 0 and shared_tokens >= t.block_size:
+        node = node_of(r, t, PROMPT, prompt_key)
+        if node < 0:
+            node = new_node(r, t, PROMPT, prompt_key, 0)
+            r[node].node_most = most
+        r[node].node_users += 1
+        t.latest_node = node
+        r[slot].prompt_node = node
+        r[slot].first_own = shared_tokens // t.block_size
+    if r[slot].sample_key >= 0 and r[slot].generated > 0:
+        own = node_of(r, t, OWN, r[slot].sample_key)
+        if own >= 0:
+            r[own].node_users += 1
+            r[slot].own_node = own
 
 
 @njit(cache=True, inline="always")
@@ -204,11 +280,38 @@ def admit(r: Requests, t: Totals) -> int:
 
 
 @njit(cache=True)
-def free(request: Request, t: Totals, cause: int) -> None:
-    """Take a request's blocks and its cache."""
-    t.free_blocks += request.blocks
-    request.blocks = 0
-    forget(request, cause)
+def free(r: Requests, t: Totals, slot: int, cause: int) -> None:
+    """Take a request's blocks and its cache; it may come back."""
+    if t.prefix_caching == 0:
+        t.free_blocks += r[slot].blocks
+        r[slot].blocks = 0
+    elif r[slot].blocks > 0:
+        give_back(r, t, slot, _hashed_tokens(r[slot], t), True)
+    forget(r[slot], cause)
+
+
+@njit(cache=True, inline="always")
+def _hashed_tokens(request: Request, t: Totals) -> int:
+    """Return the tokens whose full blocks others may find, of a request that leaves between two passes: without what drafts
+    gained in the last one, which a scheduler that waits for it would have noted in the next."""
+    return request.computed if t.async_scheduling == 1 else request.computed - max(request.gained - 1, 0)
+
+
+@njit(cache=True)
+def end(r: Requests, t: Totals, slot: int, found_again: bool) -> None:
+    """Take the blocks and the cache of a request that has ended here; `found_again`: its text may be asked for later."""
+    if t.prefix_caching == 0:
+        free(r, t, slot, MOVED)
+        return
+    if r[slot].blocks > 0:
+        give_back(r, t, slot, _hashed_tokens(r[slot], t), found_again and r[slot].sample_key >= 0)
+    if r[slot].own_node >= 0:
+        leave_node(r, t, r[slot].own_node)
+        r[slot].own_node = -1
+    if r[slot].prompt_node >= 0:
+        leave_node(r, t, r[slot].prompt_node)
+        r[slot].prompt_node = -1
+    forget(r[slot], MOVED)
 
 
 @njit(cache=True, inline="always")
@@ -218,6 +321,8 @@ def forget(request: Request, cause: int) -> None:
         request.reached = max(request.reached, request.computed)
         request.lost_by = cause
         request.computed = 0
+    request.gained = -1
+    request.rejected = 0
 
 
 @njit(cache=True)
@@ -249,52 +354,7 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
     while blocks > t.free_blocks and t.n_holding > 0:
         slot = r[0].holding
         release(r, t, slot)
-        free(r[slot], t, cause)
-
-
-@njit(cache=True)
-def preempt_last(r: Requests, t: Totals, cause: int) -> int:
-    """Preempt the youngest running request: it gives its blocks back and waits, first in line, to recompute its cache."""
-    t.n_running -= 1
-    slot = r[t.n_running].running
-    free(r[slot], t, cause)
-    t.waiting_head = waiting_at(r, t, -1)
-    t.n_waiting += 1
-    r[t.waiting_head].waiting = slot
-    return slot
-
-
-@njit(cache=True)
-def remove(r: Requests, t: Totals, slot: int) -> None:
-    """Take a request out of its list, and free its blocks and its slot."""
-    free_slot(r, t, slot)
-    n = t.n_running
-    for i in range(n):
-        if r[i].running == slot:
-            for j in range(i, n - 1):
-                r[j].running = r[j + 1].running
-            t.n_running = n - 1
-            free(r[slot], t, MOVED)
-            return
-    release(r, t, slot)
-    free(r[slot], t, MOVED)
-    kept = 0
-    for i in range(t.n_waiting):
-        other = r[waiting_at(r, t, i)].waiting
-        if other != slot:
-            r[waiting_at(r, t, kept)].waiting = other
-            kept += 1
-    t.n_waiting = kept
-
-
-@njit(cache=True)
-def drop_caches(r: Requests, t: Totals, cause: int) -> None:
-    """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to the head of the queue."""
-    while t.n_running > 0:
-        preempt_last(r, t, cause)
-    make_room(r, t, t.free_blocks + t.held_blocks, cause)
-    for i in range(t.n_waiting):
-        forget(r[r[waiting_at(r, t, i)].waiting], cause)
+        free(r, t, slot, cause)
 
 
 @njit(cache=True)
@@ -312,19 +372,16 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     if limits.async_scheduling and r[slot].seen_at > t.passes:
         return 0
     known = known_tokens(r[slot], drafts[slot])
-    if blocks_of(known, limits.block_size) > t.free_blocks + t.held_blocks:
+    found, computed = 0, r[slot].computed
+    room = t.free_blocks + t.held_blocks
+    if t.prefix_caching == 1 and computed == 0:
+        evict(r, t)
+        found, free_ones = find(r, t, slot, known)
+        computed = found * limits.block_size
+        room -= free_ones
+    if blocks_of(known, limits.block_size) - found > room:
         return 0
-    return min(known - r[slot].computed, budget)
-
-
-@njit(cache=True)
-def know_all(r: Requests, t: Totals) -> None:
-    """Let an async scheduler that could schedule nothing ahead know who has left and who has come: it has waited."""
-    t.free_blocks += t.leaving_blocks
-    t.leaving_blocks = 0
-    t.n_leaving = 0
-    for i in range(t.n_waiting):
-        r[r[waiting_at(r, t, i)].waiting].seen_at = 0
+    return min(known - computed, budget)
 
 
 @njit(cache=True)
@@ -335,46 +392,3 @@ def may_stop(r: Requests, t: Totals, passes: int, admitted: int) -> bool:
         if min(r[slot].stop_at, r[slot].watch_at) - r[slot].generated <= passes:
             return True
     return False
-
-
-@njit(cache=True)
-def stop(r: Requests, t: Totals, limits: Limits) -> None:
-    """List the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on.
-
-    Under async scheduling those that leave keep their places and blocks for one more pass: it is scheduled already.
-    """
-    if limits.async_scheduling:
-        t.free_blocks += t.leaving_blocks
-        t.leaving_blocks = 0
-        t.n_leaving = 0
-    free_before = t.free_blocks
-    kept = 0
-    stopped = 0
-    for i in range(t.n_running):
-        slot = r[i].running
-        generated = r[slot].generated
-        ends, watched = generated >= r[slot].stop_at, generated >= r[slot].watch_at
-        if ends or watched:
-            r[stopped].stopped = slot
-            r[stopped].stopped_kind = r[slot].stop_kind if ends else WATCH
-            stopped += 1
-        if watched:
-            r[slot].watch_at = NEVER
-        if not ends:
-            r[kept].running = slot
-            kept += 1
-            continue
-        if r[slot].stop_kind == PAUSE:
-            hold(r, t, slot)
-        else:
-            r[slot].last_token_s = t.now_s
-            free(r[slot], t, MOVED)
-            free_slot(r, t, slot)
-        r[slot].stop_at = r[slot].response
-        r[slot].stop_kind = END
-    if limits.async_scheduling:
-        t.n_leaving = t.n_running - kept
-        t.leaving_blocks = t.free_blocks - free_before
-        t.free_blocks = free_before
-    t.n_running = kept
-    t.n_stopped = stopped

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from numba import njit
 
+from simrl.engine.leaving import drop_caches, stop
 from simrl.engine.passes import iterate
-from simrl.engine.requests import (
-    REDRAFTED,
-    Limits,
-    Requests,
-    Totals,
-    Until,
-    blocks_of,
-    busy,
-    drop_caches,
-    known_tokens,
-    stop,
-)
+from simrl.engine.requests import REDRAFTED, Limits, Requests, Totals, Until, blocks_of, busy, known_tokens
 from simrl.engine.stretches import (
     Memory,
     count_draft,
@@ -76,6 +66,7 @@ def run_speculative(
             decode_stretch(r, t, tables, limits, passes, until.time_s)
         elif (
             passes > 0
+            and _all_may_draft(r, t)
             and n * (1 + most) <= limits.max_num_batched_tokens
             and t.free_blocks >= n * (blocks_of(most + 1, limits.block_size) + 1)
         ):
@@ -86,7 +77,7 @@ def run_speculative(
             iterate(r, drafts, t, tables, limits, draft_s)
             learn(r, drafts, t, d, memory, arm, t.now_s - before_s)
         batch = t.n_running
-        stop(r, t, limits)
+        stop(r, t)
         if rule.gate == BATCH and not speculates:
             for _ in range(t.passes - passes_before):
                 remember(t, 0, 0)
@@ -111,7 +102,8 @@ def propose(
         slot = r[i].running
         drafts[slot].drafted = 0
         drafts[slot].accepted = 0
-        decodes = r[slot].generated > 0 and known_tokens(r[slot], drafts[slot]) - r[slot].computed == 1
+        one_token = r[slot].going == 2 or known_tokens(r[slot], drafts[slot]) - r[slot].computed == 1
+        decodes = r[slot].gained >= 0 and one_token
         drafts[slot].proposed = speculates and decodes and drafts[slot].source != NONE
         drafts[slot].left = r[slot].stop_at - r[slot].generated
         proposing += drafts[slot].proposed
@@ -122,7 +114,7 @@ def propose(
         slot = r[i].running
         if drafts[slot].proposed == 0:
             continue
-        most = limits.kv_blocks * limits.block_size - r[slot].computed - 1  # else it could not even run alone
+        most = limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1  # else it could not even run alone
         window = min(drafts[slot].window, most)
         if drafts[slot].source == MODEL:
             depth = d.arm_levels[arm] if trees else window
@@ -140,6 +132,9 @@ def propose(
                 RUNS, drafts[slot].at, r[slot].generated, window, 1.0, d.runs, d.log_acceptances[arm]
             )
             levels = max(levels, drafted)
+        if r[slot].going > 0:  # it drafts, and gains nothing
+            drafts[slot].proposed = 0
+            drafted, accepted = max(window, 0), 0
         drafts[slot].drafted = drafted
         drafts[slot].accepted = accepted
     if proposing == 0:
@@ -169,6 +164,15 @@ def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, a
         remember(t, drafted_of_pass, accepted_of_pass)
     if modelled > 0:
         observe(d.bandit, memory.bandit, arm, 1.0 + accepted_of_model / modelled, modelled, seconds)
+
+
+@njit(cache=True)
+def _all_may_draft(r: Requests, t: Totals) -> bool:
+    """Return whether all running requests gained something in their last pass: a drafter follows what was sampled."""
+    for i in range(t.n_running):
+        if r[r[i].running].gained < 0:
+            return False
+    return True
 
 
 @njit(cache=True)

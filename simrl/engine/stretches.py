@@ -49,7 +49,7 @@ LARGEST_COUNTED_BLOCK = 256  # tokens; with larger ones, passes are counted one 
 def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     """Return for how many passes the batch surely decodes and nothing else happens, up to the first stop; 0 if unsure."""
     n = t.n_running
-    if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving > 0:
+    if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving + t.n_going > 0:
         return 0
     if limits.async_scheduling and t.n_waiting > 0 and r[r[t.waiting_head].waiting].seen_at > t.passes:
         return 0  # the first that waits came too late for the pass to come, but not for the one after
@@ -146,6 +146,7 @@ def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -
         slot = r[i].running
         r[slot].computed += done
         r[slot].generated += done
+        r[slot].gained = 1
         blocks = max(blocks_of(r[slot].computed, limits.block_size), r[slot].blocks)
         grown += blocks - r[slot].blocks
         r[slot].blocks = blocks
@@ -273,6 +274,7 @@ def speculative_stretch(
             slot = r[i].running
             r[slot].computed += gains[i]
             r[slot].generated += gains[i]
+            r[slot].gained = gains[i]
             kv += gains[i]
             t.generated_tokens += gains[i]
             stopped |= r[slot].generated >= min(r[slot].stop_at, r[slot].watch_at)

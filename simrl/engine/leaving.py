@@ -1,0 +1,256 @@
+"""How requests leave the running ones: they stop, are aborted or preempted, or lose their caches with all others.
+
+Invariant: what an asynchronous scheduler does not know yet has happened for the caller, and not for the pass that it has
+scheduled already (`ahead`): those that stopped keep their place and blocks until that pass is scheduled here (`n_leaving`), and
+aborted ones take part in it (`n_going`).
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from simrl.engine.prefix_cache import forget_prefixes
+from simrl.engine.requests import (
+    END,
+    NEVER,
+    PAUSE,
+    PREEMPTED,
+    WATCH,
+    Requests,
+    Totals,
+    end,
+    forget,
+    free,
+    free_slot,
+    hold,
+    make_room,
+    release,
+    waiting_at,
+)
+
+
+@njit(cache=True)
+def preempt_last(r: Requests, t: Totals, cause: int) -> None:
+    """Preempt the youngest running request: it gives its blocks back and waits, first in line, to recompute its cache. One that
+    stopped in the pass in flight, or was aborted, is gone."""
+    if t.n_leaving > 0 and r[t.n_leaving - 1].leaving_at >= t.n_running:
+        t.n_leaving -= 1
+        leave(r, t, r[t.n_leaving].leaving, r[t.n_leaving].leaving_kind)
+        return
+    t.n_running -= 1
+    slot = r[t.n_running].running
+    if r[slot].going > 0:
+        t.n_going -= 1
+        if r[slot].going == 1:
+            leave(r, t, slot, END)
+        else:
+            _leave_now(r, t, slot)
+        r[slot].going = 0
+        return
+    if t.ahead == 1 and t.prefix_caching == 1:  # the scheduler does not know the tokens of the pass in flight
+        r[slot].computed -= max(r[slot].gained, 0)
+    free(r, t, slot, cause)
+    t.waiting_head = waiting_at(r, t, -1)
+    t.n_waiting += 1
+    r[t.waiting_head].waiting = slot
+
+
+@njit(cache=True)
+def leave(r: Requests, t: Totals, slot: int, kind: int) -> None:
+    """Let a request that has stopped go, or rest."""
+    if kind == END:
+        end(r, t, slot, r[slot].continues == 1)
+        free_slot(r, t, slot)
+    elif kind == PAUSE:
+        free(r, t, slot, PREEMPTED)
+
+
+@njit(cache=True)
+def _leave_now(r: Requests, t: Totals, slot: int) -> None:
+    """Let one go that stopped in the last pass."""
+    kept = 0
+    for i in range(t.n_leaving):
+        other, kind, at = r[i].leaving, r[i].leaving_kind, r[i].leaving_at
+        if other == slot:
+            leave(r, t, slot, kind)
+            continue
+        r[kept].leaving = other
+        r[kept].leaving_kind = kind
+        r[kept].leaving_at = at
+        kept += 1
+    t.n_leaving = kept
+
+
+@njit(cache=True)
+def let_leave(r: Requests, t: Totals) -> None:
+    """Let those go that stopped in the last pass."""
+    for i in range(t.n_leaving):
+        leave(r, t, r[i].leaving, r[i].leaving_kind)
+    t.n_leaving = 0
+
+
+@njit(cache=True)
+def stop(r: Requests, t: Totals) -> None:
+    """List the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on.
+
+    Under async scheduling those that leave keep their places and blocks for one more pass: it is scheduled already.
+    """
+    if t.n_going > 0:
+        _let_go(r, t)
+    kept = 0
+    stopped = 0
+    for i in range(t.n_running):
+        slot = r[i].running
+        generated = r[slot].generated
+        ends, watched = generated >= r[slot].stop_at, generated >= r[slot].watch_at
+        kind = r[slot].stop_kind
+        if ends or watched:
+            r[stopped].stopped = slot
+            r[stopped].stopped_kind = kind if ends else WATCH
+            stopped += 1
+        if watched:
+            r[slot].watch_at = NEVER
+        if not ends or r[slot].going > 0:
+            r[kept].running = slot
+            kept += 1
+            continue
+        r[slot].stop_at = r[slot].response
+        r[slot].stop_kind = END
+        if kind == END:
+            r[slot].last_token_s = t.now_s
+        elif t.hold_paused == 1:
+            hold(r, t, slot)
+            kind = WATCH  # nothing is left to do
+        if t.async_scheduling == 1 and r[slot].gained > 1 and kind != WATCH:  # the scheduler cannot know
+            _go_on_once(r, t, slot, 2 if kind == PAUSE else 3)
+            r[kept].running = slot
+            kept += 1
+        if t.async_scheduling == 1:
+            r[t.n_leaving].leaving = slot
+            r[t.n_leaving].leaving_kind = kind
+            r[t.n_leaving].leaving_at = kept if r[slot].going == 0 else -1
+            t.n_leaving += 1
+        else:
+            leave(r, t, slot, kind)
+    t.n_running = kept
+    t.n_stopped = stopped
+
+
+@njit(cache=True)
+def remove(r: Requests, t: Totals, slot: int) -> None:
+    """Take a request out of its list, and free its blocks and slot: after the pass that an async scheduler has scheduled."""
+    for i in range(t.n_leaving):
+        if r[i].leaving == slot and r[i].leaving_kind == PAUSE:  # a turn of it has just ended
+            r[i].leaving_kind = END
+            r[slot].continues = 1
+            r[slot].going = 3 if r[slot].going == 2 else 0
+            _take_from_queue(r, t, slot)
+            return
+    runs = is_running(r, t, slot)
+    if t.ahead == 1 and (runs or (r[slot].seen_at <= t.passes and _waits(r, t, slot))):
+        r[slot].continues = 1
+        _go_on_once(r, t, slot, 1)
+        return
+    if runs:
+        _take_from_running(r, t, slot)
+    else:
+        release(r, t, slot)
+        _take_from_queue(r, t, slot)
+    end(r, t, slot, True)
+    free_slot(r, t, slot)
+
+
+@njit(cache=True)
+def _go_on_once(r: Requests, t: Totals, slot: int, going: int) -> None:
+    """Let a request take part in the pass that is scheduled already, and gain nothing."""
+    r[slot].going = going
+    if going != 2:
+        r[slot].stop_at = NEVER
+        r[slot].watch_at = NEVER
+    t.n_going += 1
+
+
+@njit(cache=True)
+def is_running(r: Requests, t: Totals, slot: int) -> bool:
+    """Return whether a request runs."""
+    for i in range(t.n_running):
+        if r[i].running == slot:
+            return True
+    return False
+
+
+@njit(cache=True)
+def _waits(r: Requests, t: Totals, slot: int) -> bool:
+    """Return whether a request waits in the queue."""
+    for i in range(t.n_waiting):
+        if r[waiting_at(r, t, i)].waiting == slot:
+            return True
+    return False
+
+
+@njit(cache=True)
+def _take_from_running(r: Requests, t: Totals, slot: int) -> None:
+    """Take a request out of the running ones."""
+    kept = 0
+    for i in range(t.n_running):
+        other = r[i].running
+        if other != slot:
+            r[kept].running = other
+            kept += 1
+    t.n_running = kept
+
+
+@njit(cache=True)
+def _take_from_queue(r: Requests, t: Totals, slot: int) -> None:
+    """Take a request out of the queue, if it is there."""
+    kept = 0
+    for i in range(t.n_waiting):
+        other = r[waiting_at(r, t, i)].waiting
+        if other != slot:
+            r[waiting_at(r, t, kept)].waiting = other
+            kept += 1
+    t.n_waiting = kept
+
+
+@njit(cache=True)
+def _let_go(r: Requests, t: Totals) -> None:
+    """Take those out that have had one more pass, or would not have been in it."""
+    for i in range(t.n_running + t.n_waiting - 1, -1, -1):
+        runs = i < t.n_running
+        slot = r[i].running if runs else r[waiting_at(r, t, i - t.n_running)].waiting
+        if r[slot].going == 0 or (r[slot].going == 2 and not runs):
+            continue
+        if runs:
+            _take_from_running(r, t, slot)
+        else:
+            release(r, t, slot)
+            _take_from_queue(r, t, slot)
+        going, r[slot].going = r[slot].going, 0
+        if going == 1:
+            leave(r, t, slot, END)
+    t.n_going = 0
+
+
+@njit(cache=True)
+def know_all(r: Requests, t: Totals) -> None:
+    """Let an async scheduler that could schedule nothing ahead know who has left and who has come: it has waited."""
+    t.ahead = 0
+    let_leave(r, t)
+    if t.n_going > 0:
+        _let_go(r, t)
+    for i in range(t.n_waiting):
+        r[r[waiting_at(r, t, i)].waiting].seen_at = 0
+
+
+@njit(cache=True)
+def drop_caches(r: Requests, t: Totals, cause: int) -> None:
+    """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to the head of the queue. No
+    pass is in flight then, or scheduled."""
+    know_all(r, t)
+    while t.n_running > 0:
+        preempt_last(r, t, cause)
+    make_room(r, t, t.free_blocks + t.held_blocks, cause)
+    for i in range(t.n_waiting):
+        forget(r[r[waiting_at(r, t, i)].waiting], cause)
+    if t.prefix_caching == 1:
+        forget_prefixes(r, t)

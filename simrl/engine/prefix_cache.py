@@ -1,0 +1,322 @@
+"""The prefix cache: which free blocks hold tokens that a request may find again, as vLLM's block pool keeps them.
+
+Invariant: the free blocks are those in which nobody finds anything, which are used first, and then the *list*, used from its
+oldest end on. In the list are runs of blocks of one text, the last block of each first, and between them dead blocks: full
+ones that nobody asks for any more. A text is a *node*: the full blocks of a prompt that its group shares (PROMPT); the last
+block of a prompt that ends with a full block, of which each request has a copy, for its last token is never found (LAST); the
+tokens that a request alone has (OWN). A node is in the list if it has blocks and no request holds it.
+
+Blocks are counted, not numbered, because only these runs matter: a request takes blocks from the front and finds a text from
+its beginning. At most one running request is in the middle of a prompt, so that a prompt's blocks exist once.
+What passes take (`free_blocks`) leaves the list no later than `evict`, before anything is found or given back.
+
+Nodes are entries of the requests' array (`simrl.engine.requests`), beside the slots and without relation to them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+if TYPE_CHECKING:
+    from simrl.engine.requests import Requests, Totals
+    from simrl.speculation.decoding import Records
+
+NO_NODE, PROMPT, LAST, OWN = range(4)
+
+
+class Node:
+    """One entry a node."""
+
+    node_kind: int
+    node_key: int  # of the prompt, or of the sample; -1 of one whose request alone may find it
+    node_blocks: int  # that hold the beginning of the text
+    node_most: int  # blocks of the whole text of a prompt
+    node_refs: int  # requests that hold the blocks
+    node_users: int  # requests that may find it, and copies of a prompt's last block
+    node_prompt: int  # the prompt of which it is the last block
+    node_age: int  # orders such copies
+    node_before: int  # nodes beside it in the list, -1 at an end …
+    node_after: int
+    node_dead: int  # … and dead blocks behind it
+    node_spare: int  # `n_spare` entries without a node, the last one to be used next
+
+
+class CacheTotals:
+    """The list, and what was found."""
+
+    prefix_caching: int
+    hold_paused: int  # whether a paused request holds its blocks
+    block_size: int
+    n_spare: int
+    latest_node: int  # of a prompt
+    copies: int  # so far
+    list_first: int  # -1: the list has no node
+    list_last: int
+    list_dead: int  # dead blocks ahead of the first node
+    listed_blocks: int
+    lookup_tokens: int  # known tokens of the requests that were admitted …
+    hit_tokens: int  # … of which these were found
+
+
+def short_of_nodes(totals: Records, capacity: int, more: Any) -> Any:
+    """Return how many nodes are lacking if `more` requests come to an engine (an array: to each): each may need one for its
+    prompt, and at a time one for its own text and one for a last block."""
+    if not totals["prefix_caching"].flat[0]:
+        return -1
+    live = capacity - totals["n_free"].ravel() + more
+    return int(np.max(2 * live + more - totals["n_spare"].ravel()))
+
+
+@njit(cache=True)
+def node_of(r: Requests, t: Totals, kind: int, key: int) -> int:
+    """Return the node of a prompt, or of a sample that left; -1 if there is none."""
+    if kind == PROMPT and t.latest_node >= 0 and r[t.latest_node].node_key == key:
+        if r[t.latest_node].node_kind == PROMPT:
+            return int(t.latest_node)
+    for node in range(len(r)):
+        if r[node].node_kind == kind and r[node].node_key == key:
+            return node
+    return -1
+
+
+@njit(cache=True)
+def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
+    """Return a new node, of which nobody knows."""
+    t.n_spare -= 1
+    node = r[t.n_spare].node_spare
+    r[node].node_kind = kind
+    r[node].node_key = key
+    r[node].node_blocks = blocks
+    r[node].node_most = blocks
+    r[node].node_refs = 0
+    r[node].node_users = 0
+    r[node].node_prompt = -1
+    r[node].node_dead = 0
+    return node
+
+
+@njit(cache=True)
+def leave_node(r: Requests, t: Totals, node: int) -> None:
+    """Let a node have a user less."""
+    r[node].node_users -= 1
+    drop_if_unused(r, t, node)
+
+
+@njit(cache=True)
+def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
+    """Forget a node that has no blocks and no user."""
+    while node >= 0 and r[node].node_blocks == 0 and r[node].node_users == 0 and r[node].node_refs == 0:
+        prompt = r[node].node_prompt
+        r[node].node_kind = NO_NODE
+        r[t.n_spare].node_spare = node
+        t.n_spare += 1
+        node = prompt
+        if node >= 0:
+            r[node].node_users -= 1
+
+
+@njit(cache=True)
+def append(r: Requests, t: Totals, node: int) -> None:
+    """Append a node that nobody holds any more to the list. Its blocks are free."""
+    last = t.list_last
+    r[node].node_before = last
+    r[node].node_after = -1
+    if last >= 0:
+        r[last].node_after = node
+    else:
+        t.list_first = node
+    t.list_last = node
+    t.listed_blocks += r[node].node_blocks
+    t.free_blocks += r[node].node_blocks
+
+
+@njit(cache=True)
+def append_dead(r: Requests, t: Totals, blocks: int) -> None:
+    """Append blocks to the list that nobody finds again."""
+    if t.list_last >= 0:
+        r[t.list_last].node_dead += blocks
+    else:
+        t.list_dead += blocks
+    t.listed_blocks += blocks
+    t.free_blocks += blocks
+
+
+@njit(cache=True)
+def unlist(r: Requests, t: Totals, node: int) -> None:
+    """Take a node out of the list, which keeps the dead blocks behind it. Its blocks are not free any more."""
+    before, after = r[node].node_before, r[node].node_after
+    if before >= 0:
+        r[before].node_after = after
+        r[before].node_dead += r[node].node_dead
+    else:
+        t.list_first = after
+        t.list_dead += r[node].node_dead
+    if after >= 0:
+        r[after].node_before = before
+    else:
+        t.list_last = before
+    r[node].node_dead = 0
+    t.listed_blocks -= r[node].node_blocks
+    t.free_blocks -= r[node].node_blocks
+
+
+@njit(cache=True)
+def evict(r: Requests, t: Totals) -> None:
+    """Take the blocks out of the list that passes have used."""
+    while t.listed_blocks > t.free_blocks:
+        used = t.listed_blocks - t.free_blocks
+        if t.list_dead > 0:
+            used = min(used, t.list_dead)
+            t.list_dead -= used
+            t.listed_blocks -= used
+            continue
+        node = t.list_first
+        used = min(used, r[node].node_blocks)
+        r[node].node_blocks -= used
+        t.listed_blocks -= used
+        if r[node].node_blocks == 0:
+            unlist(r, t, node)
+            drop_if_unused(r, t, node)
+
+
+@njit(cache=True)
+def first_copy(r: Requests, prompt: int) -> int:
+    """Return the oldest copy of a prompt's last block; -1 if there is none."""
+    first = -1
+    for node in range(len(r)):
+        if r[node].node_kind == LAST and r[node].node_prompt == prompt and r[node].node_blocks > 0:
+            if first < 0 or r[node].node_age < r[first].node_age:
+                first = node
+    return first
+
+
+@njit(cache=True)
+def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
+    """Return how many blocks of a request's `known` tokens, the last one excluded, are found, and how many of these are free."""
+    most = (known - 1) // t.block_size
+    found, free = 0, 0
+    prompt = r[slot].prompt_node
+    if prompt >= 0:
+        found = r[prompt].node_blocks
+        free = found if r[prompt].node_refs == 0 else 0
+        if found < r[prompt].node_most:
+            return found, free
+        if r[slot].first_own > found:
+            copy = first_copy(r, prompt) if most > found else -1
+            if copy < 0:
+                return found, free
+            found += 1
+            free += r[copy].node_refs == 0
+    own = r[slot].own_node
+    if own >= 0:
+        blocks = min(r[own].node_blocks, most - r[slot].first_own)
+        found += blocks
+        free += blocks
+    return found, free
+
+
+@njit(cache=True)
+def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
+    """Give an admitted request what it finds."""
+    found, _ = find(r, t, slot, known)
+    r[slot].blocks = found
+    r[slot].computed = found * t.block_size
+    t.hit_tokens += found * t.block_size
+    prompt, own = r[slot].prompt_node, r[slot].own_node
+    if prompt >= 0:
+        _hold(r, t, prompt)
+        found -= r[prompt].node_blocks
+        r[slot].shared = r[prompt].node_blocks
+        if found > 0 and r[slot].first_own > r[slot].shared:
+            r[slot].last_node = first_copy(r, prompt)
+            _hold(r, t, r[slot].last_node)
+            found -= 1
+    r[slot].covering = prompt >= 0
+    if own >= 0:
+        if r[own].node_blocks > 0:
+            unlist(r, t, own)
+            left = r[own].node_blocks - found
+            if left > 0:  # behind a block that was not found
+                append_dead(r, t, left)
+            r[own].node_blocks = 0
+        r[slot].own_node = -1
+        leave_node(r, t, own)
+
+
+@njit(cache=True)
+def _hold(r: Requests, t: Totals, node: int) -> None:
+    """Let a request hold a node's blocks."""
+    if r[node].node_refs == 0 and r[node].node_blocks > 0:
+        unlist(r, t, node)
+    r[node].node_refs += 1
+
+
+@njit(cache=True)
+def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
+    """Let others find the blocks of a prompt that a request computes in the pass to come, up to `tokens`. Those of one pass find
+    them already."""
+    prompt, blocks = r[slot].prompt_node, tokens // t.block_size
+    most = r[prompt].node_most
+    r[slot].shared = max(min(blocks, most), r[prompt].node_blocks)
+    r[prompt].node_blocks = r[slot].shared
+    if blocks < r[slot].first_own or blocks < most:
+        return
+    r[slot].covering = 0
+    if r[slot].first_own > most and r[slot].last_node < 0:
+        copy = new_node(r, t, LAST, -1, 1)
+        r[copy].node_refs = 1
+        r[copy].node_prompt = prompt
+        r[copy].node_age = t.copies
+        t.copies += 1
+        r[prompt].node_users += 1
+        r[slot].last_node = copy
+
+
+@njit(cache=True)
+def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again: bool) -> None:
+    """Give a request's blocks back: full ones of its first `hashed_tokens` tokens to the list, from which others may find its
+    prompt, and it the rest, if it is `found_again`."""
+    evict(r, t)
+    own = r[slot].blocks - r[slot].shared - (r[slot].last_node >= 0)
+    full = min(max(hashed_tokens // t.block_size - r[slot].first_own, 0), own)
+    t.free_blocks += own - full
+    if full > 0 and found_again:
+        node = new_node(r, t, OWN, r[slot].sample_key, full)
+        r[node].node_users = 1
+        r[slot].own_node = node
+        append(r, t, node)
+    elif full > 0:
+        append_dead(r, t, full)
+    if r[slot].last_node >= 0:
+        _let_go(r, t, r[slot].last_node)
+        r[slot].last_node = -1
+    if r[slot].prompt_node >= 0:
+        _let_go(r, t, r[slot].prompt_node)
+    r[slot].blocks = 0
+    r[slot].shared = 0
+    r[slot].covering = 0
+
+
+@njit(cache=True)
+def _let_go(r: Requests, t: Totals, node: int) -> None:
+    """Undo `_hold`."""
+    r[node].node_refs -= 1
+    if r[node].node_refs == 0 and r[node].node_blocks > 0:
+        append(r, t, node)
+
+
+@njit(cache=True)
+def forget_prefixes(r: Requests, t: Totals) -> None:
+    """Forget all texts; no request holds blocks of one."""
+    evict(r, t)
+    for node in range(len(r)):
+        if r[node].node_kind != NO_NODE and r[node].node_blocks > 0:
+            r[node].node_blocks = 0
+            drop_if_unused(r, t, node)
+    t.list_first = -1
+    t.list_last = -1
+    t.list_dead = 0
+    t.listed_blocks = 0

@@ -170,6 +170,8 @@ class ReferenceEngine:
             "preemptions": self.preemptions,
             "hit_tokens": self.hit_tokens,
             "lookup_tokens": self.lookup_tokens,
+            "hit_tokens": self.hit_tokens,
+            "lookup_tokens": self.lookup_tokens,
         }
 
     @property
@@ -337,6 +339,11 @@ class ReferenceEngine:
         need = self.blocks(request.known) - len(found) + self._blocks.unused(found)
         return need <= self.free_blocks + sum(r.blocks for r in self.held)
 
+    def padding(self, request: Request) -> int:
+        """Return the drafts with which an admitted request is padded that has only its last token to compute."""
+        padding = self.rules.padding if self.rules else 0
+        return padding if request.known + padding < self.limits.kv_blocks * self.limits.block_size else 0
+
     def schedule(self) -> list[tuple[Request, int]]:
         """Return the tokens of each request in the next pass."""
         budget = self.limits.max_num_batched_tokens
@@ -377,10 +384,9 @@ class ReferenceEngine:
             computed = max(len(found) * self.limits.block_size, request.computed)
             new = min(request.known - computed, budget)
             request.padding = 0
-            last = request.known - computed == 1
-            if self.rules and self.rules.padding and last and not prefilling and (decoding or computed > 0):
-                new += self.rules.padding
-                request.padding = self.rules.padding
+            if request.known - computed == 1 and not prefilling and (decoding or computed > 0):
+                request.padding = self.padding(request)
+                new += request.padding
                 if new > budget:
                     break
             self.batch.append(self.queue.pop(0))

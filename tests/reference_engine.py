@@ -147,6 +147,11 @@ class ReferenceEngine:
         return [r for r in self.queue if not r.over]
 
     @property
+    def leaving(self) -> list[int]:
+        """The blocks of those that are over, but not for the scheduler."""
+        return [r.blocks for r in self.batch if r.over]
+
+    @property
     def free_blocks(self) -> int:
         return len(self._blocks.free)
 
@@ -163,6 +168,8 @@ class ReferenceEngine:
             "generated_tokens": self.generated_tokens,
             "prefill_tokens": self.prefill_tokens,
             "preemptions": self.preemptions,
+            "hit_tokens": self.hit_tokens,
+            "lookup_tokens": self.lookup_tokens,
             "hit_tokens": self.hit_tokens,
             "lookup_tokens": self.lookup_tokens,
         }
@@ -220,12 +227,12 @@ class ReferenceEngine:
         if request in self.held:
             self.held.remove(request)
             self.lose(request)
-        if request in self.queue and request.seen_at > self.passes:
+        if request in self.queue and (request.seen_at > self.passes or not self.busy):  # else it may have been scheduled
             self.queue.remove(request)
         if request in self.news:
             self.news.remove(request)
         self.news.append(request)
-        if not self.limits.async_scheduling or not self.busy:
+        if not self.limits.async_scheduling:
             self.catch_up()
 
     def recompute_running(self) -> None:
@@ -332,6 +339,11 @@ class ReferenceEngine:
         need = self.blocks(request.known) - len(found) + self._blocks.unused(found)
         return need <= self.free_blocks + sum(r.blocks for r in self.held)
 
+    def padding(self, request: Request) -> int:
+        """Return the drafts with which an admitted request is padded that has only its last token to compute."""
+        padding = self.rules.padding if self.rules else 0
+        return padding if request.known + padding < self.limits.kv_blocks * self.limits.block_size else 0
+
     def schedule(self) -> list[tuple[Request, int]]:
         """Return the tokens of each request in the next pass."""
         budget = self.limits.max_num_batched_tokens
@@ -372,10 +384,9 @@ class ReferenceEngine:
             computed = max(len(found) * self.limits.block_size, request.computed)
             new = min(request.known - computed, budget)
             request.padding = 0
-            last = request.known - computed == 1
-            if self.rules and self.rules.padding and last and not prefilling and (decoding or computed > 0):
-                new += self.rules.padding
-                request.padding = self.rules.padding
+            if request.known - computed == 1 and not prefilling and (decoding or computed > 0):
+                request.padding = self.padding(request)
+                new += request.padding
                 if new > budget:
                     break
             self.batch.append(self.queue.pop(0))
@@ -490,7 +501,7 @@ class ReferenceEngine:
                     self.speculates = True
                     if any(r.key is not None for r in self.running):
                         self.recompute_running()
-        if not self.limits.async_scheduling or not self.busy:
+        if not self.limits.async_scheduling:
             self.catch_up()
 
     def pause(self, request: Request) -> None:

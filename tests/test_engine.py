@@ -105,6 +105,7 @@ limits = st.builds(
     block_size=st.sampled_from([1, 4, 16]),
     kv_blocks=st.integers(210, 600),
     async_scheduling=st.just(False),
+    prefix_caching=st.just(False),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 

@@ -34,6 +34,7 @@ class Explanation:
     warmup_steps: int
     updates: int
     full_batch: Mapping[str, Any] | None
+    occupancy: float | None
     weight_sync: str | None
     whole: Waterfall
     steady: Waterfall
@@ -67,6 +68,7 @@ class Explanation:
             "gpu_s": self.whole.total_gpu_s,
             "gpu_s_per_sample": self.steady.total_gpu_s / self.steady.samples,
             "full_batch": self.full_batch,
+            "occupancy": self.occupancy,
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
             "parts": parts,
             "critical_path": {
@@ -122,6 +124,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
     steady = waterfall(result, *window(result, warmup_steps))
     of_updates = [paths.of(k) for k in range(warmup_steps, updates)]
     held_up, held_up_s = paths.held_up(chosen)
+    row = summary(result, warmup_steps)
     return Explanation(
         label=_name(result),
         variant=str(result.metadata.get("variant") or ""),
@@ -129,6 +132,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         warmup_steps=warmup_steps,
         updates=updates,
         full_batch=result.metadata.get("full_batch"),
+        occupancy=row["occupancy"],
         weight_sync=result.metadata.get("weight_sync"),
         whole=waterfall(result),
         steady=steady,
@@ -136,7 +140,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         paths_s=seconds_of(of_updates),
         held_up=tuple(held_up),
         held_up_s=held_up_s,
-        findings=tuple(diagnose(Evidence(result, summary(result, warmup_steps), steady, of_updates))),
+        findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
     )
 
 

@@ -55,7 +55,7 @@ from simrl.speculation.decoding import SIBLINGS, Decoding, Floats, Records
 from simrl.speculation.gates import ELASTIC_OFF
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
-SPENT = (*(TOTALS.names or ())[-10:], "preemptions")
+SPENT = (*(TOTALS.names or ())[-11:], "preemptions")
 
 
 class _Like:

@@ -64,7 +64,7 @@ class GroupRuns:
         self._recorder = recorder
         self._request_s = request_s
         self._groups: dict[int, GroupRun] = {}
-        self._over: deque[GroupRun] = deque()  # at this instant, which their dispatcher has yet to hear
+        self._over: deque[list[Rollout]] = deque()  # of groups over at this instant, which nobody has heard yet
         self._closed: dict[int, tuple[Segment, ...]] = {}  # by ticket
         # Of the tickets that were submitted, and withdrawn, at this instant:
         self._numbers: list[int] = []
@@ -155,8 +155,8 @@ class GroupRuns:
 
     def stop(self) -> None:
         """Record what is unfinished, or over at this very instant, when the workers have stopped."""
-        for group in self._over:
-            self._recorder.came_back([each for each in group.over.value if not self._recorder.is_back(each)])
+        for rollouts in self._over:
+            self._recorder.came_back([rollout for rollout in rollouts if not self._recorder.is_back(rollout)])
         if not self._groups:
             return
         running = {
@@ -267,9 +267,9 @@ class GroupRuns:
             for i in range(group.first, group.first + len(group.samples)):
                 self._closed.pop(i, None)
             self._fleet.close_group(number, group.first, len(group.samples))
-            self._over.append(group)
+            self._over.append([rollout for _, rollout in rollouts])
             on_fire(group.over, lambda _: self._over.popleft())
-            group.over.succeed([rollout for _, rollout in rollouts])
+            group.over.succeed(self._over[-1])
 
     def _rollouts(self, group: GroupRun) -> list[tuple[int, Rollout]]:
         """Return the rollouts of a group as they are known, each with its place among all ends; -1 if it has none yet."""

@@ -118,6 +118,7 @@ class Limits(NamedTuple):
     block_size: int
     kv_blocks: int
     async_scheduling: bool = False
+    prefix_caching: bool = False
 
 
 class Until(NamedTuple):

@@ -96,6 +96,10 @@ def _times(metadata: Facts) -> Entries:
     given = metadata["scenario"]["engine"]["kv_cache_tokens"] is not None
     cache = f"{metadata['kv_cache_tokens_per_worker']:,} tokens"
     yield "KV cache of a worker", cache, *(("given", "engine.kv_cache_tokens") if given else derived)
+    if (caching := metadata.get("prefix_caching")) is not None:
+        given = metadata["scenario"]["engine"].get("prefix_caching") is not None
+        kind, source = ("given", "engine.prefix_caching") if given else ("default", f"as {metadata['system']} has it")
+        yield "prefix caching", "on" if caching else "off", kind, source
 
 
 def _speculation(metadata: Facts) -> Entries:
@@ -123,7 +127,7 @@ def _parameters(metadata: Facts) -> Entries:
         values = metadata["scenario"][section]
         for key, field in model.model_fields.items():
             value = values.get(key)
-            if value is not None:
+            if value is not None and key != "prefix_caching":  # which every run has
                 shown = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
                 kind = "default" if value == field.default else "given"
                 source = " ".join((field.description or "").split())

@@ -103,6 +103,7 @@ class Prepared(Deployment):
             "gpus": self.gpus,
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
+            "prefix_caching": self.limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
             "load_weights_kind": "given"
@@ -140,7 +141,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
-    limits = _engine_limits(engine, deployment, drafts, tail)
+    caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
+    limits = _engine_limits(engine, deployment, drafts, tail)._replace(prefix_caching=caching)
     if drafts is not None:
         _require_room_for_drafter(engine, deployment, drafts, limits)
     longest = _longest_allowed(trace)

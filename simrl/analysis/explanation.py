@@ -43,6 +43,7 @@ class Explanation:
     held_up: tuple[HeldUp, ...]
     held_up_s: float
     findings: tuple[Finding, ...]
+    not_modelled: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
@@ -82,6 +83,7 @@ class Explanation:
             "held_up": [sample._asdict() for sample in self.held_up],
             "held_up_s": self.held_up_s,
             "findings": [finding._asdict() for finding in self.findings],
+            "not_modelled": list(self.not_modelled),
         }
 
 
@@ -141,6 +143,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         held_up=tuple(held_up),
         held_up_s=held_up_s,
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
+        not_modelled=() if "replay" in result.metadata else tuple(result.metadata.get("not_modelled") or ()),
     )
 
 

@@ -55,6 +55,7 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (str, "label? system? variant? scenario?.model scenario?.system.name scenario?.cluster.gpu speculation?.method"),
     (int, "scenario?.seed"),
     (dict[str, Any], "scenario?.workload"),
+    (list[str], "not_modelled?"),
     (_COUNT, "rollout_workers? train_gpus? scenario?.warmup_steps scenario?.system.eta?"),
     (_POSITIVE, "gpus? full_batch?.sequences scenario?.engine.max_num_seqs"),
     (_AMOUNT, "end_s? scenario?.training.reward_s"),

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from simrl.engine.config import EngineConfig
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
-from simrl.trace.trace import UNSEPARATED
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
 
@@ -198,18 +197,23 @@ def _presets(metadata: Facts) -> list[str]:
     return [f"Constants of {preset}: {', '.join(words)}" for preset, words in shown.items()]
 
 
+def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
+    """Return the line that lists what simulated runs have that is not modelled; none where nothing applies."""
+    listed = [each.get("not_modelled") or [] for each in of_results if "replay" not in each]
+    found = list(dict.fromkeys(words for each in listed for words in each))
+    return [f"Not modelled: {'; '.join(found)}"] * bool(found)
+
+
 def provenance(of_results: Iterable[Facts]) -> list[str]:
     """Return the inputs behind the numbers, each once."""
     lines: list[str] = []
     assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
-        notes = str(trace.get("notes") or "").split(". ")
         passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
-            *(f"Rollouts: {said.removesuffix('.')}" for said in notes if said.startswith(UNSEPARATED)),
             f"Training: {trained_by(training)}",
         ]
         lines += _presets(metadata)

@@ -26,6 +26,7 @@ from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.cache import InputCache
+from simrl.simulate.modelled import not_modelled
 from simrl.speculation.best_of_n import TailPlan, plan_tail
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.plan import DraftPlan, plan_drafting
@@ -115,6 +116,7 @@ class Prepared(Deployment):
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
+            "not_modelled": not_modelled(self),
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
         }

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.scenario.model import Scenario
-from simrl.show.inputs import provenance
+from simrl.show.inputs import not_modelled_lines, provenance
 from simrl.show.tables.ranking import ranking_lines, row_name
 from simrl.show.text import Column, Line, fitting, folded, plain_table, say
 
@@ -40,7 +40,7 @@ def show_comparison(
         say(console, *(f"{column.name}: {column.meaning}" for column in columns if column.meaning))
     if left_out:
         say(console, f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
-    say(console, *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked)))
+    say(console, *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked)), *not_modelled_lines(metadata))
     console.print()
     with folded(console, "What the numbers rest on"):
         say(console, *provenance(metadata))

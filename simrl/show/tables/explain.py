@@ -56,6 +56,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
         say(console, f"Occupancy: a running worker fills {e.occupancy:.0%} of the slots of a full batch, {left_out}")
     if e.weight_sync:
         say(console, f"Weight sync: {e.weight_sync}.")
+    if e.not_modelled:
+        say(console, f"Not modelled: {'; '.join(e.not_modelled)}.")
     console.print()
     _print_path(e, console)
     console.print()

@@ -56,6 +56,7 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (int, "scenario?.seed"),
     (dict[str, Any], "scenario?.workload"),
     (list[str], "not_modelled?"),
+    (bool, "prefix_caching?"),
     (_COUNT, "rollout_workers? train_gpus? scenario?.warmup_steps scenario?.system.eta?"),
     (_POSITIVE, "gpus? full_batch?.sequences scenario?.engine.max_num_seqs"),
     (_AMOUNT, "end_s? scenario?.training.reward_s"),

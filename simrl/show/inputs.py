@@ -97,7 +97,7 @@ def _times(metadata: Facts) -> Entries:
     yield "KV cache of a worker", cache, *(("given", "engine.kv_cache_tokens") if given else derived)
     if (caching := metadata.get("prefix_caching")) is not None:
         given = metadata["scenario"]["engine"].get("prefix_caching") is not None
-        kind, source = ("given", "engine.prefix_caching") if given else ("default", f"as {metadata['system']} has it")
+        kind, source = ("given", "engine.prefix_caching") if given else ("default", "as the system has it")
         yield "prefix caching", "on" if caching else "off", kind, source
 
 

@@ -326,7 +326,7 @@ class Host:
             for request in self._requests.values():
                 self._tell_tokens(request, now_s)
             self._send_what_is_waited_for()
-            if self._requests and load.running != "keep":
+            if load.running != "keep":
                 self._engine.recompute_running()
             self._engine.load_weights(load.folder)
             if load.held_s:
@@ -348,6 +348,7 @@ class Host:
             self._engine.step()  # lets the engine see what was aborted
         if self._drafts_here:
             self._engine.drafter.configure(DrafterSetup())
+        self._engine.recompute_running()
         self._engine.load_weights(command.folder)
         self._reports.append(Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary))
 

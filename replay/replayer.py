@@ -160,6 +160,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         speculative=speculative,
         threads=config.threads,
         gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization,
+        prefix_caching=limits.prefix_caching,
     )
 
 

@@ -53,6 +53,7 @@ class EngineSettings:
     stop_token: int | None = None
     threads: int = 1
     gpu_memory_utilization: float = 0.9
+    prefix_caching: bool = False
 
 
 class Progress(NamedTuple):
@@ -145,7 +146,7 @@ class VllmEngine:
             "max_num_batched_tokens": settings.max_num_batched_tokens,
             "block_size": settings.block_size,
             "tensor_parallel_size": settings.tp,
-            "enable_prefix_caching": False,  # the simulated engine has none
+            "enable_prefix_caching": settings.prefix_caching,
             "enable_chunked_prefill": True,
             "enforce_eager": settings.device == "cpu",
             "generation_config": "vllm",
@@ -255,7 +256,7 @@ class VllmEngine:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
 
     def recompute_running(self) -> None:
-        """Let running requests recompute their KV cache; they keep their tokens."""
+        """Let running requests recompute their KV cache, and find no prefix again; they keep their tokens."""
         self._scheduler.reset_prefix_cache(reset_running_requests=True)
 
     # Properties of the engine.

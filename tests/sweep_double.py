@@ -25,6 +25,7 @@ def sweep_rows(count: int, **changes: object) -> list[dict]:
                 "tokens_per_s": 5000 * rate,
                 "step_s": 100 / rate,
                 "rollout_bubble": 0.1,
+                "occupancy": 0.4,
                 "train_idle": 0.2,
                 "off_policyness_mean": float(i % 3),
                 "off_policyness_max": i % 3,

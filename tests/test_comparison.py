@@ -31,6 +31,7 @@ DOCUMENTED = {
     "tokens_per_s",
     "step_s",
     "rollout_bubble",
+    "occupancy",
     "train_idle",
     "off_policyness_mean",
     "off_policyness_max",

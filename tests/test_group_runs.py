@@ -4,6 +4,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import simpy
 from helpers import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,6 +14,9 @@ from simrl.result.result import TABLES
 from simrl.runtime.group_runs import GroupRuns
 from simrl.scenario.model import Scenario
 from simrl.simulate import run
+from simrl.simulate.prepare import prepare
+
+SUBMIT, END = GroupRuns.submit, GroupRuns._news_of
 
 systems = st.one_of(
     st.fixed_dictionaries(
@@ -119,3 +123,29 @@ def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario)
                 np.testing.assert_allclose(*of_each, rtol=1e-12, err_msg=f"{name}.{column}")
             else:
                 assert ours[column].equals(theirs[column]), f"{name}.{column}"
+
+
+@examples(40)
+@given(scenarios(), st.integers(1, 5))
+def test_a_group_that_is_over_at_the_last_instant_is_in_the_tables(scenario, nth):
+    submitted: list[int] = []
+    over: list[int] = []
+
+    def submit(self, groups, *more):
+        submitted.extend(sample.uid for group in groups for sample in group.samples)
+        return SUBMIT(self, groups, *more)
+
+    def end_of_a_group(self, number):
+        END(self, number)
+        over.append(number)
+        if len(over) == nth:  # before anybody hears of it
+            raise simpy.core.StopSimulation(None)
+
+    with (
+        patch.object(GroupRuns, "submit", autospec=True, side_effect=submit),
+        patch.object(GroupRuns, "_news_of", autospec=True, side_effect=end_of_a_group),
+    ):
+        schedule = run.Schedule(prepare(scenario), simpy.Environment(), run.simulated_workers)
+        schedule.run()
+        samples = schedule.result().samples
+    assert set(samples["uid"].to_pylist()) == set(submitted)

@@ -1,11 +1,12 @@
 """Metrics of a result made by hand: two rollout workers of two GPUs, a trainer of four."""
 
 import pytest
-from helpers import rollout
+from helpers import rollout, scenario
 
-from simrl.result.metrics import gpu_seconds, summary, window
-from simrl.result.result import Lane, Result, Step
+from simrl.result.metrics import gpu_seconds, occupancy, summary, window
+from simrl.result.result import Lane, Result, Step, Work
 from simrl.runtime.recorder import Recorder
+from simrl.simulate.run import simulate
 
 
 def a_result() -> Result:
@@ -94,3 +95,40 @@ def test_what_was_dropped_and_who_moved_is_counted_over_all_that_was_generated()
     assert row["dropped_share"] == 50 / 100
     assert row["migrated_share"] == 1 / 4
     assert (row["carried_share"], row["carried_off_policyness_max"]) == (5 / 50, 2)
+
+
+def test_occupancy_counts_every_second_of_rollout_alike_and_none_of_waiting():
+    record = Recorder([Lane("rollout-000", 2), Lane("rollout-001", 2)])
+    record.span(0, "rollout", 0.0, 4.0, 0, 10, Work(slot_s=4 * 8))  # before the window
+    record.span(0, "rollout", 4.0, 8.0, 0, 10, Work(slot_s=4 * 4))
+    record.span(1, "rollout", 4.0, 5.0, 0, 10, Work(slot_s=1 * 9))  # then it waits
+    record.span(1, "rollout", 8.0, 10.0, 0, 10, Work(slot_s=2 * 1))
+    for i in range(2):
+        record.steps.append(Step(i, i, 0.0, 4.0 + 6 * i, 1, 1, 10, 0.0, 0))
+    facts = {
+        "label": "",
+        "variant": "",
+        "gpus": 4,
+        "full_batch": {"sequences": 10, "context_tokens": 1.0, "pass_s": 1.0},
+    }
+    assert summary(record.result(10.0, facts), 1)["occupancy"] == pytest.approx((16 + 9 + 2) / (10 * (4 + 1 + 2)))
+
+
+def test_occupancy_is_unknown_where_an_engine_does_not_tell_and_at_most_one():
+    full = {"full_batch": {"sequences": 3, "context_tokens": 1.0, "pass_s": 1.0}}
+    record = Recorder([Lane("rollout-000", 2)])
+    record.span(0, "rollout", 0.0, 4.0, 0, 10)
+    assert occupancy(record.result(4.0, full), 0.0, 4.0) is None
+    record.span(0, "rollout", 4.0, 8.0, 0, 10, Work(slot_s=4 * 4))  # contexts shorter than the mean
+    assert occupancy(record.result(8.0, full), 0.0, 8.0) == 1.0
+    assert occupancy(record.result(8.0, {}), 0.0, 8.0) is None
+
+
+def test_occupancy_of_a_run_is_the_time_that_its_requests_were_in_the_batch():
+    result = simulate(scenario({"name": "areal", "eta": 1}, steps=3))
+    segments, spans = result.segments.to_pandas(), result.spans.to_pandas()
+    rolls = spans[spans.kind == "rollout"]
+    filled_s = (segments.ended_s - segments.started_s).sum()  # none waits: there is room for all
+    slots_s = (rolls.ended_s - rolls.started_s).sum() * result.metadata["full_batch"]["sequences"]
+    assert rolls.slot_s.sum() == pytest.approx(filled_s, rel=0.05)  # but for the pass in which each arrives
+    assert occupancy(result, 0.0, result.metadata["end_s"]) == pytest.approx(rolls.slot_s.sum() / slots_s)

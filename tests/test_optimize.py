@@ -683,6 +683,20 @@ def test_passes_that_the_host_launches_are_eager_ones(file, system, key, eager, 
         assert launch(prepare(scenario)).settings.get(key) == value
 
 
+@pytest.mark.parametrize(
+    ("system", "key", "on", "off"),
+    [
+        ("verl_colocated", "actor_rollout_ref.rollout.enable_prefix_caching", "True", "False"),
+        ("areal", "vllm.no_enable_prefix_caching", "false", "true"),
+        ("april", "--sglang-disable-radix-cache", None, ""),
+    ],
+)
+def test_prefix_caching_is_the_scenarios(file, system, key, on, off):
+    for cached, value in (("true", on), ("false", off)):
+        (scenario,) = load_scenarios(file, [f"systems=[{system}]", f"engine.prefix_caching={cached}"])
+        assert launch(prepare(scenario)).settings.get(key) == value
+
+
 def test_a_split_cluster_is_told_as_parts_of_every_node(file):
     """verl: where both have as many nodes, and no more GPUs of each than a node has, they share the nodes."""
     system = "systems=[{name: one_step_off, rollout_share: 0.75}]"

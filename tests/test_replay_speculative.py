@@ -147,6 +147,13 @@ def test_an_engine_holds_the_longest_sample_and_its_drafts_and_no_token_more(of:
         engine_settings(replace(tight, limits=tight.limits._replace(kv_blocks=least - 1)), config)
 
 
+def test_an_engine_caches_prefixes_if_the_simulated_one_does(of: Of) -> None:
+    one, config = of("none"), ReplayConfig(Path("model"))
+    for cached in (True, False):
+        ready = replace(one, limits=one.limits._replace(prefix_caching=cached))
+        assert engine_settings(ready, config).prefix_caching == cached
+
+
 def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
     one = of("none")
     check_replayable(one, ReplayConfig(Path("model")))

@@ -213,6 +213,16 @@ def test_an_interrupted_response_goes_on_as_one_aborted_and_submitted_again_unde
     assert kept.token_ids != afresh(kept, tokens)  # its cache is the old weights'
 
 
+def test_under_new_weights_no_prefix_of_old_ones_is_found(fleet, config):
+    env, [first, second] = workers(fleet, config)
+    env.run(until=first.submit(sample(7, 100, 20)))
+    env.run(until=gather(env, [worker.load_weights(1, "drain") for worker in (first, second)]))
+    twin = sample(307, 100, 20)  # of one prompt with 7
+    again, fresh = env.run(until=gather(env, [worker.submit(twin) for worker in (first, second)]))
+    assert prompt_ids(twin) == prompt_ids(sample(7, 100, 20))
+    assert again.token_ids == fresh.token_ids
+
+
 def test_no_port_is_open_to_the_network(fleet, config):
     sockets = [address for i in range(2) for address in listening(pid(fleet, i))]
     assert all(address in LOOPBACK for address in sockets), sockets

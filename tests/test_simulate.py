@@ -18,6 +18,7 @@ from simrl.runtime import recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
+from simrl.show.inputs import inputs
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from simrl.systems.recipes import RECIPES, make_system
@@ -159,6 +160,22 @@ def test_the_kv_cache_is_what_the_weights_and_the_reserve_leave_of_the_memory():
 
 
 # What comes out.
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "on", "kind"),
+    [
+        ("verl_colocated", None, True, "default"),
+        ("areal", None, False, "default"),
+        ("areal", True, True, "given"),
+        ("one_step_off", False, False, "given"),
+    ],
+)
+def test_engines_cache_prefixes_as_the_scenario_says_or_else_as_the_system_has_it(name, given, on, kind):
+    ready = prepare(scenario(name, engine={"prefix_caching": given}))
+    assert ready.limits.prefix_caching == on
+    shown = {each.name: (each.value, each.kind) for each in inputs(ready.inputs())}
+    assert shown["prefix caching"] == ("on" if on else "off", kind)
 
 
 def test_every_update_is_told_while_it_runs():

@@ -26,6 +26,7 @@ def compared(tmp_path):
             "tokens_per_s": 31234.5,
             "step_s": 177.3,
             "rollout_bubble": 0.112,
+            "occupancy": 0.37,
             "train_idle": 0.0,
             "off_policyness_mean": 3.504,
             "off_policyness_max": 6,
@@ -77,7 +78,7 @@ def test_no_line_is_wider_than_the_screen_and_no_cell_is_cut(compared, capsys, m
 
 def test_a_narrow_screen_keeps_what_matters_and_says_what_is_left_out(compared, capsys, monkeypatch):
     heading = " ".join(shown(compared, capsys, monkeypatch, 80)[1:3])
-    for name in ("gpus", "system", "samples/s", "speed-up", "bubble", "idle", "off-policy", "cost/1k"):
+    for name in ("gpus", "system", "samples/s", "speed-up", "bubble", "idle", "occupancy", "off-policy"):
         assert name in heading
     left_out = re.search(
         "Left out for want of room, but in comparison.json: (.*)", "\n".join(shown(compared, capsys, monkeypatch, 80))
@@ -101,6 +102,7 @@ def test_every_column_that_needs_it_is_explained(compared, capsys, monkeypatch):
         "speed-up",
         "overall speed-up",
         "rollout bubble",
+        "occupancy",
         "train idle",
         "off-policy mean / max",
         "step s",

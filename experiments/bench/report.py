@@ -48,6 +48,7 @@ def made_up_sweep(folder: Path, points: int) -> Path:
                 "tokens_per_s": 5000.0 * rate,
                 "step_s": 100 / rate,
                 "rollout_bubble": i % 100 / 100,
+                "occupancy": i % 90 / 100,
                 "train_idle": i % 37 / 100,
                 "off_policyness_mean": i % 400 / 100,
                 "off_policyness_max": i % 5,

@@ -34,6 +34,7 @@ class Explanation:
     warmup_steps: int
     updates: int
     full_batch: Mapping[str, Any] | None
+    occupancy: float | None
     weight_sync: str | None
     whole: Waterfall
     steady: Waterfall
@@ -42,6 +43,7 @@ class Explanation:
     held_up: tuple[HeldUp, ...]
     held_up_s: float
     findings: tuple[Finding, ...]
+    not_modelled: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
@@ -67,6 +69,7 @@ class Explanation:
             "gpu_s": self.whole.total_gpu_s,
             "gpu_s_per_sample": self.steady.total_gpu_s / self.steady.samples,
             "full_batch": self.full_batch,
+            "occupancy": self.occupancy,
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
             "parts": parts,
             "critical_path": {
@@ -80,6 +83,7 @@ class Explanation:
             "held_up": [sample._asdict() for sample in self.held_up],
             "held_up_s": self.held_up_s,
             "findings": [finding._asdict() for finding in self.findings],
+            "not_modelled": list(self.not_modelled),
         }
 
 
@@ -122,6 +126,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
     steady = waterfall(result, *window(result, warmup_steps))
     of_updates = [paths.of(k) for k in range(warmup_steps, updates)]
     held_up, held_up_s = paths.held_up(chosen)
+    row = summary(result, warmup_steps)
     return Explanation(
         label=_name(result),
         variant=str(result.metadata.get("variant") or ""),
@@ -129,6 +134,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         warmup_steps=warmup_steps,
         updates=updates,
         full_batch=result.metadata.get("full_batch"),
+        occupancy=row["occupancy"],
         weight_sync=result.metadata.get("weight_sync"),
         whole=waterfall(result),
         steady=steady,
@@ -136,7 +142,8 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         paths_s=seconds_of(of_updates),
         held_up=tuple(held_up),
         held_up_s=held_up_s,
-        findings=tuple(diagnose(Evidence(result, summary(result, warmup_steps), steady, of_updates))),
+        findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
+        not_modelled=() if "replay" in result.metadata else tuple(result.metadata.get("not_modelled") or ()),
     )
 
 

@@ -46,3 +46,8 @@ class EngineConfig(BaseModel):
         default=False,
         description="a pass is scheduled when the one before starts (vLLM's default where it can; not with decoupled drafts)",
     )
+    prefix_caching: bool | None = Field(
+        default=None,
+        description="blocks of the KV cache are found again by their tokens: shared prompts, turns, preempted requests "
+        "(null: as the system has it, on but for areal)",
+    )

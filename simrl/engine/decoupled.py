@@ -296,6 +296,7 @@ def _stretch(
             while True:
                 t.drafts_accepted_s += share * (ends_s - t.now_s)
                 t.drafts_rejected_s += (1.0 - share) * (ends_s - t.now_s)
+                t.slot_s += n * (ends_s - t.now_s)
                 t.now_s = ends_s
                 lacking -= 1
                 if lacking == 0 or t.now_s > until_s:
@@ -316,6 +317,7 @@ def _stretch(
             t.drafts_accepted_s += share * (seconds - decode_s)
             t.drafts_rejected_s += (1.0 - share) * (seconds - decode_s)
             t.slowed_s += (t.slowdown - 1.0) * seconds
+            t.slot_s += n * t.slowdown * seconds
             t.now_s += t.slowdown * seconds
             t.decodes += verifying
             t.passes += 1
@@ -387,6 +389,7 @@ def run_decoupled(
             share = t.recent_accepted / t.recent_drafted if t.recent_drafted > 0 else 0.0
             t.drafts_accepted_s += share * wait_s
             t.drafts_rejected_s += (1.0 - share) * wait_s
+            t.slot_s += t.n_running * wait_s
             t.now_s = t.draft_ends_s
             continue
         iterate(r, drafts, t, tables, limits, 0.0)

@@ -56,7 +56,7 @@ from simrl.speculation.gates import ELASTIC_OFF
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
-SPENT = (*(TOTALS.names or ())[-10:], "preemptions")
+SPENT = (*(TOTALS.names or ())[-11:], "preemptions")
 
 
 class _Like:

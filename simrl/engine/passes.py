@@ -77,6 +77,7 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
     )
     t.now_s += t.slowdown * draft_s + t.slowdown * seconds
     t.slowed_s += (t.slowdown - 1.0) * (seconds + draft_s)
+    t.slot_s += t.n_running * t.slowdown * (seconds + draft_s)
     t.decodes += work.decoding
     if work.query == work.decoding:
         t.decode_s += seconds

@@ -126,6 +126,7 @@ class Totals(Gauges, CacheTotals):
     drafts_rejected_s: float
     slowed_s: float
     decodes: int  # sequences that decoded, summed over the passes
+    slot_s: float  # seconds of the passes, times the requests that run in each
 
 
 REQUESTS, DRAFTS, TOTALS = fields_of(Request), fields_of(Draft), fields_of(Totals)

@@ -159,6 +159,7 @@ def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -
     unslowed_s = (now_s - t.now_s) / slowdown
     t.decode_s += unslowed_s
     t.slowed_s += now_s - t.now_s - unslowed_s
+    t.slot_s += n * (now_s - t.now_s)
     t.now_s = now_s
 
 
@@ -201,7 +202,7 @@ def speculative_stretch(
         step_s[arm] = interpolate(d.draft_sequences, d.step_s[arm], float(proposing))
     gains, lengths = np.empty(n, dtype=np.int64), np.empty(n)
     runs, window_rule = d.runs, d.rule.window
-    dense_cell, sampled_cell, kv_cell, passes, stopped = 0, 0, 0, 0, False
+    dense_cell, sampled_cell, kv_cell, passes, stopped, began_s = 0, 0, 0, 0, False, t.now_s
     while not stopped and t.now_s <= until_s:
         if passes > 0 and (t.free_blocks < roomy or not gate_opens(d.rule, d.gate_batch, t, n)):
             break
@@ -282,6 +283,7 @@ def speculative_stretch(
             stopped |= r[slot].generated >= min(r[slot].stop_at, r[slot].watch_at)
         passes += 1
     t.decodes += n * passes
+    t.slot_s += n * (t.now_s - began_s)
     t.passes += passes
 
 

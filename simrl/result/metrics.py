@@ -47,6 +47,20 @@ def rollout_bubble(gpu_s: Mapping[tuple[bool, str], float]) -> float:
     return gpu_s.get((True, "idle"), 0.0) / total_gpu_s if total_gpu_s else 0.0
 
 
+def occupancy(result: Result, start_s: float, end_s: float) -> float | None:
+    """Return the share of the slots of its batch that a rollout worker fills while it runs, a second like any other: the
+    requests in the batch over those of a full one (`full_batch` of the metadata: max_num_seqs, or what the KV cache holds at
+    the run's mean context). At most 1, also where contexts are shorter than the mean. None where an engine does not tell."""
+    full, spans = result.metadata.get("full_batch"), result.spans
+    if not full or "slot_s" not in spans.column_names:
+        return None
+    spans = spans.filter(pc.and_(pc.equal(spans.column("kind"), "rollout"), pc.is_valid(spans.column("slot_s"))))
+    started_s, ended_s, slot_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s", "slot_s"))
+    inside_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
+    slots_s = float(inside_s.sum()) * full["sequences"]
+    return min(float((slot_s * inside_s / (ended_s - started_s)).sum()) / slots_s, 1.0) if slots_s else None
+
+
 def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -> dict[str, Any]:
     """Return the row of a comparison.
 
@@ -55,6 +69,8 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
     step_s                    seconds a policy update
     rollout_bubble            share of idle GPU-seconds on GPUs that roll out, their training and switching (colocated) not
                               counted; training the drafter meanwhile is no bubble
+    occupancy                 share of the slots of its batch that a rollout worker fills while it runs (`occupancy`); None
+                              where an engine does not tell
     train_idle                share of idle GPU-seconds on GPUs that only train; 0 if colocated, where waiting counts above
     off_policyness_mean, _max update's version minus the version that generated a token; the mean is over tokens
     carried_share             share of the trained tokens that an earlier step generated and carried over; they are not in
@@ -98,6 +114,7 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
         "tokens_per_s": (prompt + response) / seconds,
         "step_s": seconds / steps.num_rows,
         "rollout_bubble": rollout_bubble(gpu_s),
+        "occupancy": occupancy(result, start_s, end_s),
         "train_idle": gpu_s.get((False, "idle"), 0.0) / train_s if train_s else 0.0,
         "off_policyness_mean": float(np.average(ages, weights=tokens)),
         "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),

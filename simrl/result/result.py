@@ -59,6 +59,7 @@ class Work(NamedTuple):
     drafts_wasted_s        and by rejected ones
     slowed_s               what a slow worker (a fault) takes longer
     decodes                sequences that decoded, summed over passes
+    slot_s                 the seconds of the passes, times the requests that run in each
     preemptions            of running requests, for want of KV blocks
     """
 
@@ -72,6 +73,7 @@ class Work(NamedTuple):
     drafts_wasted_s: float = 0.0
     slowed_s: float = 0.0
     decodes: float = 0.0
+    slot_s: float = 0.0
     preemptions: float = 0.0
 
     def part(self, share: float) -> Work:

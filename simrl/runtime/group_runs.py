@@ -7,6 +7,7 @@ ends are no events. So a response costs no Python but for its `Rollout`.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ import simpy
 from numpy.typing import NDArray
 
 from simrl.engine.fleet import GROUP, IDLE, LOUD, Fleet
-from simrl.runtime.events import call_at, call_last
+from simrl.runtime.events import call_at, call_last, on_fire
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment, grown
 from simrl.trace.trace import Response, Sample
@@ -63,6 +64,7 @@ class GroupRuns:
         self._recorder = recorder
         self._request_s = request_s
         self._groups: dict[int, GroupRun] = {}
+        self._over: deque[list[Rollout]] = deque()  # of groups over at this instant, which nobody has heard yet
         self._closed: dict[int, tuple[Segment, ...]] = {}  # by ticket
         # Of the tickets that were submitted, and withdrawn, at this instant:
         self._numbers: list[int] = []
@@ -152,7 +154,9 @@ class GroupRuns:
     # From the schedule.
 
     def stop(self) -> None:
-        """Record what is unfinished, when the workers have stopped."""
+        """Record what is unfinished, or over at this very instant, when the workers have stopped."""
+        for rollouts in self._over:
+            self._recorder.came_back([rollout for rollout in rollouts if not self._recorder.is_back(rollout)])
         if not self._groups:
             return
         running = {
@@ -263,7 +267,9 @@ class GroupRuns:
             for i in range(group.first, group.first + len(group.samples)):
                 self._closed.pop(i, None)
             self._fleet.close_group(number, group.first, len(group.samples))
-            group.over.succeed([rollout for _, rollout in rollouts])
+            self._over.append([rollout for _, rollout in rollouts])
+            on_fire(group.over, lambda _: self._over.popleft())
+            group.over.succeed(self._over[-1])
 
     def _rollouts(self, group: GroupRun) -> list[tuple[int, Rollout]]:
         """Return the rollouts of a group as they are known, each with its place among all ends; -1 if it has none yet."""

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from simrl.engine.config import EngineConfig
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
-from simrl.trace.trace import UNSEPARATED
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
 
@@ -96,6 +95,10 @@ def _times(metadata: Facts) -> Entries:
     given = metadata["scenario"]["engine"]["kv_cache_tokens"] is not None
     cache = f"{metadata['kv_cache_tokens_per_worker']:,} tokens"
     yield "KV cache of a worker", cache, *(("given", "engine.kv_cache_tokens") if given else derived)
+    if (caching := metadata.get("prefix_caching")) is not None:
+        given = metadata["scenario"]["engine"].get("prefix_caching") is not None
+        kind, source = ("given", "engine.prefix_caching") if given else ("default", "as the system has it")
+        yield "prefix caching", "on" if caching else "off", kind, source
 
 
 def _speculation(metadata: Facts) -> Entries:
@@ -123,7 +126,7 @@ def _parameters(metadata: Facts) -> Entries:
         values = metadata["scenario"][section]
         for key, field in model.model_fields.items():
             value = values.get(key)
-            if value is not None:
+            if value is not None and key != "prefix_caching":  # which every run has
                 shown = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
                 kind = "default" if value == field.default else "given"
                 source = " ".join((field.description or "").split())
@@ -194,18 +197,23 @@ def _presets(metadata: Facts) -> list[str]:
     return [f"Constants of {preset}: {', '.join(words)}" for preset, words in shown.items()]
 
 
+def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
+    """Return the line that lists what simulated runs have that is not modelled; none where nothing applies."""
+    listed = [each.get("not_modelled") or [] for each in of_results if "replay" not in each]
+    found = list(dict.fromkeys(words for each in listed for words in each))
+    return [f"Not modelled: {'; '.join(found)}"] * bool(found)
+
+
 def provenance(of_results: Iterable[Facts]) -> list[str]:
     """Return the inputs behind the numbers, each once."""
     lines: list[str] = []
     assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
-        notes = str(trace.get("notes") or "").split(". ")
         passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
-            *(f"Rollouts: {said.removesuffix('.')}" for said in notes if said.startswith(UNSEPARATED)),
             f"Training: {trained_by(training)}",
         ]
         lines += _presets(metadata)

@@ -26,6 +26,7 @@ from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.cache import InputCache
+from simrl.simulate.modelled import not_modelled
 from simrl.speculation.best_of_n import TailPlan, plan_tail
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.plan import DraftPlan, plan_drafting
@@ -103,6 +104,7 @@ class Prepared(Deployment):
             "gpus": self.gpus,
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
+            "prefix_caching": self.limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
             "load_weights_kind": "given"
@@ -114,6 +116,7 @@ class Prepared(Deployment):
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
+            "not_modelled": not_modelled(self),
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
         }
@@ -140,7 +143,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
-    limits = _engine_limits(engine, deployment, drafts, tail)
+    caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
+    limits = _engine_limits(engine, deployment, drafts, tail)._replace(prefix_caching=caching)
     if drafts is not None:
         _require_room_for_drafter(engine, deployment, drafts, limits)
     longest = _longest_allowed(trace)

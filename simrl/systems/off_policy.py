@@ -161,6 +161,7 @@ def areal(
     happens to such a group: it is trained, as in the code ("train"); it is dropped ("drop"); or updates wait so that no group
     becomes too stale ("wait"). Four PPO mini-batches and the proximal log-probs follow the paper (§5.2, Table 3).
     `dynamic_sampling` drops groups with equal rewards when they are scored; they no longer count as submitted.
+    Its engines run without prefix caching, as its code starts them (`engine.prefix_caching` replaces it).
     Not modelled: the decoupled PPO objective's effect on learning.
     """
     return System(
@@ -170,6 +171,7 @@ def areal(
         schedule="fully asynchronous",
         rollout_share=rollout_share,
         filter_groups=dynamic_sampling,
+        prefix_caching=False,
         paper="AReaL, arXiv 2505.24298",
         off_policyness=None if on_stale == "train" and eta > 0 else eta,
     )

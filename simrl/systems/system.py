@@ -39,7 +39,8 @@ class System:
     `schedule` is the label of the pipeline; `off_policyness` is the upper bound for a trained token (None: no bound).
     `rollout_share` is the share of GPUs that only roll out; None means colocated, and then `extra_rollout_gpus` times as many
     GPUs roll out in addition. `controller`: batches go through one process. `host_buffer`: workers load weights from their own
-    host. `filter_groups`: groups with equal rewards are not trained.
+    host. `filter_groups`: groups with equal rewards are not trained. `prefix_caching`: its engines cache prefixes, unless the
+    scenario says otherwise.
     """
 
     name: str = ""
@@ -58,6 +59,7 @@ class System:
     best_of_n: BestOfN | None = None
     dynamic_sampling: DynamicSampling | None = None
     filter_groups: bool = False
+    prefix_caching: bool = True
     adapt_split_every: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
 

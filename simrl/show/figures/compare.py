@@ -32,9 +32,10 @@ AGE_COLORS = ("#DCEBF7", "#B5D6EE", "#86BDE3", SKY, "#2F8CC4", BLUE, "#005488", 
 
 # Beside a bar: heading, inches from the column's end to the right edge, text of a row.
 COLUMNS = (
-    ("samples/s", 3.75, "{samples_per_s:.3g}"),
-    ("s a step", 2.9, "{step_s:,.1f}"),
-    ("rollout\nbubble", 2.1, "{rollout_bubble:.1%}"),
+    ("samples/s", 4.65, "{samples_per_s:.3g}"),
+    ("s a step", 3.8, "{step_s:,.1f}"),
+    ("rollout\nbubble", 3.0, "{rollout_bubble:.1%}"),
+    ("occupancy", 2.1, "{occupancy}"),
     ("trainer\nidle", 1.35, "{train_idle:.1%}"),
     ("off-policyness\nmean (max)", 0.2, "{off_policyness_mean:.2f} ({off_policyness_max})"),
 )
@@ -86,7 +87,7 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     heads = {variant: 1.3 if variant else 0.3 for variant in variants}  # in lines, as all that lies along y
     lines = len(rows) + sum(heads.values())
-    above, each, below, bars, columns = 0.5, 0.3, 0.55, 5.0, 4.6  # inches
+    above, each, below, bars, columns = 0.5, 0.3, 0.55, 5.0, 5.5  # inches
     names = 0.25 + 0.083 * max(map(len, systems))  # a character takes 0.083 inches
     height, width = above + each * lines + below, names + bars + columns
     figure = Picture(width, height)
@@ -106,10 +107,11 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
         for row in group:
             color = BAR_COLORS[systems.index(row["system"]) % len(BAR_COLORS)]
             axes.barh(line + 0.5, row["samples_per_s"], height=0.78, color=color)
+            filled = "–" if row["occupancy"] is None else f"{row['occupancy']:.1%}"
             look = {**text, "ha": "right", "fontweight": "bold" if row["samples_per_s"] == best else "normal"}
             axes.text((names - 0.1) / width, line + 0.5, plain(row["system"]), **look)
             for x, _, cell in ends:
-                axes.text(x, line + 0.5, cell.format(**row), **look)
+                axes.text(x, line + 0.5, cell.format(**{**row, "occupancy": filled}), **look)
             line += 1
     axes.set(ylim=(lines, 0), yticks=[], xlabel="trained samples a second")
     quiet(axes, grid="x")

@@ -31,6 +31,7 @@ UNITS = {
     "tokens_per_s": "trained tokens a second",
     "step_s": "seconds a policy update",
     "rollout_bubble": "idle share of rollout GPUs",
+    "occupancy": "filled share of the rollout workers' slots",
     "train_idle": "idle share of train GPUs",
     "off_policyness_mean": "off-policyness, mean over tokens",
     "off_policyness_max": "off-policyness, largest",
@@ -38,7 +39,7 @@ UNITS = {
     "cost_per_1k_samples": "cost of 1,000 trained samples",
     "speedup": "speed-up over the first point",
 }
-SMALLER_IS_BETTER = UNITS.keys() - {"samples_per_s", "tokens_per_s", "speedup"}
+SMALLER_IS_BETTER = UNITS.keys() - {"samples_per_s", "tokens_per_s", "occupancy", "speedup"}
 
 
 def sweep_figure(

@@ -60,9 +60,10 @@ def _of_group(group: Sequence[Run], variant: str) -> Answer:
     """Return the fastest run of a variant, and why it beats the first or, if it is the first, the next."""
     ranked = sorted(group, key=lambda run: -_speed(run.row))
     best, row, where = ranked[0], ranked[0].row, f" with {variant}" if variant else ""
+    filled = "" if row["occupancy"] is None else f"{row['occupancy']:.0%} occupancy, "
     figures = (
-        f"{_speed(row):.3g} samples/s, {row['rollout_bubble']:.0%} rollout bubble, {row['off_policyness_mean']:.2f} updates "
-        "off-policy on average."
+        f"{_speed(row):.3g} samples/s, {row['rollout_bubble']:.0%} rollout bubble, {filled}{row['off_policyness_mean']:.2f} "
+        "updates off-policy on average."
     )
     if len(group) == 1:
         return Answer(f"{row['system']}{where}:", f"{figures} {_largest_losses(best)}".strip())

@@ -21,7 +21,7 @@ from simrl.errors import InputError
 from simrl.result.metrics import window
 from simrl.show.figures.compare import bubble_figure, comparison_figure, gpu_seconds_figure, staleness_figure
 from simrl.show.figures.one_run import run_figures
-from simrl.show.inputs import shared
+from simrl.show.inputs import not_modelled_lines, shared
 from simrl.show.report.answer import of_runs
 from simrl.show.report.sources import Run, Runs
 from simrl.show.style import Picture, rendered
@@ -68,7 +68,7 @@ def runs_context(found: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
             }
             for row, before in zip(rows, variants, strict=False)
         ],
-        "notes": notes(rows),
+        "notes": [*notes(rows), *not_modelled_lines([run.result.metadata for run in runs])],
         "runs": [(name, _details(run, fall)) for name, run, fall in zip(names, runs, falls, strict=True)],
         "several": several,
         "raced": several and not found.replayed,

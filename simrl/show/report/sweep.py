@@ -26,6 +26,7 @@ METRICS = (
     ("speedup", "speed-up", "x2", "samples/s over the first point's"),
     ("speedup_in_variant", "speed-up in its variant", "x2", "over the first point with all else the same"),
     ("rollout_bubble", "rollout bubble", "p0", "share of time that rollout GPUs idle"),
+    ("occupancy", "occupancy", "p0", "share of the slots of its batch that a rollout worker fills while it runs"),
     ("train_idle", "train idle", "p0", "share of time that GPUs which only train idle"),
     ("off_policyness_mean", "off-policyness", "f2", "updates between generating a token and training on it, mean"),
     ("off_policyness_max", "largest", "n0", "the largest off-policyness of a token"),

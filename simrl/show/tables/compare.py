@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.scenario.model import Scenario
-from simrl.show.inputs import provenance
+from simrl.show.inputs import not_modelled_lines, provenance
 from simrl.show.tables.ranking import ranking_lines, row_name
 from simrl.show.text import Column, Line, fitting, folded, plain_table, say
 
@@ -20,6 +20,10 @@ UNEQUAL = 0.03  # tokens a sample, between rows that are compared
 NOTHING_DRAFTED = (
     "a history drafter needs prompts that repeat in the run and whose earlier responses all finished (use a multi-epoch trace, "
     "or set workload.synthetic.prompts and more steps); a sibling drafter needs two responses of a group on one worker"
+)
+OCCUPANCY = (
+    "share of the slots of its batch that a rollout worker fills while it runs (slots: max_num_seqs, or what its KV cache "
+    "holds at the mean context)"
 )
 LONGEST_LINE = 36  # characters of a label; the rest goes on in the next line
 Row = Mapping[str, Any]
@@ -36,7 +40,7 @@ def show_comparison(
         say(console, *(f"{column.name}: {column.meaning}" for column in columns if column.meaning))
     if left_out:
         say(console, f"Left out for want of room, but in comparison.json: {', '.join(left_out)}")
-    say(console, *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked)))
+    say(console, *notes(rows), *(ranking_lines(rows) or [unranked] * bool(unranked)), *not_modelled_lines(metadata))
     console.print()
     with folded(console, "What the numbers rest on"):
         say(console, *provenance(metadata))
@@ -97,7 +101,8 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     among = f" with the same {varied}" if several else ""
     # a system may take more GPUs than the cluster has
     more_gpus = len({(row["variant"], row["gpus"]) for row in rows}) > len(variants)
-    drafts, priced = any(row["accept_length"] is not None for row in rows), rows[0]["cost_per_1k_samples"] is not None
+    drafts, filled = (any(row[key] is not None for row in rows) for key in ("accept_length", "occupancy"))
+    priced = rows[0]["cost_per_1k_samples"] is not None
 
     def variant(row: Row) -> str:
         return str(row["variant"].partition("=")[2] if varied != "variant" else row["variant"] or "-")
@@ -124,6 +129,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         (True, Column("speed-up", shown("speedup_in_variant", "{:.2f}×"), f"samples/s over the first system's{among}")),
         (several, Column("overall\nspeed-up", shown("speedup", "{:.2f}×"), "samples/s over the first row's", 1)),
         (True, Column("rollout\nbubble", shown("rollout_bubble"), "share of time that rollout GPUs idle", 8)),
+        (filled, Column("occupancy", shown("occupancy"), OCCUPANCY, 6)),
         (True, Column("train\nidle", shown("train_idle"), train_idle, 8)),
         (True, Column("off-policy\nmean / max", lambda row: ages.format(**row), off_policy, 7)),
         (drafts, Column("tokens a\ndraft", shown("accept_length", "{:.2f}"), yielded, 5)),
@@ -131,7 +137,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         (True, Column("step s", digits("step_s"), "seconds a policy update", 4)),
         (True, Column("tokens/s", digits("tokens_per_s"), "trained, prompts and responses", 2)),
         (True, Column("GPU-h/1k\nsamples", digits("gpu_hours_per_1k_samples"), turn=3)),
-        (priced, Column("cost/1k\nsamples", digits("cost_per_1k_samples"), turn=6)),
+        (priced, Column("cost/1k\nsamples", digits("cost_per_1k_samples"), turn=5)),
     ]
     return [column for needed, column in columns if needed]
 

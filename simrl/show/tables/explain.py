@@ -52,8 +52,12 @@ def print_explanation(e: Explanation, console: Console) -> None:
         full = e.full_batch
         batch = f"{full['sequences']} responses of {full['context_tokens']:,.0f} tokens on average"
         say(console, f"A full batch is what a worker can hold: {batch}, {1000 * full['pass_s']:.3g} ms a pass.")
+    if e.occupancy is not None:
+        say(console, f"Occupancy: a running worker fills {e.occupancy:.0%} of the slots of a full batch, {left_out}")
     if e.weight_sync:
         say(console, f"Weight sync: {e.weight_sync}.")
+    if e.not_modelled:
+        say(console, f"Not modelled: {'; '.join(e.not_modelled)}.")
     console.print()
     _print_path(e, console)
     console.print()

@@ -12,6 +12,7 @@ MEASURES = {
     "samples/s": "{samples_per_s:.3g}",
     "speed-up": "{speedup:.2f}×",
     "rollout bubble": "{rollout_bubble:.0%}",
+    "occupancy": "{occupancy:.0%}",
     "train idle": "{train_idle:.0%}",
     "off-policy": "{off_policyness_mean:.2f}",
     "GPU-h/1k": "{gpu_hours_per_1k_samples:.3g}",

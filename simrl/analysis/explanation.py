@@ -36,6 +36,7 @@ class Explanation:
     full_batch: Mapping[str, Any] | None
     occupancy: float | None
     weight_sync: str | None
+    agents: Mapping[str, Any] | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -71,6 +72,7 @@ class Explanation:
             "full_batch": self.full_batch,
             "occupancy": self.occupancy,
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
+            **({"agents": dict(self.agents)} if self.agents else {}),
             "parts": parts,
             "critical_path": {
                 "step": self.path.step,
@@ -136,6 +138,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         full_batch=result.metadata.get("full_batch"),
         occupancy=row["occupancy"],
         weight_sync=result.metadata.get("weight_sync"),
+        agents=result.metadata.get("agents"),
         whole=waterfall(result),
         steady=steady,
         path=paths.of(chosen),

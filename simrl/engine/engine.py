@@ -29,6 +29,7 @@ from numba import typeof
 from simrl.engine.decoupled import run_decoupled
 from simrl.engine.leaving import drop_caches, remove
 from simrl.engine.passes import run
+from simrl.engine.paused import Paused
 from simrl.engine.prefix_cache import short_of_nodes
 from simrl.engine.requests import (
     DRAFTS,
@@ -44,7 +45,6 @@ from simrl.engine.requests import (
     Stop,
     Until,
     enqueue,
-    queue_up,
 )
 from simrl.engine.speculative import run_speculative
 from simrl.engine.stretches import Memory
@@ -143,7 +143,7 @@ class Engine:
             limits = limits._replace(async_scheduling=False)
         self.limits = limits
         self._capacity_tokens = limits.kv_blocks * limits.block_size
-        self._paused: set[int] = set()
+        self._paused = Paused(resolved)
         self._left_rows: list[int] = []
         index = decoding.siblings
         memory = Memory(
@@ -157,7 +157,7 @@ class Engine:
         t["free_blocks"], t["draft_ends_s"], t["bandit_key"] = limits.kv_blocks, np.inf, key
         t["block_size"], t["prefix_caching"] = limits.block_size, limits.prefix_caching
         t["async_scheduling"] = limits.async_scheduling
-        t["hold_paused"] = limits.hold_paused or not limits.prefix_caching
+        t["hold_paused"] = not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
         t["latest_node"] = t["list_first"] = t["list_last"] = -1
         self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
         self._grow: Callable[[int], None] = self._make_room
@@ -207,7 +207,9 @@ class Engine:
     @decoding.setter
     def decoding(self, decoding: Decoding | None) -> None:
         self._decoding, state, until = decoding, self._state, Until(0.0, True)
-        padded = decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees)
+        padded = (
+            decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees)
+        )
         state.totals["padding"] = decoding.rule.window.most_tokens if padded else 0
         common = state.requests, state.drafts, state.totals, self._tables, self.limits
         if decoding is None:
@@ -363,26 +365,41 @@ class Engine:
         r["stop_at"][slot] = min(tokens, response)
         r["stop_kind"][slot] = kind if tokens < response else END
 
-    def resume(self, slot: int, observation_tokens: int = 0) -> None:
-        """Append a paused request to the queue, with the rest of its cache; `observation_tokens` of its environment are
-        prefilled. Raises KeyError for a request that is not paused (here: whose pause was not reported)."""
+    def resume(self, slot: int, observation_tokens: int = 0, cached_tokens: int = 0) -> None:
+        """Append a paused request to the queue, with the rest of its cache, or, without one, `cached_tokens` (see `submit`);
+        `observation_tokens` of its environment are prefilled. Raises KeyError for a request whose pause was not reported."""
         prompt_tokens = self._state.r["prompt"].item(slot) + observation_tokens
         self.require_fits(prompt_tokens, self._state.r["response"].item(slot))
-        self._paused.remove(slot)
-        self._state.r["prompt"][slot] = prompt_tokens
-        queue_up(self._state.requests, self._state.totals[0], slot)
+        self._paused.resume(self._state, slot, prompt_tokens, cached_tokens)
+
+    def drop_paused(self, slot: int) -> None:
+        """Drop the cache of a request whose pause was reported at this boundary."""
+        self._paused.drop(self._state, slot)
+
+    def pin_paused(self, slot: int, until_s: float) -> None:
+        """Keep the cache of a paused request until it resumes, is aborted or unpinned, at `until_s` at the latest."""
+        self._paused.pin(self._state, slot, until_s)
+
+    def unpin_paused(self, slot: int, until_s: float) -> None:
+        """Drop a cache that was pinned until `until_s`, unless its request has resumed or was aborted."""
+        self._paused.unpin(self._state, slot, until_s)
 
     def abort(self, slot: int) -> int:
         """Take a request out at this boundary. Returns the response tokens it has."""
+        self._paused.forget(self._state, slot)
         remove(self._state.requests, self._state.totals[0], slot)
         self._leave_row(slot)
-        self._paused.discard(slot)
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
         """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
         that waits, in their order."""
+        self._paused.hold_all(self._state)
         drop_caches(self._state.requests, self._state.totals[0], RELOADED)
+
+    def computed_tokens(self, slot: int) -> int:
+        """Return the tokens of a request whose KV is in the cache."""
+        return self._state.r["computed"].item(slot)
 
     def generated_tokens(self, slot: int) -> int:
         return self._state.r["generated"].item(slot)
@@ -397,10 +414,11 @@ class Engine:
         Returns what stopped on the way, in order.
         """
         stops: list[Stop] = []
-        while self.busy and self.now_s <= time_s:
-            self._run(self._state, Until(time_s, True))
+        until, now_s = Until(time_s, True), -np.inf
+        while now_s <= time_s and self.busy:
+            now_s = self._run(self._state, until)
             stops += self.stops()
-        if not self.busy:
+        if now_s <= time_s:
             self.now_s = max(self.now_s, time_s)
         return stops
 
@@ -412,7 +430,7 @@ class Engine:
             memory = self._state.memory
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
         self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
-        stop_s = self._run(self._ahead, Until(np.inf, True))
+        stop_s = self._run(self._ahead, self._paused.next_stop)
         return stop_s if self._ahead.t["n_stopped"].item() else np.inf
 
     def take_next_stop(self) -> list[Stop]:
@@ -452,13 +470,16 @@ class Engine:
     def stops(self) -> list[Stop]:
         """Return what stopped in the last pass, now."""
         stops: list[Stop] = []
-        for i in range(self._total("n_stopped")):  # most often one: plain Python is fastest
-            slot, kind = self._state.r["stopped"].item(i), self._state.r["stopped_kind"].item(i)
-            stops.append((slot, self.now_s, kind))
+        if not (n := self._total("n_stopped")):
+            return stops
+        r, now_s = self._state.r, self.now_s
+        for i in range(n):  # most often one: plain Python is fastest
+            slot, kind = r["stopped"].item(i), r["stopped_kind"].item(i)
+            stops.append((slot, now_s, kind))
             if kind == END:
                 self._leave_row(slot)
             elif kind == PAUSE:
-                self._paused.add(slot)
+                self._paused.slots.add(slot)
         return stops
 
     def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:

@@ -12,6 +12,7 @@ from numba import njit
 from simrl.engine.prefix_cache import forget_prefixes
 from simrl.engine.requests import (
     END,
+    MOVED,
     NEVER,
     PAUSE,
     PREEMPTED,
@@ -28,6 +29,7 @@ from simrl.engine.requests import (
     release,
     waiting_at,
 )
+from simrl.speculation.decoding import Records
 
 
 @njit(cache=True)
@@ -71,7 +73,7 @@ def leave(r: Requests, t: Totals, slot: int, kind: int) -> None:
         end(r, t, slot, r[slot].continues == 1)
         free_slot(r, t, slot)
     elif kind == PAUSE:
-        free(r, t, slot, PREEMPTED)
+        free(r, t, slot, PREEMPTED if t.prefix_caching == 1 else MOVED)
 
 
 @njit(cache=True)
@@ -97,6 +99,20 @@ def let_leave(r: Requests, t: Totals) -> None:
         leave(r, t, r[i].leaving, r[i].leaving_kind)
     t.n_leaving = 0
     t.leaving_places = 0
+
+
+@njit(cache=True)
+def drop_held(r: Requests, totals: Records, slot: int) -> None:
+    """Drop the cache of a paused request whose pause was reported just now. An async scheduler knows that a pass later."""
+    t = totals[0]
+    release(r, t, slot)
+    if t.async_scheduling == 0:
+        leave(r, t, slot, PAUSE)
+        return
+    r[t.n_leaving].leaving = slot
+    r[t.n_leaving].leaving_kind = PAUSE
+    r[t.n_leaving].leaving_at = -1
+    t.n_leaving += 1
 
 
 @njit(cache=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
-from simrl.engine.prefix_cache import cover, find, take_found
+from simrl.engine.prefix_cache import cover, find, stand_alone, take_found
 from simrl.engine.requests import (
     MOVED,
     PREEMPTED,
@@ -159,6 +159,8 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
         t.lookup_tokens += known_tokens(r[slot], drafts[slot])
         if t.prefix_caching == 1 and r[slot].computed == 0:
             take_found(r, t, slot, known_tokens(r[slot], drafts[slot]))
+        elif t.prefix_caching == 1 and r[slot].blocks == 0:
+            stand_alone(r, t, slot)
         need = max(blocks_of(r[slot].computed + new, size) - r[slot].blocks, 0)
         make_room(r, t, need, PREEMPTED)
         t.free_blocks -= need
@@ -179,8 +181,8 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
 
 @njit(cache=True)
 def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_running: int) -> int:
-    """Return the draft tokens that vLLM gives the first waiting request, which may start: where it has one token to compute, so that
-    a CUDA graph of decoding still fits the pass. They are rejected."""
+    """Return the draft tokens that vLLM gives the first waiting request, which may start: where it has one token to compute, so
+    that a CUDA graph of decoding still fits the pass. They are rejected."""
     slot = r[t.waiting_head].waiting
     known, computed = known_tokens(r[slot], drafts[slot]), r[slot].computed
     if t.prefix_caching == 1 and computed == 0:

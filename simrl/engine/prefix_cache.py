@@ -73,9 +73,9 @@ def short_of_nodes(totals: Records, capacity: int, more: Any) -> Any:
 @njit(cache=True)
 def node_of(r: Requests, t: Totals, kind: int, key: int) -> int:
     """Return the node of a prompt, or of a sample that left; -1 if there is none."""
-    if kind == PROMPT and t.latest_node >= 0 and r[t.latest_node].node_key == key:
-        if r[t.latest_node].node_kind == PROMPT:
-            return int(t.latest_node)
+    latest = max(t.latest_node, 0)
+    if kind == PROMPT == r[latest].node_kind and r[latest].node_key == key:
+        return int(latest)
     for node in range(len(r)):
         if r[node].node_kind == kind and r[node].node_key == key:
             return node
@@ -187,15 +187,15 @@ def first_copy(r: Requests, prompt: int) -> int:
     """Return the oldest copy of a prompt's last block; -1 if there is none."""
     first = -1
     for node in range(len(r)):
-        if r[node].node_kind == LAST and r[node].node_prompt == prompt and r[node].node_blocks > 0:
-            if first < 0 or r[node].node_age < r[first].node_age:
-                first = node
+        is_copy = r[node].node_kind == LAST and r[node].node_prompt == prompt and r[node].node_blocks > 0
+        if is_copy and (first < 0 or r[node].node_age < r[first].node_age):
+            first = node
     return first
 
 
 @njit(cache=True)
 def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
-    """Return how many blocks of a request's `known` tokens, the last one excluded, are found, and how many of these are free."""
+    """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free."""
     most = (known - 1) // t.block_size
     found, free = 0, 0
     prompt = r[slot].prompt_node
@@ -247,6 +247,18 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
 
 
 @njit(cache=True)
+def stand_alone(r: Requests, t: Totals, slot: int) -> None:
+    """Let an admitted request, whose KV came from elsewhere, share nothing: it has blocks of its own."""
+    if r[slot].prompt_node >= 0:
+        leave_node(r, t, r[slot].prompt_node)
+        r[slot].prompt_node = -1
+        r[slot].first_own = 0
+    if r[slot].own_node >= 0:
+        leave_node(r, t, r[slot].own_node)
+    r[slot].own_node = -1
+
+
+@njit(cache=True)
 def _hold(r: Requests, t: Totals, node: int) -> None:
     """Let a request hold a node's blocks."""
     if r[node].node_refs == 0 and r[node].node_blocks > 0:
@@ -256,8 +268,8 @@ def _hold(r: Requests, t: Totals, node: int) -> None:
 
 @njit(cache=True)
 def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
-    """Let others find the blocks of a prompt that a request computes in the pass to come, up to `tokens`. Those of one pass find
-    them already."""
+    """Let others find the blocks of a prompt that a request computes in the pass to come, up to `tokens`. Others that start in
+    it find them already."""
     prompt, blocks = r[slot].prompt_node, tokens // t.block_size
     most = r[prompt].node_most
     r[slot].shared = max(min(blocks, most), r[prompt].node_blocks)

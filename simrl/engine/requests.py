@@ -152,7 +152,7 @@ class Limits(NamedTuple):
     kv_blocks: int
     async_scheduling: bool = False
     prefix_caching: bool = False
-    hold_paused: bool = False  # with a prefix cache: keep the blocks of paused requests; without one, that is so
+    hold_paused: bool | None = None  # whether paused requests keep their blocks; None: without a prefix cache
 
 
 class Until(NamedTuple):
@@ -252,10 +252,11 @@ def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: 
         if node < 0:
             node = new_node(r, t, PROMPT, prompt_key, 0)
             r[node].node_most = most
-        r[node].node_users += 1
-        t.latest_node = node
-        r[slot].prompt_node = node
-        r[slot].first_own = shared_tokens // t.block_size
+        if r[node].node_most == most:  # else it is another prompt of that name
+            r[node].node_users += 1
+            t.latest_node = node
+            r[slot].prompt_node = node
+            r[slot].first_own = shared_tokens // t.block_size
     if r[slot].sample_key >= 0 and r[slot].generated > 0:
         r[slot].own_node = UNKNOWN
 

@@ -114,7 +114,9 @@ def propose(
         slot = r[i].running
         if drafts[slot].proposed == 0:
             continue
-        most = limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1  # else it could not even run alone
+        most = (
+            limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1
+        )  # else it could not even run alone
         window = min(drafts[slot].window, most)
         if drafts[slot].source == MODEL:
             depth = d.arm_levels[arm] if trees else window

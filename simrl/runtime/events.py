@@ -46,6 +46,12 @@ class Signal:
         fired.succeed(value)
 
 
+def succeed_all(events: list[simpy.Event]) -> None:
+    """Let events fire, in order, and forget them."""
+    while events:
+        events.pop(0).succeed()
+
+
 def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
     """Call `call(event)` when the event is processed; at once if it has been."""
     if event.callbacks is None:
@@ -54,20 +60,30 @@ def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
         event.callbacks.append(call)  # type: ignore[arg-type]  # what it returns is not looked at
 
 
+class _Call:
+    """An entry of SimPy's queue that calls something, and nothing else: a fraction of the cost of an event, which others could
+    wait for."""
+
+    __slots__ = ("call", "callbacks")
+    _ok = True
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.callbacks: Any = _HAPPENS
+
+
+_HAPPENS = (lambda entry: entry.call(),)  # SimPy calls it with the entry
+
+
 def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -> None:
     """Call at `time_s` exactly, or now if that has been. (SimPy takes delays: added to now, one may round beside the time.)"""
-    event = env.event()
-    event._ok, event._value = True, None  # what Timeout does: an event that is triggered already
-    on_fire(event, lambda _: call())
-    heappush(env._queue, (max(time_s, env.now), simpy.events.NORMAL, next(env._eid), event))
+    now_s = env.now
+    heappush(env._queue, (time_s if time_s > now_s else now_s, simpy.events.NORMAL, next(env._eid), _Call(call)))  # type: ignore[misc]
 
 
 def call_last(env: simpy.Environment, call: Callable[[], None]) -> None:
     """Call at this instant, after every event that is scheduled for it in the ordinary way."""
-    event = env.event()
-    event._ok, event._value = True, None
-    on_fire(event, lambda _: call())
-    env.schedule(event, priority=LAST)  # type: ignore[arg-type]
+    heappush(env._queue, (env.now, LAST, next(env._eid), _Call(call)))  # type: ignore[misc]
 
 
 def once_an_instant(env: simpy.Environment, call: Callable[[], None]) -> Callable[[], None]:

@@ -68,7 +68,7 @@ class GroupRuns:
         self._closed: dict[int, tuple[Segment, ...]] = {}  # by ticket
         # Of the tickets that were submitted, and withdrawn, at this instant:
         self._numbers: list[int] = []
-        self._lengths: list[tuple[int, int, int]] = []
+        self._lengths: list[tuple[int, ...]] = []
         self._withdrawn: list[int] = []
         self._wakes_s = math.inf
 
@@ -88,7 +88,7 @@ class GroupRuns:
         self._flush_soon()
         begin, responses = 0, self._responses
         numbers: list[int] = []
-        lengths: list[tuple[int, int, int]] = []
+        lengths: list[tuple[int, ...]] = []
         for group in groups:
             size = len(group.samples)
             number, first = self._fleet.open_group(list(workers[begin : begin + size]), group.needed or size)
@@ -101,7 +101,7 @@ class GroupRuns:
                 had, length = before.tokens if before else 0, responses[sample.uid].tokens
                 if cut is not None and cut < length:
                     length, tickets["whole"][i] = cut, 0
-                lengths.append((sample.prompt_tokens, length, had))
+                lengths.append((sample.prompt_tokens, length, had, sample.prompt_id, sample.uid))
                 if before and had:
                     tickets["closed_tokens"][i], self._closed[i] = had, before.segments
             begin += size
@@ -218,9 +218,10 @@ class GroupRuns:
         worker: int = self._fleet.arrays.tickets["worker"].item(number)
         return self._workers[worker]
 
-    def _begin_here(self, me: SimulatedWorker, number: int, *lengths: int) -> None:
+    def _begin_here(self, me: SimulatedWorker, number: int, prompt: int, response: int, had: int, *keys: int) -> None:
         """Begin a ticket at a loud worker."""
-        slot = me.engine.submit(*lengths)
+        cut = self._fleet.arrays.tickets["whole"].item(number) == 0
+        slot = me.engine.submit(prompt, response, had, 0, *keys, continues=cut)
         me.engine.now_s += self._request_s
         self._fleet.enter(me.index, slot, number)
         me.open_rollout_span(me.engine.now_s)

@@ -19,6 +19,7 @@ from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS_PER_NODE, ModelShape, gpu, model_shape
 from simrl.profile.profile import ProfileMetadata, read_profile
+from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.runtime.weight_sync import loading_s, synced_by
@@ -47,6 +48,12 @@ class Prepared(Deployment):
     costs: WorkerCosts
     drafts: DraftPlan | None = None
     tail: TailPlan | None = None
+    agents: AgentRules = PLAIN
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether responses may have turns with an environment."""
+        return bool({"turn_tokens", "environment_s"} & set(self.trace.table.column_names))
 
     @property
     def gpus_per_worker(self) -> int:
@@ -145,6 +152,9 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         _require_unequal_rewards(trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
     limits = _engine_limits(engine, deployment, drafts, tail)._replace(prefix_caching=caching)
+    check_concurrency(scenario.agents, workers, limits)
+    agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp)
+    limits = limits._replace(hold_paused=agents.kv in ("keep", "offload"))
     if drafts is not None:
         _require_room_for_drafter(engine, deployment, drafts, limits)
     longest = _longest_allowed(trace)
@@ -160,6 +170,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         costs=_worker_costs(scenario, system, deployment, train_gpus, workers),
         drafts=drafts,
         tail=tail,
+        agents=agents,
     )
     _require_training_fits(prepared.training_costs(train_gpus), longest)
     return prepared

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import ndtr, ndtri
 
 from simrl.errors import InputError
+from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.trace import Trace, TraceMetadata
 
 Floats = NDArray[np.float64]
@@ -189,9 +190,9 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
     if seed < 0:
         raise InputError(f"length model: seed {seed} is negative; give a whole number from 0")
     location = _locations(model)
-    prompt_location = _location(model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens")
+    prompt_location = location_of(model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens")
     prompt_normal = _normals(seed, _Stream.PROMPT_LENGTH, model.dataset_prompts)
-    prompt_tokens = _tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
+    prompt_tokens = cut_tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
     difficulty = _normals(seed, _Stream.DIFFICULTY, model.dataset_prompts)
 
     parts: list[dict[str, Any]] = []
@@ -249,7 +250,7 @@ def _epoch_columns(
         "epoch": np.full(log_tokens.size, epoch, dtype=np.int32),
         "prompt_id": np.repeat(used, model.group).astype(np.int64),
         "sample": np.tile(np.arange(model.group, dtype=np.int32), len(used)),
-        "response_tokens": _tokens(log_tokens.ravel(), model.cap_tokens),
+        "response_tokens": cut_tokens(log_tokens.ravel(), model.cap_tokens),
         "cut": (log_tokens > math.log(model.cap_tokens)).ravel(),
     }
     if model.reward_mean is not None:
@@ -305,10 +306,6 @@ def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int
     return normals
 
 
-def _tokens(log_tokens: Floats, cap_tokens: int) -> NDArray[np.int32]:
-    return np.rint(np.exp(np.clip(log_tokens, 0.0, math.log(cap_tokens)))).astype(np.int32)
-
-
 def _locations(model: LengthModel) -> Floats:
     """Return each step's location, (steps,)."""
     first, last = model.mean_tokens if isinstance(model.mean_tokens, tuple) else (model.mean_tokens,) * 2
@@ -316,29 +313,9 @@ def _locations(model: LengthModel) -> Floats:
     @cache
     def location(mean: float) -> float:
         stops = model.early_stop_share, model.early_stop_factor
-        return _location(mean, model.sigma, model.cap_tokens, "mean_tokens", *stops)
+        return location_of(mean, model.sigma, model.cap_tokens, "mean_tokens", *stops)
 
     return np.array([location(mean) for mean in np.linspace(first, last, model.steps).tolist()])
-
-
-def _location(
-    mean: float, sigma: float, cap: int, field: str, early_stop_share: float = 0.0, early_stop_factor: float = 1.0
-) -> float:
-    """Return the lognormal's location (mean of the log) for which the lengths cut to [1, cap] have this mean."""
-    if mean >= cap:
-        raise InputError(f"length model: {field} {mean:g} cannot be reached under a cap of {cap} tokens; ask for less")
-    early = math.log(early_stop_factor)
-
-    from scipy.optimize import brentq  # takes 0.3 s to import, which a recorded trace need not pay
-
-    def excess(location: float) -> float:
-        whole = mean_of_cut_lognormal(location, sigma, cap)
-        stopped = mean_of_cut_lognormal(location + early, sigma, cap)
-        return (1 - early_stop_share) * whole + early_stop_share * stopped - mean
-
-    # Ten standard deviations outside the limits every response is at one of them.
-    low, high = -10 * sigma - sigma**2 - 1, math.log(cap) + 10 * sigma - early + 1
-    return float(brentq(excess, low, high, xtol=1e-12))
 
 
 def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
@@ -355,18 +332,3 @@ def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
     if excess(least) >= 0:
         return least
     return float(brentq(excess, least, most, xtol=1e-6)) if excess(most) > 0 else most
-
-
-def mean_under(cap: float, mean: float, sigma: float, mean_cap: float) -> float:
-    """Return the mean under `cap` of the lognormal lengths whose mean under `mean_cap` is `mean`."""
-    return mean_of_cut_lognormal(_location(mean, sigma, round(mean_cap), "mean"), sigma, cap)
-
-
-def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
-    """Return E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
-    top = math.log(cap)
-    if sigma == 0:
-        return math.exp(min(max(location, 0.0), top))
-    below, above = ndtr(-location / sigma), ndtr((location - top) / sigma)
-    between = ndtr((top - location - sigma**2) / sigma) - ndtr((-location - sigma**2) / sigma)
-    return float(below + math.exp(location + sigma**2 / 2) * between + cap * above)

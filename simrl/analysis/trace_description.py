@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
@@ -43,13 +45,23 @@ def describe(trace: Trace) -> dict[str, Any]:
         "response_tokens_total": int(tokens.sum(dtype=np.int64)),
         "cap_tokens": trace.metadata.cap_tokens,
         "share_at_cap": float(np.mean(tokens >= trace.metadata.cap_tokens)),
+        "share_cut": _share_cut(trace),
         "within_group_variance_share": _within_group_variance_share(trace, starts, sizes),
         "reward_mean": _reward_mean(trace),
         "has_token_ids": "response_ids" in trace.table.column_names,
         **_turns(trace),
+        "context_tokens": _distribution(prompt_tokens.astype(np.int64) + tokens + trace.observation_tokens()),
+        "tools": _tools(trace),
         "rank_stability": _ranks(trace),
         "metadata": trace.metadata.model_dump(),
     }
+
+
+def _share_cut(trace: Trace) -> float | None:
+    """Return the share of responses that a limit of length or context ended; None where no reason is recorded."""
+    if "finish_reason" not in trace.table.column_names:
+        return None
+    return float(np.mean(trace.column("finish_reason") == "length"))
 
 
 def _turns(trace: Trace) -> dict[str, float]:
@@ -61,6 +73,32 @@ def _turns(trace: Trace) -> dict[str, float]:
         "environment_s_mean": sum(turn.environment_s for turn in turns) / len(trace),
         "observation_tokens_mean": sum(turn.observation_tokens for turn in turns) / len(trace),
     }
+
+
+def _tools(trace: Trace) -> list[dict[str, Any]]:
+    """Return the calls of each tool, most frequent first: how many, their seconds, and the failed tries."""
+    names = ("turn_tool", "turn_environment_s", "turn_failures", "turn_observation_tokens")
+    if not set(names[:2]) <= set(trace.table.column_names):
+        return []
+    rows = trace.table.select([name for name in names if name in trace.table.column_names])
+    rows = rows.filter(pc.and_(*(pc.is_valid(rows.column(name)) for name in names[:2])))
+    calls = pd.DataFrame({name: pc.list_flatten(rows.column(name)).to_numpy() for name in rows.column_names})
+    found = []
+    for tool, of_tool in calls.groupby("turn_tool"):
+        seconds = of_tool["turn_environment_s"].to_numpy(np.float64)
+        p50_s, p95_s = np.percentile(seconds, (50, 95)).tolist()
+        tool_facts = {
+            "tool": tool,
+            "calls": len(of_tool),
+            "mean_s": float(seconds.mean()),
+            "p50_s": p50_s,
+            "p95_s": p95_s,
+        }
+        tool_facts |= {"max_s": float(seconds.max())}
+        tool_facts["failed_tries"] = int(of_tool["turn_failures"].sum()) if "turn_failures" in calls else None
+        observed = of_tool["turn_observation_tokens"].mean() if "turn_observation_tokens" in calls else 0.0
+        found.append({**tool_facts, "observation_tokens_mean": float(observed)})
+    return sorted(found, key=lambda facts: -facts["calls"])
 
 
 def _group_starts(trace: Trace) -> NDArray[np.intp]:

@@ -290,6 +290,7 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
         licence="Apache-2.0",
         tokenizer="none (lengths are drawn)",
         cap_tokens=model.cap_tokens,
+        context_cap_tokens=model.context_cap_tokens,
         shared_prefix_tokens=model.system_prompt_tokens,
     )
     return Trace.from_columns(columns, metadata, origin=f"length model {name!r}")

@@ -70,6 +70,9 @@ class TraceMetadata(BaseModel):
     licence: str = "unknown"
     tokenizer: str = Field(description="the tokenizer that counted the lengths, or how they were estimated")
     cap_tokens: int = Field(gt=0, le=2**31 - 1, description="largest response the run allowed, in tokens")
+    context_cap_tokens: int | None = Field(
+        default=None, gt=0, description="largest context of the run, if it had a limit"
+    )
     shared_prefix_tokens: int = Field(default=0, ge=0, description="first tokens of all prompts that are one text")
     notes: str = ""
     schema_version: int = SCHEMA_VERSION

@@ -84,12 +84,10 @@ def print_description(description: dict[str, Any], console: Console) -> None:
     }
     console.print(aligned(((Text(label, "bold"), value) for label, value in size.items()), "ll"))
     in_turns = d["observation_tokens_mean"] > 0
-    columns = [
-        key for key in d["response_tokens"] if not in_turns or key != "p5"
-    ]  # 80 characters have room for no more
+    named = [key for key in d["response_tokens"] if key != "p5" or not in_turns]  # 80 characters have room for no more
     kinds = ("prompt", "response", "context") if in_turns else ("prompt", "response")
-    lengths = [(kind, *(f"{d[f'{kind}_tokens'][key]:,.0f}" for key in columns)) for kind in kinds]
-    console.print(framed_table(("tokens", *columns), lengths))
+    lengths = [(kind, *(f"{d[f'{kind}_tokens'][key]:,.0f}" for key in named)) for kind in kinds]
+    console.print(framed_table(("tokens", *named), lengths))
     if d["tools"]:
         columns = ("tool", "calls", "mean s", "p50", "p95", "max", "failed tries", "tokens")
         console.print(framed_table(columns, [_tool_row(facts) for facts in d["tools"]]))

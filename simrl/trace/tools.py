@@ -193,10 +193,13 @@ def lists(edges: NDArray[Any], values: Any, absent: NDArray[np.bool_] | None = N
     return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values), mask=mask)
 
 
-def call_columns(tools: Mapping[str, Tool], calls: Calls, edges: NDArray[Any]) -> dict[str, pa.ListArray]:
-    """Return the columns of a trace that tell the tool and the failed tries of each turn but the last."""
-    names = pa.array(list(tools)).take(pa.array(calls.tool))
-    return {"turn_tool": lists(edges, names), "turn_failures": lists(edges, calls.failures.astype(np.int32))}
+def call_columns(
+    tools: Mapping[str, Tool], calls: Calls, edges: NDArray[Any], absent: NDArray[np.bool_] | None = None
+) -> dict[str, pa.ListArray]:
+    """Return the columns of a trace that tell the tool and the failed tries of each turn but the last, in rows of lists."""
+    names = pa.array(list(tools), pa.string()).take(pa.array(calls.tool))
+    failures = calls.failures.astype(np.int32)
+    return {"turn_tool": lists(edges, names, absent), "turn_failures": lists(edges, failures, absent)}
 
 
 def with_tools(trace: Trace, tools: Mapping[str, Tool], seed: int, source: str) -> Trace:
@@ -226,11 +229,12 @@ def with_tools(trace: Trace, tools: Mapping[str, Tool], seed: int, source: str) 
     drawn = {
         "turn_environment_s": lists(edges, calls.seconds.astype(np.float32), ~missing),
         "turn_observation_tokens": lists(edges, calls.observation_tokens.astype(np.int32), ~missing),
-        **call_columns(tools, calls, edges),
+        **call_columns(tools, calls, edges, ~missing),
     }
     for name, values in drawn.items():
         recorded = columns.get(name)
-        columns[name] = values if recorded is None else pc.coalesce(recorded, values)
+        first = (values, recorded) if name in ("turn_tool", "turn_failures") else (recorded, values)
+        columns[name] = values if recorded is None else pc.coalesce(*first)
     share = f"{int(missing.sum()):,} of {len(trace):,} responses"
     note = f"The times of tools in {share} are drawn from {source} (seed {seed}), not recorded."
     metadata = trace.metadata.model_copy(update={"notes": f"{trace.metadata.notes} {note}".strip()})

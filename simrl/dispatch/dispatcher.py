@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from simrl.dispatch.groups import submit_and_follow, together
 from simrl.dispatch.rules import Dispatch
-from simrl.dispatch.waiting import Copy, Fifo, Job, Room, Waiting
-from simrl.runtime.events import Signal, gather, on_fire
+from simrl.dispatch.waiting import Copy, Fifo, Gate, Job, Room, Waiting
+from simrl.runtime.events import Signal, gather, on_fire, succeed_all
 from simrl.runtime.group_runs import GroupRun, GroupRuns
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
@@ -36,6 +36,7 @@ class Dispatcher:
         rule: Dispatch,
         recorder: Recorder,
         kv_cache_tokens: int | None = None,
+        max_concurrent: int | None = None,
     ) -> None:
         self.history = LengthHistory()
         self._env = env
@@ -44,6 +45,7 @@ class Dispatcher:
         self._recorder = recorder
         kv_tokens = kv_cache_tokens if rule.kv_room else None
         self._room = Room(len(workers), rule.per_worker, rule.chunk_tokens, kv_tokens)
+        self._gate = Gate(max_concurrent)
         self._waiting = Waiting(rule.queue(self.history), len(workers))
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()  # samples that the history waits for
@@ -75,13 +77,10 @@ class Dispatcher:
         with more `max_tokens` than a partial has."""
         before = partials or [[None] * len(group) for group in groups]
         counts: Sequence[int | None] = needed or [None] * len(groups)
-        runs = [
-            GroupRun(*each, self._env.event(), self._env.event()) for each in zip(groups, before, counts, strict=True)
-        ]
+        each = zip(groups, before, counts, strict=True)
+        runs = [GroupRun(*of_group, self._env.event(), self._env.event()) for of_group in each]
         idle = not self._jobs and not len(self._waiting.queue) and bool(self._room.active.all())
-        cuts = (
-            [None] * sum(map(len, groups)) if max_tokens is None else [most for group in max_tokens for most in group]
-        )
+        cuts = [most for group in max_tokens or [[None] * len(group) for group in groups] for most in group]
         if self.group_runs is None or not idle:
             submit_and_follow(runs, self.submit, cuts)
             return runs
@@ -146,6 +145,8 @@ class Dispatcher:
             events.append(job.done)
             if job.partial is not None and max_tokens is not None and job.partial.tokens >= max_tokens:
                 self._hand_back(job, job.partial)
+            elif not self._gate.admits(job):
+                job.destination = None if to is None else to[i]
             elif to is not None and self._room.active[to[i]]:
                 self._send(job, to[i])
             else:
@@ -165,6 +166,7 @@ class Dispatcher:
                 self._workers[job.own.worker].abort(job.sample)
             else:
                 self._waiting.take_out(job)
+                self._gate.take_out(job)
                 self._hand_back(job, job.so_far)
         return gather(self._env, [job.done for job in jobs])
 
@@ -174,7 +176,9 @@ class Dispatcher:
         job = self._jobs[sample.uid]
         if job.done.triggered or job.fate == "withdraw":
             return
-        if job.own is None:
+        if self._gate.holds(job):
+            job.destination = worker
+        elif job.own is None:
             self._waiting.take_out(job)
             job.destination = worker
             self._go_on(job)
@@ -290,7 +294,7 @@ class Dispatcher:
         if worker in self._lost or worker in self._retired:
             return
         self._room.active[worker] = True
-        _succeed(self._until_active[worker])
+        succeed_all(self._until_active[worker])
         self._fill(worker)
         self.weights_changed()
         if not self._at[worker] and not self._duplicates[worker]:
@@ -341,10 +345,8 @@ class Dispatcher:
 
     def _load(self) -> NDArray[np.int64]:
         """Return what rules see of each worker: duplicates take no room from samples, but samples go where there are none."""
-        load = self._room.unfinished
-        if any(self._duplicates):
-            load = load + np.array([len(copies) for copies in self._duplicates])
-        return load
+        duplicates = any(self._duplicates) and np.array([len(copies) for copies in self._duplicates])
+        return self._room.unfinished + duplicates
 
     def _fill(self, worker: int) -> None:
         """Start what waits for just this worker, or for weights as new as it has, while it has room."""
@@ -484,6 +486,9 @@ class Dispatcher:
         """Forget a job when its pipeline hears of it; until then it can still be asked for."""
         if done.ok:
             del self._jobs[done.value.sample.uid]
+            if (following := self._gate.came_back(done.value.sample.uid)) is not None:
+                self._go_on(following)
+                self._feed()
 
     def _fire_if_empty(self, worker: int) -> None:
         if not self._at[worker] and not self._duplicates[worker]:
@@ -491,9 +496,4 @@ class Dispatcher:
                 self._empty[worker] = True
                 if self._room.active[worker]:
                     self._freed.fire(worker)
-            _succeed(self._until_empty[worker])
-
-
-def _succeed(events: list[simpy.Event]) -> None:
-    while events:
-        events.pop(0).succeed()
+            succeed_all(self._until_empty[worker])

@@ -56,6 +56,41 @@ class Copy:
     end_tokens: int | None
 
 
+class Gate:
+    """Lets `most` jobs be in flight (None: all), from their start to their return; the others wait in the order of their
+    submission."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = _NO_LIMIT if most is None else most
+        self._in_flight: set[int] = set()
+        self._outside: dict[int, Job] = {}
+
+    def admits(self, job: Job) -> bool:
+        """Return whether a job may start; otherwise it waits."""
+        if len(self._in_flight) < self._most:
+            self._in_flight.add(job.sample.uid)
+            return True
+        self._outside[job.sample.uid] = job
+        return False
+
+    def holds(self, job: Job) -> bool:
+        """Return whether a job waits here."""
+        return job.sample.uid in self._outside
+
+    def take_out(self, job: Job) -> None:
+        """End a job's wait, if it waits."""
+        self._outside.pop(job.sample.uid, None)
+
+    def came_back(self, uid: int) -> Job | None:
+        """Forget a job in flight, if that one was. Return one that may start now."""
+        self._in_flight.discard(uid)
+        if not self._outside or len(self._in_flight) >= self._most:
+            return None
+        job = self._outside.pop(next(iter(self._outside)))
+        self._in_flight.add(job.sample.uid)
+        return job
+
+
 class Queue(Protocol):
     """The order in which waiting samples start."""
 

@@ -31,6 +31,7 @@ from simrl.engine.passes import run
 from simrl.engine.requests import (
     DRAFTS,
     END,
+    MOVED,
     NEVER,
     PAUSE,
     RELOADED,
@@ -42,9 +43,13 @@ from simrl.engine.requests import (
     Stop,
     Until,
     drop_caches,
+    drop_held,
     enqueue,
-    queue_up,
+    free,
+    hold,
+    release,
     remove,
+    requeue,
 )
 from simrl.engine.speculative import run_speculative
 from simrl.engine.stretches import Memory
@@ -143,6 +148,7 @@ class Engine:
         self.limits = limits
         self._capacity_tokens = limits.kv_blocks * limits.block_size
         self._paused: set[int] = set()
+        self._pinned: dict[int, float] = {}  # paused requests whose blocks nobody gets, until then
         self._left_rows: list[int] = []
         index = decoding.siblings
         memory = Memory(
@@ -159,6 +165,8 @@ class Engine:
         self._grow(16)
         self.decoding = given
         self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(4)))
+        self._requeue = _resolved(requeue, _Like(self._state.requests, t, *range(3)))
+        self._drop_held = _resolved(drop_held, _Like(self._state.requests, t, limits, 0))
 
     @property
     def now_s(self) -> float:
@@ -342,17 +350,37 @@ class Engine:
         r["stop_at"][slot] = min(tokens, response)
         r["stop_kind"][slot] = kind if tokens < response else END
 
-    def resume(self, slot: int, observation_tokens: int = 0) -> None:
-        """Append a paused request to the queue, with the rest of its cache; `observation_tokens` of its environment are
-        prefilled. Raises KeyError for a request that is not paused (here: whose pause was not reported)."""
+    def resume(self, slot: int, observation_tokens: int = 0, cached_tokens: int = 0) -> None:
+        """Append a paused request to the queue, with the rest of its cache, or, without one, `cached_tokens` (see `submit`);
+        `observation_tokens` of its environment are prefilled. Raises KeyError for a request whose pause was not reported."""
         prompt_tokens = self._state.r["prompt"].item(slot) + observation_tokens
         self.require_fits(prompt_tokens, self._state.r["response"].item(slot))
         self._paused.remove(slot)
-        self._state.r["prompt"][slot] = prompt_tokens
-        queue_up(self._state.requests, self._state.totals[0], slot)
+        self._unpin(slot)
+        self._requeue(self._state.requests, self._state.totals, slot, prompt_tokens, cached_tokens)
+
+    def drop_paused(self, slot: int) -> None:
+        """Drop the cache of a request whose pause was reported at this boundary."""
+        self._drop_held(self._state.requests, self._state.totals, self.limits, slot)
+
+    def pin_paused(self, slot: int, until_s: float) -> None:
+        """Keep the cache of a paused request until it resumes, is aborted or unpinned, at `until_s` at the latest."""
+        release(self._state.requests, self._state.totals[0], slot)
+        self._pinned[slot] = until_s
+
+    def unpin_paused(self, slot: int, until_s: float) -> None:
+        """Drop a cache that was pinned until `until_s`, unless its request has resumed or was aborted."""
+        if self._pinned.get(slot) == until_s:
+            del self._pinned[slot]
+            free(self._state.requests[slot], self._state.totals[0], MOVED)
+
+    def _unpin(self, slot: int) -> None:
+        if self._pinned.pop(slot, None) is not None:
+            hold(self._state.requests, self._state.totals[0], slot)
 
     def abort(self, slot: int) -> int:
         """Take a request out at this boundary. Returns the response tokens it has."""
+        self._unpin(slot)
         remove(self._state.requests, self._state.totals[0], slot)
         self._leave_row(slot)
         self._paused.discard(slot)
@@ -361,7 +389,13 @@ class Engine:
     def recompute_running(self) -> None:
         """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
         that waits, in their order."""
+        for slot in [*self._pinned]:
+            self._unpin(slot)
         drop_caches(self._state.requests, self._state.totals[0], RELOADED)
+
+    def computed_tokens(self, slot: int) -> int:
+        """Return the tokens of a request whose KV is in the cache."""
+        return self._state.r["computed"].item(slot)
 
     def generated_tokens(self, slot: int) -> int:
         return self._state.r["generated"].item(slot)
@@ -391,7 +425,8 @@ class Engine:
             memory = self._state.memory
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
         self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
-        stop_s = self._run(self._ahead, Until(np.inf, True))
+        # Pinned blocks come free only by a command: what needs them would wait in vain beyond it.
+        stop_s = self._run(self._ahead, Until(max(self._pinned.values(), default=np.inf), True))
         return stop_s if self._ahead.t["n_stopped"].item() else np.inf
 
     def take_next_stop(self) -> list[Stop]:

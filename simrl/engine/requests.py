@@ -243,6 +243,27 @@ def release(r: Requests, t: Totals, slot: int) -> None:
 
 
 @njit(cache=True)
+def drop_held(r: Requests, totals: Records, limits: Limits, slot: int) -> None:
+    """Drop the cache of a paused request whose pause was reported just now. An async scheduler knows that a pass later."""
+    t = totals[0]
+    release(r, t, slot)
+    free_before = t.free_blocks
+    free(r[slot], t, MOVED)
+    if limits.async_scheduling:
+        t.leaving_blocks += t.free_blocks - free_before
+        t.free_blocks = free_before
+
+
+@njit(cache=True)
+def requeue(r: Requests, totals: Records, slot: int, prompt: int, cached: int) -> None:
+    """Append a request to the queue again, with this context; if it has no cache, `cached` tokens need not be computed."""
+    r[slot].prompt = prompt
+    if r[slot].blocks == 0:
+        r[slot].computed = cached
+    queue_up(r, totals[0], slot)
+
+
+@njit(cache=True)
 def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
     """Drop held caches, oldest first, until `blocks` are free or none is held."""
     while blocks > t.free_blocks and t.n_holding > 0:

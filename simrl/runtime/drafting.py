@@ -191,6 +191,19 @@ class Drafting:
             if self._builders is not None:
                 self._builders.finished(sample, rollout.tokens, now_s)
 
+    def counted(self, engine: Engine, slot: int | None, rollout: Rollout) -> Rollout:
+        """Return the rollout with what was also drafted for it in its place in the engine."""
+        if slot is None:
+            return rollout
+        drafted, accepted, verifications = engine.drafted(slot)
+        return rollout._replace(
+            drafted_tokens=rollout.drafted_tokens + drafted,
+            accepted_tokens=rollout.accepted_tokens + accepted,
+            verifications=rollout.verifications + verifications,
+            verified_tokens=rollout.verified_tokens + engine.verified_tokens(slot),
+            unverified_tokens=rollout.unverified_tokens + engine.unverified_tokens(slot),
+        )
+
     def weights_loaded(self, engine: Engine, policy_version: int) -> bool:
         """Tell an engine that it has other weights: their drift from the drafter's, and a shut elastic gate. Finished siblings
         are forgotten. Return whether samples draft from another source now, and have to be given it.

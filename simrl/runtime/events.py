@@ -46,6 +46,12 @@ class Signal:
         fired.succeed(value)
 
 
+def succeed_all(events: list[simpy.Event]) -> None:
+    """Let events fire, in order, and forget them."""
+    while events:
+        events.pop(0).succeed()
+
+
 def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
     """Call `call(event)` when the event is processed; at once if it has been."""
     if event.callbacks is None:

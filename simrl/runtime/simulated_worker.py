@@ -14,12 +14,14 @@ from simrl.engine.engine import Engine
 from simrl.engine.requests import END, PAUSE, Limits, Stop
 from simrl.profile.profile import Tables
 from simrl.result.result import Work
+from simrl.runtime.agents import PLAIN, Agents
 from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.group_runs import GroupRuns
+from simrl.runtime.pauses import Pauses
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import WorkerRequest
-from simrl.runtime.rollout import Rollout, Segment, WeightLoad, grown
+from simrl.runtime.rollout import Rollout, Segment, WeightLoad
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.worker import LoadMode, TokensReached, WorkerCosts
 from simrl.trace.trace import Response, Sample
@@ -43,6 +45,7 @@ class SimulatedWorker:
         recorder: Recorder,
         drafting: Drafting | None = None,
         drafters: Mapping[str, Drafting] | None = None,
+        agents: Agents | None = None,
     ) -> None:
         self.policy_version = 0
         self.index = index
@@ -59,6 +62,7 @@ class SimulatedWorker:
         self._costs = costs
         self._responses = responses
         self._recorder = recorder
+        self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
@@ -84,9 +88,9 @@ class SimulatedWorker:
     def submit(
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
     ) -> simpy.Event:
-        response, so_far = self._responses[sample.uid], partial or Rollout(sample, (), False)
+        response, before = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
-        request = WorkerRequest(self._env.event(), response, so_far, so_far.tokens, length, cached)
+        request = WorkerRequest(self._env.event(), response, before, length, cached)
         self.command(lambda: self._begin(request))
         return request.event
 
@@ -139,6 +143,7 @@ class SimulatedWorker:
         self.close_rollout_span(self.engine.now_s)
         self._close_lost_span(time_s)
         for request in self._requests.values():
+            self._pauses.stop(request, time_s)
             self._rollout(request, self.engine.now_s, done=False)
 
     # Commands, each run at the boundary where it takes effect.
@@ -179,7 +184,7 @@ class SimulatedWorker:
 
     def _begin(self, request: WorkerRequest) -> None:
         if self._lost_since_s is not None:
-            self._fire(request.event, request.so_far)
+            self._fire(request.event, request.before)
             return
         if not self._requests:
             self._notify(lambda spot, now_s: spot.serves(self.index, now_s))
@@ -187,27 +192,25 @@ class SimulatedWorker:
         if self._drafting is not None:
             self._drafting.begins(request.sample)
         request.started_s = self.engine.now_s
+        self._pauses.begin_deadline(request)
         fetch_s = self._costs.fetch_s_per_token * request.computed_tokens
-        ready_s = max(self.engine.now_s + fetch_s, request.so_far.environment_until_s)
-        if ready_s > self.engine.now_s:
-            call_at(self._env, ready_s, lambda: self.command(lambda: self._enter(request)))
-        else:
+        ready_s = max(self.engine.now_s + fetch_s, request.environment_until_s)
+        if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
             self._enter(request)
 
     def _enter(self, request: WorkerRequest) -> None:
         """Add a request to the engine's queue."""
-        if self._requests.get(request.sample.uid) is not request:
+        if not self.is_here(request):
             return  # aborted meanwhile
-        so_far = request.so_far
-        prompt = request.sample.prompt_tokens + so_far.observation_tokens
-        request.slot = slot = self.engine.submit(prompt, request.length, so_far.tokens, request.computed_tokens)
+        prompt = request.sample.prompt_tokens + request.observation_tokens
+        request.slot = slot = self.engine.submit(prompt, request.length, request.tokens, request.computed_tokens)
         self.engine.now_s += self._costs.request_s
         if self._drafting is not None:
             self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)
         self._in_slot[slot] = request
-        self._decode(request, slot)
+        self.decode(request, slot)
 
-    def _decode(self, request: WorkerRequest, slot: int) -> None:
+    def decode(self, request: WorkerRequest, slot: int) -> None:
         """Follow a request that the engine queues now."""
         request.started_s = self.engine.now_s
         self._decoding.add(slot)
@@ -237,19 +240,23 @@ class SimulatedWorker:
         self._load_what_may()
 
     def _end_early(self, sample: Sample, event: simpy.Event) -> None:
-        request = self._requests.pop(sample.uid, None)
-        if request is None:
+        if request := self._requests.get(sample.uid):
+            self.finish_early(request, False, event)
+        else:
             self._fire(event)
-            return
-        rollout = self._leave(request)
+
+    def finish_early(self, request: WorkerRequest, done: bool, *events: simpy.Event) -> None:
+        """End a request before its length, and let its event and more fire with its rollout."""
+        del self._requests[request.sample.uid]
+        rollout = self._leave(request, done)
         self._notify_if_idle()
-        self._fire(request.event, rollout)
-        self._fire(event, rollout)
+        for event in (request.event, *events):
+            self._fire(event, rollout)
         self._load_what_may()
 
-    def _leave(self, request: WorkerRequest) -> Rollout:
+    def _leave(self, request: WorkerRequest, done: bool = False) -> Rollout:
         """Take a request out of the engine. Return its rollout."""
-        rollout = self._rollout(request, self.engine.now_s, done=False)
+        rollout = self._rollout(request, self.engine.now_s, done)
         if request.slot is not None:
             self.engine.abort(request.slot)
             del self._in_slot[request.slot]
@@ -264,6 +271,7 @@ class SimulatedWorker:
         for request in list(self._requests.values()):
             self._fire(request.event, self._leave(request))
         self._requests.clear()
+        self._pauses.forget()
         self._lost_since_s = self.engine.now_s
         self._notify(lambda spot, at_s: spot.occupied([self.index], at_s))
         self._load_what_may()
@@ -303,6 +311,7 @@ class SimulatedWorker:
             self.group_runs.close_segments(self.index, self.engine.now_s)
         if running != "keep":
             self.engine.recompute_running()
+            self._pauses.forget()
         self.close_rollout_span(self.engine.now_s)
         if not self._requests:
             self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))
@@ -338,17 +347,33 @@ class SimulatedWorker:
 
     def _report(self, sample: Sample, event: simpy.Event) -> None:
         request = self._requests.get(sample.uid)
-        self._fire(event, request and self._with_drafts(request, self._until(request, self.engine.now_s)))
+        rollout = request and request.rollout(False, *self._open_segment(request, self.engine.now_s))
+        if request and rollout and self._drafting is not None:
+            rollout = self._drafting.counted(self.engine, request.slot, rollout)
+        self._fire(event, rollout)
+
+    def is_here(self, request: WorkerRequest) -> bool:
+        """Return whether a request has not left."""
+        return self._requests.get(request.sample.uid) is request
+
+    def has(self, slot: int, request: WorkerRequest) -> bool:
+        """Return whether a request is in this place of the engine."""
+        return self._in_slot.get(slot) is request
+
+    def tokens_of(self, request: WorkerRequest) -> int:
+        """Return the tokens of a request's response at the boundary."""
+        return request.tokens if request.slot is None else self.engine.generated_tokens(request.slot)
 
     def _watch(self, condition: TokensReached, event: simpy.Event) -> None:
-        request = self._requests.get(condition.sample.uid)
-        if request is None:
-            return
-        tokens = request.so_far.tokens if request.slot is None else self.engine.generated_tokens(request.slot)
-        if tokens >= condition.tokens:
+        if request := self._requests.get(condition.sample.uid):
+            self.watch(request, condition.tokens, event)
+
+    def watch(self, request: WorkerRequest, tokens: int, event: simpy.Event) -> None:
+        """Let an event fire when a request has so many tokens."""
+        if self.tokens_of(request) >= tokens:
             self._fire(event)
             return
-        request.watches.append((condition.tokens, event))
+        request.watches.append((tokens, event))
         self._set_stop(request)
 
     def _set_stop(self, request: WorkerRequest) -> None:
@@ -358,21 +383,6 @@ class SimulatedWorker:
         stop = request.next_stop(self.engine.generated_tokens(request.slot))
         if stop is not None:
             self.engine.stop_at(request.slot, *stop)
-
-    def _pause(self, request: WorkerRequest, slot: int, now_s: float) -> None:
-        """End a turn: the environment takes its time, and then its answer is prefilled."""
-        self._close_segment(request, now_s)
-        turn = request.turn_at(request.so_far.tokens)
-        assert turn is not None
-        request.end_turn(turn, now_s)
-        self._rest(slot, now_s)
-        resume = partial(self._resume, request, slot, turn.observation_tokens)
-        call_at(self._env, request.so_far.environment_until_s, lambda: self.command(resume))
-
-    def _resume(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
-        if self._in_slot.get(slot) is request:  # else it was aborted meanwhile
-            self.engine.resume(slot, observation_tokens)
-            self._decode(request, slot)
 
     def _sleep_until_next_stop(self) -> None:
         """Sleep until the next stop; a command in between makes another plan, and this one void."""
@@ -417,11 +427,13 @@ class SimulatedWorker:
                 done = request.length == request.response.tokens
                 turn = None if done else request.turn_at(request.length)
                 if turn is not None:  # cut just where a turn ends: the environment answers meanwhile
-                    request.end_turn(turn, stopped_s)
+                    self._pauses.call_tool(request, turn, stopped_s, lambda: None)
                 fired.append((stopped_s, request.event, self._rollout(request, stopped_s, done)))
                 self._rest(slot, stopped_s)
             elif kind == PAUSE:
-                self._pause(request, slot, stopped_s)
+                self._close_segment(request, stopped_s)
+                self._rest(slot, stopped_s)
+                self._pauses.pause(request, slot, stopped_s)
             else:
                 self._set_stop(request)
         return fired
@@ -429,42 +441,30 @@ class SimulatedWorker:
     def _rollout(self, request: WorkerRequest, now_s: float, done: bool) -> Rollout:
         """Return and record what there is of a request that ends."""
         self._close_segment(request, now_s)
-        so_far = request.so_far
-        rollout = self._with_drafts(request, grown(so_far, so_far.segments, so_far.first_token_s, done))
+        rollout = request.rollout(done)
         if self._drafting is not None:
+            rollout = self._drafting.counted(self.engine, request.slot, rollout)
             self._drafting.ends(self.engine, request.slot, rollout, now_s)
-        self._recorder.request_ended(rollout, rollout.tokens - request.tokens_before)
+        self._recorder.request_ended(rollout, request.tokens - request.before.tokens)
         return rollout
 
-    def _with_drafts(self, request: WorkerRequest, rollout: Rollout) -> Rollout:
-        """Return the rollout with what was also drafted for it here."""
-        if self._drafting is None or request.slot is None:
-            return rollout
-        drafted, accepted, verifications = self.engine.drafted(request.slot)
-        return rollout._replace(
-            drafted_tokens=rollout.drafted_tokens + drafted,
-            accepted_tokens=rollout.accepted_tokens + accepted,
-            verifications=rollout.verifications + verifications,
-            verified_tokens=rollout.verified_tokens + self.engine.verified_tokens(request.slot),
-            unverified_tokens=rollout.unverified_tokens + self.engine.unverified_tokens(request.slot),
-        )
-
-    def _until(self, request: WorkerRequest, now_s: float) -> Rollout:
-        """Return the rollout of a request up to now."""
-        so_far, slot = request.so_far, request.slot
-        if slot is None:
-            return so_far
-        segments, first_token_s = so_far.segments, so_far.first_token_s
-        tokens = self.engine.generated_tokens(slot) - so_far.tokens
-        if tokens > 0:
-            segments = (*segments, Segment(self.index, self.policy_version, tokens, request.started_s, now_s))
-        # Without a token yet, the engine's time may be one that it only looked ahead to.
-        if segments and math.isnan(first_token_s):
-            first_token_s = self.engine.first_token_s(slot)
-        return grown(so_far, segments, first_token_s)
+    def _open_segment(self, request: WorkerRequest, now_s: float) -> tuple[Segment | None, float]:
+        """Return the segment of a request that goes on, if it has tokens, and the time of its first token."""
+        slot, segment, first_token_s = request.slot, None, request.first_token_s
+        if slot is not None:
+            tokens = self.engine.generated_tokens(slot) - request.tokens
+            if tokens > 0:
+                segment = Segment(self.index, self.policy_version, tokens, request.started_s, now_s)
+            # Without a token yet, the engine's time may be one that it only looked ahead to.
+            if (segment or request.segments) and math.isnan(first_token_s):
+                first_token_s = self.engine.first_token_s(slot)
+        return segment, first_token_s
 
     def _close_segment(self, request: WorkerRequest, now_s: float) -> None:
-        request.so_far, request.started_s = self._until(request, now_s), now_s
+        segment, request.first_token_s = self._open_segment(request, now_s)
+        if segment is not None:
+            request.close_segment(segment)
+        request.started_s = now_s
 
     def _close_lost_span(self, now_s: float) -> None:
         if self._lost_since_s is not None and self._away is not None:

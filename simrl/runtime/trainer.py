@@ -59,13 +59,20 @@ class Rewarder(Protocol):
 class SimulatedRewarder:
     """A `Rewarder` that scores all responses at once, each in `reward_s` (a rule, a verifier or a reward model elsewhere)."""
 
-    def __init__(self, env: simpy.Environment, reward_s: float, responses: Mapping[int, Response]) -> None:
+    def __init__(
+        self, env: simpy.Environment, reward_s: float, responses: Mapping[int, Response], kills: bool = False
+    ) -> None:
         self._env = env
         self._reward_s = reward_s
         self._responses = responses
+        self._kills = kills  # what ended before its end was killed, and has reward 0
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
         done = [scored(rollout, self._responses[rollout.sample.uid].reward) for rollout in rollouts]
+        if self._kills:
+            done = [
+                each if each.tokens == self._responses[each.sample.uid].tokens else scored(each, 0.0) for each in done
+            ]
         return self._env.timeout(self._reward_s, value=done)
 
 

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from simrl.engine.config import EngineConfig
+from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
 from simrl.scenario.training import Seconds, Share, TrainingConfig
@@ -131,6 +132,7 @@ class Scenario(_Section):
     profile: ProfileConfig
     engine: EngineConfig = EngineConfig()
     training: TrainingConfig = TrainingConfig()
+    agents: AgentsConfig = AgentsConfig()
     speculation: SpeculationInputs = SpeculationInputs()
     """acceptance of drafts where the trace has no token ids"""
     faults: tuple[Fault, ...] = ()

@@ -19,6 +19,7 @@ from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS_PER_NODE, ModelShape, gpu, model_shape
 from simrl.profile.profile import ProfileMetadata, read_profile
+from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.runtime.weight_sync import loading_s, synced_by
@@ -46,6 +47,12 @@ class Prepared(Deployment):
     costs: WorkerCosts
     drafts: DraftPlan | None = None
     tail: TailPlan | None = None
+    agents: AgentRules = PLAIN
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether responses may have turns with an environment."""
+        return bool({"turn_tokens", "environment_s"} & set(self.trace.table.column_names))
 
     @property
     def gpus_per_worker(self) -> int:
@@ -141,6 +148,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
     limits = _engine_limits(engine, deployment, drafts, tail)
+    check_concurrency(scenario.agents, workers, limits)
     if drafts is not None:
         _require_room_for_drafter(engine, deployment, drafts, limits)
     longest = _longest_allowed(trace)
@@ -156,6 +164,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         costs=_worker_costs(scenario, system, deployment, train_gpus, workers),
         drafts=drafts,
         tail=tail,
+        agents=agent_rules(scenario.agents, limits, model, kind, cluster.tp),
     )
     _require_training_fits(prepared.training_costs(train_gpus), longest)
     return prepared

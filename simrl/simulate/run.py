@@ -22,6 +22,7 @@ from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import Tables
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import Lane, Result
+from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.group_runs import GroupRuns
@@ -94,9 +95,11 @@ class Schedule:
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = _spot_trainer(prepared, self.recorder, self.units)
+        self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
         kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
-        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens=kv_cache_tokens)
+        most = scenario.agents.max_concurrent
+        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most)
         self._group_runs = _group_runs(self) if make_workers is simulated_workers else None
         self.dispatcher.group_runs = self._group_runs
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
@@ -155,6 +158,9 @@ class Schedule:
             "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
             "faults": self._faults,
         }
+        if self._group_runs is None and self.prepared.in_turns:
+            self.agents.stop()
+            metadata["agents"] = self.agents.facts()
         if self.spot is not None:
             self.spot.stop(self.env.now)
             metadata["drafter_updates_behind"] = self.spot.behind
@@ -183,15 +189,17 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     if prepared.tail is not None:
         drafters = tail_drafting(prepared.tail, prepared, most, seed)
     shared = prepared.profile.tables, prepared.limits, prepared.costs, schedule.workload.responses, schedule.recorder
-    return [SimulatedWorker(schedule.env, i, *shared, drafting, drafters) for i in range(schedule.units)]
+    more = drafting, drafters, schedule.agents
+    return [SimulatedWorker(schedule.env, i, *shared, *more) for i in range(schedule.units)]
 
 
 def _group_runs(schedule: Schedule) -> GroupRuns | None:
     """Return what lets simulated workers generate groups of which only the end is an event; None where each response matters:
     for drafting, turns of an environment, a rule of dispatch, faults."""
     prepared, workers = schedule.prepared, schedule.workers
-    rule, turns = prepared.system.dispatch, {"turn_tokens", "environment_s"} & set(prepared.trace.table.column_names)
-    watched = prepared.drafts or prepared.tail or turns or prepared.scenario.faults or prepared.system.adapt_split_every
+    scenario, rule = prepared.scenario, prepared.system.dispatch
+    capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.in_turns
+    watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
         return None
     simulated = cast("list[SimulatedWorker]", workers)
@@ -205,7 +213,8 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     prepared, env = schedule.prepared, schedule.env
     costs = prepared.training_costs(prepared.train_gpus)
     trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot)
-    return trainer, SimulatedRewarder(env, prepared.scenario.training.reward_s, schedule.workload.responses)
+    kills = prepared.scenario.agents.deadline_s is not None
+    return trainer, SimulatedRewarder(env, prepared.scenario.training.reward_s, schedule.workload.responses, kills)
 
 
 def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTrainer | None:

@@ -1,0 +1,268 @@
+"""Trajectories between their turns: what becomes of their KV cache while a tool runs, and what all workers share: tool slots,
+deadlines, figures.
+
+Invariant: a tool call belongs to its trajectory, not to the worker: it goes on if the trajectory moves, and ends early only
+with a trajectory that is killed. Offloading follows vLLM's `OffloadingConnector`: full blocks are copied, only those that the
+host does not have; they stay in host memory after they were copied back; what is needed is evicted from the least recently
+used trajectories, the end of each first, never one with a copy under way; where that does not suffice, nothing is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import simpy
+
+from simrl.engine.requests import Limits
+from simrl.errors import InputError
+from simrl.profile.hardware import Gpu, ModelShape
+from simrl.runtime.events import call_at
+from simrl.scenario.agents import AgentsConfig, Kv
+
+
+class AgentRules(NamedTuple):
+    """The `agents` section for one model on one GPU: a worker's host memory in blocks of its KV cache, of `block_bytes` over
+    all its GPUs, whose shards are copied side by side in `block_s`."""
+
+    kv: Kv = "keep"
+    host_blocks: int = 0
+    block_bytes: float = 0.0
+    block_s: float = 0.0
+    tool_slots: int | None = None
+    deadline_s: float = math.inf
+
+
+PLAIN = AgentRules()
+
+
+def agent_rules(config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gpu, tp: int) -> AgentRules:
+    """Return the rules of a worker of `tp` GPUs. Raise `InputError` for a KV cache that cannot be treated as asked for."""
+    caching = bool(getattr(limits, "prefix_caching", False))
+    kv = config.kv_while_tool_runs or ("cache" if caching else "drop")
+    if kv == "cache" and not caching:
+        raise InputError(
+            "agents.kv_while_tool_runs is cache, and an engine without prefix caching finds nothing again; use keep, drop or "
+            "offload, or engine.prefix_caching=true"
+        )
+    if kv == "drop" and caching:
+        raise InputError(
+            "agents.kv_while_tool_runs is drop, and an engine with prefix caching finds again what it freed; use cache, or "
+            "engine.prefix_caching=false"
+        )
+    shard_bytes = limits.block_size * model.kv_bytes_per_token / min(tp, model.kv_heads)
+    block_bytes = shard_bytes * tp
+    host_blocks = int((config.host_memory_bytes or 0.0) // block_bytes)
+    if kv == "offload" and host_blocks == 0:
+        raise InputError(
+            f"agents.host_memory_bytes is {config.host_memory_bytes:g}: a block of {limits.block_size} tokens of {model.name} "
+            f"takes {block_bytes:g}; use more, or kv_while_tool_runs=drop"
+        )
+    return AgentRules(
+        kv=kv,
+        host_blocks=host_blocks,
+        block_bytes=block_bytes,
+        block_s=shard_bytes / (config.host_link_bytes_per_s or gpu.host_bytes_per_s),
+        tool_slots=config.tool_slots,
+        deadline_s=math.inf if config.deadline_s is None else config.deadline_s,
+    )
+
+
+def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> None:
+    """Raise `InputError` if more trajectories may be in flight than the engines hold."""
+    most = workers * limits.max_num_seqs
+    if config.max_concurrent is not None and config.max_concurrent > most:
+        raise InputError(
+            f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "
+            f"(engine.max_num_seqs {limits.max_num_seqs}); use at most {most}, more max_num_seqs, or more GPUs"
+        )
+
+
+@dataclass
+class AgentFigures:
+    """Sums over all trajectories of a run."""
+
+    in_tools_s: float = 0.0
+    waiting_for_tool_slots_s: float = 0.0
+    waiting_for_kv_s: float = 0.0
+    offloaded_bytes: float = 0.0
+    not_offloaded: int = 0  # turns of which the host had no room for a block
+    killed: int = 0
+
+
+class Agents:
+    """What the trajectories of all workers share."""
+
+    def __init__(self, env: simpy.Environment, rules: AgentRules) -> None:
+        self.rules = rules
+        self.figures = AgentFigures()
+        self.tools = ToolSlots(env, rules.tool_slots, self.figures) if rules.tool_slots else None
+        self._due_s: dict[int, float] = {}
+
+    def due_s(self, uid: int, now_s: float) -> float:
+        """Return when a trajectory that begins at a worker now is killed."""
+        return self._due_s.setdefault(uid, now_s + self.rules.deadline_s)
+
+    def stop(self) -> None:
+        """End the simulation now."""
+        if self.tools is not None:
+            self.tools.stop()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the figures for the metadata of a result."""
+        return {"kv_while_tool_runs": self.rules.kv, **asdict(self.figures)}
+
+
+@dataclass(eq=False, slots=True)
+class ToolCall:
+    """A tool call that waits for a slot, or has one until `until_s`; `over` is called when it is over."""
+
+    uid: int
+    seconds: float
+    asked_s: float
+    over: Callable[[], None]
+    until_s: float = math.inf
+
+
+class ToolSlots:
+    """Tool calls of all workers, of which so many run at a time: first come, first served."""
+
+    def __init__(self, env: simpy.Environment, slots: int, figures: AgentFigures) -> None:
+        self._env = env
+        self._free = slots
+        self._figures = figures
+        self._calls: dict[int, ToolCall] = {}
+        self._waiting: deque[ToolCall] = deque()
+
+    def begin(self, uid: int, seconds: float, over: Callable[[], None]) -> None:
+        """Begin a call of a trajectory now, or when there is a slot."""
+        call = self._calls[uid] = ToolCall(uid, seconds, self._env.now, over)
+        self._waiting.append(call)
+        self._start()
+
+    def follow(self, uid: int, over: Callable[[], None]) -> bool:
+        """Call `over`, in place of what was to be called, when the trajectory's call is over. Return whether it has one."""
+        if call := self._calls.get(uid):
+            call.over = over
+        return call is not None
+
+    def kill(self, uid: int) -> None:
+        """End a trajectory's call, if it has one."""
+        call = self._calls.pop(uid, None)
+        if call is None:
+            return
+        self._cut(call)
+        if call.until_s < math.inf:
+            self._free += 1
+            self._start()
+        else:
+            self._waiting.remove(call)
+
+    def stop(self) -> None:
+        """End the simulation now."""
+        for call in self._calls.values():
+            self._cut(call)
+
+    def _cut(self, call: ToolCall) -> None:
+        """Count what a call has taken until now, and no more."""
+        if call.until_s < math.inf:
+            self._figures.in_tools_s -= call.until_s - self._env.now
+        else:
+            self._figures.waiting_for_tool_slots_s += self._env.now - call.asked_s
+
+    def _start(self) -> None:
+        while self._waiting and self._free > 0:
+            self._free -= 1
+            call, now_s = self._waiting.popleft(), self._env.now
+            call.until_s = now_s + call.seconds
+            self._figures.in_tools_s += call.seconds
+            self._figures.waiting_for_tool_slots_s += now_s - call.asked_s
+            call_at(self._env, call.until_s, lambda call=call: self._end(call))  # type: ignore[misc]
+
+    def _end(self, call: ToolCall) -> None:
+        if self._calls.get(call.uid) is call:
+            del self._calls[call.uid]
+            self._free += 1
+            self._start()
+            call.over()
+
+
+@dataclass(eq=False, slots=True)
+class HostCopy:
+    """The first `blocks` of a trajectory's KV cache in host memory; those of a copy under way are there at `until_s`."""
+
+    blocks: int = 0
+    until_s: float = -math.inf
+
+
+class HostMemory:
+    """KV cache of one worker's trajectories in host memory, least recently used first, and the link to it: a queue for each
+    direction."""
+
+    def __init__(self, rules: AgentRules, figures: AgentFigures) -> None:
+        self._rules = rules
+        self._figures = figures
+        self._copies: OrderedDict[int, HostCopy] = OrderedDict()
+        self._free = rules.host_blocks
+        self._out_free_s = self._in_free_s = 0.0
+
+    def store(self, uid: int, blocks: int, now_s: float) -> float:
+        """Copy a trajectory's first `blocks` out, as far as the host does not have them. Return when that is over; now if there
+        is no room, or nothing to copy."""
+        copy = self._copies.get(uid) or HostCopy()
+        new = blocks - copy.blocks
+        if new <= 0 or not self._make_room(new, copy, now_s):
+            self._figures.not_offloaded += new > 0
+            return now_s
+        self._free -= new
+        self._copies[uid], copy.blocks = copy, blocks
+        self._copies.move_to_end(uid)
+        self._figures.offloaded_bytes += new * self._rules.block_bytes
+        copy.until_s = self._out_free_s = max(now_s, self._out_free_s) + new * self._rules.block_s
+        return copy.until_s
+
+    def load(self, uid: int, now_s: float) -> tuple[HostCopy, int, float] | None:
+        """Copy back what there is of a trajectory. Return it, its blocks, and when that is over; None if there is nothing."""
+        copy = self._copies.get(uid)
+        if copy is None:
+            return None
+        self._copies.move_to_end(uid)
+        copy.until_s = self._in_free_s = max(now_s, self._in_free_s) + copy.blocks * self._rules.block_s
+        self._figures.waiting_for_kv_s += copy.until_s - now_s
+        return copy, copy.blocks, copy.until_s
+
+    def has(self, uid: int, copy: HostCopy) -> bool:
+        """Return whether a copy is of the present weights."""
+        return self._copies.get(uid) is copy
+
+    def copying(self, uid: int, now_s: float) -> bool:
+        """Return whether a copy of a trajectory is under way."""
+        return uid in self._copies and self._copies[uid].until_s > now_s
+
+    def clear(self) -> None:
+        """Forget everything: it was computed with other weights. Copies under way occupy the link to their end."""
+        self._copies.clear()
+        self._free = self._rules.host_blocks
+
+    def _make_room(self, blocks: int, own: HostCopy, now_s: float) -> bool:
+        """Free as many blocks as are missing, if that is possible."""
+        missing, idle = blocks - self._free, []
+        found = 0
+        for uid, copy in self._copies.items():
+            if found >= missing:
+                break
+            if copy is not own and copy.until_s <= now_s:
+                idle.append((uid, copy))
+                found += copy.blocks
+        if found < missing:
+            return False
+        for uid, copy in idle:
+            evicted = min(missing, copy.blocks)
+            missing, copy.blocks = missing - evicted, copy.blocks - evicted
+            self._free += evicted
+            if copy.blocks == 0:
+                del self._copies[uid]
+        return True

@@ -18,7 +18,8 @@ def assert_nothing_is_lost(watched: Watched) -> None:
     for row in samples:
         length, parts = watched.responses[row["uid"]].tokens, segments[row["uid"]]
         assert sum(part["tokens"] for part in parts) == row["generated_tokens"] <= length
-        assert (row["generated_tokens"] == length) == (row["finished_s"] is not None)
+        whole, finished = row["generated_tokens"] == length, row["finished_s"] is not None
+        assert whole == finished or (finished and watched.prepared.scenario.agents.deadline_s)  # else it was killed
         assert all(part["tokens"] > 0 and part["started_s"] < part["ended_s"] for part in parts)
         assert all(a["ended_s"] <= b["started_s"] for a, b in pairwise(parts))
         assert (row["status"] == "trained") == (row["trained_step"] is not None)

@@ -1,9 +1,9 @@
-"""Find where it pays to offload the KV cache of an agent while its tool runs: a table by time of the tool and size of the cache.
+"""Find where it pays to offload an agent's KV cache while its tool runs: a table by time of the tool and size of the cache.
 
     python experiments/agents.py [--page] [--jobs 2] [--kv drop --kv keep …]
 
-Simulates experiments/agents_kv.yaml with each way of treating the cache. Points are kept in results/agents_kv. With `--page`, the
-table is written into docs/agents.md.
+Simulates experiments/agents_kv.yaml with each way of treating the cache. Points are kept in results/agents_kv. With `--page`,
+the table is written into docs/agents.md.
 """
 
 from pathlib import Path

@@ -210,7 +210,7 @@ def test_a_preset_of_an_agent_says_how_to_draw_it_again(preset):
         ),
         ({"environment_s": 1}, "tools beside environment_s, environment_sigma or observation_tokens"),
         ({"turn_tokens": None, "turns": 1, "mean_tokens": 90}, "tools are called between turns, and there is one turn"),
-        ({"tools": {"a": {"share": 0.9, "median_s": 1}}}, "the shares sum to 0.9; they must sum to 1"),
+        ({"tools": {"a": {"share": 0.9, "median_s": 1}}}, "the shares of a sum to 0.9; they must sum to 1"),
     ],
 )
 def test_statistics_of_an_agent_that_cannot_be_are_refused_by_name(changes, message):
@@ -323,7 +323,7 @@ def test_commands_draw_an_agent_and_the_missing_times_of_a_recorded_one(simrl, t
     assert (code, err) == (0, "") and "drawn from tools.yaml (seed 0), not recorded" in " ".join(out.split())
     assert read_trace(tmp_path / "timed.parquet").table.column("turn_environment_s").to_pylist()[0] == [2, 2]
     for wrong, line in (
-        ("tools: {a: {share: 0.5, median_s: 1}}", "tools.yaml: tools: the shares sum to 0.5; they must sum to 1"),
+        ("tools: {a: {share: 0.5, median_s: 1}}", "tools.yaml: tools: the shares of a sum to 0.5; they must sum to 1"),
         ("tools: {a: {share: 1, median_s: -1}}", "tools.yaml: tools.a.median_s is -1: input should be greater"),
     ):
         (tmp_path / "tools.yaml").write_text(wrong)

@@ -105,7 +105,7 @@ class Tool(BaseModel):
 def _check_shares(tools: dict[str, Tool]) -> dict[str, Tool]:
     total = sum(tool.share for tool in tools.values())
     if tools and not math.isclose(total, 1, abs_tol=1e-6):
-        raise ValueError(f"the shares sum to {total:.6g}; they must sum to 1")
+        raise ValueError(f"the shares of {', '.join(tools)} sum to {total:.6g}; they must sum to 1")
     return tools
 
 

@@ -76,6 +76,9 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         "its samples have turns of an environment, and engines here keep no cache through a pause": any(
             name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")
         ),
+        "trajectories of real engines here have no deadline (agents.deadline_s)": (
+            prepared.scenario.agents.deadline_s is not None
+        ),
         "its dispatch shares a pool of KV cache among workers, which a plain vLLM has not; choose --dispatch least_requests": (
             system.dispatch.kv_pool
         ),

@@ -1,4 +1,4 @@
-"""Trajectories of agents between their turns: KV cache while a tool runs, tool slots, caps, deadlines. A pass takes a second."""
+"""Trajectories of agents between turns: KV cache while a tool runs, slots, caps, deadlines. A pass takes a second."""
 
 import math
 from dataclasses import replace

@@ -35,6 +35,7 @@ class Explanation:
     updates: int
     full_batch: Mapping[str, Any] | None
     weight_sync: str | None
+    agents: Mapping[str, Any] | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -68,6 +69,7 @@ class Explanation:
             "gpu_s_per_sample": self.steady.total_gpu_s / self.steady.samples,
             "full_batch": self.full_batch,
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
+            **({"agents": dict(self.agents)} if self.agents else {}),
             "parts": parts,
             "critical_path": {
                 "step": self.path.step,
@@ -130,6 +132,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         updates=updates,
         full_batch=result.metadata.get("full_batch"),
         weight_sync=result.metadata.get("weight_sync"),
+        agents=result.metadata.get("agents"),
         whole=waterfall(result),
         steady=steady,
         path=paths.of(chosen),

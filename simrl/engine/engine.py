@@ -28,10 +28,10 @@ from numba import typeof
 
 from simrl.engine.decoupled import run_decoupled
 from simrl.engine.passes import run
+from simrl.engine.paused import Paused
 from simrl.engine.requests import (
     DRAFTS,
     END,
-    MOVED,
     NEVER,
     PAUSE,
     RELOADED,
@@ -43,13 +43,8 @@ from simrl.engine.requests import (
     Stop,
     Until,
     drop_caches,
-    drop_held,
     enqueue,
-    free,
-    hold,
-    release,
     remove,
-    requeue,
 )
 from simrl.engine.speculative import run_speculative
 from simrl.engine.stretches import Memory
@@ -147,8 +142,7 @@ class Engine:
             limits = limits._replace(async_scheduling=False)
         self.limits = limits
         self._capacity_tokens = limits.kv_blocks * limits.block_size
-        self._paused: set[int] = set()
-        self._pinned: dict[int, float] = {}  # paused requests whose blocks nobody gets, until then
+        self._paused = Paused(limits, resolved)
         self._left_rows: list[int] = []
         index = decoding.siblings
         memory = Memory(
@@ -165,8 +159,6 @@ class Engine:
         self._grow(16)
         self.decoding = given
         self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(4)))
-        self._requeue = _resolved(requeue, _Like(self._state.requests, t, *range(3)))
-        self._drop_held = _resolved(drop_held, _Like(self._state.requests, t, limits, 0))
 
     @property
     def now_s(self) -> float:
@@ -355,42 +347,31 @@ class Engine:
         `observation_tokens` of its environment are prefilled. Raises KeyError for a request whose pause was not reported."""
         prompt_tokens = self._state.r["prompt"].item(slot) + observation_tokens
         self.require_fits(prompt_tokens, self._state.r["response"].item(slot))
-        self._paused.remove(slot)
-        self._unpin(slot)
-        self._requeue(self._state.requests, self._state.totals, slot, prompt_tokens, cached_tokens)
+        self._paused.resume(self._state, slot, prompt_tokens, cached_tokens)
 
     def drop_paused(self, slot: int) -> None:
         """Drop the cache of a request whose pause was reported at this boundary."""
-        self._drop_held(self._state.requests, self._state.totals, self.limits, slot)
+        self._paused.drop(self._state, slot)
 
     def pin_paused(self, slot: int, until_s: float) -> None:
         """Keep the cache of a paused request until it resumes, is aborted or unpinned, at `until_s` at the latest."""
-        release(self._state.requests, self._state.totals[0], slot)
-        self._pinned[slot] = until_s
+        self._paused.pin(self._state, slot, until_s)
 
     def unpin_paused(self, slot: int, until_s: float) -> None:
         """Drop a cache that was pinned until `until_s`, unless its request has resumed or was aborted."""
-        if self._pinned.get(slot) == until_s:
-            del self._pinned[slot]
-            free(self._state.requests[slot], self._state.totals[0], MOVED)
-
-    def _unpin(self, slot: int) -> None:
-        if self._pinned.pop(slot, None) is not None:
-            hold(self._state.requests, self._state.totals[0], slot)
+        self._paused.unpin(self._state, slot, until_s)
 
     def abort(self, slot: int) -> int:
         """Take a request out at this boundary. Returns the response tokens it has."""
-        self._unpin(slot)
+        self._paused.forget(self._state, slot)
         remove(self._state.requests, self._state.totals[0], slot)
         self._leave_row(slot)
-        self._paused.discard(slot)
         return self.generated_tokens(slot)
 
     def recompute_running(self) -> None:
         """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
         that waits, in their order."""
-        for slot in [*self._pinned]:
-            self._unpin(slot)
+        self._paused.hold_all(self._state)
         drop_caches(self._state.requests, self._state.totals[0], RELOADED)
 
     def computed_tokens(self, slot: int) -> int:
@@ -410,10 +391,11 @@ class Engine:
         Returns what stopped on the way, in order.
         """
         stops: list[Stop] = []
-        while self.busy and self.now_s <= time_s:
-            self._run(self._state, Until(time_s, True))
+        until, now_s = Until(time_s, True), -np.inf
+        while now_s <= time_s and self.busy:
+            now_s = self._run(self._state, until)
             stops += self.stops()
-        if not self.busy:
+        if now_s <= time_s:
             self.now_s = max(self.now_s, time_s)
         return stops
 
@@ -425,8 +407,7 @@ class Engine:
             memory = self._state.memory
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
         self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
-        # Pinned blocks come free only by a command: what needs them would wait in vain beyond it.
-        stop_s = self._run(self._ahead, Until(max(self._pinned.values(), default=np.inf), True))
+        stop_s = self._run(self._ahead, self._paused.next_stop)
         return stop_s if self._ahead.t["n_stopped"].item() else np.inf
 
     def take_next_stop(self) -> list[Stop]:
@@ -466,13 +447,16 @@ class Engine:
     def stops(self) -> list[Stop]:
         """Return what stopped in the last pass, now."""
         stops: list[Stop] = []
-        for i in range(self._total("n_stopped")):  # most often one: plain Python is fastest
-            slot, kind = self._state.r["stopped"].item(i), self._state.r["stopped_kind"].item(i)
-            stops.append((slot, self.now_s, kind))
+        if not (n := self._total("n_stopped")):
+            return stops
+        r, now_s = self._state.r, self.now_s
+        for i in range(n):  # most often one: plain Python is fastest
+            slot, kind = r["stopped"].item(i), r["stopped_kind"].item(i)
+            stops.append((slot, now_s, kind))
             if kind == END:
                 self._leave_row(slot)
             elif kind == PAUSE:
-                self._paused.add(slot)
+                self._paused.slots.add(slot)
         return stops
 
     def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:

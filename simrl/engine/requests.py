@@ -243,7 +243,7 @@ def release(r: Requests, t: Totals, slot: int) -> None:
 
 
 @njit(cache=True)
-def drop_held(r: Requests, totals: Records, limits: Limits, slot: int) -> None:
+def drop_held(r: Requests, totals: Records, slot: int, limits: Limits) -> None:
     """Drop the cache of a paused request whose pause was reported just now. An async scheduler knows that a pass later."""
     t = totals[0]
     release(r, t, slot)
@@ -252,6 +252,18 @@ def drop_held(r: Requests, totals: Records, limits: Limits, slot: int) -> None:
     if limits.async_scheduling:
         t.leaving_blocks += t.free_blocks - free_before
         t.free_blocks = free_before
+
+
+@njit(cache=True)
+def pin(r: Requests, totals: Records, slot: int) -> None:
+    """Let nobody have the blocks of a paused request."""
+    release(r, totals[0], slot)
+
+
+@njit(cache=True)
+def drop_pinned(r: Requests, totals: Records, slot: int) -> None:
+    """Drop the cache of a request whose blocks nobody could have."""
+    free(r[slot], totals[0], MOVED)
 
 
 @njit(cache=True)

@@ -62,10 +62,10 @@ def on_fire(event: simpy.Event, call: Callable[[Any], object]) -> None:
 
 def call_at(env: simpy.Environment, time_s: float, call: Callable[[], object]) -> None:
     """Call at `time_s` exactly, or now if that has been. (SimPy takes delays: added to now, one may round beside the time.)"""
-    event = env.event()
+    event, now_s = simpy.Event(env), env.now
     event._ok, event._value = True, None  # what Timeout does: an event that is triggered already
-    on_fire(event, lambda _: call())
-    heappush(env._queue, (max(time_s, env.now), simpy.events.NORMAL, next(env._eid), event))
+    event.callbacks.append(lambda _: call())  # type: ignore[arg-type]
+    heappush(env._queue, (time_s if time_s > now_s else now_s, simpy.events.NORMAL, next(env._eid), event))
 
 
 def call_last(env: simpy.Environment, call: Callable[[], None]) -> None:

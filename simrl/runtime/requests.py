@@ -88,13 +88,13 @@ class WorkerRequest:
             self._turn += 1
         if self._turn < len(turns) and turns[self._turn].end_tokens < self.length:
             stop = turns[self._turn].end_tokens, PAUSE
+        if not self.watches:
+            return stop
         ahead = [(watched, WATCH) for watched, _ in self.watches if tokens < watched < self.length]
-        return min(ahead if stop is None else [*ahead, stop]) if ahead else stop
+        return min(ahead if stop is None else [*ahead, stop], default=None)
 
     def take_watches(self, tokens: int) -> list[simpy.Event]:
         """Remove the watches that hold with `tokens`, and return their events."""
-        if not self.watches:
-            return []
         held = [event for watched, event in self.watches if watched <= tokens]
         self.watches = [watch for watch in self.watches if watch[0] > tokens]
         return held

@@ -69,6 +69,7 @@ class SimulatedWorker:
         self._commands: list[Callable[[], object]] = []
         self._changes = False  # whether one of them changes something
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
+        self._admits = True
         self._plan = 0
         self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
@@ -184,8 +185,7 @@ class SimulatedWorker:
 
     def _begin(self, request: WorkerRequest) -> None:
         if self._lost_since_s is not None:
-            self._fire(request.event, request.before)
-            return
+            return self._fire(request.event, request.before)
         if not self._requests:
             self._notify(lambda spot, now_s: spot.serves(self.index, now_s))
         self._requests[request.sample.uid] = request
@@ -212,10 +212,11 @@ class SimulatedWorker:
 
     def decode(self, request: WorkerRequest, slot: int) -> None:
         """Follow a request that the engine queues now."""
-        request.started_s = self.engine.now_s
+        request.started_s = now_s = self.engine.now_s
         self._decoding.add(slot)
-        self.open_rollout_span(self.engine.now_s)
-        self._set_stop(request)
+        self.open_rollout_span(now_s)
+        if request.watches or request.response.turns:
+            self._set_stop(request)
 
     def _rest(self, slot: int, now_s: float) -> None:
         self._decoding.discard(slot)
@@ -278,8 +279,7 @@ class SimulatedWorker:
 
     def _come_back(self, event: simpy.Event) -> None:
         if self._lost_since_s is None:
-            self._fire(event)
-            return
+            return self._fire(event)
         load = self._take_weights(self._asked_version)
         if self._costs.evaluate_every:  # what was due meanwhile, the other workers have evaluated
             self._evaluations = self.policy_version // self._costs.evaluate_every
@@ -297,14 +297,15 @@ class SimulatedWorker:
 
     def _load_what_may(self) -> None:
         """Load weights in the order of the commands; a "drain" holds up the loads behind it until nothing runs."""
+        if not self._loads and self._admits:
+            return
         while self._loads and (self._loads[0][1] != "drain" or self.engine.running == 0):
             self._load(*self._loads.popleft())
-        self.engine.admitting = not self._loads
+        self.engine.admitting = self._admits = not self._loads
 
     def _load(self, version: int, running: LoadMode, event: simpy.Event) -> None:
         if self._lost_since_s is not None:
-            self._fire(event, WeightLoad(version, self.engine.now_s, self.engine.now_s))
-            return
+            return self._fire(event, WeightLoad(version, self.engine.now_s, self.engine.now_s))
         for request in self._in_slot.values():
             self._close_segment(request, self.engine.now_s)
         if self.group_runs is not None:
@@ -371,8 +372,7 @@ class SimulatedWorker:
     def watch(self, request: WorkerRequest, tokens: int, event: simpy.Event) -> None:
         """Let an event fire when a request has so many tokens."""
         if self.tokens_of(request) >= tokens:
-            self._fire(event)
-            return
+            return self._fire(event)
         request.watches.append((tokens, event))
         self._set_stop(request)
 
@@ -419,8 +419,9 @@ class SimulatedWorker:
                 self._rest(slot, stopped_s)
                 continue
             request = self._in_slot[slot]
-            held = request.take_watches(self.engine.generated_tokens(slot))
-            fired += [(stopped_s, event, None) for event in held]
+            if request.watches:
+                held = request.take_watches(self.engine.generated_tokens(slot))
+                fired += [(stopped_s, event, None) for event in held]
             if kind == END:
                 del self._in_slot[slot], self._requests[request.sample.uid]
                 self._notify_if_idle(stopped_s)

@@ -50,7 +50,7 @@ class Prepared(Deployment):
     agents: AgentRules = PLAIN
 
     @property
-    def in_turns(self) -> bool:
+    def has_turns(self) -> bool:
         """Whether responses may have turns with an environment."""
         return bool({"turn_tokens", "environment_s"} & set(self.trace.table.column_names))
 

@@ -100,7 +100,8 @@ class Schedule:
         kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
         most = scenario.agents.max_concurrent
         self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most)
-        self._group_runs = _group_runs(self) if make_workers is simulated_workers else None
+        self._simulates = make_workers is simulated_workers
+        self._group_runs = _group_runs(self) if self._simulates else None
         self.dispatcher.group_runs = self._group_runs
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         trace, prompt_tokens = prepared.trace, round(float(prepared.trace.column("prompt_tokens").mean()))
@@ -158,7 +159,7 @@ class Schedule:
             "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
             "faults": self._faults,
         }
-        if self._group_runs is None and self.prepared.in_turns:
+        if self._simulates and (self.prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
             metadata["agents"] = self.agents.facts()
         if self.spot is not None:
@@ -198,7 +199,7 @@ def _group_runs(schedule: Schedule) -> GroupRuns | None:
     for drafting, turns of an environment, a rule of dispatch, faults."""
     prepared, workers = schedule.prepared, schedule.workers
     scenario, rule = prepared.scenario, prepared.system.dispatch
-    capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.in_turns
+    capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.has_turns
     watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
         return None

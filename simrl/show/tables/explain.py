@@ -6,7 +6,8 @@ Invariant: fits into 80 columns; parts under a thousandth of the whole are summe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -54,6 +55,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
         say(console, f"A full batch is what a worker can hold: {batch}, {1000 * full['pass_s']:.3g} ms a pass.")
     if e.weight_sync:
         say(console, f"Weight sync: {e.weight_sync}.")
+    if e.agents:
+        say(console, _agents(e.agents))
     console.print()
     _print_path(e, console)
     console.print()
@@ -96,6 +99,23 @@ def sentences(d: Difference, most: int = 3) -> list[str]:
             changes = [f"{c.words} ({number(c.a_gpu_s)} to {number(c.b_gpu_s)})" for c in found]
             lines.append(f"B spends {'less' if saves else 'more'} on {listed(changes)}.")
     return lines
+
+
+def _agents(facts: Mapping[str, Any]) -> str:
+    """Return what trajectories of several turns waited for, and what became of them."""
+    hours = {
+        "in tools": facts["in_tools_s"] / 3600,
+        "waiting for tool slots": facts["waiting_for_tool_slots_s"] / 3600,
+        "waiting for KV cache from the host": facts["waiting_for_kv_s"] / 3600,
+    }
+    parts = [f"{number(each)} hours {what}" for what, each in hours.items() if each]
+    if facts["offloaded_bytes"]:
+        missed = f", {facts['not_offloaded']:,} turns found no room" if facts["not_offloaded"] else ""
+        parts.append(f"{number(facts['offloaded_bytes'] / 1e9)} GB offloaded{missed}")
+    if facts["killed"]:
+        parts.append(f"{facts['killed']:,} killed at their deadline")
+    kept = f" (KV cache while a tool runs: {facts['kv_while_tool_runs']})" if facts["in_tools_s"] else ""
+    return f"Trajectories{kept}: {'; '.join(parts) or 'none in a tool, none killed'}."
 
 
 def _waterfall(e: Explanation) -> Table:

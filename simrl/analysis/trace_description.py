@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simrl.errors import InputError
 from simrl.trace.ranks import rank_history, rank_stability
 from simrl.trace.trace import Trace
+from simrl.trace.validate import is_present, list_sums
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 RANKING_GROUPS = 8
@@ -66,12 +67,21 @@ def _share_cut(trace: Trace) -> float | None:
 
 def _turns(trace: Trace) -> dict[str, float]:
     """Return the mean pauses, seconds and tokens of observations of a response."""
-    has_turns = {"turn_tokens", "environment_s"} & set(trace.table.column_names)
-    turns = [turn for r in trace.responses(0, len(trace)) for turn in r.turns] if has_turns else []
+    table, seconds = trace.table, np.zeros(len(trace))
+    if "environment_s" in table.column_names:
+        seconds = table.column("environment_s").fill_null(0).to_numpy().astype(np.float64)
+    pauses = ((seconds > 0) & (trace.column("response_tokens") > 1)).astype(np.int64)
+    if "turn_tokens" in table.column_names:
+        turns = pc.list_value_length(table.column("turn_tokens"))
+        pauses = np.where(turns.is_valid().to_numpy(), turns.fill_null(1).to_numpy() - 1, pauses)
+    seconds = np.where(pauses > 0, seconds, 0)
+    if "turn_environment_s" in table.column_names:
+        lists = table.column("turn_environment_s").combine_chunks()
+        seconds = np.where(is_present(lists), list_sums(lists), seconds)
     return {
-        "pauses_mean": len(turns) / len(trace),
-        "environment_s_mean": sum(turn.environment_s for turn in turns) / len(trace),
-        "observation_tokens_mean": sum(turn.observation_tokens for turn in turns) / len(trace),
+        "pauses_mean": float(pauses.mean()),
+        "environment_s_mean": float(seconds.mean()),
+        "observation_tokens_mean": float(trace.observation_tokens().mean()),
     }
 
 

@@ -99,7 +99,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "*required*"
-    if value is None or value == ():
+    if value is None or value in ((), {}):
         return "*none*"
     if isinstance(value, BaseModel):
         return "its defaults"

@@ -16,7 +16,8 @@ from reproduce.ledger import Inputs, named
 from simrl.profile.hardware import gpu, model_shape
 from simrl.runtime.training_costs import Ints, TrainingCosts, deal, longest_first
 from simrl.scenario.model import Scenario
-from simrl.trace.synthesis import mean_under, synthesise
+from simrl.trace.lognormal import mean_under
+from simrl.trace.synthesis import synthesise
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
 SCALE = 8

@@ -227,7 +227,9 @@ class ReferenceEngine:
         if request in self.held:
             self.held.remove(request)
             self.lose(request)
-        if request in self.queue and (request.seen_at > self.passes or not self.busy):  # else it may have been scheduled
+        if request in self.queue and (
+            request.seen_at > self.passes or not self.busy
+        ):  # else it may have been scheduled
             self.queue.remove(request)
         if request in self.news:
             self.news.remove(request)

@@ -251,7 +251,10 @@ def test_a_picture_that_cannot_be_written_is_refused(simrl, trace, plot):
         ((*LENGTHS, "mean_tokens=1000"), "mean_tokens 1000 cannot be reached under a cap of 100 tokens; ask for less"),
         ((*LENGTHS, "steps=1000000000"), "4,000,000,000 samples of 2,000,000,000 prompts; stay under 100,000,000"),
         ((*LENGTHS, "prompts=1000000000000"), "1,000,000,000,000 prompts; stay under 100,000,000"),
-        (("--preset", "physics"), "--preset physics: unknown; choose rhymerl-math or rhymerl-code"),
+        (
+            ("--preset", "physics"),
+            "--preset physics: unknown; choose rhymerl-math, rhymerl-code, coding-agent, search-agent",
+        ),
     ],
 )
 def test_a_length_model_with_a_mistake_is_refused(simrl, settings, what):

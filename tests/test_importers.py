@@ -577,6 +577,7 @@ def test_jsonl_values_of_the_wrong_type_are_refused_by_line_and_field(tmp_path, 
 
 def test_turns_come_as_lists_in_jsonl_and_as_lists_in_the_cells_of_a_csv(tmp_path):
     turns = {"turn_tokens": [3, 2], "turn_environment_s": [1.5], "turn_observation_tokens": [9]}
+    turns |= {"turn_tool": ["run_tests"], "turn_failures": [1]}
     rows = [{"step": 0, "prompt_id": 1, "prompt_tokens": 1, "response_tokens": 5, **turns}]
     rows += [{**rows[0], **dict.fromkeys(turns)}]
     table = pd.DataFrame([{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows])
@@ -590,6 +591,8 @@ def test_turns_come_as_lists_in_jsonl_and_as_lists_in_the_cells_of_a_csv(tmp_pat
         refused(
             lambda file=file: import_jsonl(file), "line 1", "field 'turn_tokens' is", "a list of numbers, one a turn"
         )
+    file = write_jsonl(tmp_path / "w.jsonl", {**rows[0], "turn_tool": [3]})
+    refused(lambda: import_jsonl(file), "line 1", "field 'turn_tool' is [3]", "a list of names, one a turn")
 
 
 def test_a_jsonl_field_that_a_later_line_lacks_is_named(tmp_path):

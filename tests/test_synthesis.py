@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from scipy.integrate import trapezoid
 
 from simrl.errors import InputError
+from simrl.trace.lognormal import mean_of_cut_lognormal
 from simrl.trace.ranks import rank_stability
-from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, mean_of_cut_lognormal, synthesise
+from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
 
 SMALL = {
     "steps": 8,

@@ -52,6 +52,8 @@ def full_columns():
         turn_tokens=[[10], [5, 5, 10], None, [20, 20]],
         turn_environment_s=[[], [1.25, 0.25], None, None],
         turn_observation_tokens=[[], [7, 0], None, [3]],
+        turn_tool=[[], ["run_tests", "read"], None, ["read"]],
+        turn_failures=[[], [1, 0], None, [0]],
     )
 
 

@@ -122,6 +122,18 @@ def test_what_the_environment_adds_counts_in_a_rows_context_and_not_in_its_respo
             "row 0, column 'turn_observation_tokens' is [-1]; it must hold zero or more tokens",
         ),
         (
+            {"turn_tokens": [[4, 6], [6]], "turn_tool": [[None], []]},
+            "row 0, column 'turn_tool' is [None]; it must hold a name for each turn but the last",
+        ),
+        (
+            {"turn_tokens": [[4, 6], [6]], "turn_tool": [["a", "b"], []]},
+            "row 0, column 'turn_tool' is ['a', 'b']; it must have one value less than turn_tokens has",
+        ),
+        (
+            {"turn_tokens": [[4, 6], [6]], "turn_failures": [[-1], []]},
+            "row 0, column 'turn_failures' is [-1]; it must hold zero or more failed tries for each turn but the last",
+        ),
+        (
             {"turn_tokens": [[4, 6], [6]], "turn_environment_s": [[3.0], []], "environment_s": [4.0, None]},
             "row 0, column 'turn_environment_s' is [3.0]; it must sum to the row's environment_s",
         ),

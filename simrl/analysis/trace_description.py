@@ -7,11 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.trace.ranks import rank_history, rank_stability
 from simrl.trace.trace import Trace
+from simrl.trace.validate import is_present, list_sums
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 RANKING_GROUPS = 8
@@ -43,24 +46,69 @@ def describe(trace: Trace) -> dict[str, Any]:
         "response_tokens_total": int(tokens.sum(dtype=np.int64)),
         "cap_tokens": trace.metadata.cap_tokens,
         "share_at_cap": float(np.mean(tokens >= trace.metadata.cap_tokens)),
+        "share_cut": _share_cut(trace),
         "within_group_variance_share": _within_group_variance_share(trace, starts, sizes),
         "reward_mean": _reward_mean(trace),
         "has_token_ids": "response_ids" in trace.table.column_names,
         **_turns(trace),
+        "context_tokens": _distribution(prompt_tokens.astype(np.int64) + tokens + trace.observation_tokens()),
+        "tools": _tools(trace),
         "rank_stability": _ranks(trace),
         "metadata": trace.metadata.model_dump(),
     }
 
 
+def _share_cut(trace: Trace) -> float | None:
+    """Return the share of responses that a limit of length or context ended; None where no reason is recorded."""
+    if "finish_reason" not in trace.table.column_names:
+        return None
+    return float(np.mean(trace.column("finish_reason") == "length"))
+
+
 def _turns(trace: Trace) -> dict[str, float]:
     """Return the mean pauses, seconds and tokens of observations of a response."""
-    has_turns = {"turn_tokens", "environment_s"} & set(trace.table.column_names)
-    turns = [turn for r in trace.responses(0, len(trace)) for turn in r.turns] if has_turns else []
+    table, seconds = trace.table, np.zeros(len(trace))
+    if "environment_s" in table.column_names:
+        seconds = table.column("environment_s").fill_null(0).to_numpy().astype(np.float64)
+    pauses = ((seconds > 0) & (trace.column("response_tokens") > 1)).astype(np.int64)
+    if "turn_tokens" in table.column_names:
+        turns = pc.list_value_length(table.column("turn_tokens"))
+        pauses = np.where(turns.is_valid().to_numpy(), turns.fill_null(1).to_numpy() - 1, pauses)
+    seconds = np.where(pauses > 0, seconds, 0)
+    if "turn_environment_s" in table.column_names:
+        lists = table.column("turn_environment_s").combine_chunks()
+        seconds = np.where(is_present(lists), list_sums(lists), seconds)
     return {
-        "pauses_mean": len(turns) / len(trace),
-        "environment_s_mean": sum(turn.environment_s for turn in turns) / len(trace),
-        "observation_tokens_mean": sum(turn.observation_tokens for turn in turns) / len(trace),
+        "pauses_mean": float(pauses.mean()),
+        "environment_s_mean": float(seconds.mean()),
+        "observation_tokens_mean": float(trace.observation_tokens().mean()),
     }
+
+
+def _tools(trace: Trace) -> list[dict[str, Any]]:
+    """Return the calls of each tool, most frequent first: how many, their seconds, and the failed tries."""
+    names = ("turn_tool", "turn_environment_s", "turn_failures", "turn_observation_tokens")
+    if not set(names[:2]) <= set(trace.table.column_names):
+        return []
+    rows = trace.table.select([name for name in names if name in trace.table.column_names])
+    rows = rows.filter(pc.and_(*(pc.is_valid(rows.column(name)) for name in names[:2])))
+    calls = pd.DataFrame({name: pc.list_flatten(rows.column(name)).to_numpy() for name in rows.column_names})
+    found = []
+    for tool, of_tool in calls.groupby("turn_tool"):
+        seconds = of_tool["turn_environment_s"].to_numpy(np.float64)
+        p50_s, p95_s = np.percentile(seconds, (50, 95)).tolist()
+        tool_facts = {
+            "tool": tool,
+            "calls": len(of_tool),
+            "mean_s": float(seconds.mean()),
+            "p50_s": p50_s,
+            "p95_s": p95_s,
+        }
+        tool_facts |= {"max_s": float(seconds.max())}
+        tool_facts["failed_tries"] = int(of_tool["turn_failures"].sum()) if "turn_failures" in calls else None
+        observed = of_tool["turn_observation_tokens"].mean() if "turn_observation_tokens" in calls else 0.0
+        found.append({**tool_facts, "observation_tokens_mean": float(observed)})
+    return sorted(found, key=lambda facts: -facts["calls"])
 
 
 def _group_starts(trace: Trace) -> NDArray[np.intp]:

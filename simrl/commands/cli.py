@@ -187,7 +187,9 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         trace.synth,
         "-o math.parquet --preset rhymerl-math steps=40 group=16",
         "-o t.parquet steps=10 prompts_per_step=64 group=8 cap_tokens=8192 mean_tokens=2000 sigma=0.8",
+        "-o agent.parquet --agentic turns=20 context_cap_tokens=24576",
     ),
+    "trace with-tools": (trace.with_tools, "areal_run.parquet -o my_run.parquet --tools docs/examples/tools.yaml"),
     "profile show": (profile.show, "profiles/qwen3-14b_h100_tp2.parquet"),
     "profile derive": (
         profile.derive,

@@ -16,6 +16,7 @@ from simrl.extensions import Extended
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from simrl.trace.tools import Tool
     from simrl.trace.trace import Trace
 
 Source = Annotated[Path, typer.Argument(metavar="PATH", help="the file or folder that the framework wrote")]
@@ -224,8 +225,11 @@ def synth(
         typer.Argument(metavar="[KEY=VALUE]...", help="fields of the length model, such as steps=10 group=16"),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="start from rhymerl-math or rhymerl-code (RhymeRL's statistics)")
+        str | None,
+        typer.Option(help="start from rhymerl-math, rhymerl-code (RhymeRL's statistics), coding-agent or search-agent"),
     ] = None,
+    agentic: Annotated[bool, typer.Option("--agentic", help="an agent's turns: --preset coding-agent")] = False,
+    tools: Annotated[Path | None, typer.Option(help="take the agent's tools from this YAML file")] = None,
     seed: Annotated[int, typer.Option(min=0, help="seed of the draw")] = 0,
     name: Name = None,
 ) -> DataView:
@@ -233,18 +237,58 @@ def synth(
     from pydantic import ValidationError
 
     from simrl.scenario.yaml_text import parse_override
+    from simrl.trace.agents import CODING_AGENT, SEARCH_AGENT
     from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
     from simrl.validation import explain
 
-    presets: Mapping[str, Mapping[str, Any]] = {"rhymerl-math": RHYMERL_MATH, "rhymerl-code": RHYMERL_CODE}
+    presets: Mapping[str, Mapping[str, Any]] = {
+        "rhymerl-math": RHYMERL_MATH,
+        "rhymerl-code": RHYMERL_CODE,
+        "coding-agent": CODING_AGENT,
+        "search-agent": SEARCH_AGENT,
+    }
+    preset = preset or ("coding-agent" if agentic else None)
     if preset is not None and preset not in presets:
-        raise InputError(f"--preset {preset}: unknown{meant(preset, presets)}; choose rhymerl-math or rhymerl-code")
+        raise InputError(f"--preset {preset}: unknown{meant(preset, presets)}; choose {', '.join(presets)}")
+    if agentic and "tools" not in presets[preset or ""]:
+        raise InputError(f"--agentic beside --preset {preset}, which has no tools; leave one of them out")
     given = dict(parse_override(text) for text in settings or [])
+    if tools is not None:
+        given["tools"] = _tools(tools)
     try:
         model = LengthModel.model_validate({**presets.get(preset or "", {}), **given})
     except ValidationError as error:
         raise InputError(f"trace synth: {explain(error, LengthModel, 'a length model')[1]}") from error
     return _written(synthesise(model, seed, name or output.stem), output)
+
+
+def with_tools(
+    file: Annotated[Path, typer.Argument(help="a trace (Parquet) whose responses have turns")],
+    output: Output,
+    tools: Annotated[Path, typer.Option(help="the agent's tools, a YAML file")],
+    seed: Annotated[int, typer.Option(min=0, help="seed of the draw")] = 0,
+) -> DataView:
+    """Draw the times of tools where a trace of an agent has turns without times (AReaL, slime); recorded times stay."""
+    from simrl.trace.tools import with_tools
+    from simrl.trace.trace import read_trace
+
+    return _written(with_tools(read_trace(file), _tools(tools), seed, tools.name), output)
+
+
+def _tools(path: Path) -> dict[str, Tool]:
+    """Return the tools of a YAML file."""
+    from omegaconf import OmegaConf
+    from pydantic import ValidationError
+
+    from simrl.scenario.yaml_text import read_yaml
+    from simrl.trace.tools import ToolFile
+    from simrl.validation import explain
+
+    try:
+        data = OmegaConf.to_container(read_yaml(path, str(path), "a file of tools", ToolFile.model_fields))
+        return ToolFile.model_validate(data).tools
+    except ValidationError as error:
+        raise InputError(f"{path}: {explain(error, ToolFile, 'a file of tools')[1]}") from error
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,8 +85,9 @@ class Engines(NamedTuple):
 def begin(
     f: Engines, tables: Tables, limits: Limits, numbers: Ints, lengths: Ints, now_s: float, request_s: float
 ) -> Floats:
-    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and
-    generated tokens of each, and the keys of its prompt and its sample. Return the boundary before at which each engine had lost its last one, infinity if it had not."""
+    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and generated tokens of
+    each, and the keys of its prompt and its sample. Return the boundary before at which each engine had lost its last one,
+    infinity if it had not."""
     settled = np.zeros(f.next_step_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)
     for i in range(numbers.shape[0]):

@@ -200,19 +200,19 @@ def _go_on_once(r: Requests, t: Totals, slot: int, going: int) -> None:
 @njit(cache=True)
 def is_running(r: Requests, t: Totals, slot: int) -> bool:
     """Return whether a request runs."""
-    for i in range(t.n_running):
-        if r[i].running == slot:
-            return True
-    return False
+    at = 0
+    while at < t.n_running and r[at].running != slot:
+        at += 1
+    return bool(at < t.n_running)
 
 
 @njit(cache=True)
 def _waits(r: Requests, t: Totals, slot: int) -> bool:
     """Return whether a request waits in the queue."""
-    for i in range(t.n_waiting):
-        if r[waiting_at(r, t, i)].waiting == slot:
-            return True
-    return False
+    at = 0
+    while at < t.n_waiting and r[waiting_at(r, t, at)].waiting != slot:
+        at += 1
+    return bool(at < t.n_waiting)
 
 
 @njit(cache=True)

@@ -171,10 +171,10 @@ def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, a
 @njit(cache=True)
 def _all_may_draft(r: Requests, t: Totals) -> bool:
     """Return whether all running requests gained something in their last pass: a drafter follows what was sampled."""
+    drafting = 0
     for i in range(t.n_running):
-        if r[r[i].running].gained < 0:
-            return False
-    return True
+        drafting += r[r[i].running].gained >= 0
+    return bool(drafting == t.n_running)
 
 
 @njit(cache=True)

@@ -218,10 +218,12 @@ class GroupRuns:
         worker: int = self._fleet.arrays.tickets["worker"].item(number)
         return self._workers[worker]
 
-    def _begin_here(self, me: SimulatedWorker, number: int, prompt: int, response: int, had: int, *keys: int) -> None:
+    def _begin_here(
+        self, me: SimulatedWorker, number: int, prompt: int, response: int, had: int, prompt_key: int, sample_key: int
+    ) -> None:
         """Begin a ticket at a loud worker."""
         cut = self._fleet.arrays.tickets["whole"].item(number) == 0
-        slot = me.engine.submit(prompt, response, had, 0, *keys, continues=cut)
+        slot = me.engine.submit(prompt, response, had, 0, prompt_key, sample_key, continues=cut)
         me.engine.now_s += self._request_s
         self._fleet.enter(me.index, slot, number)
         me.open_rollout_span(me.engine.now_s)

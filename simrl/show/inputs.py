@@ -144,12 +144,13 @@ def source_words(source: str) -> str:
     return ", ".join(_flat(parsed)) if isinstance(parsed, dict) else source
 
 
-def _flat(facts: Facts) -> Iterator[str]:
+def _flat(facts: Facts, within: str | None = None) -> Iterator[str]:
+    """Yield facts as words; those two levels down, such as a model's tools, with the names above them."""
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            yield from _flat(value)
+            yield from _flat(value, "" if within is None else f"{within}{key}.")
         elif value is not None:
-            yield f"{key} {value}"
+            yield f"{within or ''}{key} {value}"
 
 
 def _drafters(metadata: Facts) -> Iterator[tuple[str, Facts]]:

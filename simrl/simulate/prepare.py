@@ -257,8 +257,10 @@ def _split(gpus: int, unit: int, system: System) -> tuple[int, int]:
 
 
 def _longest_allowed(trace: Trace) -> int:
-    """Return the upper bound on the tokens of a sequence: the longest given context, and a response of the cap."""
-    return int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
+    """Return the upper bound on the tokens of a sequence: the longest given context, and a response of the cap; at most the
+    context's cap, if the trace has one."""
+    longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
+    return min(longest, trace.metadata.context_cap_tokens or longest)
 
 
 def _engine_limits(

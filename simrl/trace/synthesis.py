@@ -12,9 +12,11 @@ The model: the log length of a response is
 with standard normal effects; a prompt's effect follows an AR(1) process from epoch to epoch. Lengths are then cut to
 [1, cap_tokens] and rounded, and each step's location is solved so that the mean *after* the cut is `mean_tokens`.
 
-Turns with an environment are optional: each turn is followed by another with one fixed probability, so that their number is
-geometric, at most `cap_turns` and one a token; the response is divided among them equally, the first ones longer by a token.
-The environment's seconds are lognormal, pause by pause.
+Turns with an environment are optional. Their number is geometric (each turn is followed by another with one fixed
+probability), or, with `turn_tokens`, in proportion to the response, so that prompts with long responses have many turns. It is
+at most `cap_turns`, and one a token. The response is divided among them equally, the first ones longer by a token, or by
+lognormal weights (`turn_sigma`). Seconds and observations of the environment are one lognormal and one number, or those of
+`tools`. A response ends where the context meets `context_cap_tokens`.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scipy.special import ndtr, ndtri
 
 from simrl.errors import InputError
+from simrl.trace.lognormal import cut_tokens, location_of
+from simrl.trace.tools import Kind, Share, Sigma, Tools, call_columns, draw_calls, lists, normals
 from simrl.trace.trace import Trace, TraceMetadata
 
 Floats = NDArray[np.float64]
 MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 LARGEST_INT32 = 2**31 - 1  # the limit of a trace's columns
 MOST_SAMPLES = 100_000_000  # about 10 GB while they are drawn
-Share = Annotated[float, Field(ge=0, le=1)]
-Sigma = Annotated[float, Field(ge=0, le=3)]
 CapTokens = Annotated[int, Field(gt=1, le=LARGEST_INT32)]
 
 
@@ -65,9 +67,10 @@ class LengthModel(BaseModel):
     shuffle: bool = Field(
         default=True, description="a new order of the prompts in each epoch; else in order of their id"
     )
-    mean_tokens: MeanTokens | tuple[MeanTokens, MeanTokens] = Field(
-        description="mean response after the cap; a pair is the first and the last step's, linear between them, "
-        "so that a run with other `steps` has other lengths"
+    mean_tokens: MeanTokens | tuple[MeanTokens, MeanTokens] | None = Field(
+        default=None,
+        description="mean response after the cap, over all its turns; a pair is the first and the last step's, linear between "
+        "them, so that a run with other `steps` has other lengths; empty: turns × turn_tokens",
     )
     sigma: Sigma = Field(description="standard deviation of the log response length before the cap")
     prompt_share: Share = Field(
@@ -86,6 +89,9 @@ class LengthModel(BaseModel):
     prompt_tokens: MeanTokens = Field(default=256.0, description="mean prompt, lognormal, the same in every epoch")
     prompt_sigma: Sigma = Field(default=0.0, description="standard deviation of the log prompt length")
     prompt_cap_tokens: CapTokens = Field(default=2048, description="largest prompt; longer ones are cut to it")
+    system_prompt_tokens: int = Field(
+        default=0, ge=0, le=1_000_000, description="tokens of a system prompt, one text, in front of every prompt"
+    )
     reward_mean: float | None = Field(
         default=0.5, gt=0, lt=1, description="share of responses with reward 1, the others have 0; empty: no rewards"
     )
@@ -99,9 +105,31 @@ class LengthModel(BaseModel):
         default=1.0,
         ge=1,
         le=1000,
-        description="mean turns of a response before cap_turns, geometric; 1: no environment",
+        description="mean turns of a response before cap_turns; 1: no environment, or as turn_tokens says",
     )
     cap_turns: int = Field(default=64, gt=0, le=1000, description="most turns of a response")
+    turn_tokens: float | None = Field(
+        default=None,
+        ge=1,
+        le=1e6,
+        description="mean tokens of a turn: a response of n × turn_tokens has n turns; empty: the number of turns is "
+        "geometric, whatever the response",
+    )
+    turn_sigma: Sigma = Field(
+        default=0.0, description="standard deviation of the log of a turn's share of its response; 0: equal turns"
+    )
+    context_cap_tokens: int | None = Field(
+        default=None,
+        gt=1,
+        le=LARGEST_INT32,
+        description="largest context: prompt, response and observations; a response that meets it ends there "
+        "(finish_reason 'length'), so that the mean falls short of mean_tokens",
+    )
+    tools: Tools = Field(
+        default={},
+        description="the environment's tools, by name, one call a turn, in place of environment_s, environment_sigma and "
+        "observation_tokens",
+    )
     environment_s: float = Field(
         default=0.0, ge=0, le=1e6, description="mean seconds that the environment takes after each turn but the last"
     )
@@ -121,6 +149,51 @@ class LengthModel(BaseModel):
                 f"stay under {MOST_SAMPLES:,} (a trace that is too short is repeated)"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> LengthModel:
+        if self.turn_tokens is None:
+            if self.mean_tokens is None:
+                raise ValueError("key mean_tokens is missing; or give turns and turn_tokens, whose product it is")
+        elif self.mean_tokens is not None and self.turns > 1:
+            raise ValueError(
+                f"turns {self.turns:g} beside mean_tokens and turn_tokens, whose ratio it is; let turns be 1"
+            )
+        elif self.turns >= self.cap_turns > 1:
+            raise ValueError(
+                f"turns {self.turns:g} cannot be reached under cap_turns {self.cap_turns}; raise cap_turns"
+            )
+        if self.tools and (self.environment_s or self.environment_sigma or self.observation_tokens):
+            raise ValueError("tools beside environment_s, environment_sigma or observation_tokens; leave these out")
+        if self.tools and self.turns == 1 and self.turn_tokens is None:
+            raise ValueError("tools are called between turns, and there is one turn; give turns or turn_tokens")
+        prompt = self.system_prompt_tokens + (
+            self.prompt_cap_tokens if self.prompt_sigma else round(self.prompt_tokens)
+        )
+        if self.context_cap_tokens is not None and self.context_cap_tokens <= prompt:
+            raise ValueError(
+                f"context_cap_tokens {self.context_cap_tokens} leaves no room behind the largest prompt of {prompt} tokens "
+                "(system_prompt_tokens and prompt_cap_tokens); raise it"
+            )
+        return self
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Return the mean response of the first and of the last step."""
+        if self.mean_tokens is None:
+            return (self.turns * (self.turn_tokens or 1.0),) * 2
+        return self.mean_tokens if isinstance(self.mean_tokens, tuple) else (self.mean_tokens,) * 2
+
+    @property
+    def longest_tokens(self) -> int:
+        """Return the cap of a response, also by its number of turns."""
+        by_turns = math.inf if self.turn_tokens is None else self.cap_turns * self.turn_tokens
+        return max(round(min(self.cap_tokens, by_turns)), 1)
+
+    @property
+    def in_turns(self) -> bool:
+        """Return whether responses have turns."""
+        return self.turns > 1 or self.turn_tokens is not None or self.context_cap_tokens is not None
 
     @property
     def dataset_prompts(self) -> int:
@@ -189,9 +262,9 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
     if seed < 0:
         raise InputError(f"length model: seed {seed} is negative; give a whole number from 0")
     location = _locations(model)
-    prompt_location = _location(model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens")
+    prompt_location = location_of(model.prompt_tokens, model.prompt_sigma, model.prompt_cap_tokens, "prompt_tokens")
     prompt_normal = _normals(seed, _Stream.PROMPT_LENGTH, model.dataset_prompts)
-    prompt_tokens = _tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
+    prompt_tokens = cut_tokens(prompt_location + model.prompt_sigma * prompt_normal, model.prompt_cap_tokens)
     difficulty = _normals(seed, _Stream.DIFFICULTY, model.dataset_prompts)
 
     parts: list[dict[str, Any]] = []
@@ -202,19 +275,23 @@ def synthesise(model: LengthModel, seed: int, name: str = "synthetic") -> Trace:
             effect = model.epoch_correlation * effect + math.sqrt(1 - model.epoch_correlation**2) * news
         parts.append(_epoch_columns(model, seed, epoch, location, effect, difficulty))
     columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    columns["prompt_tokens"] = prompt_tokens[columns["prompt_id"]]
-    if model.turns > 1:
-        columns.update(_turn_columns(model, columns["response_tokens"], columns.pop("turns"), columns.pop("pause_s")))
+    columns["prompt_tokens"] = model.system_prompt_tokens + prompt_tokens[columns["prompt_id"]]
+    if model.in_turns:
+        columns.update(_turn_columns(model, seed, columns))
     columns["finish_reason"] = pa.DictionaryArray.from_arrays(
         pa.array(columns.pop("cut").astype(np.int8)), pa.array(["stop", "length"])
     )
+    drawn_from = model.model_dump(mode="json")
+    drawn_from["tools"] = {name: t.model_dump(mode="json", exclude_defaults=True) for name, t in model.tools.items()}
     metadata = TraceMetadata(
         name=name,
         kind="synthetic",
-        source=json.dumps({"generator": "simrl.synthesis", "seed": seed, "model": model.model_dump(mode="json")}),
+        source=json.dumps({"generator": "simrl.synthesis", "seed": seed, "model": drawn_from}),
         licence="Apache-2.0",
         tokenizer="none (lengths are drawn)",
         cap_tokens=model.cap_tokens,
+        context_cap_tokens=model.context_cap_tokens,
+        shared_prefix_tokens=model.system_prompt_tokens,
     )
     return Trace.from_columns(columns, metadata, origin=f"length model {name!r}")
 
@@ -230,7 +307,7 @@ def _epoch_columns(
         order = np.argsort(_bits(seed, _Stream.ORDER, model.dataset_prompts, epoch), kind="stable")
     used = np.sort(order[: steps * model.prompts_per_step].reshape(steps, -1), axis=1).ravel()
 
-    def normals(stream: _Stream, *turn: int) -> Floats:
+    def standard(stream: _Stream, *turn: int) -> Floats:
         """Return one standard normal for each used prompt and sample (at a turn), (len(used), group)."""
         out = np.empty((len(used), model.group))
         for sample in range(model.group):
@@ -239,56 +316,103 @@ def _epoch_columns(
 
     step = np.repeat(np.arange(first_step, first_step + steps), model.prompts_per_step)
     prompt_part = location[step] + model.sigma * math.sqrt(model.prompt_share) * effect[used]
-    response_part = model.sigma * math.sqrt(1 - model.prompt_share) * normals(_Stream.RESPONSE_EFFECT)
+    response_part = model.sigma * math.sqrt(1 - model.prompt_share) * standard(_Stream.RESPONSE_EFFECT)
     log_tokens = prompt_part[:, None] + response_part
     if model.early_stop_share:
-        early = normals(_Stream.EARLY_STOP) < ndtri(model.early_stop_share)
+        early = standard(_Stream.EARLY_STOP) < ndtri(model.early_stop_share)
         log_tokens += math.log(model.early_stop_factor) * early
     columns: dict[str, NDArray[Any]] = {
         "step": np.repeat(step, model.group).astype(np.int32),
         "epoch": np.full(log_tokens.size, epoch, dtype=np.int32),
         "prompt_id": np.repeat(used, model.group).astype(np.int64),
         "sample": np.tile(np.arange(model.group, dtype=np.int32), len(used)),
-        "response_tokens": _tokens(log_tokens.ravel(), model.cap_tokens),
-        "cut": (log_tokens > math.log(model.cap_tokens)).ravel(),
+        "response_tokens": cut_tokens(log_tokens.ravel(), model.longest_tokens),
+        "cut": (log_tokens > math.log(model.longest_tokens)).ravel(),
     }
     if model.reward_mean is not None:
         prompt_part = math.sqrt(model.reward_prompt_share) * difficulty[used]
-        latent = prompt_part[:, None] + math.sqrt(1 - model.reward_prompt_share) * normals(_Stream.REWARD)
+        latent = prompt_part[:, None] + math.sqrt(1 - model.reward_prompt_share) * standard(_Stream.REWARD)
         columns["reward"] = (latent < ndtri(model.reward_mean)).ravel().astype(np.float32)
-    if model.turns > 1:
-        # Geometric, by inversion: the share of responses with more than k turns is (1 - 1 / turns) ** k.
-        log_more = np.log(ndtr(normals(_Stream.TURNS))) / math.log1p(-1 / model.turns)
-        drawn = 1 + np.minimum(log_more, model.cap_turns - 1).astype(np.int64).ravel()
-        columns["turns"] = np.minimum(drawn, columns["response_tokens"])
+    if model.in_turns:
+        drawn = np.ones(log_tokens.size, dtype=np.int64)
+        if model.turn_tokens is not None:
+            drawn = np.rint(columns["response_tokens"] / model.turn_tokens).astype(np.int64)
+        elif model.turns > 1:
+            # Geometric, by inversion: the share of responses with more than k turns is (1 - 1 / turns) ** k.
+            log_more = np.log(ndtr(standard(_Stream.TURNS))) / math.log1p(-1 / model.turns)
+            drawn = 1 + np.minimum(log_more, model.cap_turns - 1).astype(np.int64).ravel()
+        columns["turns"] = np.minimum(np.clip(drawn, 1, model.cap_turns), columns["response_tokens"])
         pauses = columns["turns"] - 1
         columns["pause_s"] = np.full(int(pauses.sum()), model.environment_s)
         if model.environment_sigma and (most := int(pauses.max())):
             deviations = model.environment_sigma * np.stack(
-                [normals(_Stream.ENVIRONMENT, turn).ravel() for turn in range(most)], axis=1
+                [standard(_Stream.ENVIRONMENT, turn).ravel() for turn in range(most)], axis=1
             )
             seconds = model.environment_s * np.exp(deviations - model.environment_sigma**2 / 2)
             columns["pause_s"] = seconds[np.arange(most) < pauses[:, None]]
     return columns
 
 
-def _turn_columns(
-    model: LengthModel, response: NDArray[np.int32], turns: NDArray[np.int64], pause_s: Floats
-) -> dict[str, pa.ListArray]:
-    """Return the turns of all responses: equal parts, the first ones longer by a token."""
+def _turn_columns(model: LengthModel, seed: int, columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the turns of all responses, and the columns that the context's cap changes; takes `turns` and `pause_s` away."""
+    turns, pause_s = columns.pop("turns"), columns.pop("pause_s")
+    row = np.repeat(np.arange(len(turns)), turns)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(turns) - turns, turns)
+    last = place == turns[row] - 1
+    keys = (*(columns[name][row] for name in ("epoch", "prompt_id", "sample")), place)
+    tokens = _divided(model.turn_sigma, seed, columns["response_tokens"], turns, row, keys)
+    observations = np.full(len(pause_s), model.observation_tokens, dtype=np.int64)
+    calls = None
+    if model.tools:
+        calls = draw_calls(model.tools, seed, *(key[~last] for key in keys))
+        pause_s, observations = calls.seconds, calls.observation_tokens
+    found: dict[str, Any] = {}
+    if model.context_cap_tokens is not None:
+        added = np.zeros(len(row), dtype=np.int64)
+        added[~last] = observations
+        ends = np.cumsum(tokens + added)
+        before = ends - tokens - added - np.r_[0, ends][np.cumsum(turns) - turns][row] + columns["prompt_tokens"][row]
+        room = model.context_cap_tokens - before
+        found["cut"] = columns["cut"].copy()
+        found["cut"][row[tokens > room]] = True
+        tokens, kept = np.minimum(tokens, room), room > 0
+        turns = np.bincount(row[kept], minlength=len(turns))
+        kept_pauses = (kept & (place < turns[row] - 1))[~last]
+        tokens, pause_s, observations = tokens[kept], pause_s[kept_pauses], observations[kept_pauses]
+        calls = None if calls is None else calls.at(kept_pauses)
+        found["response_tokens"] = np.bincount(row[kept], weights=tokens).astype(np.int32)
     edges, inner = np.r_[0, np.cumsum(turns)], np.r_[0, np.cumsum(turns - 1)]
-    place = np.arange(edges[-1]) - np.repeat(edges[:-1], turns)
-    tokens = np.repeat(response // turns, turns) + (place < np.repeat(response % turns, turns))
-    observations = np.full(len(pause_s), model.observation_tokens, dtype=np.int32)
+    if model.turns > 1 or model.turn_tokens is not None:
+        found |= {
+            "turn_tokens": lists(edges, tokens.astype(np.int32)),
+            "turn_environment_s": lists(inner, pause_s.astype(np.float32)),
+            "turn_observation_tokens": lists(inner, observations.astype(np.int32)),
+        }
+    return found if calls is None else {**found, **call_columns(model.tools, calls, inner)}
 
-    def lists(edges: NDArray[np.int64], values: NDArray[Any]) -> pa.ListArray:
-        return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values))
 
-    return {
-        "turn_tokens": lists(edges, tokens.astype(np.int32)),
-        "turn_environment_s": lists(inner, pause_s.astype(np.float32)),
-        "turn_observation_tokens": lists(inner, observations),
-    }
+def _divided(
+    sigma: float,
+    seed: int,
+    response: NDArray[Any],
+    turns: NDArray[np.int64],
+    row: NDArray[np.int64],
+    keys: tuple[Any, ...],
+) -> NDArray[np.int64]:
+    """Return the tokens of all turns, of which each has one or more: equal parts, the first ones longer by a token, or parts by
+    lognormal weights of this sigma."""
+    whole: NDArray[np.int64] = response.astype(np.int64)
+    if not sigma:
+        equal: NDArray[np.int64] = (whole // turns)[row] + (keys[-1] < (whole % turns)[row])
+        return equal
+    # Whole weights have exact sums, so that the parts of a response depend on no other response.
+    weights = np.rint(2.0**20 * np.exp(sigma * normals(seed, Kind.TURN_LENGTH, *keys))).astype(np.int64) + 1
+    sums, ends = np.cumsum(weights), np.cumsum(turns)
+    before = sums[ends - turns] - weights[ends - turns]
+    share = (sums - before[row]) / (sums[ends - 1] - before)[row]
+    done = np.rint(share * (whole - turns)[row]).astype(np.int64)
+    parts: NDArray[np.int64] = 1 + done - np.where(keys[-1] == 0, 0, np.r_[0, done[:-1]])
+    return parts
 
 
 def _bits(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int = 0, *turn: int) -> NDArray[np.uint64]:
@@ -305,40 +429,15 @@ def _normals(seed: int, stream: _Stream, count: int, epoch: int = 0, sample: int
     return normals
 
 
-def _tokens(log_tokens: Floats, cap_tokens: int) -> NDArray[np.int32]:
-    return np.rint(np.exp(np.clip(log_tokens, 0.0, math.log(cap_tokens)))).astype(np.int32)
-
-
 def _locations(model: LengthModel) -> Floats:
     """Return each step's location, (steps,)."""
-    first, last = model.mean_tokens if isinstance(model.mean_tokens, tuple) else (model.mean_tokens,) * 2
 
     @cache
     def location(mean: float) -> float:
         stops = model.early_stop_share, model.early_stop_factor
-        return _location(mean, model.sigma, model.cap_tokens, "mean_tokens", *stops)
+        return location_of(mean, model.sigma, model.longest_tokens, "mean_tokens", *stops)
 
-    return np.array([location(mean) for mean in np.linspace(first, last, model.steps).tolist()])
-
-
-def _location(
-    mean: float, sigma: float, cap: int, field: str, early_stop_share: float = 0.0, early_stop_factor: float = 1.0
-) -> float:
-    """Return the lognormal's location (mean of the log) for which the lengths cut to [1, cap] have this mean."""
-    if mean >= cap:
-        raise InputError(f"length model: {field} {mean:g} cannot be reached under a cap of {cap} tokens; ask for less")
-    early = math.log(early_stop_factor)
-
-    from scipy.optimize import brentq  # takes 0.3 s to import, which a recorded trace need not pay
-
-    def excess(location: float) -> float:
-        whole = mean_of_cut_lognormal(location, sigma, cap)
-        stopped = mean_of_cut_lognormal(location + early, sigma, cap)
-        return (1 - early_stop_share) * whole + early_stop_share * stopped - mean
-
-    # Ten standard deviations outside the limits every response is at one of them.
-    low, high = -10 * sigma - sigma**2 - 1, math.log(cap) + 10 * sigma - early + 1
-    return float(brentq(excess, low, high, xtol=1e-12))
+    return np.array([location(mean) for mean in np.linspace(*model.means, model.steps).tolist()])
 
 
 def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
@@ -355,18 +454,3 @@ def share_of_equal(equal: float, reward_mean: float, group: int) -> float:
     if excess(least) >= 0:
         return least
     return float(brentq(excess, least, most, xtol=1e-6)) if excess(most) > 0 else most
-
-
-def mean_under(cap: float, mean: float, sigma: float, mean_cap: float) -> float:
-    """Return the mean under `cap` of the lognormal lengths whose mean under `mean_cap` is `mean`."""
-    return mean_of_cut_lognormal(_location(mean, sigma, round(mean_cap), "mean"), sigma, cap)
-
-
-def mean_of_cut_lognormal(location: float, sigma: float, cap: float) -> float:
-    """Return E[min(max(X, 1), cap)] of a lognormal X with this mean and standard deviation of its logarithm."""
-    top = math.log(cap)
-    if sigma == 0:
-        return math.exp(min(max(location, 0.0), top))
-    below, above = ndtr(-location / sigma), ndtr((location - top) / sigma)
-    between = ndtr((top - location - sigma**2) / sigma) - ndtr((-location - sigma**2) / sigma)
-    return float(below + math.exp(location + sigma**2 / 2) * between + cap * above)

@@ -7,8 +7,9 @@ response ends at `response_tokens`, whatever its `finish_reason`. Error messages
 Turns with an environment (tools, users): `turn_tokens` are the tokens that the model generated in each turn, and sum to
 `response_tokens`; `turn_environment_s` and `turn_observation_tokens` have one value less: after each turn but the last, the
 seconds that the environment took and the tokens that it added to the context (absent or empty: none). Those tokens are no part
-of `response_tokens`. If only the total `environment_s` of a response is known, it is split equally among its pauses; without
-`turn_tokens`, it is one pause after the first half of the response (rounded down). One token, or one turn, has no pause.
+of `response_tokens`. `turn_tool` and `turn_failures` tell, for descriptions alone, the tool and how many of its tries failed.
+If only the total `environment_s` of a response is known, it is split equally among its pauses; without `turn_tokens`, it is one
+pause after the first half of the response (rounded down). One token, or one turn, has no pause.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ OPTIONAL = {
     "turn_tokens": pa.list_(pa.field("element", pa.int32())),
     "turn_environment_s": pa.list_(pa.field("element", pa.float32())),
     "turn_observation_tokens": pa.list_(pa.field("element", pa.int32())),
+    "turn_tool": pa.list_(pa.field("element", pa.string())),
+    "turn_failures": pa.list_(pa.field("element", pa.int32())),
 }
 
 
@@ -67,6 +70,10 @@ class TraceMetadata(BaseModel):
     licence: str = "unknown"
     tokenizer: str = Field(description="the tokenizer that counted the lengths, or how they were estimated")
     cap_tokens: int = Field(gt=0, le=2**31 - 1, description="largest response the run allowed, in tokens")
+    context_cap_tokens: int | None = Field(
+        default=None, gt=0, description="largest context of the run, if it had a limit"
+    )
+    shared_prefix_tokens: int = Field(default=0, ge=0, description="first tokens of all prompts that are one text")
     notes: str = ""
     schema_version: int = SCHEMA_VERSION
 
@@ -253,7 +260,7 @@ def _array(values: Any) -> pa.Array:
 
 def _convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type == kind:
-        return array  # also a list whose elements are named otherwise
+        return array.cast(kind) if pa.types.is_list(kind) else array  # its elements may have another name
     if pa.types.is_dictionary(kind):
         encoded = array.cast(kind.value_type).dictionary_encode()
         return pa.DictionaryArray.from_arrays(encoded.indices.cast(kind.index_type), encoded.dictionary)

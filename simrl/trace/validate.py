@@ -40,10 +40,12 @@ _VALUES: tuple[tuple[str, Callable[[pa.Array], pa.Array], str], ...] = (  # colu
         f"it must be one of {', '.join(FINISH_REASONS)}, or empty",
     ),
 )
-_TURNS = {  # column of lists: smallest value, message
+_TURNS: dict[str, tuple[int | None, str]] = {  # column of lists: smallest value (None: texts), message
     "turn_tokens": (1, "it must hold at least one token a turn"),
     "turn_environment_s": (0, "it must hold zero or more seconds for each turn but the last"),
     "turn_observation_tokens": (0, "it must hold zero or more tokens for each turn but the last"),
+    "turn_tool": (None, "it must hold a name for each turn but the last"),
+    "turn_failures": (0, "it must hold zero or more failed tries for each turn but the last"),
 }
 
 
@@ -120,7 +122,9 @@ def _validate_turns(columns: dict[str, pa.Array], origin: str) -> None:
         least, message = _TURNS[name]
         lists = columns[name]
         flat = lists.flatten()
-        wrong = pc.or_kleene(pc.less(flat, least), pc.invert(pc.is_finite(flat))).fill_null(True)
+        wrong = pc.is_null(flat)
+        if least is not None:
+            wrong = pc.or_kleene(pc.less(flat, least), pc.invert(pc.is_finite(flat))).fill_null(True)
         broken = np.zeros(len(lists), dtype=bool)
         broken[pc.list_parent_indices(lists).to_numpy()[wrong.to_numpy(zero_copy_only=False)]] = True
         refuse(broken, lists, name, origin, message)

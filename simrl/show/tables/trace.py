@@ -43,6 +43,18 @@ def _shares(shares: dict[str, float]) -> list[str]:
     return [f"{shares[kind]:.1%}" for kind in HISTORY_COLUMNS]
 
 
+def _cut(description: dict[str, Any]) -> str:
+    """Return how many responses ended by length, if limits other than their own cap ended some."""
+    cut = description["share_cut"]
+    return f"; {cut:.1%} ended by length" if cut and round(cut - description["share_at_cap"], 3) > 0 else ""
+
+
+def _tool_row(facts: dict[str, Any]) -> list[str]:
+    seconds = [f"{facts[key]:.1f}" for key in ("mean_s", "p50_s", "p95_s", "max_s")]
+    failed = "not recorded" if facts["failed_tries"] is None else f"{facts['failed_tries']:,}"
+    return [facts["tool"], f"{facts['calls']:,}", *seconds, failed, f"{facts['observation_tokens_mean']:,.0f}"]
+
+
 def print_description(description: dict[str, Any], console: Console) -> None:
     """Print what `describe` returned."""
     d, metadata = description, description["metadata"]
@@ -65,14 +77,20 @@ def print_description(description: dict[str, Any], console: Console) -> None:
         "prompts": f"{d['prompts']:,}",
         "samples a group": smallest if smallest == largest else f"{smallest} to {largest}, mean {d['group_mean']:.1f}",
         "tokens": f"{d['prompt_tokens_total']:,} of prompts, {d['response_tokens_total']:,} of responses",
-        "at the cap": f"{d['share_at_cap']:.1%} of responses, cap {d['cap_tokens']:,} tokens",
+        "at the cap": f"{d['share_at_cap']:.1%} of responses, cap {d['cap_tokens']:,} tokens{_cut(d)}",
         "reward": "not recorded" if d["reward_mean"] is None else f"mean {d['reward_mean']:.3f}",
         "environment": pauses if d["pauses_mean"] else "no turns",
         "token ids": "recorded" if d["has_token_ids"] else "not recorded; acceptance of drafts must be assumed",
     }
     console.print(aligned(((Text(label, "bold"), value) for label, value in size.items()), "ll"))
-    lengths = [(kind, *(f"{n:,.0f}" for n in d[f"{kind}_tokens"].values())) for kind in ("prompt", "response")]
-    console.print(framed_table(("tokens", *d["response_tokens"]), lengths))
+    in_turns = d["observation_tokens_mean"] > 0
+    named = [key for key in d["response_tokens"] if key != "p5" or not in_turns]  # 80 characters have room for no more
+    kinds = ("prompt", "response", "context") if in_turns else ("prompt", "response")
+    lengths = [(kind, *(f"{d[f'{kind}_tokens'][key]:,.0f}" for key in named)) for kind in kinds]
+    console.print(framed_table(("tokens", *named), lengths))
+    if d["tools"]:
+        columns = ("tool", "calls", "mean s", "p50", "p95", "max", "failed tries", "tokens")
+        console.print(framed_table(columns, [_tool_row(facts) for facts in d["tools"]]))
 
     share = d["within_group_variance_share"]
     if share is not None:

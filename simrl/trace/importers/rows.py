@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = 3.4028234e38
-TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens")
+TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens", "turn_tool", "turn_failures")
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
 
 
@@ -64,6 +64,8 @@ class Row(NamedTuple):
     turn_tokens: Sequence[int] | None = None
     turn_environment_s: Sequence[float] | None = None
     turn_observation_tokens: Sequence[int] | None = None
+    turn_tool: Sequence[str] | None = None
+    turn_failures: Sequence[int] | None = None
 
 
 class TextRow(NamedTuple):

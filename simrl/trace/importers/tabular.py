@@ -266,6 +266,12 @@ def _turn_values(row: Mapping[str, Any], column: str, place: str) -> list[Any] |
     return rows.items(row, column, place, fits, "a list of numbers, one a turn")
 
 
+def _turn_names(row: Mapping[str, Any], column: str, place: str) -> list[Any] | None:
+    if rows.field(row, column, place) is None:
+        return None
+    return rows.items(row, column, place, lambda value: isinstance(value, str), "a list of names, one a turn")
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {
     "response_ids": rows.token_ids,
     "response_tokens": rows.integer,
@@ -279,6 +285,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {
     "policy_version": rows.integer,
     "environment_s": _seconds,
     **dict.fromkeys(rows.TURNS, _turn_values),
+    "turn_tool": _turn_names,
 }
 
 
@@ -331,5 +338,5 @@ def _cell(ours: str, raw: str) -> Any:
         return None
     for kind in (json.loads,) if ours in rows.TURNS else (int, float):
         with suppress(ValueError, RecursionError):
-            return kind(bare) if "_" not in bare else raw
+            return kind(bare) if kind is json.loads or "_" not in bare else raw
     return raw

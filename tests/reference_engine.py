@@ -170,8 +170,6 @@ class ReferenceEngine:
             "preemptions": self.preemptions,
             "hit_tokens": self.hit_tokens,
             "lookup_tokens": self.lookup_tokens,
-            "hit_tokens": self.hit_tokens,
-            "lookup_tokens": self.lookup_tokens,
         }
 
     @property

@@ -20,11 +20,8 @@ and gains one more (what a request has to gain is never exceeded). Which tokens 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import numpy as np
-from numba import typeof
 
 from simrl.engine.decoupled import run_decoupled
 from simrl.engine.leaving import drop_caches, remove
@@ -46,6 +43,7 @@ from simrl.engine.requests import (
     Until,
     enqueue,
 )
+from simrl.engine.resolved import Like, resolved, resolved_for
 from simrl.engine.speculative import run_speculative
 from simrl.engine.stretches import Memory
 from simrl.errors import InputError
@@ -57,39 +55,6 @@ from simrl.speculation.gates import ELASTIC_OFF
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
 SPENT = (*(TOTALS.names or ())[-11:], "preemptions")
-
-
-class _Like:
-    """Arguments of a kernel, equal to others that a kernel compiled for these takes."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
-        self._key = self._key_of(values)
-
-    def _key_of(self, value: Any) -> Any:
-        if isinstance(value, tuple):
-            return type(value), *map(self._key_of, value)
-        return (value.dtype, value.ndim, value.flags.num) if isinstance(value, np.ndarray) else type(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Like) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
-@cache
-def _resolved(kernel: Any, arguments: _Like) -> Callable[..., Any]:
-    """Return a compiled kernel for arguments like these. It takes no others: it does not look at their types, which takes numba
-    7 µs a call, longer than a run to the next stop."""
-    types = tuple(typeof(value) for value in arguments.values)  # type: ignore[no-untyped-call]
-    compiled: Callable[..., Any] = kernel.compile(types)
-    return compiled
-
-
-def resolved(kernel: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a compiled kernel for arguments like these."""
-    return _resolved(kernel, _Like(*arguments))
 
 
 class _State:
@@ -163,7 +128,7 @@ class Engine:
         self._grow: Callable[[int], None] = self._make_room
         self._grow(16)
         self.decoding = given
-        self._enqueue = _resolved(enqueue, _Like(self._state.requests, t, *range(7), False))
+        self._enqueue = resolved_for(enqueue, Like(self._state.requests, t, *range(7), False))
 
     @property
     def now_s(self) -> float:
@@ -207,17 +172,15 @@ class Engine:
     @decoding.setter
     def decoding(self, decoding: Decoding | None) -> None:
         self._decoding, state, until = decoding, self._state, Until(0.0, True)
-        padded = (
-            decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees)
-        )
-        state.totals["padding"] = decoding.rule.window.most_tokens if padded else 0
+        if decoding is not None and decoding.rule.gate == OPEN and not (decoding.rule.decoupled or decoding.rule.trees):
+            state.totals["padding"] = decoding.rule.window.most_tokens
         common = state.requests, state.drafts, state.totals, self._tables, self.limits
         if decoding is None:
-            self._run_kernel = _resolved(run, _Like(*common, until))
+            self._run_kernel = resolved_for(run, Like(*common, until))
         elif decoding.rule.decoupled:
-            self._run_kernel = _resolved(run_decoupled, _Like(*common, decoding, until))
+            self._run_kernel = resolved_for(run_decoupled, Like(*common, decoding, until))
         else:
-            self._run_kernel = _resolved(run_speculative, _Like(*common, decoding, state.memory, until))
+            self._run_kernel = resolved_for(run_speculative, Like(*common, decoding, state.memory, until))
 
     @property
     def running(self) -> int:

@@ -15,11 +15,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from simrl.engine.engine import Engine, resolved
+from simrl.engine.engine import Engine
 from simrl.engine.leaving import remove, stop
 from simrl.engine.passes import one_pass, run
 from simrl.engine.prefix_cache import short_of_nodes
 from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop
+from simrl.engine.resolved import resolved
 from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Floats, Ints, Records, fields_of
@@ -85,8 +86,8 @@ class Engines(NamedTuple):
 def begin(
     f: Engines, tables: Tables, limits: Limits, numbers: Ints, lengths: Ints, now_s: float, request_s: float
 ) -> Floats:
-    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and generated tokens of
-    each, and the keys of its prompt and its sample. Return the boundary before at which each engine had lost its last one,
+    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and generated tokens
+    of each, and the keys of its prompt and its sample. Return the boundary before at which each engine had lost its last one,
     infinity if it had not."""
     settled = np.zeros(f.next_step_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)

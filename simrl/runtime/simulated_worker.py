@@ -202,17 +202,10 @@ class SimulatedWorker:
         """Add a request to the engine's queue."""
         if not self.is_here(request):
             return  # aborted meanwhile
-        prompt = request.sample.prompt_tokens + request.observation_tokens
-        request.slot = slot = self.engine.submit(
-            prompt,
-            request.length,
-            request.tokens,
-            request.computed_tokens,
-            prompt_key=request.sample.prompt_id,
-            sample_key=request.sample.uid,
-            shared_tokens=request.sample.prompt_tokens,
-            continues=request.length < request.response.tokens,
-        )
+        sample, tokens, length = request.sample, request.tokens, request.length
+        lengths = sample.prompt_tokens + request.observation_tokens, length, tokens, request.computed_tokens
+        keys = sample.prompt_id, sample.uid, sample.prompt_tokens, length < request.response.tokens
+        request.slot = slot = self.engine.submit(*lengths, *keys)
         self.engine.now_s += self._costs.request_s
         if self._drafting is not None:
             self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)

@@ -170,8 +170,6 @@ class ReferenceEngine:
             "preemptions": self.preemptions,
             "hit_tokens": self.hit_tokens,
             "lookup_tokens": self.lookup_tokens,
-            "hit_tokens": self.hit_tokens,
-            "lookup_tokens": self.lookup_tokens,
         }
 
     @property
@@ -227,7 +225,9 @@ class ReferenceEngine:
         if request in self.held:
             self.held.remove(request)
             self.lose(request)
-        if request in self.queue and (request.seen_at > self.passes or not self.busy):  # else it may have been scheduled
+        if request in self.queue and (
+            request.seen_at > self.passes or not self.busy
+        ):  # else it may have been scheduled
             self.queue.remove(request)
         if request in self.news:
             self.news.remove(request)

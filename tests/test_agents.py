@@ -18,7 +18,9 @@ from helpers import (
     scenario,
     watch,
 )
+from rich.console import Console
 
+from simrl.analysis.explanation import explain_result
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import Dispatch
@@ -32,6 +34,7 @@ from simrl.runtime.trainer import SimulatedRewarder
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.load import load_scenarios
+from simrl.show.tables.explain import print_explanation
 from simrl.simulate.prepare import prepare
 from simrl.trace.trace import Turn
 
@@ -401,6 +404,19 @@ def test_a_deadline_holds_for_responses_of_one_turn_too():
 def test_a_cap_that_is_never_reached_changes_nothing():
     free, capped = (watch(prepared(scenario("one_step_off", agents=a))).result for a in ({}, {"max_concurrent": 500}))
     assert free.steps.equals(capped.steps)
+
+
+def test_the_explanation_says_what_trajectories_waited_for():
+    result = watch(prepared(agentic("one_step_off", MODES["all"], engine={"max_num_seqs": 4}))).result
+    console = Console(record=True, width=200)
+    print_explanation(explain_result(result), console)
+    shown = " ".join(console.export_text().split())
+    assert "Trajectories (KV cache while a tool runs: offload): " in shown
+    for part in (" s in tools;", " s waiting for tool slots;", "GB offloaded", "killed at their deadline."):
+        assert part in shown
+    one_turn = watch(prepared(scenario("one_step_off"))).result
+    print_explanation(explain_result(one_turn), console)
+    assert "Trajectories" not in console.export_text()
 
 
 # What is refused.

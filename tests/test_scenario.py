@@ -15,7 +15,7 @@ from simrl.scenario.model import Scenario
 
 KEYS = (
     "a scenario has name, seed, steps, warmup_steps, framework, model, cluster, workload, profile, engine, training, "
-    "speculation, faults, systems, vary"
+    "agents, speculation, faults, systems, vary"
 )
 
 

@@ -107,12 +107,13 @@ def sentences(d: Difference, most: int = 3) -> list[str]:
 
 def _agents(facts: Mapping[str, Any]) -> str:
     """Return what trajectories of several turns waited for, and what became of them."""
-    hours = {
-        "in tools": facts["in_tools_s"] / 3600,
-        "waiting for tool slots": facts["waiting_for_tool_slots_s"] / 3600,
-        "waiting for KV cache from the host": facts["waiting_for_kv_s"] / 3600,
+    spent_s = {
+        "in tools": facts["in_tools_s"],
+        "waiting for tool slots": facts["waiting_for_tool_slots_s"],
+        "waiting for KV cache from the host": facts["waiting_for_kv_s"],
     }
-    parts = [f"{number(each)} hours {what}" for what, each in hours.items() if each]
+    unit, unit_s = ("hours", 3600.0) if max(spent_s.values()) >= 3600 else ("s", 1.0)
+    parts = [f"{number(each / unit_s)} {unit} {what}" for what, each in spent_s.items() if each]
     if facts["offloaded_bytes"]:
         missed = f", {facts['not_offloaded']:,} turns found no room" if facts["not_offloaded"] else ""
         parts.append(f"{number(facts['offloaded_bytes'] / 1e9)} GB offloaded{missed}")

@@ -105,7 +105,8 @@ limits = st.builds(
     block_size=st.sampled_from([1, 4, 16]),
     kv_blocks=st.integers(210, 600),
     async_scheduling=st.just(False),
-    prefix_caching=st.just(False),
+    prefix_caching=st.booleans(),
+    hold_paused=st.none(),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 
@@ -226,6 +227,7 @@ def draftings(draw):
         bandit=selector,
         gate=(lambda rate, batch: batch <= gate_batch[int(rate * 100 + 0.5)]) if gate == BATCH else None,
         elastic=(threshold, patience) if gate == ELASTIC else None,
+        padding=0 if strategies or gate != OPEN else window.rule.most_tokens,
         siblings=siblings,
         own_text=own_text,
     )
@@ -280,8 +282,9 @@ def test_every_time_agrees_with_the_reference_whatever_is_asked(limits, ahead, c
         if what == "submit":
             for request, turn in argument:
                 i = len(requests)
-                slots[i] = engine.submit(*request)
-                requests.append(reference.submit(*request))
+                keys = {"prompt_key": request[0], "sample_key": i}  # equal lengths are equal prompts
+                slots[i] = engine.submit(*request, **keys)
+                requests.append(reference.submit(*request, **keys))
                 if drafting is not None:
                     drafting.give(engine, slots[i], reference, requests[i], i)
                 if turn:

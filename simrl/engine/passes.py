@@ -156,7 +156,8 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
             break
         new += padding
         slot = admit(r, t)
-        t.lookup_tokens += known_tokens(r[slot], drafts[slot])
+        if r[slot].blocks == 0:
+            t.lookup_tokens += known_tokens(r[slot], drafts[slot])
         if t.prefix_caching == 1 and r[slot].computed == 0:
             take_found(r, t, slot, known_tokens(r[slot], drafts[slot]))
         elif t.prefix_caching == 1 and r[slot].blocks == 0:
@@ -166,6 +167,7 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
         t.free_blocks -= need
         r[slot].blocks += need
         r[slot].scheduled = new
+        r[slot].gained = -1
         if r[slot].covering == 1:
             cover(r, t, slot, r[slot].computed + new)
         drafts[slot].proposed = 0

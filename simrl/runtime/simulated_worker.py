@@ -132,8 +132,8 @@ class SimulatedWorker:
         return self._ask(leave)
 
     def restore(self) -> simpy.Event:
-        """Bring the worker back: it loads the weights asked for last, lost time after a loss. Fires with a `WeightLoad`, or None if
-        it was not away."""
+        """Bring the worker back: it loads the weights asked for last, which after a loss is lost time. Fires with a
+        `WeightLoad`; None if it was not away."""
         return self._ask(self._come_back)
 
     def stop(self, time_s: float) -> None:

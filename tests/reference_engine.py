@@ -263,7 +263,8 @@ class ReferenceEngine:
     def padding(self, request: Request) -> int:
         """Return the drafts with which an admitted request is padded that has only its last token to compute."""
         padding = self.rules.padding if self.rules else 0
-        return padding if request.known + padding < self.limits.kv_blocks * self.limits.block_size else 0
+        fits_alone = request.known + padding < self.limits.kv_blocks * self.limits.block_size
+        return padding if fits_alone and padding < self.limits.max_num_batched_tokens else 0
 
     def schedule(self) -> list[tuple[Request, int]]:
         """Return the tokens of each request in the next pass."""
@@ -343,12 +344,15 @@ class ReferenceEngine:
                 in_tree = request.key is not None and arm.tree is not None
                 levels = max(levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0])
             draft_s = arm.round_s + levels * arm.step_s
-        plan = self.schedule()
+        plan, prefilled = self.schedule(), self.prefill_tokens
+        seconds = self.pass_s(plan) if plan else 0.0
         self.catch_up()
-        self.plan = plan = plan or self.schedule()
+        if not plan:
+            plan = self.schedule()
+            seconds = self.pass_s(plan)
+        self.plan = plan
         self.knows_all = not self.limits.async_scheduling
-        prefilled = self.prefill_tokens
-        took_s = self.slowdown * (draft_s + self.pass_s(plan))
+        took_s = self.slowdown * (draft_s + seconds)
         self.now_s += took_s
         prefilled = self.prefill_tokens - prefilled
         self.passes += 1

@@ -194,7 +194,8 @@ def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_r
     for i in range(scheduled_running):
         if r[r[i].running].gained < 0:  # computes its prompt
             return 0
-    return t.padding if known + t.padding + 1 <= limits.kv_blocks * limits.block_size else 0
+    fits_alone = known + t.padding < limits.kv_blocks * limits.block_size and t.padding < limits.max_num_batched_tokens
+    return t.padding if fits_alone else 0
 
 
 @njit(cache=True)

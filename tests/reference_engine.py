@@ -73,6 +73,11 @@ class ReferenceEngine:
         return [r.blocks for r in self.batch if r.over]
 
     @property
+    def places(self) -> int:
+        """How many take part in the pass to come, with those that are over."""
+        return sum(not r.skipped for r in self.batch)
+
+    @property
     def free_blocks(self) -> int:
         return len(self._blocks.free)
 
@@ -182,7 +187,7 @@ class ReferenceEngine:
         if self.rules.elastic is not None:
             return self.speculates
         rate = self.late_accepted / self.late_drafted if self.late_drafted >= 1.0 else 1.0
-        return self.rules.gate is None or self.rules.gate(rate, len(self.running))
+        return self.rules.gate is None or self.rules.gate(rate, self.places)
 
     def drafts(self, request: Request) -> bool:
         """Whether a request has a source, and decodes: what only recomputes its last token does not."""
@@ -201,7 +206,7 @@ class ReferenceEngine:
     def propose(self, request: Request, arm: Arm) -> tuple[int, int]:
         room = self.limits.kv_blocks * self.limits.block_size - request.computed - request.unsure - 1
         window = max(min(request.window, room), 0)
-        if request.over and request.generated == request.response:
+        if request.over:
             return window, 0
         if request.runs is not None:
             drafted, accepted = request.runs[request.generated]
@@ -346,10 +351,11 @@ class ReferenceEngine:
             draft_s = arm.round_s + levels * arm.step_s
         plan, prefilled = self.schedule(), self.prefill_tokens
         seconds = self.pass_s(plan) if plan else 0.0
+        places = self.places
         self.catch_up()
         if not plan:
             plan = self.schedule()
-            seconds = self.pass_s(plan)
+            seconds, places = self.pass_s(plan), self.places
         self.plan = plan
         self.knows_all = not self.limits.async_scheduling
         took_s = self.slowdown * (draft_s + seconds)
@@ -404,7 +410,6 @@ class ReferenceEngine:
         if in_trees:
             assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
             self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
-        batch = len(self.running)
         for request in self.running:
             watched = request.watch_at is not None and request.generated >= request.watch_at
             if watched:
@@ -421,7 +426,7 @@ class ReferenceEngine:
         if self.rules is not None and self.rules.elastic is not None:
             threshold, patience = self.rules.elastic
             if not self.speculates and not prefilled:
-                self.calm = self.calm + 1 if batch <= threshold else 0
+                self.calm = self.calm + 1 if places <= threshold else 0
                 if self.calm >= patience:
                     self.speculates = True
                     if any(r.key is not None for r in self.running):

@@ -118,7 +118,11 @@ def propose(
             limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1
         )  # else it could not even run alone
         window = min(drafts[slot].window, most)
-        if drafts[slot].source == MODEL:
+        if r[slot].going > 0:  # it drafts, and gains nothing
+            drafts[slot].proposed = 0
+            drafted, accepted = max(window, 0), 0
+            levels = max(levels, d.arm_levels[arm] if trees and drafts[slot].source == MODEL else drafted)
+        elif drafts[slot].source == MODEL:
             depth = d.arm_levels[arm] if trees else window
             drafted = min(d.arm_nodes[arm], most) if trees else window
             at, hardness = drafts[slot].at, drafts[slot].hardness * t.drift
@@ -134,9 +138,6 @@ def propose(
                 RUNS, drafts[slot].at, r[slot].generated, window, 1.0, d.runs, d.log_acceptances[arm]
             )
             levels = max(levels, drafted)
-        if r[slot].going > 0:  # it drafts, and gains nothing
-            drafts[slot].proposed = 0
-            drafted, accepted = max(window, 0), 0
         drafts[slot].drafted = drafted
         drafts[slot].accepted = accepted
     if proposing == 0:

@@ -148,13 +148,11 @@ class ReferenceEngine:
 
     def abort(self, request: Request) -> None:
         request.over = True
-        if request in self.held:
+        if request in self.queue and (request.seen_at > self.passes or not self.busy):
+            self.queue.remove(request)
+        if request in self.held and request not in self.queue:  # else it may have been scheduled
             self.held.remove(request)
             self.lose(request)
-        if request in self.queue and (
-            request.seen_at > self.passes or not self.busy
-        ):  # else it may have been scheduled
-            self.queue.remove(request)
         if request in self.news:
             self.news.remove(request)
         self.news.append(request)
@@ -241,6 +239,7 @@ class ReferenceEngine:
         for request in [r for r in self.news if r.over]:
             self.batch = [r for r in self.batch if r is not request]
             self.queue = [r for r in self.queue if r is not request]
+            self.held = [r for r in self.held if r is not request]
             self.lose(request)
         self.news = []
         for request in self.batch:
@@ -415,7 +414,7 @@ class ReferenceEngine:
             if watched:
                 request.watch_at = None
             if request.generated == request.response:
-                request.over, request.skipped = True, request.gained == 1
+                request.over, request.skipped = True, request.sure
                 self.stops.append((request, self.now_s, END))
             elif request.generated == request.stop_at:
                 request.stop_at = None
@@ -437,7 +436,7 @@ class ReferenceEngine:
     def pause(self, request: Request) -> None:
         """Take a request out of the batch. With a prefix cache its place and its blocks leave as those of one that ends."""
         caching = self.limits.prefix_caching
-        left = replace(request, over=True, skipped=request.gained == 1 or not caching)
+        left = replace(request, over=True, skipped=request.sure or not caching)
         self.batch = [left if r is request else r for r in self.batch]
         self.news = [left if r is request else r for r in self.news]
         if caching:

@@ -148,7 +148,9 @@ class ReferenceEngine:
 
     def abort(self, request: Request) -> None:
         request.over = True
-        if request in self.queue and (request.seen_at > self.passes or not self.busy):
+        if request in self.queue and (
+            self.knows_all or request.seen_at > self.passes or not self.busy
+        ):
             self.queue.remove(request)
         if request in self.held and request not in self.queue:  # else it may have been scheduled
             self.held.remove(request)
@@ -383,8 +385,10 @@ class ReferenceEngine:
                     request.accepted_total += min(request.old_accepted, gain)
                     request.verifications += 1
                     request.verified_total += gain
-                request.old_tokens = request.old_accepted = 0
+                verified_old, request.old_tokens, request.old_accepted = request.old_tokens, 0, 0
                 request.computed = request.known - 1
+                if verified_old:
+                    self.name_blocks(request, request.computed)
                 if self.limits.async_scheduling:
                     request.unsure = new - gain if drafted else 0
         verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
@@ -441,6 +445,7 @@ class ReferenceEngine:
         self.news = [left if r is request else r for r in self.news]
         if caching:
             request.table, request.named, request.computed, request.sampled = [], 0, 0, False
+            request.unsure = 0
         else:
             left.table = []
             self.held.append(request)

@@ -365,9 +365,11 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
             if r[slot].generated == 0:
                 r[slot].first_token_s = t.now_s
             r[slot].generated += gain
-            r[slot].gained = gain if decodes else 0
-            if t.async_scheduling == 1 and decodes:
-                r[slot].rejected = drafts[slot].drafted - accepted
+            if decodes and drafts[slot].old_tokens == 0:
+                r[slot].rejected = new - gain if t.async_scheduling == 1 else 0
+                r[slot].gained = gain
+            else:
+                r[slot].gained = 0
             r[slot].computed = r[slot].prompt + r[slot].generated - 1
             if drafts[slot].old_tokens > 0:
                 drafts[slot].drafted_total += drafts[slot].old_tokens

@@ -58,7 +58,8 @@ def run_speculative(
         speculates = gate_opens(rule, d.gate_batch, t, n)
         passes = stretch_length(r, drafts, t, limits)
         passes_before, prefill_before = t.passes, t.prefill_tokens
-        if passes > 0 and not (speculates and _any_source(r, drafts, t, NONE)):
+        plain = passes > 0 and not (speculates and _any_source(r, drafts, t, NONE))
+        if plain and not _unsure(r, t):
             if rule.gate == ELASTIC and n <= rule.threshold:
                 passes = min(passes, max(rule.patience - t.elastic_state, 1))
             elif rule.gate == BATCH and not speculates:
@@ -66,6 +67,7 @@ def run_speculative(
             decode_stretch(r, t, tables, limits, passes, until.time_s)
         elif (
             passes > 0
+            and not plain
             and _all_may_draft(r, t)
             and n * (1 + most) <= limits.max_num_batched_tokens
             and t.free_blocks >= n * (blocks_of((1 + t.async_scheduling) * most + 1, limits.block_size) + 1)
@@ -176,6 +178,15 @@ def _all_may_draft(r: Requests, t: Totals) -> bool:
     for i in range(t.n_running):
         drafting += r[r[i].running].gained >= 0
     return bool(drafting == t.n_running)
+
+
+@njit(cache=True)
+def _unsure(r: Requests, t: Totals) -> bool:
+    """Return whether an async scheduler has blocks for draft tokens of a running request that were rejected just now."""
+    for i in range(t.n_running):
+        if r[r[i].running].rejected > 0:
+            return True
+    return False
 
 
 @njit(cache=True)

@@ -73,6 +73,11 @@ class ReferenceEngine:
         return [r.blocks for r in self.batch if r.over]
 
     @property
+    def places(self) -> int:
+        """How many take part in the pass to come, with those that are over."""
+        return sum(not r.skipped for r in self.batch)
+
+    @property
     def free_blocks(self) -> int:
         return len(self._blocks.free)
 
@@ -143,13 +148,13 @@ class ReferenceEngine:
 
     def abort(self, request: Request) -> None:
         request.over = True
-        if request in self.held:
+        if request in self.queue and (
+            self.knows_all or request.seen_at > self.passes or not self.busy
+        ):
+            self.queue.remove(request)
+        if request in self.held and request not in self.queue:  # else it may have been scheduled
             self.held.remove(request)
             self.lose(request)
-        if request in self.queue and (
-            request.seen_at > self.passes or not self.busy
-        ):  # else it may have been scheduled
-            self.queue.remove(request)
         if request in self.news:
             self.news.remove(request)
         self.news.append(request)
@@ -182,7 +187,7 @@ class ReferenceEngine:
         if self.rules.elastic is not None:
             return self.speculates
         rate = self.late_accepted / self.late_drafted if self.late_drafted >= 1.0 else 1.0
-        return self.rules.gate is None or self.rules.gate(rate, len(self.running))
+        return self.rules.gate is None or self.rules.gate(rate, self.places)
 
     def drafts(self, request: Request) -> bool:
         """Whether a request has a source, and decodes: what only recomputes its last token does not."""
@@ -201,7 +206,7 @@ class ReferenceEngine:
     def propose(self, request: Request, arm: Arm) -> tuple[int, int]:
         room = self.limits.kv_blocks * self.limits.block_size - request.computed - request.unsure - 1
         window = max(min(request.window, room), 0)
-        if request.over and request.generated == request.response:
+        if request.over:
             return window, 0
         if request.runs is not None:
             drafted, accepted = request.runs[request.generated]
@@ -236,6 +241,7 @@ class ReferenceEngine:
         for request in [r for r in self.news if r.over]:
             self.batch = [r for r in self.batch if r is not request]
             self.queue = [r for r in self.queue if r is not request]
+            self.held = [r for r in self.held if r is not request]
             self.lose(request)
         self.news = []
         for request in self.batch:
@@ -263,7 +269,8 @@ class ReferenceEngine:
     def padding(self, request: Request) -> int:
         """Return the drafts with which an admitted request is padded that has only its last token to compute."""
         padding = self.rules.padding if self.rules else 0
-        return padding if request.known + padding < self.limits.kv_blocks * self.limits.block_size else 0
+        fits_alone = request.known + padding < self.limits.kv_blocks * self.limits.block_size
+        return padding if fits_alone and padding < self.limits.max_num_batched_tokens else 0
 
     def schedule(self) -> list[tuple[Request, int]]:
         """Return the tokens of each request in the next pass."""
@@ -343,12 +350,16 @@ class ReferenceEngine:
                 in_tree = request.key is not None and arm.tree is not None
                 levels = max(levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0])
             draft_s = arm.round_s + levels * arm.step_s
-        plan = self.schedule()
+        plan, prefilled = self.schedule(), self.prefill_tokens
+        seconds = self.pass_s(plan) if plan else 0.0
+        places = self.places
         self.catch_up()
-        self.plan = plan = plan or self.schedule()
+        if not plan:
+            plan = self.schedule()
+            seconds, places = self.pass_s(plan), self.places
+        self.plan = plan
         self.knows_all = not self.limits.async_scheduling
-        prefilled = self.prefill_tokens
-        took_s = self.slowdown * (draft_s + self.pass_s(plan))
+        took_s = self.slowdown * (draft_s + seconds)
         self.now_s += took_s
         prefilled = self.prefill_tokens - prefilled
         self.passes += 1
@@ -374,8 +385,10 @@ class ReferenceEngine:
                     request.accepted_total += min(request.old_accepted, gain)
                     request.verifications += 1
                     request.verified_total += gain
-                request.old_tokens = request.old_accepted = 0
+                verified_old, request.old_tokens, request.old_accepted = request.old_tokens, 0, 0
                 request.computed = request.known - 1
+                if verified_old:
+                    self.name_blocks(request, request.computed)
                 if self.limits.async_scheduling:
                     request.unsure = new - gain if drafted else 0
         verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
@@ -400,13 +413,12 @@ class ReferenceEngine:
         if in_trees:
             assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
             self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
-        batch = len(self.running)
         for request in self.running:
             watched = request.watch_at is not None and request.generated >= request.watch_at
             if watched:
                 request.watch_at = None
             if request.generated == request.response:
-                request.over, request.skipped = True, request.gained == 1
+                request.over, request.skipped = True, request.sure
                 self.stops.append((request, self.now_s, END))
             elif request.generated == request.stop_at:
                 request.stop_at = None
@@ -417,7 +429,7 @@ class ReferenceEngine:
         if self.rules is not None and self.rules.elastic is not None:
             threshold, patience = self.rules.elastic
             if not self.speculates and not prefilled:
-                self.calm = self.calm + 1 if batch <= threshold else 0
+                self.calm = self.calm + 1 if places <= threshold else 0
                 if self.calm >= patience:
                     self.speculates = True
                     if any(r.key is not None for r in self.running):
@@ -428,11 +440,12 @@ class ReferenceEngine:
     def pause(self, request: Request) -> None:
         """Take a request out of the batch. With a prefix cache its place and its blocks leave as those of one that ends."""
         caching = self.limits.prefix_caching
-        left = replace(request, over=True, skipped=request.gained == 1 or not caching)
+        left = replace(request, over=True, skipped=request.sure or not caching)
         self.batch = [left if r is request else r for r in self.batch]
         self.news = [left if r is request else r for r in self.news]
         if caching:
             request.table, request.named, request.computed, request.sampled = [], 0, 0, False
+            request.unsure = 0
         else:
             left.table = []
             self.held.append(request)

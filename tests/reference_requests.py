@@ -53,6 +53,11 @@ class Request:
         return self.prompt + self.generated + self.old_tokens
 
     @property
+    def sure(self) -> bool:
+        """Whether a scheduler knew how many tokens it gained."""
+        return self.gained == 1 or self.proposal is None
+
+    @property
     def blocks(self) -> int:
         return len(self.table)
 

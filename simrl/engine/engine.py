@@ -199,7 +199,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True if a next pass would do something now."""
-        return self._total("n_running") > 0 or (self._total("n_waiting") > 0 and self.admitting)
+        return self._total("n_running") > 0 or (self._total("n_waiting") > self._total("n_going") and self.admitting)
 
     @property
     def goes_pass_by_pass(self) -> bool:

@@ -194,7 +194,8 @@ def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_r
     for i in range(scheduled_running):
         if r[r[i].running].gained < 0:  # computes its prompt
             return 0
-    return t.padding if known + t.padding + 1 <= limits.kv_blocks * limits.block_size else 0
+    fits_alone = known + t.padding < limits.kv_blocks * limits.block_size and t.padding < limits.max_num_batched_tokens
+    return t.padding if fits_alone else 0
 
 
 @njit(cache=True)
@@ -364,9 +365,11 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
             if r[slot].generated == 0:
                 r[slot].first_token_s = t.now_s
             r[slot].generated += gain
-            r[slot].gained = gain if decodes else 0
-            if t.async_scheduling == 1 and decodes:
-                r[slot].rejected = drafts[slot].drafted - accepted
+            if decodes and drafts[slot].old_tokens == 0:
+                r[slot].rejected = new - gain if t.async_scheduling == 1 else 0
+                r[slot].gained = gain
+            else:
+                r[slot].gained = 0
             r[slot].computed = r[slot].prompt + r[slot].generated - 1
             if drafts[slot].old_tokens > 0:
                 drafts[slot].drafted_total += drafts[slot].old_tokens

@@ -165,7 +165,7 @@ class Until(NamedTuple):
 @njit(cache=True)
 def busy(t: Totals) -> bool:
     """Return whether a next pass would do something."""
-    return t.n_running > 0 or (t.n_waiting > 0 and t.admitting == 1)
+    return t.n_running > 0 or (t.n_waiting > t.n_going and t.admitting == 1)
 
 
 @njit(cache=True)

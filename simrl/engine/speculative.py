@@ -58,7 +58,8 @@ def run_speculative(
         speculates = gate_opens(rule, d.gate_batch, t, n)
         passes = stretch_length(r, drafts, t, limits)
         passes_before, prefill_before = t.passes, t.prefill_tokens
-        if passes > 0 and not (speculates and _any_source(r, drafts, t, NONE)):
+        plain = passes > 0 and not (speculates and _any_source(r, drafts, t, NONE))
+        if plain and not _unsure(r, t):
             if rule.gate == ELASTIC and n <= rule.threshold:
                 passes = min(passes, max(rule.patience - t.elastic_state, 1))
             elif rule.gate == BATCH and not speculates:
@@ -66,6 +67,7 @@ def run_speculative(
             decode_stretch(r, t, tables, limits, passes, until.time_s)
         elif (
             passes > 0
+            and not plain
             and _all_may_draft(r, t)
             and n * (1 + most) <= limits.max_num_batched_tokens
             and t.free_blocks >= n * (blocks_of((1 + t.async_scheduling) * most + 1, limits.block_size) + 1)
@@ -118,7 +120,11 @@ def propose(
             limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1
         )  # else it could not even run alone
         window = min(drafts[slot].window, most)
-        if drafts[slot].source == MODEL:
+        if r[slot].going > 0:  # it drafts, and gains nothing
+            drafts[slot].proposed = 0
+            drafted, accepted = max(window, 0), 0
+            levels = max(levels, d.arm_levels[arm] if trees and drafts[slot].source == MODEL else drafted)
+        elif drafts[slot].source == MODEL:
             depth = d.arm_levels[arm] if trees else window
             drafted = min(d.arm_nodes[arm], most) if trees else window
             at, hardness = drafts[slot].at, drafts[slot].hardness * t.drift
@@ -134,9 +140,6 @@ def propose(
                 RUNS, drafts[slot].at, r[slot].generated, window, 1.0, d.runs, d.log_acceptances[arm]
             )
             levels = max(levels, drafted)
-        if r[slot].going > 0:  # it drafts, and gains nothing
-            drafts[slot].proposed = 0
-            drafted, accepted = max(window, 0), 0
         drafts[slot].drafted = drafted
         drafts[slot].accepted = accepted
     if proposing == 0:
@@ -175,6 +178,15 @@ def _all_may_draft(r: Requests, t: Totals) -> bool:
     for i in range(t.n_running):
         drafting += r[r[i].running].gained >= 0
     return bool(drafting == t.n_running)
+
+
+@njit(cache=True)
+def _unsure(r: Requests, t: Totals) -> bool:
+    """Return whether an async scheduler has blocks for draft tokens of a running request that were rejected just now."""
+    for i in range(t.n_running):
+        if r[r[i].running].rejected > 0:
+            return True
+    return False
 
 
 @njit(cache=True)

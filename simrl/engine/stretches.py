@@ -238,11 +238,11 @@ def speculative_stretch(
                 drafted_of_pass += drafted
                 accepted_of_pass += accepted
             beyond = r[slot].computed + r[slot].rejected + 1 + drafted - r[slot].blocks * size
-            r[slot].rejected = drafted - accepted if t.async_scheduling == 1 else 0
             if beyond > 0:
                 t.free_blocks -= blocks_of(beyond, size)
                 r[slot].blocks += blocks_of(beyond, size)
             gains[i] = min(1 + accepted, r[slot].stop_at - r[slot].generated)
+            r[slot].rejected = 1 + drafted - gains[i] if t.async_scheduling == 1 else 0
         straggler = 0.0
         if uneven:
             for i in range(n):

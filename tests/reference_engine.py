@@ -114,7 +114,7 @@ class ReferenceEngine:
         shared_tokens: int | None = None,
     ) -> Request:
         request = Request(prompt, response, generated, cached, seen_at=self.passes + 1)
-        request.prompt_key, request.sample_key = -1 if cached else prompt_key, sample_key
+        request.prompt_key, request.sample_key = prompt_key, sample_key
         request.shared = prompt if shared_tokens is None else shared_tokens
         self.queue.append(request)
         return request
@@ -148,9 +148,7 @@ class ReferenceEngine:
 
     def abort(self, request: Request) -> None:
         request.over = True
-        if request in self.queue and (
-            self.knows_all or request.seen_at > self.passes or not self.busy
-        ):
+        if request in self.queue and (self.knows_all or request.seen_at > self.passes or not self.busy):
             self.queue.remove(request)
         if request in self.held and request not in self.queue:  # else it may have been scheduled
             self.held.remove(request)
@@ -250,7 +248,7 @@ class ReferenceEngine:
 
     def find(self, request: Request) -> list[int]:
         """Return the blocks that hold the beginning of a waiting request's text; its last token is always computed."""
-        if not self.limits.prefix_caching or request.computed > 0:
+        if not self.limits.prefix_caching or request.table:
             return []
         size = self.limits.block_size
         return self._blocks.find(request.name(block, size) for block in range((request.known - 1) // size))

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
-from simrl.engine.prefix_cache import cover, find, stand_alone, take_found
+from simrl.engine.prefix_cache import cover, find, take_found
 from simrl.engine.requests import (
     MOVED,
     PREEMPTED,
@@ -158,10 +158,8 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
         slot = admit(r, t)
         if r[slot].blocks == 0:
             t.lookup_tokens += known_tokens(r[slot], drafts[slot])
-        if t.prefix_caching == 1 and r[slot].computed == 0:
+        if t.prefix_caching == 1 and r[slot].blocks == 0:
             take_found(r, t, slot, known_tokens(r[slot], drafts[slot]))
-        elif t.prefix_caching == 1 and r[slot].blocks == 0:
-            stand_alone(r, t, slot)
         need = max(blocks_of(r[slot].computed + new, size) - r[slot].blocks, 0)
         make_room(r, t, need, PREEMPTED)
         t.free_blocks -= need
@@ -187,8 +185,8 @@ def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_r
     that a CUDA graph of decoding still fits the pass. They are rejected."""
     slot = r[t.waiting_head].waiting
     known, computed = known_tokens(r[slot], drafts[slot]), r[slot].computed
-    if t.prefix_caching == 1 and computed == 0:
-        computed = find(r, t, slot, known)[0] * limits.block_size
+    if t.prefix_caching == 1 and r[slot].blocks == 0:
+        computed = max(find(r, t, slot, known)[0] * limits.block_size, computed)
     if known - computed != 1 or (scheduled_running == 0 and computed == 0):
         return 0
     for i in range(scheduled_running):
@@ -203,7 +201,7 @@ def _fitting(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     """Return for how many tokens more than its known ones there is room for the first waiting request, which may start."""
     slot = r[t.waiting_head].waiting
     known, found, free_ones = known_tokens(r[slot], drafts[slot]), 0, 0
-    if t.prefix_caching == 1 and r[slot].computed == 0:
+    if t.prefix_caching == 1 and r[slot].blocks == 0:
         found, free_ones = find(r, t, slot, known)
     return (t.free_blocks + t.held_blocks - free_ones + found) * limits.block_size - known
 

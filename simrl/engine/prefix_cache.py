@@ -242,10 +242,10 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
 
 @njit(cache=True)
 def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
-    """Give an admitted request what it finds."""
+    """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its own."""
     found, _ = find(r, t, slot, known)
     r[slot].blocks = found
-    r[slot].computed = found * t.block_size
+    r[slot].computed = max(found * t.block_size, r[slot].computed)
     t.hit_tokens += found * t.block_size
     prompt, own = r[slot].prompt_node, r[slot].own_node
     if prompt >= 0:
@@ -269,18 +269,6 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
 
 
 @njit(cache=True)
-def stand_alone(r: Requests, t: Totals, slot: int) -> None:
-    """Let an admitted request, whose KV came from elsewhere, share nothing: it has blocks of its own."""
-    if r[slot].prompt_node >= 0:
-        leave_node(r, t, r[slot].prompt_node)
-        r[slot].prompt_node = -1
-        r[slot].first_own = 0
-    if r[slot].own_node >= 0:
-        leave_node(r, t, r[slot].own_node)
-    r[slot].own_node = -1
-
-
-@njit(cache=True)
 def _hold(r: Requests, t: Totals, node: int) -> None:
     """Let a request hold a node's blocks."""
     if r[node].node_refs == 0 and r[node].node_blocks > 0:
@@ -299,7 +287,7 @@ def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
     if blocks < r[slot].first_own or blocks < most:
         return
     r[slot].covering = 0
-    if r[slot].first_own > most and r[slot].last_node < 0:
+    if r[slot].first_own > most and r[slot].last_node < 0 and t.n_spare > 0:
         copy = new_node(r, t, LAST, -1, 1)
         r[copy].node_refs = 1
         r[copy].node_prompt = prompt
@@ -328,7 +316,7 @@ def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again
     own = r[slot].blocks - r[slot].shared - (r[slot].last_node >= 0)
     full = min(max(hashed_tokens // t.block_size - r[slot].first_own, 0), own)
     t.free_blocks += own - full
-    if full > 0 and found_again:
+    if full > 0 and found_again and t.n_spare > 0:
         node = new_node(r, t, OWN, r[slot].sample_key, full)
         r[node].node_users = 1
         r[slot].own_node = node

@@ -237,7 +237,7 @@ def enqueue(
     r[slot].own_node = -1
     r[slot].covering = 0
     r[slot].continues = continues
-    if t.prefix_caching == 1 and cached == 0:
+    if t.prefix_caching == 1:
         _ask_for(r, t, slot, prompt_key, shared_tokens)
     queue_up(r, t, slot)
     return slot
@@ -249,10 +249,10 @@ def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: 
     most = (shared_tokens - 1) // t.block_size
     if prompt_key >= 0 and shared_tokens >= t.block_size:
         node = node_of(r, PROMPT, prompt_key)
-        if node < 0:
+        if node < 0 and t.n_spare > 0:
             node = new_node(r, t, PROMPT, prompt_key, 0)
             r[node].node_most = most
-        if r[node].node_most == most:  # else it is another prompt of that name
+        if node >= 0 and r[node].node_most == most:  # else it is another prompt of that name
             r[node].node_users += 1
             r[slot].prompt_node = node
             r[slot].first_own = shared_tokens // t.block_size
@@ -374,7 +374,7 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     known = known_tokens(r[slot], drafts[slot])
     found, computed = 0, r[slot].computed
     room = t.free_blocks + t.held_blocks
-    if t.prefix_caching == 1 and computed == 0:
+    if t.prefix_caching == 1 and r[slot].blocks == 0:
         evict(r, t)
         if r[slot].own_node == UNKNOWN:
             own = node_of(r, OWN, r[slot].sample_key)
@@ -382,7 +382,7 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
                 r[own].node_users += 1
                 r[slot].own_node = own
         found, free_ones = find(r, t, slot, known)
-        computed = found * limits.block_size
+        computed = max(found * limits.block_size, computed)
         room -= free_ones
     if blocks_of(known, limits.block_size) - found > room:
         return 0

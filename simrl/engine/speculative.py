@@ -183,10 +183,10 @@ def _all_may_draft(r: Requests, t: Totals) -> bool:
 @njit(cache=True)
 def _unsure(r: Requests, t: Totals) -> bool:
     """Return whether an async scheduler has blocks for draft tokens of a running request that were rejected just now."""
+    rejected = 0
     for i in range(t.n_running):
-        if r[r[i].running].rejected > 0:
-            return True
-    return False
+        rejected += r[r[i].running].rejected
+    return bool(rejected > 0)
 
 
 @njit(cache=True)

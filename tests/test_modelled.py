@@ -70,6 +70,14 @@ def test_tool_output_that_may_count_as_generated_is_an_entry():
     assert entry in not_modelled(replace(ready, trace=noted))
 
 
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_system_prompt_that_all_prompts_share_is_an_entry_with_a_prefix_cache(prefix_caching):
+    plain = trace([[[(4, 8), (4, 8)]]])
+    shared = replace(plain, metadata=plain.metadata.model_copy(update={"shared_prefix_tokens": 1500}))
+    ready = replace(prepare(scenario("dapo", engine={"prefix_caching": prefix_caching})), trace=shared)
+    assert any("1,500 tokens that all prompts share" in entry for entry in not_modelled(ready)) == prefix_caching
+
+
 def test_a_recipe_that_names_another_leaves_out_what_that_one_does():
     assert omitted(RECIPES, "verl_ngram") == omitted(RECIPES, "verl_colocated") != ""
     assert omitted(RECIPES, "specactor").startswith(omitted(RECIPES, "verl_colocated") + "; the choice of the first")

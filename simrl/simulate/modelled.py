@@ -52,6 +52,8 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         yield "the time between turns, which the trace does not have"
     elif "environment_s" in names and "turn_environment_s" not in names:
         yield "how a response's time in its environment is divided, of which the trace has the sum"
+    if trace.metadata.shared_prefix_tokens >= prepared.limits.block_size and prepared.limits.prefix_caching:
+        yield f"the {trace.metadata.shared_prefix_tokens:,} tokens that all prompts share are found within a group alone"
     if (engine if isinstance(engine, str) else (engine or {}).get("name", "")).startswith("sglang"):
         yield "SGLang's scheduler and radix cache: passes and blocks are vLLM's"
 

@@ -262,8 +262,12 @@ class ReferenceEngine:
         request = self.queue[0]
         if not self.knows_all and request.seen_at > self.passes:
             return False
+        return self.fits(request, request.known)
+
+    def fits(self, request: Request, tokens: int) -> bool:
+        """Whether there are blocks for so many tokens of the first waiting request."""
         found = self.find(request)
-        need = self.blocks(request.known) - len(found) + self._blocks.unused(found)
+        need = self.blocks(tokens) - len(found) + self._blocks.unused(found)
         return need <= self.free_blocks + sum(r.blocks for r in self.held)
 
     def padding(self, request: Request) -> int:
@@ -315,7 +319,7 @@ class ReferenceEngine:
             if request.known - computed == 1 and not prefilling and (decoding or computed > 0):
                 request.padding = self.padding(request)
                 new += request.padding
-                if new > budget:
+                if new > budget or not self.fits(request, request.known + request.padding):
                     break
             self.batch.append(self.queue.pop(0))
             self.held = [r for r in self.held if r is not request]

@@ -174,7 +174,8 @@ def remove(r: Requests, t: Totals, slot: int) -> None:
             _take_from_queue(r, t, slot)
             return
     runs = is_running(r, t, slot)
-    if t.ahead == 1 and (runs or (r[slot].seen_at <= t.passes and _waits(r, t, slot))):
+    more_to_do = t.n_running > 0 or (t.n_waiting > t.n_going + 1 and t.admitting == 1)
+    if t.ahead == 1 and (runs or (more_to_do and r[slot].seen_at <= t.passes and _waits(r, t, slot))):
         r[slot].continues = 1
         _go_on_once(r, t, slot, 1)
         return

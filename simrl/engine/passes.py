@@ -356,6 +356,7 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
         if r[slot].going > 0:
             r[slot].computed += 0 if decodes else new
             continue
+        decoded = r[slot].gained >= 0  # else it has just been admitted, or its context was not complete
         r[slot].gained = -1
         r[slot].rejected = 0
         r[slot].computed += new
@@ -365,11 +366,9 @@ def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
             if r[slot].generated == 0:
                 r[slot].first_token_s = t.now_s
             r[slot].generated += gain
-            if decodes and drafts[slot].old_tokens == 0:
-                r[slot].rejected = new - gain if t.async_scheduling == 1 else 0
-                r[slot].gained = gain
-            else:
-                r[slot].gained = 0
+            r[slot].gained = gain if decoded else 0
+            if t.async_scheduling == 1 and decodes and drafts[slot].old_tokens == 0:
+                r[slot].rejected = new - gain
             r[slot].computed = r[slot].prompt + r[slot].generated - 1
             if drafts[slot].old_tokens > 0:
                 drafts[slot].drafted_total += drafts[slot].old_tokens

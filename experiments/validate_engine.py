@@ -122,8 +122,10 @@ def simulate_run(data: Path, run: Run) -> tuple[NDArray[np.float64], NDArray[np.
     profile = run_profile(data, run)
     longest = int((run.prompt_tokens + run.response_tokens).max())
     profile.require_covers(run.max_num_batched_tokens, run.max_num_seqs, longest)
+    blocks = kv_blocks(run, model_shape(run.name))
+    # vLLM's defaults of that version; no two requests have one prompt, but those that were preempted find their own blocks.
     limits = Limits(
-        run.max_num_seqs, run.max_num_batched_tokens, 16, kv_blocks(run, model_shape(run.name)), async_scheduling=True
+        run.max_num_seqs, run.max_num_batched_tokens, 16, blocks, async_scheduling=True, prefix_caching=True
     )
     env = simpy.Environment()
     responses = {i: Response(int(tokens), 0.0) for i, tokens in enumerate(run.response_tokens)}

@@ -7,7 +7,7 @@ window of `simrl.metrics`, the updates after the warm-up, as a comparison has th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from simrl.analysis.critical_path import CriticalPath, HeldUp, Paths, seconds_of
@@ -17,6 +17,18 @@ from simrl.errors import InputError
 from simrl.result.check import require
 from simrl.result.metrics import summary, totals, window
 from simrl.result.result import Result
+
+
+@dataclass(frozen=True)
+class PrefixCache:
+    """What the prefix caches of a whole run found: tokens, their share of all that engines looked up, and the GPU-seconds of
+    computing them at the run's mean for a prefilled token (`gpu_s_per_token`)."""
+
+    lookup_tokens: int
+    hit_tokens: int
+    hit_rate: float
+    gpu_s_per_token: float
+    saved_gpu_s: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,7 @@ class Explanation:
     full_batch: Mapping[str, Any] | None
     occupancy: float | None
     weight_sync: str | None
+    prefix_cache: PrefixCache | None
     agents: Mapping[str, Any] | None
     whole: Waterfall
     steady: Waterfall
@@ -72,6 +85,7 @@ class Explanation:
             "full_batch": self.full_batch,
             "occupancy": self.occupancy,
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
+            **({"prefix_cache": asdict(self.prefix_cache)} if self.prefix_cache else {}),
             **({"agents": dict(self.agents)} if self.agents else {}),
             "parts": parts,
             "critical_path": {
@@ -128,7 +142,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
     steady = waterfall(result, *window(result, warmup_steps))
     of_updates = [paths.of(k) for k in range(warmup_steps, updates)]
     held_up, held_up_s = paths.held_up(chosen)
-    row = summary(result, warmup_steps)
+    row, whole = summary(result, warmup_steps), waterfall(result)
     return Explanation(
         label=_name(result),
         variant=str(result.metadata.get("variant") or ""),
@@ -138,8 +152,9 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         full_batch=result.metadata.get("full_batch"),
         occupancy=row["occupancy"],
         weight_sync=result.metadata.get("weight_sync"),
+        prefix_cache=_prefix_cache(result, whole),
         agents=result.metadata.get("agents"),
-        whole=waterfall(result),
+        whole=whole,
         steady=steady,
         path=paths.of(chosen),
         paths_s=seconds_of(of_updates),
@@ -148,6 +163,16 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
         not_modelled=() if "replay" in result.metadata else tuple(result.metadata.get("not_modelled") or ()),
     )
+
+
+def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:
+    """Return what the prefix caches found; None where there were none, or nothing was prefilled."""
+    found = result.metadata.get("prefix_cache")
+    if not found or not found["prefill_tokens"]:
+        return None
+    prefill_gpu_s = sum(s for part, s in whole.gpu_s.items() if part == "prefill" or part.startswith("recompute_"))
+    per_token_s, hits = prefill_gpu_s / found["prefill_tokens"], found["hit_tokens"]
+    return PrefixCache(found["lookup_tokens"], hits, hits / found["lookup_tokens"], per_token_s, hits * per_token_s)
 
 
 def diff_results(a: Result, b: Result) -> Difference:

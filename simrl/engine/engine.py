@@ -27,7 +27,7 @@ from simrl.engine.decoupled import run_decoupled
 from simrl.engine.leaving import drop_caches, remove
 from simrl.engine.passes import run
 from simrl.engine.paused import Paused
-from simrl.engine.prefix_cache import short_of_nodes
+from simrl.engine.prefix_cache import enter_all, short_of_nodes
 from simrl.engine.requests import (
     DRAFTS,
     END,
@@ -123,7 +123,7 @@ class Engine:
         t["block_size"], t["prefix_caching"] = limits.block_size, limits.prefix_caching
         t["async_scheduling"] = limits.async_scheduling
         t["hold_paused"] = not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
-        t["latest_node"] = t["list_first"] = t["list_last"] = -1
+        t["list_first"] = t["list_last"] = -1
         self._ahead: _State | None = None  # the state at the next stop; see `next_stop_s`
         self._grow: Callable[[int], None] = self._make_room
         self._grow(16)
@@ -246,8 +246,9 @@ class Engine:
                 f"{cached_tokens} cached"
             )
         self.require_fits(prompt_tokens, response_tokens)
-        if not self._total("n_free") or short_of_nodes(self._state.totals, self._state.requests.size, 1) > 0:
-            self._grow(2 * self._state.requests.size)
+        capacity, free = self._state.requests.size, self._total("n_free")
+        if not free or (self.limits.prefix_caching and short_of_nodes(capacity, self._total("n_spare"), free, 1) > 0):
+            self._grow(2 * capacity)
         state = self._state
         lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens
         shared = prompt_tokens if shared_tokens is None else shared_tokens
@@ -471,3 +472,5 @@ class Engine:
         spare = self._total("n_spare")
         state.requests["node_spare"][spare : spare + capacity - held] = np.arange(held, capacity)
         state.totals["n_spare"] = spare + capacity - held
+        if self.limits.prefix_caching:
+            enter_all(state.requests)

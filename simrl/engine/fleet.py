@@ -409,7 +409,10 @@ class Fleet:
         lengths_of_longest = lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist()
         self.engines[0].require_fits(*lengths_of_longest[:2])
         more = np.bincount(f.tickets["worker"][numbers], minlength=len(self.engines))
-        lacking = max(int((more - f.totals["n_free"][:, 0]).max()), short_of_nodes(f.totals, f.drafts.size, more))
+        free, spare = f.totals["n_free"][:, 0], f.totals["n_spare"][:, 0]
+        lacking = int((more - free).max())
+        if f.totals["prefix_caching"].any():
+            lacking = max(lacking, int(short_of_nodes(f.drafts.size, spare, free, more).max()))
         if lacking > 0:
             self._make_slots(max(2 * f.drafts.size, f.drafts.size + lacking))
         emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, lengths, now_s, request_s)

@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numba import njit
 
 if TYPE_CHECKING:
     from simrl.engine.requests import Requests, Totals
-    from simrl.speculation.decoding import Records
 
 NO_NODE, PROMPT, LAST, OWN = range(4)
 
@@ -37,7 +35,9 @@ class Node:
     node_refs: int  # requests that hold the blocks
     node_users: int  # requests that may find it, and copies of a prompt's last block
     node_prompt: int  # the prompt of which it is the last block
-    node_age: int  # orders such copies
+    node_copy: int  # of a prompt: the first copy of its last block, + 1; 0: none
+    node_bucket: int  # the first node, + 1, whose key leaves this remainder (`node_of`) …
+    node_next: int  # … and the next one, + 1, or the next copy of a last block
     node_before: int  # nodes beside it in the list, -1 at an end …
     node_after: int
     node_dead: int  # … and dead blocks behind it
@@ -51,8 +51,6 @@ class CacheTotals:
     hold_paused: int  # whether a paused request holds its blocks
     block_size: int
     n_spare: int
-    latest_node: int  # of a prompt
-    copies: int  # so far
     list_first: int  # -1: the list has no node
     list_last: int
     list_dead: int  # dead blocks ahead of the first node
@@ -61,30 +59,24 @@ class CacheTotals:
     hit_tokens: int  # … of which these were found
 
 
-def short_of_nodes(totals: Records, capacity: int, more: Any) -> Any:
-    """Return how many nodes are lacking if `more` requests come to an engine (an array: to each): each may need one for its
-    prompt, and at a time one for its own text and one for a last block."""
-    if not totals["prefix_caching"].flat[0]:
-        return -1
-    live = capacity - totals["n_free"].ravel() + more
-    return int(np.max(2 * live + more - totals["n_spare"].ravel()))
+def short_of_nodes(capacity: Any, spare: Any, free: Any, more: Any) -> Any:
+    """Return by how many nodes `spare` ones are too few for `more` requests beside those in a `capacity` of which some are
+    `free`: each may need one for its prompt, and at a time one for its own text and one for a last block."""
+    return 2 * (capacity - free) + 3 * more - spare
 
 
 @njit(cache=True)
-def node_of(r: Requests, t: Totals, kind: int, key: int) -> int:
+def node_of(r: Requests, kind: int, key: int) -> int:
     """Return the node of a prompt, or of a sample that left; -1 if there is none."""
-    latest = max(t.latest_node, 0)
-    if kind == PROMPT == r[latest].node_kind and r[latest].node_key == key:
-        return int(latest)
-    for node in range(len(r)):
-        if r[node].node_kind == kind and r[node].node_key == key:
-            return node
-    return -1
+    node = r[key % len(r)].node_bucket - 1
+    while node >= 0 and not (r[node].node_kind == kind and r[node].node_key == key):
+        node = r[node].node_next - 1
+    return node
 
 
 @njit(cache=True)
 def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
-    """Return a new node, of which nobody knows."""
+    """Return a new node, which `node_of` finds if it has a key."""
     t.n_spare -= 1
     node = r[t.n_spare].node_spare
     r[node].node_kind = kind
@@ -95,7 +87,47 @@ def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     r[node].node_users = 0
     r[node].node_prompt = -1
     r[node].node_dead = 0
+    r[node].node_copy = 0
+    r[node].node_next = 0
+    if key >= 0:
+        _enter(r, node)
     return node
+
+
+@njit(cache=True)
+def _enter(r: Requests, node: int) -> None:
+    """Let `node_of` find a node."""
+    bucket = r[node].node_key % len(r)
+    r[node].node_next = r[bucket].node_bucket
+    r[bucket].node_bucket = node + 1
+
+
+@njit(cache=True)
+def enter_all(r: Requests) -> None:
+    """Let `node_of` find all nodes, in arrays of a new size."""
+    for bucket in range(len(r)):
+        r[bucket].node_bucket = 0
+    for node in range(len(r)):
+        if r[node].node_kind in (PROMPT, OWN) and r[node].node_key >= 0:
+            _enter(r, node)
+
+
+@njit(cache=True)
+def _strike_out(r: Requests, node: int) -> None:
+    """Let nobody find a node that is dropped."""
+    prompt = r[node].node_prompt
+    if prompt < 0 and r[node].node_key < 0:
+        return
+    bucket = r[node].node_key % len(r)
+    other = (r[prompt].node_copy if prompt >= 0 else r[bucket].node_bucket) - 1
+    if other == node and prompt >= 0:
+        r[prompt].node_copy = r[node].node_next
+    elif other == node:
+        r[bucket].node_bucket = r[node].node_next
+    else:
+        while r[other].node_next != node + 1:
+            other = r[other].node_next - 1
+        r[other].node_next = r[node].node_next
 
 
 @njit(cache=True)
@@ -110,6 +142,7 @@ def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
     """Forget a node that has no blocks and no user."""
     while node >= 0 and r[node].node_blocks == 0 and r[node].node_users == 0 and r[node].node_refs == 0:
         prompt = r[node].node_prompt
+        _strike_out(r, node)
         r[node].node_kind = NO_NODE
         r[t.n_spare].node_spare = node
         t.n_spare += 1
@@ -183,17 +216,6 @@ def evict(r: Requests, t: Totals) -> None:
 
 
 @njit(cache=True)
-def first_copy(r: Requests, prompt: int) -> int:
-    """Return the oldest copy of a prompt's last block; -1 if there is none."""
-    first = -1
-    for node in range(len(r)):
-        is_copy = r[node].node_kind == LAST and r[node].node_prompt == prompt and r[node].node_blocks > 0
-        if is_copy and (first < 0 or r[node].node_age < r[first].node_age):
-            first = node
-    return first
-
-
-@njit(cache=True)
 def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free."""
     most = (known - 1) // t.block_size
@@ -205,7 +227,7 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
         if found < r[prompt].node_most:
             return found, free
         if r[slot].first_own > found:
-            copy = first_copy(r, prompt) if most > found else -1
+            copy = r[prompt].node_copy - 1 if most > found else -1
             if copy < 0:
                 return found, free
             found += 1
@@ -231,7 +253,7 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
         found -= r[prompt].node_blocks
         r[slot].shared = r[prompt].node_blocks
         if found > 0 and r[slot].first_own > r[slot].shared:
-            r[slot].last_node = first_copy(r, prompt)
+            r[slot].last_node = r[prompt].node_copy - 1
             _hold(r, t, r[slot].last_node)
             found -= 1
     r[slot].covering = prompt >= 0
@@ -281,10 +303,21 @@ def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
         copy = new_node(r, t, LAST, -1, 1)
         r[copy].node_refs = 1
         r[copy].node_prompt = prompt
-        r[copy].node_age = t.copies
-        t.copies += 1
         r[prompt].node_users += 1
+        _append_copy(r, prompt, copy)
         r[slot].last_node = copy
+
+
+@njit(cache=True)
+def _append_copy(r: Requests, prompt: int, copy: int) -> None:
+    """Append a copy of a prompt's last block to those that there are, of which the first is found."""
+    last = r[prompt].node_copy - 1
+    if last < 0:
+        r[prompt].node_copy = copy + 1
+        return
+    while r[last].node_next > 0:
+        last = r[last].node_next - 1
+    r[last].node_next = copy + 1
 
 
 @njit(cache=True)

@@ -248,13 +248,12 @@ def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: 
     """Let a new request find its prompt, and what it left here before."""
     most = (shared_tokens - 1) // t.block_size
     if prompt_key >= 0 and shared_tokens >= t.block_size:
-        node = node_of(r, t, PROMPT, prompt_key)
+        node = node_of(r, PROMPT, prompt_key)
         if node < 0:
             node = new_node(r, t, PROMPT, prompt_key, 0)
             r[node].node_most = most
         if r[node].node_most == most:  # else it is another prompt of that name
             r[node].node_users += 1
-            t.latest_node = node
             r[slot].prompt_node = node
             r[slot].first_own = shared_tokens // t.block_size
     if r[slot].sample_key >= 0 and r[slot].generated > 0:
@@ -378,7 +377,7 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     if t.prefix_caching == 1 and computed == 0:
         evict(r, t)
         if r[slot].own_node == UNKNOWN:
-            own = node_of(r, t, OWN, r[slot].sample_key)
+            own = node_of(r, OWN, r[slot].sample_key)
             if own >= 0:
                 r[own].node_users += 1
                 r[slot].own_node = own

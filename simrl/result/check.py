@@ -60,6 +60,7 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (_COUNT, "rollout_workers? train_gpus? scenario?.warmup_steps scenario?.system.eta?"),
     (_POSITIVE, "gpus? full_batch?.sequences scenario?.engine.max_num_seqs"),
     (_AMOUNT, "end_s? scenario?.training.reward_s"),
+    (_COUNT, "prefix_cache?.lookup_tokens prefix_cache?.hit_tokens prefix_cache?.prefill_tokens"),
     (str, "agents?.kv_while_tool_runs"),
     (_COUNT, "agents?.not_offloaded agents?.killed"),
     (float, "agents?.in_tools_s agents?.waiting_for_tool_slots_s agents?.waiting_for_kv_s agents?.offloaded_bytes"),

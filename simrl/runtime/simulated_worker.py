@@ -55,6 +55,7 @@ class SimulatedWorker:
             name: (Engine(tables, limits, each.decoding if each else None, each.key(index) if each else 0), each)
             for name, each in held
         }
+        self.engines = [engine for engine, _ in self._engines.values()]
         self.engine, self._drafting = self._engines[None]
         self.load_delay_s = 0.0
         self.group_runs: GroupRuns | None = None
@@ -84,7 +85,7 @@ class SimulatedWorker:
     @property
     def generated_total(self) -> int:
         """Tokens since the start, with all drafters."""
-        return sum(engine.generated_total for engine, _ in self._engines.values())
+        return sum(engine.generated_total for engine in self.engines)
 
     def submit(
         self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
@@ -131,13 +132,12 @@ class SimulatedWorker:
         return self._ask(leave)
 
     def restore(self) -> simpy.Event:
-        """Bring the worker back: it loads the weights that it was last asked to load, which after a loss counts as lost time.
-        Fires when it has them, with a `WeightLoad`; with None if it was not away."""
+        """Bring the worker back: it loads the weights asked for last, which after a loss is lost time. Fires with a
+        `WeightLoad`; None if it was not away."""
         return self._ask(self._come_back)
 
     def stop(self, time_s: float) -> None:
-        """End the simulation now, at `time_s`: close the worker's spans and record what is unfinished, as it is at the end of
-        the pass that runs."""
+        """End the simulation now, at `time_s`: close spans, and record what is unfinished as the pass that runs leaves it."""
         if self._commands:
             self._flush()
         self._stopped(self.engine.settle(time_s))
@@ -147,11 +147,8 @@ class SimulatedWorker:
             self._pauses.stop(request, time_s)
             self._rollout(request, self.engine.now_s, done=False)
 
-    # Commands, each run at the boundary where it takes effect.
-
     def command(self, command: Callable[[], object], changes: bool = True) -> None:
-        """Call at the boundary where the commands of this instant take effect, in their order. Without `changes`, the
-        next stop stays where it is."""
+        """Call at the boundary where this instant's commands take effect. Without `changes`, the next stop stays."""
         if not self._commands:
             call_last(self._env, self._flush)
             self._changes = False

@@ -159,6 +159,8 @@ class Schedule:
             "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
             "faults": self._faults,
         }
+        if self._simulates and self.prepared.limits.prefix_caching:
+            metadata["prefix_cache"] = _prefix_cache(cast("list[SimulatedWorker]", self.workers))
         if self._simulates and (self.prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
             metadata["agents"] = self.agents.facts()
@@ -207,6 +209,12 @@ def _group_runs(schedule: Schedule) -> GroupRuns | None:
     shared = prepared.profile.tables, prepared.limits, schedule.dispatcher.unfinished
     about = schedule.workload.responses, schedule.recorder, prepared.costs.request_s
     return GroupRuns(schedule.env, simulated, lambda: Fleet([worker.engine for worker in simulated], *shared), *about)
+
+
+def _prefix_cache(workers: Sequence[SimulatedWorker]) -> dict[str, int]:
+    """Return what all engines were asked to find, what they found, and what they computed."""
+    totals = [engine.totals for worker in workers for engine in worker.engines]
+    return {name: sum(each[name] for each in totals) for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")}
 
 
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.analysis.critical_path import PathLink
-from simrl.analysis.explanation import Difference, Explanation
+from simrl.analysis.explanation import Difference, Explanation, PrefixCache
 from simrl.analysis.gpu_hours import PARTS
 from simrl.show.text import Line, aligned, listed, number, plain_table, say, signed
 
@@ -57,6 +57,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
         say(console, f"Occupancy: a running worker fills {e.occupancy:.0%} of the slots of a full batch, {left_out}")
     if e.weight_sync:
         say(console, f"Weight sync: {e.weight_sync}.")
+    if e.prefix_cache:
+        say(console, _prefix_cache(e.prefix_cache))
     if e.not_modelled:
         say(console, f"Not modelled: {'; '.join(e.not_modelled)}.")
     if e.agents:
@@ -103,6 +105,13 @@ def sentences(d: Difference, most: int = 3) -> list[str]:
             changes = [f"{c.words} ({number(c.a_gpu_s)} to {number(c.b_gpu_s)})" for c in found]
             lines.append(f"B spends {'less' if saves else 'more'} on {listed(changes)}.")
     return lines
+
+
+def _prefix_cache(c: PrefixCache) -> str:
+    """Say what prefix caches saved."""
+    mean = f"at the run's mean of {1e6 * c.gpu_s_per_token:.3g} GPU-µs a prefilled token"
+    saved = f"{number(c.saved_gpu_s)} GPU-seconds of prefill saved, {mean}"
+    return f"Prefix cache: {c.hit_rate:.0%} of {c.lookup_tokens:,} tokens of context found; {saved}."
 
 
 def _agents(facts: Mapping[str, Any]) -> str:

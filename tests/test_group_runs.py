@@ -82,6 +82,7 @@ def scenarios(draw):
         "mean_tokens": draw(st.integers(2, 300)),
         "sigma": draw(st.sampled_from([0.0, 0.9])),  # 0: many responses end in one pass
         "prompt_share": 0.6,
+        "prompt_tokens": draw(st.sampled_from([10, 256, 700, 704])),  # less than a block; with a last block that is full
     }
     return Scenario.model_validate(
         {
@@ -94,7 +95,8 @@ def scenarios(draw):
             "profile": {"roofline": {"between_passes_s": 0.001}},
             "engine": {
                 "max_num_seqs": draw(st.sampled_from([2, 64])),
-                "kv_cache_tokens": draw(st.sampled_from([2400, 100_000])),
+                "kv_cache_tokens": draw(st.sampled_from([1600, 2400, 100_000])),
+                "prefix_caching": draw(st.booleans()),
                 "async_scheduling": draw(st.booleans()),
             },
             "training": {"reward_s": draw(st.sampled_from([0.0, 0.2]))},

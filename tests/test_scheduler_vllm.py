@@ -31,12 +31,6 @@ CACHING = [  # async scheduling, most draft tokens, share of the passes that hav
 
 @pytest.fixture(params=[ReferencePlayer, EnginePlayer], ids=["reference", "engine"])
 def player(request) -> Callable[[Scenario], Player]:
-    if (
-        request.param is EnginePlayer
-        and request.getfixturevalue("async_scheduling")
-        and request.getfixturevalue("drafts")
-    ):
-        request.applymarker(pytest.mark.xfail(reason="asynchronous passes with drafts are not yet vLLM's"))
     return request.param
 
 

@@ -348,6 +348,7 @@ def forget_prefixes(r: Requests, t: Totals) -> None:
     for node in range(len(r)):
         if r[node].node_kind != NO_NODE and r[node].node_blocks > 0:
             r[node].node_blocks = 0
+            r[node].node_dead = 0
             drop_if_unused(r, t, node)
     t.list_first = -1
     t.list_last = -1

@@ -294,7 +294,8 @@ def free(r: Requests, t: Totals, slot: int, cause: int) -> None:
 def _hashed_tokens(request: Request, t: Totals) -> int:
     """Return the tokens whose full blocks others may find, of a request that leaves between two passes: without what drafts
     gained in the last one, which a scheduler that waits for it would have noted in the next."""
-    return request.computed if t.async_scheduling == 1 else request.computed - max(request.gained - 1, 0)
+    computed = min(request.computed, request.prompt + request.generated)  # without what is left of an old response
+    return computed if t.async_scheduling == 1 else computed - max(request.gained - 1, 0)
 
 
 @njit(cache=True)

@@ -116,9 +116,8 @@ def propose(
         slot = r[i].running
         if drafts[slot].proposed == 0:
             continue
-        most = (
-            limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1
-        )  # else it could not even run alone
+        room = limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1
+        most = max(room, 0)  # else it could not even run alone
         window = min(drafts[slot].window, most)
         if r[slot].going > 0:  # it drafts, and gains nothing
             drafts[slot].proposed = 0

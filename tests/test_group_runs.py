@@ -82,7 +82,9 @@ def scenarios(draw):
         "mean_tokens": draw(st.integers(2, 300)),
         "sigma": draw(st.sampled_from([0.0, 0.9])),  # 0: many responses end in one pass
         "prompt_share": 0.6,
-        "prompt_tokens": draw(st.sampled_from([10, 256, 700, 704])),  # less than a block; with a last block that is full
+        "prompt_tokens": draw(
+            st.sampled_from([10, 256, 700, 704])
+        ),  # less than a block; with a last block that is full
     }
     return Scenario.model_validate(
         {

@@ -27,7 +27,7 @@ from simrl.engine.decoupled import run_decoupled
 from simrl.engine.leaving import drop_caches, remove
 from simrl.engine.passes import run
 from simrl.engine.paused import Paused
-from simrl.engine.prefix_cache import enter_all, short_of_nodes
+from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, short_of_nodes
 from simrl.engine.requests import (
     DRAFTS,
     END,
@@ -247,7 +247,7 @@ class Engine:
             )
         self.require_fits(prompt_tokens, response_tokens)
         capacity, free = self._state.requests.size, self._total("n_free")
-        if not free or (self.limits.prefix_caching and short_of_nodes(capacity, self._total("n_spare"), free, 1) > 0):
+        if not free or (self.limits.prefix_caching and self._lacks_nodes(capacity, free)):
             self._grow(2 * capacity)
         state = self._state
         lengths = prompt_tokens, response_tokens, generated_tokens, cached_tokens
@@ -256,6 +256,14 @@ class Engine:
         if self.decoding is not None:  # else they never change
             state.forget_drafts(slot)
         return slot
+
+    def _lacks_nodes(self, capacity: int, free: int) -> bool:
+        """Return whether there are too few nodes for one request more."""
+        lacking = short_of_nodes(capacity, self._total("n_spare"), free, 1)
+        if lacking > 0 and capacity >= MANY:  # some more, for this takes as long as there are nodes
+            forget_oldest(self._state.requests, self._state.totals, self._total("n_spare") + lacking + MANY // 4)
+            lacking = short_of_nodes(capacity, self._total("n_spare"), free, 1)
+        return bool(lacking > 0)
 
     def draft_from(self, slot: int, source: int, at: int, hardness: float = 1.0, window: int | None = None) -> None:
         """Let a request draft from a source (see `simrl.speculation.decoding`) from the next pass on, its window as at first.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simrl.engine.engine import Engine
 from simrl.engine.leaving import remove, stop
 from simrl.engine.passes import one_pass, run
-from simrl.engine.prefix_cache import short_of_nodes
+from simrl.engine.prefix_cache import MANY, forget_oldest, short_of_nodes
 from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop
 from simrl.engine.resolved import resolved
 from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
@@ -412,6 +412,9 @@ class Fleet:
         free, spare = f.totals["n_free"][:, 0], f.totals["n_spare"][:, 0]
         lacking = int((more - free).max())
         if f.totals["prefix_caching"].any():
+            if f.drafts.size >= MANY:
+                for worker in np.flatnonzero(short_of_nodes(f.drafts.size, spare, free, more) > 0):
+                    forget_oldest(f.requests[worker], f.totals[worker], f.drafts.size)
             lacking = max(lacking, int(short_of_nodes(f.drafts.size, spare, free, more).max()))
         if lacking > 0:
             self._make_slots(max(2 * f.drafts.size, f.drafts.size + lacking))

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
-from simrl.engine.prefix_cache import cover, find, take_found
+from simrl.engine.prefix_cache import cover, find, held_alone, take_found
 from simrl.engine.requests import (
     MOVED,
     PREEMPTED,
@@ -203,6 +203,8 @@ def _fitting(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     known, found, free_ones = known_tokens(r[slot], drafts[slot]), 0, 0
     if t.prefix_caching == 1 and r[slot].blocks == 0:
         found, free_ones = find(r, t, slot, known)
+    elif t.prefix_caching == 1:
+        found, free_ones = r[slot].blocks, held_alone(r, slot)
     return (t.free_blocks + t.held_blocks - free_ones + found) * limits.block_size - known
 
 

@@ -10,6 +10,7 @@ Blocks are counted, not numbered, because only these runs matter: a request take
 its beginning. At most one running request is in the middle of a prompt, so that a prompt's blocks exist once.
 What passes take (`free_blocks`) leaves the list no later than `evict`, before anything is found or given back.
 
+Of more than `MANY` nodes, those whose requests have all ended are forgotten before their blocks are used, the oldest first.
 Nodes are entries of the requests' array (`simrl.engine.requests`), beside the slots and without relation to them.
 """
 
@@ -21,7 +22,9 @@ from numba import njit
 
 if TYPE_CHECKING:
     from simrl.engine.requests import Requests, Totals
+    from simrl.speculation.decoding import Records
 
+MANY = 1024
 NO_NODE, PROMPT, LAST, OWN = range(4)
 
 
@@ -32,7 +35,8 @@ class Node:
     node_key: int  # of the prompt, or of the sample; -1 of one whose request alone may find it
     node_blocks: int  # that hold the beginning of the text
     node_most: int  # blocks of the whole text of a prompt
-    node_refs: int  # requests that hold the blocks
+    node_refs: int  # requests that have the blocks …
+    node_held: int  # … of which these are paused or waiting: if all are, the blocks can be had
     node_users: int  # requests that may find it, and copies of a prompt's last block
     node_prompt: int  # the prompt of which it is the last block
     node_copy: int  # of a prompt: the first copy of its last block, + 1; 0: none
@@ -66,6 +70,27 @@ def short_of_nodes(capacity: Any, spare: Any, free: Any, more: Any) -> Any:
 
 
 @njit(cache=True)
+def forget_oldest(r: Requests, totals: Records, spare: int) -> None:
+    """Forget texts that nobody may ask for now, the oldest first, until there are `spare` nodes or no more such texts."""
+    t = totals[0]
+    evict(r, t)
+    node = t.list_first
+    while node >= 0 and t.n_spare < spare:
+        before, after, blocks = r[node].node_before, r[node].node_after, r[node].node_blocks
+        if r[node].node_users == 0:
+            unlist(r, t, node)
+            if before >= 0:
+                r[before].node_dead += blocks
+            else:
+                t.list_dead += blocks
+            t.listed_blocks += blocks
+            t.free_blocks += blocks
+            r[node].node_blocks = 0
+            drop_if_unused(r, t, node)
+        node = after
+
+
+@njit(cache=True)
 def node_of(r: Requests, kind: int, key: int) -> int:
     """Return the node of a prompt, or of a sample that left; -1 if there is none."""
     node = r[key % len(r)].node_bucket - 1
@@ -84,6 +109,7 @@ def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     r[node].node_blocks = blocks
     r[node].node_most = blocks
     r[node].node_refs = 0
+    r[node].node_held = 0
     r[node].node_users = 0
     r[node].node_prompt = -1
     r[node].node_dead = 0
@@ -199,7 +225,7 @@ def unlist(r: Requests, t: Totals, node: int) -> None:
 @njit(cache=True)
 def evict(r: Requests, t: Totals) -> None:
     """Take the blocks out of the list that passes have used."""
-    while t.listed_blocks > t.free_blocks:
+    while t.listed_blocks > t.free_blocks and t.listed_blocks > 0:
         used = t.listed_blocks - t.free_blocks
         if t.list_dead > 0:
             used = min(used, t.list_dead)
@@ -217,13 +243,14 @@ def evict(r: Requests, t: Totals) -> None:
 
 @njit(cache=True)
 def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
-    """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free."""
+    """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free
+    or held."""
     most = (known - 1) // t.block_size
     found, free = 0, 0
     prompt = r[slot].prompt_node
     if prompt >= 0:
         found = r[prompt].node_blocks
-        free = found if r[prompt].node_refs == 0 else 0
+        free = found if r[prompt].node_refs == r[prompt].node_held else 0
         if found < r[prompt].node_most:
             return found, free
         if r[slot].first_own > found:
@@ -231,7 +258,7 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
             if copy < 0:
                 return found, free
             found += 1
-            free += r[copy].node_refs == 0
+            free += r[copy].node_refs == r[copy].node_held
     own = r[slot].own_node
     if own >= 0:
         blocks = min(r[own].node_blocks, most - r[slot].first_own)
@@ -273,6 +300,8 @@ def _hold(r: Requests, t: Totals, node: int) -> None:
     """Let a request hold a node's blocks."""
     if r[node].node_refs == 0 and r[node].node_blocks > 0:
         unlist(r, t, node)
+    elif r[node].node_refs == r[node].node_held:
+        t.held_blocks -= r[node].node_blocks
     r[node].node_refs += 1
 
 
@@ -339,6 +368,32 @@ def _let_go(r: Requests, t: Totals, node: int) -> None:
     r[node].node_refs -= 1
     if r[node].node_refs == 0 and r[node].node_blocks > 0:
         append(r, t, node)
+    elif r[node].node_refs == r[node].node_held:
+        t.held_blocks += r[node].node_blocks
+
+
+@njit(cache=True)
+def count_held(r: Requests, t: Totals, slot: int, change: int) -> None:
+    """Count a request among those that hold blocks without running (`change` 1), or no more (-1)."""
+    if change == -1:
+        t.held_blocks -= held_alone(r, slot)
+    for node in (r[slot].prompt_node, r[slot].last_node):
+        if node >= 0:
+            r[node].node_held += change
+    if change == 1:
+        t.held_blocks += held_alone(r, slot)
+
+
+@njit(cache=True)
+def held_alone(r: Requests, slot: int) -> int:
+    """Return the blocks of a request that holds them that no running request has."""
+    blocks = r[slot].blocks
+    prompt, last = r[slot].prompt_node, r[slot].last_node
+    if prompt >= 0 and r[prompt].node_held < r[prompt].node_refs:
+        blocks -= r[slot].shared
+    if last >= 0 and r[last].node_held < r[last].node_refs:
+        blocks -= 1
+    return int(blocks)
 
 
 @njit(cache=True)

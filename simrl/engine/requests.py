@@ -22,9 +22,11 @@ from simrl.engine.prefix_cache import (
     PROMPT,
     CacheTotals,
     Node,
+    count_held,
     evict,
     find,
     give_back,
+    held_alone,
     leave_node,
     new_node,
     node_of,
@@ -331,7 +333,10 @@ def hold(r: Requests, t: Totals, slot: int) -> None:
     """Let a request keep its blocks without running."""
     r[t.n_holding].holding = slot
     t.n_holding += 1
-    t.held_blocks += r[slot].blocks
+    if t.prefix_caching == 1:
+        count_held(r, t, slot, 1)
+    else:
+        t.held_blocks += r[slot].blocks
 
 
 @njit(cache=True)
@@ -346,7 +351,10 @@ def release(r: Requests, t: Totals, slot: int) -> None:
             r[kept].holding = other
             kept += 1
     t.n_holding = kept
-    t.held_blocks -= r[slot].blocks
+    if t.prefix_caching == 1:
+        count_held(r, t, slot, -1)
+    else:
+        t.held_blocks -= r[slot].blocks
 
 
 @njit(cache=True)
@@ -385,6 +393,9 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
         found, free_ones = find(r, t, slot, known)
         computed = max(found * limits.block_size, computed)
         room -= free_ones
+    elif t.prefix_caching == 1:
+        found = r[slot].blocks
+        room -= held_alone(r, slot)
     if blocks_of(known, limits.block_size) - found > room:
         return 0
     return min(known - computed, budget)

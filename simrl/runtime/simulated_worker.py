@@ -71,16 +71,13 @@ class SimulatedWorker:
         self._changes = False  # whether one of them changes something
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
         self._admits = True
-        self._plan = 0
+        self._plan = self._tokens_before = self._evaluations = self._asked_version = 0
         self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
-        self._tokens_before = 0
         self._spent_before = self.engine.spent
         self._lost_since_s: float | None = None
         self._away: str | None = None  # the kind of span that says so
-        self._asked_version = 0
-        self._evaluations = 0
 
     @property
     def generated_total(self) -> int:
@@ -118,8 +115,8 @@ class SimulatedWorker:
         self.command(lambda: setattr(self.engine, "slowdown", factor))
 
     def fail(self) -> None:
-        """Lose the worker: its requests end as they are, its KV cache and weights are gone. Until `restore`, submitted samples
-        come back at once, and weights count as loaded, so that a pipeline that waits for all workers does not wait for this."""
+        """Lose the worker: its requests end as they are, its KV cache and weights are gone. Until `restore`, samples come back at
+        once, and weights count as loaded, so that a pipeline that waits for all workers does not wait for this one."""
         self.command(self._lose)
 
     def lend(self) -> simpy.Event:
@@ -132,8 +129,7 @@ class SimulatedWorker:
         return self._ask(leave)
 
     def restore(self) -> simpy.Event:
-        """Bring the worker back: it loads the weights asked for last, which after a loss is lost time. Fires with a
-        `WeightLoad`; None if it was not away."""
+        """Bring the worker back with the weights asked for last. Fires with a `WeightLoad`; None if it was not away."""
         return self._ask(self._come_back)
 
     def stop(self, time_s: float) -> None:
@@ -226,8 +222,6 @@ class SimulatedWorker:
     def _decodes(self) -> bool:
         return bool(self._decoding) or (self.group_runs is not None and self.group_runs.here(self.index) > 0)
 
-    # With groups that it generates: see `GroupRuns`.
-
     @property
     def is_loud(self) -> bool:
         """Whether something depends on each stop."""
@@ -271,10 +265,16 @@ class SimulatedWorker:
         for request in list(self._requests.values()):
             self._fire(request.event, self._leave(request))
         self._requests.clear()
-        self._pauses.forget()
+        self._forget_caches()
         self._lost_since_s = self.engine.now_s
         self._notify(lambda spot, at_s: spot.occupied([self.index], at_s))
         self._load_what_may()
+
+    def _forget_caches(self) -> None:
+        """Drop all KV: its weights are gone."""
+        for engine in self.engines:
+            engine.recompute_running()
+        self._pauses.forget()
 
     def _come_back(self, event: simpy.Event) -> None:
         if self._lost_since_s is None:
@@ -310,8 +310,7 @@ class SimulatedWorker:
         if self.group_runs is not None:
             self.group_runs.close_segments(self.index, self.engine.now_s)
         if running != "keep":
-            self.engine.recompute_running()
-            self._pauses.forget()
+            self._forget_caches()
         self.close_rollout_span(self.engine.now_s)
         if not self._requests:
             self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))

@@ -47,7 +47,7 @@ OFFLOAD = AgentRules("offload", host_blocks=100, block_bytes=1.0, block_s=1.0)
 
 def workers_with(rules, env, limits=FINE, n=1):
     agents, record = Agents(env, rules), recorder(*(f"rollout-{i:03d}" for i in range(n)))
-    costs = WorkerCosts(10.0)
+    costs, limits = WorkerCosts(10.0), rules.limits(limits)
     workers = [
         SimulatedWorker(env, i, one_second_a_pass(), limits, costs, RESPONSES, record, agents=agents) for i in range(n)
     ]
@@ -454,3 +454,16 @@ def test_the_link_is_the_gpus_own_unless_it_is_given():
     assert own.host_blocks == int(1e12 // (2 * shard))
     assert math.isinf(own.deadline_s)
     assert replace(prepared(scenario()), agents=own).agents is own
+
+
+def test_with_a_prefix_cache_only_what_the_engine_does_not_find_is_copied_back():
+    """The cache is ample, so that nothing was evicted while the tool ran."""
+    env = simpy.Environment()
+    worker, agents = worker_with(OFFLOAD, env, FINE._replace(prefix_caching=True))
+    env.run(worker.submit(sample(0, 4, 8, PAUSED)))
+    assert agents.figures.offloaded_bytes > 0
+    assert agents.figures.waiting_for_kv_s == 0.0
+    env = simpy.Environment()
+    worker, agents = worker_with(OFFLOAD, env)
+    env.run(worker.submit(sample(0, 4, 8, PAUSED)))
+    assert agents.figures.waiting_for_kv_s > 0.0

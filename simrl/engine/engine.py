@@ -27,7 +27,7 @@ from simrl.engine.decoupled import run_decoupled
 from simrl.engine.leaving import drop_caches, remove
 from simrl.engine.passes import run
 from simrl.engine.paused import Paused
-from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, short_of_nodes
+from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
 from simrl.engine.requests import (
     DRAFTS,
     END,
@@ -368,6 +368,14 @@ class Engine:
         that waits, in their order."""
         self._paused.hold_all(self._state)
         drop_caches(self._state.requests, self._state.totals[0], RELOADED)
+
+    def found_tokens(self, slot: int) -> int:
+        """Return the tokens of a paused request that it would find in the prefix cache now."""
+        if not self.limits.prefix_caching or self._state.r["blocks"].item(slot):
+            return self.computed_tokens(slot)
+        known = self._state.r["prompt"].item(slot) + self._state.r["generated"].item(slot)
+        found: int = found_blocks(self._state.requests, self._state.totals, slot, known)
+        return found * self.limits.block_size
 
     def computed_tokens(self, slot: int) -> int:
         """Return the tokens of a request whose KV is in the cache."""

@@ -268,6 +268,13 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
 
 
 @njit(cache=True)
+def found_blocks(r: Requests, totals: Records, slot: int, known: int) -> int:
+    """Return how many blocks of a request that has none would be found now."""
+    evict(r, totals[0])
+    return find(r, totals[0], slot, known)[0]
+
+
+@njit(cache=True)
 def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
     """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its own."""
     found, _ = find(r, t, slot, known)

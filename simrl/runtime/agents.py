@@ -2,9 +2,10 @@
 deadlines, figures.
 
 Invariant: a tool call belongs to its trajectory, not to the worker: it goes on if the trajectory moves, and ends early only
-with a trajectory that is killed. Offloading follows vLLM's `OffloadingConnector`: full blocks are copied, only those that the
-host does not have; they stay in host memory after they were copied back; what is needed is evicted from the least recently
-used trajectories, the end of each first, never one with a copy under way; where that does not suffice, nothing is stored.
+with a trajectory that is killed. Offloading follows vLLM's `OffloadingConnector`: full blocks are copied, out only those that
+the host does not have, back only those that the engine does not find itself; they stay in host memory; what is needed is
+evicted from the least recently used trajectories, the end of each first, never one with a copy under way; where that does not
+suffice, nothing is stored.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class AgentRules(NamedTuple):
     block_s: float = 0.0
     tool_slots: int | None = None
     deadline_s: float = math.inf
+
+    def limits(self, limits: Limits) -> Limits:
+        """Return the limits of an engine that treats paused requests so."""
+        return limits._replace(hold_paused=self.kv in ("keep", "offload"))
 
 
 PLAIN = AgentRules()
@@ -224,13 +229,17 @@ class HostMemory:
         copy.until_s = self._out_free_s = max(now_s, self._out_free_s) + new * self._rules.block_s
         return copy.until_s
 
-    def load(self, uid: int, now_s: float) -> tuple[HostCopy, int, float] | None:
-        """Copy back what there is of a trajectory. Return it, its blocks, and when that is over; None if there is nothing."""
+    def load(self, uid: int, there: int, now_s: float) -> tuple[HostCopy, int, float] | None:
+        """Copy back what there is of a trajectory, behind the first blocks, which are `there`. Return it, its blocks, and when
+        that is over; None if there is nothing."""
         copy = self._copies.get(uid)
         if copy is None:
             return None
         self._copies.move_to_end(uid)
-        copy.until_s = self._in_free_s = max(now_s, self._in_free_s) + copy.blocks * self._rules.block_s
+        if copy.blocks <= there:
+            return copy, copy.blocks, now_s
+        missing_s = (copy.blocks - there) * self._rules.block_s
+        copy.until_s = self._in_free_s = max(now_s, self._in_free_s) + missing_s
         self._figures.waiting_for_kv_s += copy.until_s - now_s
         return copy, copy.blocks, copy.until_s
 

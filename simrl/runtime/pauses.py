@@ -83,15 +83,22 @@ class Pauses:
 
     def _tool_over(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
         """Go on, with the KV cache where it is, or once it is copied back."""
+        go_on = self._fetch if self._kv == "offload" else partial(self._resume, copy=None, blocks=0)
+        self._worker.command(partial(go_on, request, slot, observation_tokens))
+
+    def _fetch(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
+        """Copy back what the engine does not find itself, and go on."""
         if not self._worker.has(slot, request):
             return  # it was aborted meanwhile
-        uid, now_s, resume = request.sample.uid, self._env.now, partial(self._resume, request, slot, observation_tokens)
-        loaded = self._host.load(uid, now_s) if self._kv == "offload" and not self._host.copying(uid, now_s) else None
-        if loaded is None:
-            self._worker.command(partial(resume, None, 0))
-        else:
-            copy, blocks, ready_s = loaded
+        uid, now_s, engine = request.sample.uid, self._env.now, self._worker.engine
+        resume = partial(self._resume, request, slot, observation_tokens)
+        there = engine.found_tokens(slot) // engine.limits.block_size
+        loaded = None if self._host.copying(uid, now_s) else self._host.load(uid, there, now_s)
+        copy, blocks, ready_s = loaded or (None, 0, now_s)
+        if ready_s > now_s:
             call_at(self._env, ready_s, lambda: self._worker.command(partial(resume, copy, blocks)))
+        else:
+            resume(copy, blocks)
 
     def _resume(
         self, request: WorkerRequest, slot: int, observation_tokens: int, copy: HostCopy | None, blocks: int

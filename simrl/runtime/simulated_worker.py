@@ -115,8 +115,8 @@ class SimulatedWorker:
         self.command(lambda: setattr(self.engine, "slowdown", factor))
 
     def fail(self) -> None:
-        """Lose the worker: its requests end as they are, its KV cache and weights are gone. Until `restore`, samples come back at
-        once, and weights count as loaded, so that a pipeline that waits for all workers does not wait for this one."""
+        """Lose the worker: its requests end as they are, its KV cache and weights are gone. Until `restore`, samples come back
+        at once, and weights count as loaded, so that a pipeline that waits for all workers does not wait for this one."""
         self.command(self._lose)
 
     def lend(self) -> simpy.Event:

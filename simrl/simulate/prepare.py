@@ -154,7 +154,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     limits = _engine_limits(engine, deployment, drafts, tail)._replace(prefix_caching=caching)
     check_concurrency(scenario.agents, workers, limits)
     agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp)
-    limits = limits._replace(hold_paused=agents.kv in ("keep", "offload"))
+    limits = agents.limits(limits)
     if drafts is not None:
         _require_room_for_drafter(engine, deployment, drafts, limits)
     longest = _longest_allowed(trace)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_engine import ReferenceEngine, Request
 from test_engine import TABLES
-from test_engine import limits as any_limits
+from test_engine import limits as limits_of_engines
 
 from simrl.engine.requests import PAUSE, Limits
 from simrl.runtime.events import gather, on_fire
@@ -22,6 +22,10 @@ from simrl.runtime.worker import WorkerCosts
 from simrl.trace.trace import Sample, Turn
 
 TICKS = one_second_a_pass()
+
+
+# What a prefix cache finds is the engine's (`test_engine`, `test_prefix_cache`), not the worker's.
+any_limits = limits_of_engines.map(lambda limits: limits._replace(prefix_caching=False))
 
 
 def a_worker(limits: Limits = ROOMY, load_s: float = 10.0) -> tuple[simpy.Environment, SimulatedWorker]:

@@ -170,14 +170,7 @@ def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -
 
 @njit(cache=True)
 def speculative_stretch(
-    r: Requests,
-    drafts: Drafts,
-    t: Totals,
-    tables: Tables,
-    limits: Limits,
-    d: Decoding,
-    memory: Memory,
-    until_s: float,
+    r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limits, d: Decoding, memory: Memory, until_s: float
 ) -> None:
     """Run passes that verify the drafts of the present batch and do nothing else: to the first stop, the first boundary after
     `until_s`, or while there is surely room and the gate is open. At least one; the caller has seen to the room for it."""

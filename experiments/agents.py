@@ -18,8 +18,8 @@ from experiments.shared import errors_in_a_line, markdown, write_parts
 SCENARIO = Path(__file__).parent / "agents_kv.yaml"
 PAGE = Path(__file__).parents[1] / "docs" / "agents.md"
 RESULTS = Path("results") / "agents_kv"
-TOOL_S = [1, 5, 20]  # median
-KV_TOKENS = [100_000, 200_000, 400_000]  # of a worker
+TOOL_S = [1, 5, 20, 60]  # median
+KV_TOKENS = [100_000, 200_000, 300_000, 400_000]  # of a worker
 HOST_BYTES = 512e9  # of a worker: a quarter of a node's 2 TB
 WAYS: dict[str, dict[str, Any]] = {
     "drop": {"engine.prefix_caching": False},

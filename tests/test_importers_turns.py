@@ -126,8 +126,6 @@ def test_a_dump_that_does_not_tell_says_so_and_a_comparison_repeats_it_for_agent
         folder = ["-o", str(tmp_path / f"{name}_out")]
         done = simrl("compare", str(tmp_path / f"{name}.parquet"), *how, *folder)
         assert done.code == 0, done.err
-        assert " ".join(done.out.split()).count(f"; o{UNSEPARATED[1:]}") == (
-            name == "agent"
-        )  # in the line of what is not modelled
+        assert " ".join(done.out.split()).count(f"; o{UNSEPARATED[1:]}") == (name == "agent")  # not modelled
     assert f"{UNSEPARATED}: 4 responses call tools, and no mask or tag tells their output" in said["agent"]
     assert "it cannot be told whether tools wrote a part" in said["plain"]

@@ -9,7 +9,7 @@ import yaml
 from command_line import ROOT, SCENARIO
 
 from simrl.errors import InputError
-from simrl.profile.hardware import MODELS
+from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
 from simrl.scenario.model import Scenario
 

@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.hardware import CONFIG_KEYS, ModelShape
+from simrl.profile.hardware import GPUS, GPUS_PER_NODE
+from simrl.profile.model_config import CONFIG_KEYS
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.smoothing import moved, settled
 
@@ -108,8 +110,9 @@ def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s
     its default 0 adds nothing unmeasured. The model goes in as a config.json made from `shape`, so that nothing is fetched.
     Raises `InputError` if the package is missing or has no data for the combination.
     """
-    times = kernel_times(engine_of(shape, gpu, setup), shape.name)
-    notes = (*expert_notes(shape, setup), *(() if shape.experts else (ACCURACY,)))
+    times = times_of(shape, gpu, setup)
+    dense = not shape.experts and setup.precision == setup.kv_precision == "bf16"
+    notes = (*expert_notes(shape, setup), *((ACCURACY,) if dense else ()))
     return profile_of(times, shape.name, gpu, setup, source_of(gpu, setup), between_passes_s, notes)
 
 
@@ -118,7 +121,27 @@ def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
     if not shape.experts:
         return ()
     exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
+    if setup.dp > 1 and setup.tp * setup.dp > GPUS_PER_NODE:
+        exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
     return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
+
+
+def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
+    """Return the kernel times of `shape` on GPUs of a kind; the exchange of experts beyond a node from link rates."""
+    times = kernel_times(engine_of(shape, gpu, setup), shape.name)
+    if setup.dp == 1 or setup.tp * setup.dp <= GPUS_PER_NODE:
+        return times
+    node = setup._replace(tp=1, dp=GPUS_PER_NODE, ep=GPUS_PER_NODE)
+    rows = {name: ms for name, ms, *_ in engine_of(shape, gpu, node).decode_step_per_op(1, 2, 2)}
+    latency_ms = rows["generation_moe_pre_dispatch"] * (setup.dp - 1) / (GPUS_PER_NODE - 1)  # steps of a ring
+    received = 2.0 * shape.layers * shape.hidden * times.tokens * (setup.dp - 1)  # bytes in bfloat16
+    ring_ms = latency_ms + 1e3 * received / GPUS[gpu].bytes_per_s_among(setup.tp * setup.dp)
+    reduced = np.zeros_like(ring_ms)
+    if setup.tp > 1:
+        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=1)), shape.name)
+        reduced = alone.experts_ms["moe_pre_dispatch"]
+    exchange = {"moe_pre_dispatch": reduced + ring_ms, "moe_post_dispatch": ring_ms}
+    return times._replace(experts_ms=times.experts_ms | exchange)
 
 
 def kernel_times(engine: Any, model: str) -> KernelTimes:
@@ -257,6 +280,7 @@ def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Any:
             f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
         )
     _require_split(shape, setup)
+    _require_graphs(setup)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(shape)))
         try:
@@ -264,8 +288,31 @@ def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Any:
             handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
         except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
             wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
+            if setup.precision != "bf16":
+                has = [word for word in PRECISIONS if _has(package, folder, gpu, setup._replace(precision=word), shape)]
+                words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
+                raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
             raise InputError(f"{setup.package}: no {wanted}: {first_line(error)}") from error
     return handle
+
+
+def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -> bool:
+    """Return whether the database has kernels of every operation of a model in a precision."""
+    try:
+        _require_graphs(setup)
+        _compiled(package, folder, SYSTEMS[gpu], setup, bool(shape.experts)).decode_step_per_op(1, 2, 2)
+    except Exception:  # as `engine_of` has it
+        return False
+    return True
+
+
+def _require_graphs(setup: Setup) -> None:
+    """Raise `InputError` for kernels that were timed with the host's launches: tens of µs each, several times their own."""
+    if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
+        raise InputError(
+            "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
+            "use --source aisimulate, which has them anew (pip install --pre aisimulate)"
+        )
 
 
 def _require_split(shape: ModelShape, setup: Setup) -> None:

@@ -10,7 +10,8 @@ import pytest
 from helpers import lanes, on_gpus, one_second_a_pass, prepared, rows, scenario, trace
 
 from simrl.errors import InputError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.result.result import METADATA_FILE, TABLES

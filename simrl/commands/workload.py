@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.errors import InputError, meant
-from simrl.profile.hardware import MODELS
+from simrl.profile.model_shape import MODELS
 from simrl.profile.shipped import shipped_profile
 from simrl.scenario.load import FILLED_IN, PARAMETER, Choices, ScenarioFile, Setting, given, override
 from simrl.scenario.model import Scenario

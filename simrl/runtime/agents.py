@@ -20,7 +20,8 @@ import simpy
 
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.runtime.events import call_at
 from simrl.scenario.agents import AgentsConfig, Kv
 

@@ -13,7 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
 from simrl.runtime.weight_sync import FULL_BYTES, pageable_bytes_per_s, publication_s
 from simrl.scenario.training import TrainingConfig

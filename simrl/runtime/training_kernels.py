@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.scenario.training import TrainingConfig
 
 Floats = NDArray[np.float64]

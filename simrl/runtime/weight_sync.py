@@ -7,7 +7,8 @@ follow one another, and add up to the measured time of a sync. With LoRA, merged
 
 from __future__ import annotations
 
-from simrl.profile.hardware import GPUS_PER_NODE, Gpu, ModelShape
+from simrl.profile.hardware import GPUS_PER_NODE, Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.scenario.training import TrainingConfig
 
 # Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md, NeMo-RL's for reshard.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from simrl.engine.config import EngineConfig
+from simrl.profile.precision import KvCache, Weights
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
@@ -53,6 +54,19 @@ class ClusterConfig(_Section):
     def worker_gpus(self) -> int:
         """GPUs of a rollout worker, a drafter's own excluded."""
         return self.tp * self.dp
+
+
+class PrecisionConfig(_Section):
+    """Precisions of the rollout's weights and KV cache, and of training's matrix products. What has no measured kernels in a
+    precision is refused."""
+
+    weights: Weights = "bf16"
+    """of the layers' matrices in the rollout engines: bf16, fp8 (a scale a tensor or channel), fp8-block (a scale a block of
+    128 × 128), nvfp4, int4 (weights alone), w4a16_mxfp4 (experts alone, as gpt-oss is released)"""
+    kv_cache: KvCache = "bf16"
+    """of keys and values: bf16 or fp8"""
+    training: Literal["bf16", "fp8", "fp8-block"] = "bf16"
+    """of the matrix products of training"""
 
 
 class WorkloadConfig(_Section):
@@ -141,6 +155,7 @@ class Scenario(_Section):
     cluster: ClusterConfig
     workload: WorkloadConfig
     profile: ProfileConfig
+    precision: PrecisionConfig = PrecisionConfig()
     engine: EngineConfig = EngineConfig()
     training: TrainingConfig = TrainingConfig()
     agents: AgentsConfig = AgentsConfig()

@@ -17,7 +17,8 @@ import simrl
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS_PER_NODE, ModelShape, gpu, model_shape
+from simrl.profile.hardware import GPUS_PER_NODE, gpu
+from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from simrl.errors import InputError
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import METADATA_KEY, ProfileMetadata
 from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, gives, takes
 from simrl.scenario.model import Scenario

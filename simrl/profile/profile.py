@@ -405,7 +405,9 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
         raise InputError(
             f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
         )
-    return Tables._make([*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0])
+    return Tables._make(
+        [*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0, NOT_MEASURED, NOT_MEASURED]
+    )
 
 
 def _stragglers_from_rows(

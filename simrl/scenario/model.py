@@ -32,7 +32,7 @@ class _Section(BaseModel):
 
 
 class ClusterConfig(_Section):
-    """The GPUs. `tp` of them make one rollout worker."""
+    """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
     gpu: str
     """a100, a100-pcie, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: gives memory, rates and links unless a profile
@@ -40,9 +40,20 @@ class ClusterConfig(_Section):
     gpus: Annotated[int, Field(gt=0, le=1_000_000)]
     """all GPUs, for rollout and for training"""
     tp: PositiveInt
-    """tensor-parallel size: GPUs of one rollout worker"""
+    """tensor-parallel size: GPUs of one rollout worker, or of each of its `dp` attention ranks"""
+    dp: PositiveInt = 1
+    """data-parallel attention ranks of a rollout worker, of `tp` GPUs each, which run in lock step (vLLM's
+    data_parallel_size); for a mixture of experts"""
+    ep: PositiveInt = 1
+    """GPUs that share a worker's experts: all of them, `tp` × `dp`, which hold whole experts (vLLM's enable_expert_parallel),
+    or 1: every GPU holds a part of each expert"""
     cost_per_gpu_hour: NonNegativeFloat = 0.0
     """in any currency; 0 leaves cost out"""
+
+    @property
+    def worker_gpus(self) -> int:
+        """GPUs of a rollout worker, a drafter's own excluded."""
+        return self.tp * self.dp
 
 
 class PrecisionConfig(_Section):

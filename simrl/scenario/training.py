@@ -162,6 +162,11 @@ def trained_by(training: Mapping[str, Any]) -> str:
     if training.get("mfu") is not None:
         return f"mfu {training['mfu']}, from the scenario"
     attention = f"FlashAttention {'3' if training.get('attention') == 'fa3' else '2'}"
+    if training.get("expert_parallel", 1) > 1:
+        busiest = training["expert_imbalance"]
+        attention += (
+            ", experts balanced (assumed)" if busiest == 1 else f", the busiest GPU's experts {busiest:g} × the mean"
+        )
     recomputed = "" if training.get("recompute") is False else ", activations recomputed"
     return f"computed from the operations ({training.get('kernels')} kernels, {attention}{recomputed})"
 

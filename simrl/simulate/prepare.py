@@ -341,7 +341,9 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
     )
     stages = training.pipeline_parallel
     if stages > model.layers:
-        raise InputError(f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages")
+        raise InputError(
+            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
+        )
     if training.expert_parallel > 1:
         if not model.experts:
             raise InputError(

@@ -72,20 +72,23 @@ def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:
     return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, GPUS_PER_NODE))
 
 
-def loading_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int, workers: int, tp: int) -> float:
-    """Return the seconds of a load at a worker of `tp` GPUs, one of `workers` that load at once from a trainer of `gpus`: one
-    rank sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the worker reads a file."""
-    one_node = gpus + workers * tp <= GPUS_PER_NODE
+def loading_s(
+    config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int, workers: int, unit: int, parts: float = 0
+) -> float:
+    """Return the seconds of a load at a worker of `unit` GPUs, which hold 1 / `parts` of the weights each (0: 1 /
+    `unit`; data-parallel ranks hold some weights each), one of `workers` that load at once from a trainer of `gpus`: one rank
+    sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the worker reads a file."""
+    one_node = gpus + workers * unit <= GPUS_PER_NODE
     one_rank = gpu.link_bytes_per_s if one_node else config.weight_sync_node_bytes_per_s or gpu.network_bytes_per_s
-    moved = moved_bytes(config, model)
+    moved, parts = moved_bytes(config, model), parts or unit
     if config.weight_sync == "file":
-        return moved / config.weight_sync_storage_bytes_per_s + moved / tp / gpu.host_bytes_per_s
+        return moved / config.weight_sync_storage_bytes_per_s + moved / parts / gpu.host_bytes_per_s
     if config.weight_sync != "reshard":
         return moved / one_rank
     rate = one_rank
     if config.weight_sync_node_bytes_per_s and not one_node:
-        rate /= min(GPUS_PER_NODE, gpus, workers * tp)  # the GPUs of a node share its card
-    return max(moved / tp, moved * workers / gpus) / rate
+        rate /= min(GPUS_PER_NODE, gpus, workers * unit)  # the GPUs of a node share its card
+    return max(moved / parts, moved * (unit / parts) * workers / gpus) / rate
 
 
 def moved_bytes(config: TrainingConfig, model: ModelShape) -> float:

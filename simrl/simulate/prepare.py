@@ -25,7 +25,7 @@ from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.runtime.weight_sync import loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.cache import InputCache
 from simrl.simulate.modelled import not_modelled
@@ -35,6 +35,8 @@ from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.trace import Trace
+
+LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Prepared(Deployment):
 
     @property
     def gpus_per_worker(self) -> int:
-        """GPUs of a rollout worker: its tensor-parallel group, and a decoupled drafter's."""
-        return self.scenario.cluster.tp + (self.drafts.draft_gpus if self.drafts else 0)
+        """GPUs of a rollout worker: its tensor-parallel groups, and a decoupled drafter's."""
+        return self.scenario.cluster.worker_gpus + (self.drafts.draft_gpus if self.drafts else 0)
 
     @property
     def colocated(self) -> bool:
@@ -113,7 +115,7 @@ class Prepared(Deployment):
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
             "prefix_caching": self.limits.prefix_caching,
-            "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
+            "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
             "load_weights_kind": "given"
             if s.training.load_s is not None
@@ -138,6 +140,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     model, kind, inputs = model_shape(scenario.model), gpu(cluster.gpu), inputs or InputCache()
     _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs")
     _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}")
+    _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
     drafts = tail = None
@@ -146,13 +149,13 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         drafts = plan_drafting(system.speculation, scenario.speculation, deployment, gpus)
     if system.best_of_n is not None:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
-    workers, train_gpus = _split(cluster.gpus, cluster.tp + (drafts.draft_gpus if drafts else 0), system)
+    workers, train_gpus = _split(cluster.gpus, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     _require_parallelism(training, model, train_gpus)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
-    limits = _engine_limits(engine, deployment, drafts, tail)._replace(prefix_caching=caching)
+    limits = _engine_limits(engine, cluster, deployment, drafts, tail)._replace(prefix_caching=caching)
     check_concurrency(scenario.agents, workers, limits)
     agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp)
     limits = agents.limits(limits)
@@ -182,20 +185,53 @@ def _require_divisor(key: str, value: int, number: int, of: str) -> None:
         raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor")
 
 
+def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
+    """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that are not modelled."""
+    gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
+    if model.experts == 0 and cluster.dp > 1:
+        raise InputError(f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1")
+    if cluster.ep not in (1, gpus):
+        raise InputError(
+            f"cluster.ep is {cluster.ep}: all {gpus} GPUs of a worker (tp {cluster.tp} × dp {cluster.dp}) share the experts, "
+            f"or each has a part of all; use {gpus} or 1"
+        )
+    if model.experts == 0 and cluster.ep > 1:
+        raise InputError(f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1")
+    if cluster.dp > 1:
+        _require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
+    if cluster.ep > 1:
+        _require_divisor("cluster.ep", cluster.ep, model.experts, f"experts of {model.name}")
+    elif model.experts:
+        each = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
+        _require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, each)
+    if cluster.dp > 1 and (system.speculation is not None or system.best_of_n is not None):
+        raise InputError(f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1")
+
+
+def weight_bytes_per_gpu(model: ModelShape, tp: int, dp: int = 1, ep: int = 1) -> float:
+    """Return the bytes of weights on a GPU of a worker: its tensor-parallel shard, and its share of the experts among all
+    `tp` × `dp` GPUs, whole ones or (`ep` 1) a part of each."""
+    experts = 2 * 3 * model.layers * model.experts * model.hidden * model.moe_intermediate
+    return (model.weight_bytes - experts) / tp + experts / (tp * dp) if dp > 1 else model.weight_bytes / tp
+
+
 def _worker_costs(
     scenario: Scenario, system: System, deployment: Deployment, train_gpus: int, workers: int
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
-    one_node = system.rollout_share is None and scenario.cluster.gpus <= GPUS_PER_NODE
+    cluster = scenario.cluster
+    held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
+    one_node = system.rollout_share is None and cluster.gpus <= GPUS_PER_NODE
     link = kind.link_bytes_per_s if one_node else kind.network_bytes_per_s  # each GPU fetches its own part
     if system.host_buffer:
         link = kind.host_bytes_per_s
     load_s = training.load_s
     synced = training.weight_sync is not None and system.rollout_share is not None
     if load_s is None and synced and not system.host_buffer:
-        load_s = loading_s(training, model, kind, train_gpus, workers, tp)
+        parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
+        load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts)
     elif load_s is None:
-        load_s = training.load_overhead_s * (not synced) + model.weight_bytes / tp / link
+        load_s = training.load_overhead_s * (not synced) + held_bytes / link
     return WorkerCosts(
         load_s=load_s,
         fetch_s_per_token=model.kv_bytes_per_token / min(tp, model.kv_heads) / kind.network_bytes_per_s,
@@ -217,13 +253,13 @@ def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Pat
 
 def gpus_for(scenario: Scenario, workers: int) -> int:
     """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise `InputError` if no number does."""
-    system, tp = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster.tp
-    for gpus in range(tp, 128 * workers * tp, tp):
+    system, unit = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster.worker_gpus
+    for gpus in range(unit, 128 * workers * unit, unit):
         with suppress(InputError):
-            if _split(gpus, tp, system)[0] == workers:
+            if _split(gpus, unit, system)[0] == workers:
                 return gpus
     raise InputError(
-        f"system {system.name}: no number of GPUs gives {workers} rollout workers at tp {tp}; ask for others"
+        f"system {system.name}: no number of GPUs gives {workers} rollout workers of {unit} GPUs; ask for others"
     )
 
 
@@ -251,7 +287,7 @@ def _split(gpus: int, unit: int, system: System) -> tuple[int, int]:
     train_gpus = gpus - workers * unit
     if workers == 0 or train_gpus == 0:
         raise InputError(
-            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs at tp {unit} leaves "
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
             f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share"
         )
     return workers, train_gpus
@@ -265,11 +301,16 @@ def _longest_allowed(trace: Trace) -> int:
 
 
 def _engine_limits(
-    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
+    engine: EngineConfig,
+    cluster: ClusterConfig,
+    deployment: Deployment,
+    drafts: DraftPlan | None,
+    tail: TailPlan | None,
 ) -> Limits:
-    """Return a worker's limits. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
+    """Return the limits of a worker's rank. Raise `InputError` if its KV cache holds no block, or less than the longest
+    sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
-    tokens = engine.kv_cache_tokens or _kv_cache_tokens(engine, deployment, drafts, tail)
+    tokens = engine.kv_cache_tokens or _kv_cache_tokens(engine, cluster, deployment, drafts, tail)
     blocks = tokens // engine.block_size
     known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
     longest = int((known + trace.column("response_tokens")).max())
@@ -278,19 +319,30 @@ def _engine_limits(
             f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "
             f"tp {deployment.tp}, {gpu.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
         )
+    graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
     return Limits(
-        engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, blocks, engine.async_scheduling
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+        engine.block_size,
+        blocks,
+        engine.async_scheduling,
+        dp=cluster.dp,
+        graph_tokens=graphs,
     )
 
 
 def _kv_cache_tokens(
-    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
+    engine: EngineConfig,
+    cluster: ClusterConfig,
+    deployment: Deployment,
+    drafts: DraftPlan | None,
+    tail: TailPlan | None,
 ) -> int:
-    """Return the tokens of KV cache that fit in addition to the weights. All drafters of a worker are resident; one at a
-    time drafts."""
+    """Return the tokens of a rank's KV cache that fit in addition to the weights. All drafters of a worker are resident; one
+    at a time drafts."""
     model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
     drafters = [plan for plan in (drafts, tail) if plan is not None]
-    weights = model.weight_bytes / tp + sum(plan.weight_bytes for plan in drafters)
+    weights = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep) + sum(plan.weight_bytes for plan in drafters)
     free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
     kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + max(
         (plan.kv_bytes_per_token for plan in drafters), default=0.0

@@ -39,15 +39,15 @@ class Gpu(BaseModel):
     host_bytes_per_s: float = Field(gt=0, description="to or from the host's memory, PCIe x16, one direction")
     source: str
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions in which matrix products were measured."""
+        return ("bf16", *self.fp8_shares)
+
     def matmul_flops(self, precision: str) -> float:
-        """Return the rate of large matrix products: measured kernels in this precision. Raise `InputError` without any."""
+        """Return the rate of large matrix products in one of `precisions`."""
         if precision == "bf16":
             return self.bf16_flops * self.matmul_share
-        if precision not in self.fp8_shares:
-            raise InputError(
-                f"no matrix products in {precision} were measured on {self.name}; "
-                f"use one of {', '.join(('bf16', *self.fp8_shares))}"
-            )
         return self.fp8_flops * self.fp8_shares[precision]
 
     def all_to_all_s(self, sent_bytes: Numbers, gpus: int) -> Numbers:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.errors import InputError, meant
 
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 MIB = 2**20
 GPUS_PER_NODE = 8  # as the vendors' HGX and DGX systems have
 # Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather, reduce-scatter and all-to-all of
@@ -35,14 +39,15 @@ class Gpu(BaseModel):
     host_bytes_per_s: float = Field(gt=0, description="to or from the host's memory, PCIe x16, one direction")
     source: str
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions in which matrix products were measured."""
+        return ("bf16", *self.fp8_shares)
+
     def matmul_flops(self, precision: str) -> float:
-        """Return the rate of large matrix products: measured kernels in this precision. Raise `InputError` if there are none."""
+        """Return the rate of large matrix products in one of `precisions`."""
         if precision == "bf16":
             return self.bf16_flops * self.matmul_share
-        if precision not in self.fp8_shares:
-            raise InputError(
-                f"no matrix products in {precision} were measured on {self.name}; it has {', '.join(('bf16', *self.fp8_shares))}"
-            )
         return self.fp8_flops * self.fp8_shares[precision]
 
     def all_to_all_s(self, sent_bytes: Numbers, gpus: int) -> Numbers:

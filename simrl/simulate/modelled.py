@@ -60,7 +60,7 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
 
 def _of_cluster(prepared: Prepared) -> Iterator[str]:
     scenario, training = prepared.scenario, prepared.scenario.training
-    if prepared.model.experts:
+    if prepared.model.experts and training.expert_imbalance == 1:
         yield "experts of unequal load in training"
     if scenario.cluster.tp > GPUS_PER_NODE and prepared.profile.metadata.kind != "measured":
         yield f"links between nodes in a forward pass (tp {scenario.cluster.tp})"

@@ -17,7 +17,7 @@ import simrl
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS_PER_NODE, gpu
+from simrl.profile.hardware import GPUS_PER_NODE, Gpu, gpu
 from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
@@ -89,6 +89,7 @@ class Prepared(Deployment):
             switch=self.colocated,
             controller=self.system.controller,
             reference=model_shape(training.reference_model) if training.reference_model else None,
+            precision=self.scenario.precision.training,
         )
 
     def may_train(self, gpus: int) -> bool:
@@ -151,6 +152,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
     workers, train_gpus = _split(cluster.gpus, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     _require_parallelism(training, model, train_gpus)
+    _require_training_precision(scenario.precision.training, kind)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
@@ -393,7 +395,9 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
     )
     stages = training.pipeline_parallel
     if stages > model.layers:
-        raise InputError(f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages")
+        raise InputError(
+            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
+        )
     if training.expert_parallel > 1:
         if not model.experts:
             raise InputError(
@@ -402,6 +406,15 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
         _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
         _require_divisor(
             "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
+        )
+
+
+def _require_training_precision(precision: str, gpu: Gpu) -> None:
+    """Raise `InputError` for a precision without measured matrix products on the GPU."""
+    if precision not in gpu.precisions:
+        raise InputError(
+            f"precision.training is {precision}: no matrix products in {precision} were measured on {gpu.name}; "
+            f"use {' or '.join(gpu.precisions)}"
         )
 
 

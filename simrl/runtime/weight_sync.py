@@ -7,7 +7,7 @@ follow one another, and add up to the measured time of a sync. With LoRA, merged
 
 from __future__ import annotations
 
-from simrl.profile.hardware import GPUS_PER_NODE, Gpu, ModelShape
+from simrl.profile.hardware import Gpu, ModelShape
 from simrl.scenario.training import TrainingConfig
 
 # Each is set by one row of experiments/weight_sync.md, in brackets: verl's delta_weight_sync.md, NeMo-RL's for reshard.
@@ -59,22 +59,28 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
 
 def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:
     """Return the rate at which each of `gpus` copies from or to host memory that is not pinned, all at once."""
-    return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, GPUS_PER_NODE))
+    return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
 
 
-def loading_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int, workers: int, tp: int) -> float:
-    """Return the seconds of a load at a worker of `tp` GPUs, one of `workers` that load at once from a trainer of `gpus`: one
-    rank sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the worker reads a file."""
-    one_node = gpus + workers * tp <= GPUS_PER_NODE
-    one_rank = gpu.link_bytes_per_s if one_node else config.weight_sync_node_bytes_per_s or gpu.network_bytes_per_s
+def loading_s(
+    config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int, workers: int, tp: int, trainer: Gpu | None = None
+) -> float:
+    """Return the seconds of a load at a worker of `tp` GPUs, one of `workers` that load at once from a trainer of `gpus` (of
+    the kind `trainer` if it is another): one rank sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the
+    worker reads a file."""
+    trainer = trainer or gpu
+    one_domain = gpu == trainer and gpus + workers * tp <= gpu.nvlink_domain
+    network = config.weight_sync_node_bytes_per_s or min(gpu.network_bytes_per_s, trainer.network_bytes_per_s)
+    one_rank = gpu.link_bytes_per_s if one_domain else network
     moved = moved_bytes(config, model)
     if config.weight_sync == "file":
         return moved / config.weight_sync_storage_bytes_per_s + moved / tp / gpu.host_bytes_per_s
     if config.weight_sync != "reshard":
         return moved / one_rank
     rate = one_rank
-    if config.weight_sync_node_bytes_per_s and not one_node:
-        rate /= min(GPUS_PER_NODE, gpus, workers * tp)  # the GPUs of a node share its card
+    if config.weight_sync_node_bytes_per_s and not one_domain:
+        # The GPUs of a node share its card.
+        rate /= min(trainer.gpus_per_node, gpu.gpus_per_node, gpus, workers * tp)
     return max(moved / tp, moved * workers / gpus) / rate
 
 
@@ -93,4 +99,4 @@ def tensors_held(config: TrainingConfig, model: ModelShape) -> float:
 
 def _gather_bytes_per_s(config: TrainingConfig, gpu: Gpu, gpus: int) -> float:
     among = gpu.bytes_per_s_among(gpus)
-    return among if gpus <= GPUS_PER_NODE else min(among, config.weight_sync_node_bytes_per_s or among)
+    return among if gpus <= gpu.nvlink_domain else min(among, config.weight_sync_node_bytes_per_s or among)

@@ -25,8 +25,8 @@ rank correlates most with the prediction's over these sets (of few sets, by chan
 
 FAMILY_NOTES = {
     "real_agent_opd": "Means over the complete logged steps; of `opd-i80f2v90` those whose responses have one token each, so "
-    "that nothing but fixed costs is left; of `opd-do7bl4gg` those after the first 20. What misses: of one-token steps "
-    "generation, where 5.5 s are the prompts of sixteen responses each, which a prefix cache computes once; of the others "
+    "that nothing but fixed costs is left; of `opd-do7bl4gg` those after the first 20. In one-token steps "
+    "generation is the prompts, which the prefix cache computes once for sixteen responses. What misses: of the others "
     "generation, which waits for tools of a minute at the end of a step (their mean and maximum are simulated, not that they "
     "come last).",
     "real_verl_fsdp": "Medians over the steps whose mean response is below 300 tokens (short) or above 500 (long), without "

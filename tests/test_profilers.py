@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, ModelShape, gpu, model_shape
+from simrl.profile.hardware import GPUS, gpu
+from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import read_profile, write_profile
 from simrl.profile.profilers import aiconfigurator, transformed
 from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
@@ -81,7 +82,7 @@ def test_settling_a_line_moves_no_point_by_more_than_half_the_largest_fall(line:
 def test_a_mixture_of_experts_holds_all_experts_and_computes_with_a_few():
     shape = model_shape("qwen3-30b-a3b")
     assert shape.parameters == pytest.approx(30.5e9, rel=0.01)
-    active = shape.layers * shape.active_layer_parameters + 2 * shape.vocab * shape.hidden
+    active = shape.active_body_parameters + 2 * shape.vocab * shape.hidden
     assert active == pytest.approx(3.3e9, rel=0.02)
     assert shape.forward_flops(1, 0) == pytest.approx(2 * (active - shape.vocab * shape.hidden))
     with pytest.raises(InputError, match="roofline: qwen3-30b-a3b is a mixture of experts"):
@@ -107,10 +108,8 @@ def test_a_mixture_of_experts_is_read_from_its_config(tmp_path):
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert model_shape(tmp_path).model_copy(update={"name": ours.name}) == ours
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_shared_experts": 1}))
-    with pytest.raises(
-        InputError, match="n_shared_experts is 1; simrl models mixtures of experts whose layers are all"
-    ):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mlp_only_layers": [4]}))
+    with pytest.raises(InputError, match=r"mlp_only_layers is .4.; only first layers without experts are modelled"):
         model_shape(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 200}))
     with pytest.raises(InputError, match="128 experts need a moe_intermediate above 0 and 1 to 128 experts_per_token"):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.profile.hardware import GPUS, LINK_SHARE, MODELS, Gpu, ModelShape
+from simrl.profile.hardware import GPUS, LINK_SHARE, Gpu
+from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.runtime.training_costs import TrainingCosts, deal, longest_first, pack
 from simrl.runtime.training_kernels import COLLECTIVE_S
 from simrl.runtime.weight_sync import PAGEABLE_NODE_BYTES_PER_S

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.profile.profilers import aiconfigurator, transformed
 from simrl.profile.profilers.aiconfigurator import DECODE_KV_TOKENS, DECODE_SEQUENCES, PREFILL_KV_TOKENS, PREFILL_TOKENS
 from simrl.profile.profilers.transformed import BASES, Transformation

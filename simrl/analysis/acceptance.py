@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import TableProfile
 from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.drafter import AcceptRuns

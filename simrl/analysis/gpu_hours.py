@@ -59,6 +59,7 @@ PARTS: Mapping[str, Part] = {
     "evaluate": Part("evaluation", "evaluation"),
     "checkpoint": Part("checkpoints", "checkpoints"),
     "lost": Part("lost workers (faults)", "workers that are lost"),
+    "lock_step": Part("ranks wait for each other", "data-parallel ranks that wait for the longest pass of a rank"),
     "slowed": Part("slow workers (faults)", "workers that are slow"),
     "host": Part("host work between passes", "the host's work between passes"),
     "undivided": Part("rollout, not divided", "rollout beyond full batches, which a real engine does not divide"),

@@ -50,7 +50,7 @@ def derive(
     """
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named
-    from simrl.profile.hardware import model_shape
+    from simrl.profile.model_shape import model_shape
     from simrl.profile.profile import TableProfile, write_profile
     from simrl.profile.profilers.sources import PROFILERS
     from simrl.scenario.yaml_text import parse_override

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.errors import InputError, meant
-from simrl.profile.hardware import MODELS, known_gpu, known_name
+from simrl.profile.hardware import known_gpu
+from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import shipped_profile
 from simrl.scenario.load import FILLED_IN, PARAMETER, Choices, ScenarioFile, Setting, given, override
 from simrl.scenario.model import Scenario

@@ -102,7 +102,8 @@ class Tables(NamedTuple):
     or `decode_sequences` means that this part is absent. `straggler_s` [s a token] has the shape (sequences, shares): a token
     more in that share of the sequences, over an even batch of as many tokens; `straggler_beside_prefill_s` has a value by
     sequences. A row holds from the previous number of decoding sequences up to its own. `least_pass_s` is the time in which
-    the host launches a pass, kernel by kernel: a faster GPU waits for it.
+    the host launches a pass, kernel by kernel: a faster GPU waits for it. `experts_s` is what sees the tokens of all
+    data-parallel ranks (`expert_tokens`): routed experts and the exchange. `dense_s` is without them then.
     """
 
     dense_tokens: Floats
@@ -120,6 +121,8 @@ class Tables(NamedTuple):
     straggler_s: Floats = NOTHING_MEASURED
     straggler_beside_prefill_s: Floats = NOT_MEASURED
     least_pass_s: float = 0.0
+    expert_tokens: Floats = NOT_MEASURED
+    experts_s: Floats = NOT_MEASURED
 
 
 @njit(cache=True)
@@ -277,6 +280,7 @@ class TableProfile:
             straggler_s=t.straggler_s * forward,
             straggler_beside_prefill_s=t.straggler_beside_prefill_s * forward,
             least_pass_s=max(t.least_pass_s, least_pass_s),
+            experts_s=t.experts_s * forward,
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
         changes += [f"{pause * 1e3:g} ms between passes ({giver})"] if between_passes_s is not None else []
@@ -401,7 +405,9 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
         raise InputError(
             f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
         )
-    return Tables._make([*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0])
+    return Tables._make(
+        [*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0, NOT_MEASURED, NOT_MEASURED]
+    )
 
 
 def _stragglers_from_rows(

@@ -19,7 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.hardware import MODELS, known_gpu, known_name
+from simrl.profile.hardware import known_gpu
+from simrl.profile.model_shape import MODELS, known_name
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
 from simrl.scenario.yaml_text import parse_override, read_yaml

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from pydantic import (
 from simrl.engine.config import EngineConfig
 from simrl.profile.hardware import Gpu, known_gpu
 from simrl.profile.hardware import gpu as gpu_named
+from simrl.profile.precision import KvCache, Weights
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
@@ -57,7 +58,7 @@ class TrainPool(_Section):
 
 
 class ClusterConfig(_Section):
-    """The GPUs. `tp` of them make one rollout worker."""
+    """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
     gpu: GpuName
     """a100, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as `H100-SXM` or `NVIDIA H100 80GB
@@ -65,7 +66,13 @@ class ClusterConfig(_Section):
     gpus: GpuCount
     """all GPUs, for rollout and for training; with `train`, those of rollout"""
     tp: PositiveInt
-    """tensor-parallel size: GPUs of one rollout worker"""
+    """tensor-parallel size: GPUs of one rollout worker, or of each of its `dp` attention ranks"""
+    dp: PositiveInt = 1
+    """data-parallel attention ranks of a rollout worker, of `tp` GPUs each, which run in lock step (vLLM's
+    data_parallel_size); for a mixture of experts"""
+    ep: PositiveInt = 1
+    """GPUs that share a worker's experts: all of them, `tp` × `dp`, which hold whole experts (vLLM's enable_expert_parallel),
+    or 1: every GPU holds a part of each expert"""
     cost_per_gpu_hour: NonNegativeFloat = 0.0
     """in any currency; 0 leaves cost out"""
     train: TrainPool | None = None
@@ -106,6 +113,11 @@ class ClusterConfig(_Section):
         return " + ".join(f"{gpus} {kind}" if counted else kind for gpus, kind in pools)
 
     @property
+    def worker_gpus(self) -> int:
+        """GPUs of a rollout worker, a drafter's own excluded."""
+        return self.tp * self.dp
+
+    @property
     def all_gpus(self) -> int:
         """Return the GPUs of both pools."""
         return self.gpus + (self.train.gpus if self.train else 0)
@@ -120,6 +132,19 @@ def _in_topology(kind: Gpu, given: ClusterConfig | TrainPool) -> Gpu:
 
 
 TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s")
+
+
+class PrecisionConfig(_Section):
+    """Precisions of the rollout's weights and KV cache, and of training's matrix products. What has no measured kernels in a
+    precision is refused."""
+
+    weights: Weights = "bf16"
+    """of the layers' matrices in the rollout engines: bf16, fp8 (a scale a tensor or channel), fp8-block (a scale a block of
+    128 × 128), nvfp4, int4 (weights alone), w4a16_mxfp4 (experts alone, as gpt-oss is released)"""
+    kv_cache: KvCache = "bf16"
+    """of keys and values: bf16 or fp8"""
+    training: Literal["bf16", "fp8", "fp8-block"] = "bf16"
+    """of the matrix products of training"""
 
 
 class WorkloadConfig(_Section):
@@ -208,6 +233,7 @@ class Scenario(_Section):
     cluster: ClusterConfig
     workload: WorkloadConfig
     profile: ProfileConfig
+    precision: PrecisionConfig = PrecisionConfig()
     engine: EngineConfig = EngineConfig()
     training: TrainingConfig = TrainingConfig()
     agents: AgentsConfig = AgentsConfig()

@@ -67,7 +67,8 @@ def _run(metadata: Facts) -> Entries:
     scenario, trace = metadata["scenario"], metadata["trace"]
     cluster, given = scenario["cluster"], ("given", "the scenario")
     yield "model", str(scenario["model"]), *given
-    gpus = f"{metadata['gpus']:,} {pool_kinds(cluster)}, tp {cluster['tp']}"
+    ranks = "".join(f", {key} {cluster[key]}" for key in ("dp", "ep") if cluster.get(key, 1) > 1)
+    gpus = f"{metadata['gpus']:,} {pool_kinds(cluster)}, tp {cluster['tp']}{ranks}"
     split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
     yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
     if links := metadata.get("links"):
@@ -78,6 +79,11 @@ def _run(metadata: Facts) -> Entries:
     cap = f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
     source = "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}")))
     yield "rollouts (trace)", f"{trace['name']}{cap}{_repeated(metadata)}", str(trace["kind"]), source
+
+
+def _worker_gpus(metadata: Facts) -> int:
+    cluster = metadata["scenario"]["cluster"]
+    return int(cluster["tp"] * cluster.get("dp", 1))
 
 
 def _times(metadata: Facts) -> Entries:
@@ -229,7 +235,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
                 lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
         if metadata["scenario"]["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
-        rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
+        rollout_gpus = metadata["rollout_workers"] * _worker_gpus(metadata)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
         assumed |= assumed_s(training, colocated, known)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, Gpu, ModelShape
+from simrl.profile.hardware import GPUS, Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario

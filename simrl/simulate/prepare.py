@@ -17,7 +17,8 @@ import simrl
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape, model_shape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
@@ -34,6 +35,8 @@ from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.trace import Trace
+
+LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class Prepared(Deployment):
 
     @property
     def gpus_per_worker(self) -> int:
-        """GPUs of a rollout worker: its tensor-parallel group, and a decoupled drafter's."""
-        return self.scenario.cluster.tp + (self.drafts.draft_gpus if self.drafts else 0)
+        """GPUs of a rollout worker: its tensor-parallel groups, and a decoupled drafter's."""
+        return self.scenario.cluster.worker_gpus + (self.drafts.draft_gpus if self.drafts else 0)
 
     @property
     def colocated(self) -> bool:
@@ -128,7 +131,7 @@ class Prepared(Deployment):
             "train_gpus": self.train_gpus,
             "links": self.links,
             "prefix_caching": self.limits.prefix_caching,
-            "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
+            "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
             "load_weights_kind": "given"
             if s.training.load_s is not None
@@ -154,6 +157,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     _require_own_pools(cluster, system)
     _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs")
     _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}")
+    _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
     drafts = tail = None
@@ -162,13 +166,13 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         drafts = plan_drafting(system.speculation, scenario.speculation, deployment, gpus)
     if system.best_of_n is not None:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
-    workers, train_gpus = _split(cluster, cluster.tp + (drafts.draft_gpus if drafts else 0), system)
+    workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     _require_parallelism(training, model, train_gpus)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
-    limits = _engine_limits(engine, deployment, drafts, tail)._replace(prefix_caching=caching)
+    limits = _engine_limits(engine, cluster, deployment, drafts, tail)._replace(prefix_caching=caching)
     check_concurrency(scenario.agents, workers, limits)
     agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp)
     limits = agents.limits(limits)
@@ -199,12 +203,43 @@ def _require_divisor(key: str, value: int, number: int, of: str) -> None:
         raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor")
 
 
+def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
+    """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that are not modelled."""
+    gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
+    if model.experts == 0 and cluster.dp > 1:
+        raise InputError(f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1")
+    if cluster.ep not in (1, gpus):
+        raise InputError(
+            f"cluster.ep is {cluster.ep}: all {gpus} GPUs of a worker (tp {cluster.tp} × dp {cluster.dp}) share the experts, "
+            f"or each has a part of all; use {gpus} or 1"
+        )
+    if model.experts == 0 and cluster.ep > 1:
+        raise InputError(f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1")
+    if cluster.dp > 1:
+        _require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
+    if cluster.ep > 1:
+        _require_divisor("cluster.ep", cluster.ep, model.experts, f"experts of {model.name}")
+    elif model.experts:
+        each = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
+        _require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, each)
+    if cluster.dp > 1 and (system.speculation is not None or system.best_of_n is not None):
+        raise InputError(f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1")
+
+
+def weight_bytes_per_gpu(model: ModelShape, tp: int, dp: int = 1, ep: int = 1) -> float:
+    """Return the bytes of weights on a GPU of a worker: its tensor-parallel shard, and its share of the experts among all
+    `tp` × `dp` GPUs, whole ones or (`ep` 1) a part of each."""
+    experts = 2 * 3 * model.layers * model.experts * model.hidden * model.moe_intermediate
+    return (model.weight_bytes - experts) / tp + experts / (tp * dp) if dp > 1 else model.weight_bytes / tp
+
+
 def _worker_costs(
     scenario: Scenario, system: System, deployment: Deployment, train_gpus: int, workers: int
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
-    trainer = scenario.cluster.train_kind
-    one_domain = system.rollout_share is None and scenario.cluster.gpus <= kind.nvlink_domain
+    cluster, trainer = scenario.cluster, scenario.cluster.train_kind
+    held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
+    one_domain = system.rollout_share is None and cluster.gpus <= kind.nvlink_domain
     # Each GPU fetches its own part.
     link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
     if system.host_buffer:
@@ -212,9 +247,10 @@ def _worker_costs(
     load_s = training.load_s
     synced = training.weight_sync is not None and system.rollout_share is not None
     if load_s is None and synced and not system.host_buffer:
-        load_s = loading_s(training, model, kind, train_gpus, workers, tp, trainer)
+        parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
+        load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer)
     elif load_s is None:
-        load_s = training.load_overhead_s * (not synced) + model.weight_bytes / tp / link
+        load_s = training.load_overhead_s * (not synced) + held_bytes / link
     return WorkerCosts(
         load_s=load_s,
         fetch_s_per_token=model.kv_bytes_per_token / min(tp, model.kv_heads) / kind.network_bytes_per_s,
@@ -237,13 +273,13 @@ def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Pat
 def gpus_for(scenario: Scenario, workers: int) -> int:
     """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise `InputError` if no number does."""
     system, cluster = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster
-    tp = cluster.tp
-    for gpus in range(tp, 128 * workers * tp, tp):
+    unit = cluster.worker_gpus
+    for gpus in range(unit, 128 * workers * unit, unit):
         with suppress(InputError):
-            if _split(cluster.model_copy(update={"gpus": gpus}), tp, system)[0] == workers:
+            if _split(cluster.model_copy(update={"gpus": gpus}), unit, system)[0] == workers:
                 return gpus
     raise InputError(
-        f"system {system.name}: no number of GPUs gives {workers} rollout workers at tp {tp}; ask for others"
+        f"system {system.name}: no number of GPUs gives {workers} rollout workers of {unit} GPUs; ask for others"
     )
 
 
@@ -293,7 +329,7 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
     train_gpus = gpus - workers * unit
     if workers == 0 or train_gpus == 0:
         raise InputError(
-            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs at tp {unit} leaves "
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
             f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share"
         )
     return workers, train_gpus
@@ -307,11 +343,16 @@ def _longest_allowed(trace: Trace) -> int:
 
 
 def _engine_limits(
-    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
+    engine: EngineConfig,
+    cluster: ClusterConfig,
+    deployment: Deployment,
+    drafts: DraftPlan | None,
+    tail: TailPlan | None,
 ) -> Limits:
-    """Return a worker's limits. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
+    """Return the limits of a worker's rank. Raise `InputError` if its KV cache holds no block, or less than the longest
+    sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
-    tokens = engine.kv_cache_tokens or _kv_cache_tokens(engine, deployment, drafts, tail)
+    tokens = engine.kv_cache_tokens or _kv_cache_tokens(engine, cluster, deployment, drafts, tail)
     blocks = tokens // engine.block_size
     known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
     longest = int((known + trace.column("response_tokens")).max())
@@ -320,19 +361,30 @@ def _engine_limits(
             f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "
             f"tp {deployment.tp}, {gpu.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
         )
+    graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
     return Limits(
-        engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, blocks, engine.async_scheduling
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+        engine.block_size,
+        blocks,
+        engine.async_scheduling,
+        dp=cluster.dp,
+        graph_tokens=graphs,
     )
 
 
 def _kv_cache_tokens(
-    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
+    engine: EngineConfig,
+    cluster: ClusterConfig,
+    deployment: Deployment,
+    drafts: DraftPlan | None,
+    tail: TailPlan | None,
 ) -> int:
-    """Return the tokens of KV cache that fit in addition to the weights. All drafters of a worker are resident; one at a
-    time drafts."""
+    """Return the tokens of a rank's KV cache that fit in addition to the weights. All drafters of a worker are resident; one
+    at a time drafts."""
     model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
     drafters = [plan for plan in (drafts, tail) if plan is not None]
-    weights = model.weight_bytes / tp + sum(plan.weight_bytes for plan in drafters)
+    weights = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep) + sum(plan.weight_bytes for plan in drafters)
     free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
     kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + max(
         (plan.kv_bytes_per_token for plan in drafters), default=0.0
@@ -381,13 +433,17 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
     _require_divisor(
         "training.tensor_parallel", training.tensor_parallel, model.heads, f"attention heads of {model.name}"
     )
-    _require_divisor("training.pipeline_parallel", training.pipeline_parallel, model.layers, f"layers of {model.name}")
+    stages = training.pipeline_parallel
+    if stages > model.layers:
+        raise InputError(
+            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
+        )
     if training.expert_parallel > 1:
         if not model.experts:
             raise InputError(
                 f"training.expert_parallel is {training.expert_parallel}: {model.name} has no experts; use 1"
             )
-        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus, "train GPUs")
+        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
         _require_divisor(
             "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
         )
@@ -419,13 +475,15 @@ def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
         "tensor_parallel": [n for n in sizes if n <= costs.gpu.nvlink_domain and costs.model.heads % n == 0]
         if shards
         else [],
-        "pipeline_parallel": [n for n in sizes if costs.model.layers % n == 0] if shards else [],
+        "pipeline_parallel": [n for n in sizes if n <= costs.model.layers] if shards else [],
+        "expert_parallel": [n for n in sizes if costs.model.experts and costs.model.experts % n == 0] if shards else [],
         "sharding": ["fsdp"] if shards else [],
     }
     for key, values in changes.items():
         for value in values:
             changed = replace(costs, config=config.model_copy(update={key: value}))
             whole = value != getattr(config, key) and costs.gpus % changed.config.gpus_per_rank == 0
+            whole &= costs.gpus // changed.config.pipeline_parallel % changed.config.expert_parallel == 0
             if whole and changed.memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
                 yield f"training.{key}={value}"
                 break

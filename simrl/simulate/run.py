@@ -97,7 +97,7 @@ class Schedule:
         self.spot = _spot_trainer(prepared, self.recorder, self.units)
         self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
-        kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
+        kv_cache_tokens = prepared.limits.dp * prepared.limits.kv_blocks * prepared.limits.block_size
         most = scenario.agents.max_concurrent
         self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most)
         self._simulates = make_workers is simulated_workers
@@ -199,11 +199,12 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
 
 def _group_runs(schedule: Schedule) -> GroupRuns | None:
     """Return what lets simulated workers generate groups of which only the end is an event; None where each response matters:
-    for drafting, turns of an environment, a rule of dispatch, faults."""
+    for drafting, turns of an environment, a rule of dispatch, faults, ranks in lock step."""
     prepared, workers = schedule.prepared, schedule.workers
     scenario, rule = prepared.scenario, prepared.system.dispatch
     capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.has_turns
     watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
+    watched = watched or prepared.limits.dp > 1
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
         return None
     simulated = cast("list[SimulatedWorker]", workers)

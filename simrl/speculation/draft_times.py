@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape, require_dense
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape, require_dense
 from simrl.profile.profile import TableProfile
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.matching import Floats

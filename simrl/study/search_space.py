@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from simrl.errors import InputError
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import METADATA_KEY, ProfileMetadata
 from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, gives, takes
 from simrl.scenario.model import Scenario
@@ -307,13 +307,14 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> tuple[list[str 
 
 def whole_workers(scenario: Scenario) -> Scenario:
     """Return the scenario with its share of rollout GPUs rounded to whole workers."""
-    share, gpus, tp = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus, scenario.cluster.tp
+    share, gpus = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus
+    unit = scenario.cluster.worker_gpus
     if not isinstance(share, float) or not 0 < share < 1:
         return scenario
-    workers = int(gpus * share + 1e-9) // tp
-    exact = workers * tp / gpus
+    workers = int(gpus * share + 1e-9) // unit
+    exact = workers * unit / gpus
     shown = math.ceil(exact * 1e4) / 1e4
-    rounded = shown if int(gpus * shown + 1e-9) // tp == workers else exact
+    rounded = shown if int(gpus * shown + 1e-9) // unit == workers else exact
     return scenario.with_fields("system", rollout_share=rounded) if 0 < rounded < 1 else scenario
 
 

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import simrl
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.scenario.load import PARAMETER
 from simrl.scenario.model import Scenario
 from simrl.study.executors import Executor

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.hardware import CONFIG_KEYS, ModelShape, require_dense
+from simrl.profile.model_config import CONFIG_KEYS
+from simrl.profile.model_shape import ModelShape, require_dense
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.smoothing import moved, settled
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape, require_dense
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape, require_dense
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 

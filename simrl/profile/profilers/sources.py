@@ -7,7 +7,8 @@ their other parameters as KEY=VALUE.
 from __future__ import annotations
 
 from simrl.extensions import Extended
-from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers.roofline import roofline_profile
 

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, Gpu, ModelShape
+from simrl.profile.hardware import GPUS, Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers import aiconfigurator
 from simrl.profile.profilers.aiconfigurator import PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes

@@ -41,7 +41,7 @@ class RolloutTimes:
     def batch_s(self, length_tokens: float, batch: int) -> float:
         """Return the seconds in which one worker generates `batch` responses of a length (rounded) at once."""
         if batch not in self._sums:
-            t = self._profile.tables
+            t = self._profile.even
             row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(batch), kv)) for kv in t.decode_kv_tokens])
             attention = np.interp(self._prompt_tokens + self._positions + 1, t.decode_kv_tokens, row)
             fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)

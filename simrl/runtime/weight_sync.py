@@ -17,6 +17,9 @@ ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: into buckets on the rank that sends
 COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one it sent last (the same, 2 % changed: 6.2 s)
 PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
 RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
+# Colocated: a tensor that a trainer hands to an engine on its GPUs. NeMo-RL 0.3's refit of DeepSeek-V3, 47.2 s for over 90 thousand
+# (its page on refit performance); its pull request 3294 has 9.67 and 18.40 s for 18,867 and 36,849 on B200.
+HANDED_TENSOR_S = 0.52e-3
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
 
@@ -58,6 +61,12 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
     return host_s + gather_s
 
 
+def handing_s(model: ModelShape) -> float:
+    """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs, one by one. The few hundred
+    other tensors are in the measured constants of frameworks."""
+    return HANDED_TENSOR_S * model.mlp_matrices * model.expert_layers * model.experts
+
+
 def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:
     """Return the rate at which each of `gpus` copies from or to host memory that is not pinned, all at once."""
     return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, GPUS_PER_NODE))
@@ -91,7 +100,7 @@ def moved_bytes(config: TrainingConfig, model: ModelShape) -> float:
 
 def tensors_held(config: TrainingConfig, model: ModelShape) -> float:
     """Return the tensors of which a GPU of the trainer has a part: those of its pipeline stage, of its experts."""
-    experts = 3 * model.layers * model.experts
+    experts = model.mlp_matrices * model.expert_layers * model.experts
     return (model.tensors - experts + experts / config.expert_parallel) / config.pipeline_parallel
 
 

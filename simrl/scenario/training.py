@@ -47,7 +47,9 @@ class TrainingConfig(BaseModel):
     pipeline_parallel: PositiveInt = 1
     """stages of layers (1F1B)"""
     expert_parallel: PositiveInt = 1
-    """GPUs among which the experts are divided; they are also data-parallel"""
+    """GPUs among which the experts are divided (Megatron EP); for all else they are data-, tensor- or sequence-parallel"""
+    expert_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """tokens that reach the busiest GPU of those that divide the experts, over the mean; 1: balanced, which is assumed"""
     grouped_experts: bool = True
     """experts in one grouped matrix product; if not, they run one by one, as PyTorch does where a GPU has no such kernel"""
     sequence_parallel: PositiveInt = 1

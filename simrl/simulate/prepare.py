@@ -380,13 +380,15 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
     _require_divisor(
         "training.tensor_parallel", training.tensor_parallel, model.heads, f"attention heads of {model.name}"
     )
-    _require_divisor("training.pipeline_parallel", training.pipeline_parallel, model.layers, f"layers of {model.name}")
+    stages = training.pipeline_parallel
+    if stages > model.layers:
+        raise InputError(f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages")
     if training.expert_parallel > 1:
         if not model.experts:
             raise InputError(
                 f"training.expert_parallel is {training.expert_parallel}: {model.name} has no experts; use 1"
             )
-        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus, "train GPUs")
+        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
         _require_divisor(
             "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
         )
@@ -416,13 +418,15 @@ def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
         "recompute": [True] if config.recompute is False else [],
         "sequence_parallel": sizes,
         "tensor_parallel": [n for n in sizes if n <= GPUS_PER_NODE and costs.model.heads % n == 0] if shards else [],
-        "pipeline_parallel": [n for n in sizes if costs.model.layers % n == 0] if shards else [],
+        "pipeline_parallel": [n for n in sizes if n <= costs.model.layers] if shards else [],
+        "expert_parallel": [n for n in sizes if costs.model.experts and costs.model.experts % n == 0] if shards else [],
         "sharding": ["fsdp"] if shards else [],
     }
     for key, values in changes.items():
         for value in values:
             changed = replace(costs, config=config.model_copy(update={key: value}))
             whole = value != getattr(config, key) and costs.gpus % changed.config.gpus_per_rank == 0
+            whole &= costs.gpus // changed.config.pipeline_parallel % changed.config.expert_parallel == 0
             if whole and changed.memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
                 yield f"training.{key}={value}"
                 break

@@ -167,7 +167,7 @@ def profiled_drafts(
     profile: TableProfile, shape: ModelShape, kv_tokens: float = 2048, round_s: float = 0.0
 ) -> DraftTimes:
     """Return the times of a model drafter whose passes are profiled: a level is a decode step at sequences of `kv_tokens`."""
-    t, m = profile.tables, profile.metadata
+    t, m = profile.even, profile.metadata
     most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
     profile.require_covers(int(most), int(most), int(kv_tokens))
     sequences = _batches(most)

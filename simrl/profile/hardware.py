@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.errors import InputError, meant
 from simrl.profile.model_shape import Numbers
 
-Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 MIB = 2**20
 # Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather, reduce-scatter and all-to-all of
 # 512 MiB among 4 and 8 GPUs: 0.66 to 0.74 on A100, H100 and B200).

@@ -3,6 +3,7 @@
 import pytest
 
 from simrl.profile.model_shape import MODELS, known_name
+from simrl.profile.precision import weight_bytes_per_gpu
 
 # Billions of parameters, all and active ones, and which active ones the source counts: of the layers, of the output head too
 # ("head"), of the embeddings too ("both").
@@ -87,3 +88,23 @@ def test_names_on_hugging_face_are_known() -> None:
         "zai-org/GLM-4.5-Air": "glm-4.5-air",
     }.items():
         assert known_name(name) == short and short in MODELS
+
+
+def test_weights_in_a_precision_take_the_bytes_of_the_released_checkpoints() -> None:
+    # gpt-oss: 60.8 and 12.8 GiB (arXiv 2508.10925, Table 1).
+    for name, gib in {"gpt-oss-120b": 60.8, "gpt-oss-20b": 12.8}.items():
+        released = weight_bytes_per_gpu(MODELS[name], 1, precision="w4a16_mxfp4")
+        assert released == pytest.approx(gib * 2**30, rel=0.005)
+    v3 = MODELS["deepseek-v3"]
+    assert weight_bytes_per_gpu(v3, 1, precision="fp8-block") == pytest.approx(v3.parameters, rel=0.005)  # 671 GB
+
+
+def test_a_gpu_holds_a_part_of_attention_and_its_share_of_the_experts_of_all_ranks() -> None:
+    dense, experts = MODELS["qwen3-32b"], MODELS["qwen3-30b-a3b"]
+    assert weight_bytes_per_gpu(dense, 4) == dense.weight_bytes / 4
+    assert weight_bytes_per_gpu(experts, 2, 1, 2) == experts.weight_bytes / 2
+    routed = 2 * experts.routed_parameters
+    assert weight_bytes_per_gpu(experts, 1, 8, 8) == experts.weight_bytes - routed + routed / 8
+    v3 = MODELS["deepseek-v3"]
+    latent = 61 * 7168 * (1536 + 512 + 64)  # projections that every GPU of a rank has
+    assert weight_bytes_per_gpu(v3, 8) == pytest.approx(v3.weight_bytes / 8 + 2 * latent * 7 / 8)

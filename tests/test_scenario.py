@@ -14,8 +14,8 @@ from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
 from simrl.scenario.model import Scenario
 
 KEYS = (
-    "a scenario has name, seed, steps, warmup_steps, framework, model, cluster, workload, profile, engine, training, "
-    "agents, speculation, faults, systems, vary"
+    "a scenario has name, seed, steps, warmup_steps, framework, model, cluster, workload, profile, precision, engine, "
+    "training, agents, speculation, faults, systems, vary"
 )
 
 

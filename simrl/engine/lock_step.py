@@ -17,7 +17,7 @@ CUDA graphs in one rank's pass all ranks launch their kernels one by one; drafts
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba import njit
@@ -31,7 +31,7 @@ from simrl.engine.resolved import resolved
 from simrl.engine.stretches import along_row, go_to_end, stretch_length
 from simrl.profile.interpolation import interpolate, interpolate_row, locate
 from simrl.profile.profile import Tables, pass_s, straggler_s
-from simrl.speculation.decoding import Floats, Ints, Records
+from simrl.speculation.decoding import Decoding, Floats, Ints, Records
 
 
 class Ranks(NamedTuple):
@@ -68,10 +68,10 @@ def run_in_step(e: Ranks, tables: Tables, limits: Limits, until: Until) -> float
 @njit(cache=True)
 def any_busy(e: Ranks) -> bool:
     """Return whether a next pass would do something at some rank."""
+    busy_ones = 0
     for k in range(e.totals.shape[0]):
-        if busy(e.totals[k, 0]):
-            return True
-    return False
+        busy_ones += busy(e.totals[k, 0])
+    return bool(busy_ones > 0)
 
 
 @njit(cache=True)
@@ -247,8 +247,8 @@ def least_loaded(e: Ranks, limits: Limits, first: int) -> int:
 
 
 class LockStep:
-    """A worker of `limits.dp` ranks with the interface of an `Engine` without drafts. A slot is one of a rank's, times the ranks,
-    plus the rank."""
+    """A worker of `limits.dp` ranks with the interface of an `Engine` without drafts. A slot is one of a rank's, times the
+    number of ranks, plus the rank."""
 
     decoding = None
     goes_pass_by_pass = False
@@ -258,6 +258,7 @@ class LockStep:
         self._tables = tables
         self.ranks = [Engine(tables, limits) for _ in range(limits.dp)]
         self._submitted = 0
+        self._here = self._there = _ranks(limits.dp, 0, np.zeros(0, DRAFTS))
         self._make_room(16)
         self._run = resolved(run_in_step, self._here, tables, limits, Until(0.0, True))
         self._least_loaded = resolved(least_loaded, self._here, limits, 0)
@@ -363,7 +364,7 @@ class LockStep:
     def stops(self) -> list[Stop]:
         """Return what stopped in the last pass, now."""
         dp = self.limits.dp
-        return [(slot * dp + k, *more) for k, rank in enumerate(self.ranks) for slot, *more in rank.stops()]
+        return [(slot * dp + k, now_s, kind) for k, rank in enumerate(self.ranks) for slot, now_s, kind in rank.stops()]
 
     @property
     def _looks_ahead(self) -> Until:
@@ -444,3 +445,8 @@ def _ranks(n: int, capacity: int, drafts: Records) -> Ranks:
     """Return arrays for n ranks."""
     requests, totals = np.zeros((n, capacity), REQUESTS), np.zeros((n, 1), TOTALS)
     return Ranks(requests, totals, requests.view(np.int64), totals.view(np.int64), drafts)
+
+
+def engine_of(tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0) -> Engine:
+    """Return an engine, or ranks in lock step, which have its interface: drafts excepted, and nothing drafts then."""
+    return Engine(tables, limits, decoding, key) if limits.dp == 1 else cast("Engine", LockStep(tables, limits))

@@ -79,7 +79,7 @@ def agent_rules(config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gp
 
 def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> None:
     """Raise `InputError` if more trajectories may be in flight than the engines hold."""
-    most = workers * limits.max_num_seqs
+    most = workers * limits.dp * limits.max_num_seqs
     if config.max_concurrent is not None and config.max_concurrent > most:
         raise InputError(
             f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "

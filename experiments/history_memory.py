@@ -24,7 +24,8 @@ from rich.table import Table
 from experiments.bench.history_index import GROUP, TEXTS, copied_responses, verl_responses, zipf_tokens
 from replay.history_drafter import HistoryDrafter
 from replay.history_store import HistoryStore
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.show.style import BLACK, BLUE, GREEN, ORANGE
 from simrl.speculation.history_index import build_index

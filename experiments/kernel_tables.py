@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from simrl.errors import InputError, first_line
-from simrl.profile.hardware import ModelShape
 from simrl.profile.interpolation import interpolate4
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.collectives import Link, pass_all_reduces_s
 from simrl.profile.profilers.smoothing import moved, settled

@@ -21,7 +21,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from simrl.files import write_whole_file
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.show.style import BLACK, BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from simrl.speculation.draft_times import LAYER_S, Overheads, model_drafts

@@ -27,7 +27,8 @@ from experiments.shared import AsJson, errors_in_a_line
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import ModelShape, gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import TableProfile
 from simrl.result.result import Lane
 from simrl.runtime.recorder import Recorder

@@ -32,7 +32,8 @@ from scipy.optimize import least_squares
 from experiments.shared import AsJson, errors_in_a_line
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import MODELS, gpu
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import TableProfile, pass_s, read_profile
 from simrl.profile.profilers import aiconfigurator
 from simrl.result.result import Lane

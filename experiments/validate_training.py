@@ -22,7 +22,8 @@ from scipy.optimize import least_squares
 
 from experiments.shared import AsJson, errors_in_a_line
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS, known_name
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS, known_name
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
 

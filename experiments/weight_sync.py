@@ -19,7 +19,8 @@ from rich.table import Table
 
 from experiments.shared import AsJson, errors_in_a_line, markdown_of, write_parts
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.runtime.weight_sync import loading_s, publication_s
 from simrl.scenario.training import TrainingConfig
 

@@ -18,7 +18,8 @@ from replay.profile_fit import Reach, host_seconds
 from replay.speculative import own_config
 from replay.vllm_adapter import EngineSettings, vllm_version
 from simrl.errors import InputError, meant
-from simrl.profile.hardware import GPUS, ModelShape, model_shape
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile, write_profile
 from simrl.profile.shipped import shipped_profile
 from simrl.scenario.presets import KERNELS_ALONE, Constant, Preset, write_presets

@@ -13,7 +13,8 @@ import numpy as np
 
 from reproduce.lab import Lab, Measures, Predict, launch_s, row, run_of
 from reproduce.ledger import Inputs, named
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import Ints, TrainingCosts, deal, longest_first
 from simrl.scenario.model import Scenario
 from simrl.trace.lognormal import mean_under

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from reproduce.ledger import Asked, Inputs, PaperError, named
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape, model_shape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import shipped_profile

@@ -15,7 +15,8 @@ import pandas as pd
 from reproduce.lab import Lab, Predict, row, run_of
 from reproduce.ledger import Inputs, named
 from reproduce.real_lengths import of_run, trace_of, whole_lengths, with_turns
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.trace.trace import Trace

@@ -58,7 +58,8 @@ def again(data: Path) -> Values:
 def _nemo(data: Path) -> Values:
     lines = _lines(data / RUNS / "nemo_rl" / "runs.csv")
     found = {row: _numbers(_line(lines, model=model, policy=policy), "step_s") for row, (model, policy) in NEMO.items()}
-    found["nemo-8b-async-over-sync"] = [found["nemo-8b-sync"][0] / found["nemo-8b-async"][0]]
+    for model in ("8b", "30b-a3b"):
+        found[f"nemo-{model}-async-over-sync"] = [found[f"nemo-{model}-sync"][0] / found[f"nemo-{model}-async"][0]]
     return found
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from reproduce.lab import Lab, Measures, Predict, passes, row, run_model, run_of
 from reproduce.ledger import Inputs, named
 from simrl.engine.config import EngineConfig
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.scenario.model import Scenario
 from simrl.trace.synthesis import share_of_equal
 

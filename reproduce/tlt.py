@@ -12,7 +12,8 @@ from typing import Any
 
 from reproduce.lab import GIVEN, Lab, Measures, Predict, passes, row, run_model, run_of
 from reproduce.ledger import Inputs, named
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.scenario.model import Scenario
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy

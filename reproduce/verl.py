@@ -15,7 +15,8 @@ import numpy as np
 from reproduce.lab import GIVEN, Lab, Measures, Predict, lengths_of, made, row, run_of
 from reproduce.ledger import Inputs, named
 from simrl.errors import InputError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig

@@ -23,7 +23,8 @@ from mutations import Files
 
 from simrl.analysis.explanation import diff_results, explain_result
 from simrl.errors import InputError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, Tables, read_profile, write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.result.result import Result, read_result

@@ -11,7 +11,8 @@ from token_traces import METADATA, random_groups, trace_of
 
 from simrl.analysis.acceptance import DRAFTERS, measure, model_yaml, report
 from simrl.errors import InputError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.speculation.inputs import SpeculationInputs

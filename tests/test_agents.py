@@ -25,7 +25,8 @@ from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import Dispatch
 from simrl.errors import InputError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.runtime.agents import AgentRules, Agents, agent_rules
 from simrl.runtime.events import on_fire
 from simrl.runtime.rollout import Rollout

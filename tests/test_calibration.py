@@ -12,7 +12,8 @@ import pytest
 
 import simrl
 from simrl.errors import InputError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios

@@ -18,7 +18,8 @@ from command_line import contents, environment
 
 from simrl.commands import cli
 from simrl.errors import StoppedError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.trace.trace import METADATA_KEY, Trace, TraceMetadata, read_trace, write_trace

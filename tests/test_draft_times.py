@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.speculation.draft_times import (
     LAYER_S,

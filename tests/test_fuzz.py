@@ -18,7 +18,7 @@ from readers import READERS
 
 from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import read_profile
 from simrl.result.check import check_metadata
 from simrl.result.result import read_result

@@ -6,7 +6,8 @@ import pytest
 from test_profile import toy_profile
 
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import read_profile
 from simrl.speculation.draft_times import DraftTimes, eagle_drafts, text_drafts
 from simrl.speculation.gates import (

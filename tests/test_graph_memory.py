@@ -2,7 +2,7 @@
 
 import pytest
 
-from simrl.profile.hardware import MODELS
+from simrl.profile.model_shape import MODELS
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.draft_times import BYTES_PER_LAYER, FIXED_BYTES, Capture, graph_bytes
 

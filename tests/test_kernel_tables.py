@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from simrl.errors import InputError
-from simrl.profile.hardware import ModelShape, gpu, model_shape
+from simrl.profile.hardware import gpu
 from simrl.profile.interpolation import interpolate4
+from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import (
     TableProfile,
     read_profile,

@@ -19,8 +19,11 @@ from replay.measure import Journal, MeasuredEngine, MeasurePlan, base_scenes, ch
 from replay.measured_profile import Wanted, measure_with
 from replay.profile_fit import Reach, predicted_s
 from simrl.errors import InputError
-from simrl.profile.hardware import CONFIG_KEYS, GPUS, MODELS
-from simrl.profile.profile import DraftRounds, ProfileMetadata, TableProfile, Tables, read_profile, write_profile
+from simrl.profile.hardware import GPUS
+from simrl.profile.metadata import DraftRounds
+from simrl.profile.model_config import CONFIG_KEYS
+from simrl.profile.model_shape import MODELS
+from simrl.profile.profile import ProfileMetadata, TableProfile, Tables, read_profile, write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets

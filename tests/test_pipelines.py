@@ -28,7 +28,7 @@ from simrl.engine.requests import Limits
 from simrl.errors import InputError, StoppedError
 from simrl.pipelines.areal import capacity
 from simrl.pipelines.context import RunContext
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.metrics import summary

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_pipelines import run, timed, traces, updates_at, workers
 
 from simrl.pipelines.rlhfuse import number_of_destinations
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.simulate.run import simulate_prepared
 

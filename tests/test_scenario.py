@@ -9,13 +9,13 @@ import yaml
 from command_line import ROOT, SCENARIO
 
 from simrl.errors import InputError
-from simrl.profile.hardware import MODELS
+from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
 from simrl.scenario.model import Scenario
 
 KEYS = (
-    "a scenario has name, seed, steps, warmup_steps, framework, model, cluster, workload, profile, engine, training, "
-    "agents, speculation, faults, systems, vary"
+    "a scenario has name, seed, steps, warmup_steps, framework, model, cluster, workload, profile, precision, engine, "
+    "training, agents, speculation, faults, systems, vary"
 )
 
 

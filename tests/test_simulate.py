@@ -10,7 +10,8 @@ import pytest
 from helpers import lanes, on_gpus, one_second_a_pass, prepared, rows, scenario, trace
 
 from simrl.errors import InputError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.result.result import METADATA_FILE, TABLES
@@ -72,7 +73,7 @@ def refusal(scenario: Scenario) -> str:
         ),
         (
             {"system": {"name": "split", "rollout_share": 0.1}},
-            "system split: rollout_share 0.1 of 4 GPUs at tp 1 leaves 0 rollout and 4 train GPUs",
+            "system split: rollout_share 0.1 of 4 GPUs, 1 a worker, leaves 0 rollout and 4 train GPUs",
             "use more GPUs, or another share",
         ),
         ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, distflow, split"),

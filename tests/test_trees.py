@@ -8,7 +8,8 @@ import pytest
 from scipy.optimize import brentq
 
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import read_profile
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import Strategy

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, MODELS
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.runtime.weight_sync import SOURCES, loading_s, moved_bytes, publication_s, tensors_held
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.training import TrainingConfig, assumed_s

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.smoothing import settled
 

@@ -15,7 +15,8 @@ import typer
 from experiments.shared import AsJson, bench_row, median_s, print_bench
 from simrl.engine.engine import Engine
 from simrl.engine.requests import Limits
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import prepare

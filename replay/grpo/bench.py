@@ -24,7 +24,8 @@ from replay.grpo.policy import TokenIds, make_policy, save_policy
 from replay.grpo.run import engine_settings
 from replay.grpo.update import Trajectory, make_optimizer, update
 from simrl.errors import StoppedError
-from simrl.profile.hardware import gpu, model_shape
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
 

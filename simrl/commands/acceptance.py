@@ -150,7 +150,7 @@ def _window(window: Any) -> Window | None:
 
 def _step_times(profile: Any, model: str | None, gpu: str | None, tp: int) -> TableProfile | None:
     from simrl.profile.hardware import gpu as gpu_named
-    from simrl.profile.hardware import model_shape
+    from simrl.profile.model_shape import model_shape
     from simrl.profile.profile import TableProfile, read_profile
     from simrl.profile.profilers.roofline import roofline_profile
     from simrl.profile.shipped import shipped_profile

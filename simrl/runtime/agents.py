@@ -20,7 +20,8 @@ import simpy
 
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.runtime.events import call_at
 from simrl.scenario.agents import AgentsConfig, Kv
 
@@ -78,7 +79,7 @@ def agent_rules(config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gp
 
 def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> None:
     """Raise `InputError` if more trajectories may be in flight than the engines hold."""
-    most = workers * limits.max_num_seqs
+    most = workers * limits.dp * limits.max_num_seqs
     if config.max_concurrent is not None and config.max_concurrent > most:
         raise InputError(
             f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simrl.profile.hardware import Gpu, ModelShape
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile
 from simrl.trace.trace import Trace
 

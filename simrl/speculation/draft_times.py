@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu, ModelShape, require_dense
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape, require_dense
 from simrl.profile.profile import TableProfile
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.matching import Floats
@@ -166,7 +167,7 @@ def profiled_drafts(
     profile: TableProfile, shape: ModelShape, kv_tokens: float = 2048, round_s: float = 0.0
 ) -> DraftTimes:
     """Return the times of a model drafter whose passes are profiled: a level is a decode step at sequences of `kv_tokens`."""
-    t, m = profile.tables, profile.metadata
+    t, m = profile.even, profile.metadata
     most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
     profile.require_covers(int(most), int(most), int(kv_tokens))
     sequences = _batches(most)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, field_validator
 
 from simrl.errors import InputError, meant
-from simrl.profile.hardware import MODELS
+from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simrl.errors import InputError
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees

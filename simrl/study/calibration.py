@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
-from simrl.profile.hardware import model_shape
+from simrl.profile.model_shape import model_shape
 from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios

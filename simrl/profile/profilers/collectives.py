@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.profile.hardware import ModelShape
+from simrl.profile.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 BYTES_PER_VALUE = 2  # activations and logits travel in bfloat16

@@ -6,11 +6,11 @@ scenarios that share a cache are prepared as if each read its own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu
+from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
@@ -50,7 +50,8 @@ class InputCache:
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
         host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
-        key = f"{scenario.profile.model_dump_json()} {host} {model.model_dump_json()} {kind.name} {scenario.cluster.tp}"
+        hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {_split_of(scenario)}"
+        key = f"{scenario.profile.model_dump_json()} {host} {hardware}"
         return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
 
@@ -62,6 +63,20 @@ def _kept(kept: dict[str, T], most: int, key: str, make: Callable[[], T]) -> T:
     return entry
 
 
+def _split_of(scenario: Scenario) -> dict[str, Any]:
+    """Return how a worker's GPUs share the model, as a profile's metadata have it."""
+    return scenario.cluster.model_dump(include={"tp", "dp", "ep"})
+
+
+def _told(split: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the tp, and what differs from the defaults."""
+    return [(key, value) for key, value in split.items() if key == "tp" or value not in (1, "bf16")]
+
+
+def _words(split: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}{value}" for key, value in _told(split))
+
+
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     config, tp = scenario.profile, scenario.cluster.tp
     if config.roofline is not None:
@@ -69,14 +84,27 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
     else:
         assert config.path is not None
         profile = read_profile(config.path)
-        has = (profile.metadata.model, profile.metadata.gpu, profile.metadata.tp)
-        if has != (model.name, kind.name, tp):
+        has, wanted = profile.metadata, _split_of(scenario)
+        split = {key: getattr(has, key) for key in wanted}
+        if (has.model, has.gpu, split) != (model.name, kind.name, wanted):
             raise InputError(
-                f"{config.path}: a profile of {has[0]} on {has[1]} tp{has[2]}, the scenario has {model.name} on "
-                f"{kind.name} tp{tp}; name the profile that belongs to it"
+                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(split)}, the scenario has {model.name} on "
+                f"{kind.name} {_words(wanted)}; name the profile that belongs to it, or make it: simrl profile derive "
+                f"{model.name} --gpu {kind.name} {' '.join(f'--{key} {value}' for key, value in _told(wanted))}"
             )
+        _require_one_domain(config.path, profile.metadata.kind, kind, tp)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
+
+
+def _require_one_domain(path: str, source: str, kind: Gpu, tp: int) -> None:
+    """Raise `InputError` where a derived profile's group was within a link's domain, and the cluster's is not."""
+    sheet = GPUS.get(kind.name, kind)
+    if source == "derived" and kind.nvlink_domain < tp <= sheet.nvlink_domain:
+        raise InputError(
+            f"{path}: derived with tp {tp} in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
+            f"{kind.nvlink_domain}; lower cluster.tp, or take profile.path=null profile.roofline={{}}, which pays the network"
+        )
 
 
 def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple[float | None, float, float, str]:

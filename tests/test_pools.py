@@ -1,5 +1,6 @@
 """Clusters that are not of one kind: a pool of training GPUs of its own, nodes and links, and GPUs by name."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.transformed import Transformation
 from simrl.result.metrics import prices, summary
 from simrl.runtime.weight_sync import loading_s
+from simrl.scenario.load import ScenarioFile
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from simrl.study.compare import without_colocated
 from simrl.study.goal import Goal
+from simrl.study.search_space import make_space
 from simrl.systems.recipes import RECIPES, make_system
 
 H20 = {"gpu": "h20", "gpus": 4, "tp": 1, "cost_per_gpu_hour": 1.0}
@@ -216,3 +219,18 @@ def test_a_tp_that_does_not_divide_is_answered_with_some_that_divide_gpus_and_he
         line
         == "cluster.tp is 3: it does not divide the 28 attention heads of qwen2.5-7b; choose a divisor, such as 1, 2, 4"
     )
+
+
+def test_the_page_on_clusters_has_the_data_sheets():
+    page = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text(encoding="utf-8")
+    for kind in GPUS.values():
+        memory = f"{kind.memory_bytes / 1e9:.1f} | {kind.memory_bytes_per_s / 1e12:.3g} | {kind.bf16_flops / 1e12:.4g}"
+        links = f"{kind.link_bytes_per_s / 1e9:g} | {kind.nvlink_domain} | {kind.network_bytes_per_s / 1e9:g}"
+        assert kind.name == "cpu" or f"| {kind.name} | {memory} | {links} | {kind.gpus_per_node} |" in page
+
+
+def test_a_search_varies_the_gpus_of_both_pools_and_no_share():
+    data = on_pools().model_dump(exclude={"system", "variant", "framework"}) | {"systems": ["areal"]}
+    space = make_space(lambda settings: ScenarioFile("test", settings, data), {})
+    assert {"cluster.gpus=1,2,4", "cluster.train.gpus=1,2"} <= {*space.asked}
+    assert not any("rollout_share" in words or "colocated" in words for words in space.asked)

@@ -41,6 +41,9 @@ from simrl.result.check import check_metadata, checked_tables
 METADATA_FILE = "result.json"
 
 
+REST_LANE = "rollout-rest"  # GPUs too few for a rollout worker
+
+
 class Lane(NamedTuple):
     """A set of GPUs that work as one: a rollout worker, or the trainer."""
 

@@ -262,7 +262,9 @@ class TrainingCosts:
         layer = 2 * 2 * (m.layer_parameters - away) / tp if config.sharding == "fsdp" else 0.0
         checkpoints = 2 * m.layers * m.hidden * tokens / tp  # as many micro-batches under way as pipeline stages
         mlp = 3 * (m.intermediate if m.expert_layers < m.layers else m.shared_intermediate)
-        routed = m.experts_per_token * config.expert_imbalance * (2 * (m.expert_hidden or m.hidden) + 3 * m.moe_intermediate)
+        routed = (
+            m.experts_per_token * config.expert_imbalance * (2 * (m.expert_hidden or m.hidden) + 3 * m.moe_intermediate)
+        )
         working = 2 * tokens * (6 * m.hidden + max(mlp, routed)) / tp * (m.layers if config.recompute is False else 1)
         logits = 6 * m.vocab * min(tokens, 4096) / tp
         resident = config.reference_passes and config.reference_weights == "resident"

@@ -29,7 +29,9 @@ HALF_K = 130
 # tables of mixtures of experts with 128 experts, 8 a token, balanced, vLLM, SGLang and TensorRT-LLM on H100; the permutation is
 # in them).
 EXPERTS = {"bf16": (0.62, 128), "fp8": (0.52, 120), "fp8-block": (0.52, 75)}
-CAST_BYTES = 4  # of an input of a product in 8 bits, and of its gradient: read in 16 bits, written as it is and transposed
+CAST_BYTES = (
+    4  # of an input of a product in 8 bits, and of its gradient: read in 16 bits, written as it is and transposed
+)
 # Causal attention over L tokens: a share of the rate times L / (L + half). Forward: aiconfigurator's tables at head size 128,
 # FlashAttention 3 on H100 and H200, 2 on A100. FlashAttention 2 knows Ampere's instructions alone: `Gpu.mma_flops`.
 ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
@@ -62,6 +64,7 @@ class _Traffic(NamedTuple):
 TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 24, 56), "fused": _Traffic(4, 4, 6, 12, 14, 25)}
 ADAPTER_BYTES, ADAPTER_KERNELS = (2, 12), 5  # LoRA beside one matrix: of an input and an output element; kernels
 EXPERT_TRAFFIC = 32  # bytes of a hidden element of each routed token: gathered, padded, weighted in fp32, scattered
+SORTED_BYTES = 8  # of the same where experts are divided: sorted by expert where tokens arrive, and before they return
 EXPERT_OPERATIONS, ADAPTED_EXPERT_OPERATIONS = (
     11,
     35,
@@ -193,7 +196,9 @@ class _Pass:
         kernel_s = pairs / (peak * share * length / (length + half))
         kernel_s = kernel_s * (1 + self.again + (BACKWARD_ATTENTION if self.backward else 0))
 
-        moved = traffic.norm * (model.hidden + (queries + keys if model.qk_norm else 0)) + traffic.rotary * rotated
+        moved: float = (
+            traffic.norm * (model.hidden + (queries + keys if model.qk_norm else 0)) + traffic.rotary * rotated
+        )
         moved += traffic.residual / 2 * model.hidden + traffic.gate * values * model.output_gate
         return self.products_s(matrices) + kernel_s + self.moved_s(moved, traffic.kernels / 2)
 
@@ -237,13 +242,15 @@ class _Pass:
             work_s = np.maximum(work_s, self.sweeps * model.experts / parallel * operations * HOST_LAUNCH_S)
         router_s = self.sweeps * 2.0 * mine * model.hidden * model.experts / self.gpu.matmul_flops("bf16")
 
-        moved = EXPERT_TRAFFIC * hidden + traffic.gate * inner
+        moved: float = (EXPERT_TRAFFIC + SORTED_BYTES * (parallel > 1)) * hidden + traffic.gate * inner
         if config.lora:
             moved += ADAPTER_BYTES[0] * (2 * hidden + inner) + ADAPTER_BYTES[1] * (2 * inner + hidden)
         norm_s = self.moved_s((traffic.norm + traffic.residual / 2) * model.hidden, traffic.kernels / 2 + 12)
         seconds = work_s + router_s + norm_s + self.moved_s(moved, 0, routed)
         if model.expert_hidden:
-            seconds = seconds + self.products_s([_Matrices(model.hidden, (hidden,)), _Matrices(hidden, (model.hidden,))])
+            seconds = seconds + self.products_s(
+                [_Matrices(model.hidden, (hidden,)), _Matrices(hidden, (model.hidden,))]
+            )
         if model.shared_intermediate:
             shared = model.shared_intermediate
             seconds = seconds + self.products_s(self._mlp(shared)) + self.moved_s(traffic.gate * shared, 0)
@@ -253,9 +260,9 @@ class _Pass:
         return seconds
 
     def collectives_s(self) -> Floats:
-        """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a pass (or their halves, with the
-        tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some heads,
-        and back."""
+        """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a pass (or their halves, with
+        the tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some
+        heads, and back."""
         model, tp, sp = self.model, self.config.tensor_parallel, self.config.sequence_parallel
         total = np.zeros_like(self.mine)
         if tp > 1:
@@ -270,6 +277,8 @@ class _Pass:
     def head_s(self) -> Floats:
         """Return the seconds of the output head and of log-probs, which nothing repeats."""
         vocab = self.model.vocab
-        work_s = (3 - self.config.lora if self.backward else 1) * self.product_s(_Matrices(self.model.hidden, (vocab,)), "bf16")
+        work_s = (3 - self.config.lora if self.backward else 1) * self.product_s(
+            _Matrices(self.model.hidden, (vocab,)), "bf16"
+        )
         moved = self.traffic.logits * vocab * self.mine / self.config.tensor_parallel
         return work_s + (3 if self.backward else 1) * moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)

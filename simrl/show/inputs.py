@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from simrl.analysis.explanation import pool_kinds
 from simrl.engine.config import EngineConfig
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
@@ -67,9 +68,11 @@ def _run(metadata: Facts) -> Entries:
     cluster, given = scenario["cluster"], ("given", "the scenario")
     yield "model", str(scenario["model"]), *given
     ranks = "".join(f", {key} {cluster[key]}" for key in ("dp", "ep") if cluster.get(key, 1) > 1)
-    gpus = f"{metadata['gpus']:,} {cluster['gpu']}, tp {cluster['tp']}{ranks}"
+    gpus = f"{metadata['gpus']:,} {pool_kinds(cluster)}, tp {cluster['tp']}{ranks}"
     split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
     yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
+    if links := metadata.get("links"):
+        yield "links", links, "given", "data sheets, and what the scenario's cluster has in their place"
     yield "updates", f"{scenario['steps']}, of which {scenario['warmup_steps']} are warm-up", *given
     yield "seed", str(scenario["seed"]), *given
     yield "simrl", str(metadata["simrl_version"]), "version", ""
@@ -87,7 +90,7 @@ def _times(metadata: Facts) -> Entries:
     profile, load_kind = metadata["profile"], str(metadata["load_weights_kind"])
     training = metadata["scenario"]["training"]
     kind, source = ("derived", "rates of single kernels") if training.get("mfu") is None else ("given", "the scenario")
-    yield "training time", trained_by(training), kind, source
+    yield "training time", trained_by(metadata["scenario"]), kind, source
     known = [profile["source"], profile.get("notes")]
     for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
         known.append(words.format(profile[key]) if profile.get(key) is not None else "")
@@ -221,7 +224,8 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
-            f"Training: {trained_by(training)}",
+            f"Training: {trained_by(metadata['scenario'])}",
+            *([f"Links: {links}"] if (links := metadata.get("links")) else []),
         ]
         lines += _presets(metadata)
         lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []

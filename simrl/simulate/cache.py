@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu
+from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
@@ -50,7 +50,8 @@ class InputCache:
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
         host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
-        key = f"{scenario.profile.model_dump_json()} {host} {model.model_dump_json()} {kind.name} {_split_of(scenario)}"
+        hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {_split_of(scenario)}"
+        key = f"{scenario.profile.model_dump_json()} {host} {hardware}"
         return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
 
@@ -91,8 +92,19 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
                 f"{kind.name} {_words(wanted)}; name the profile that belongs to it, or make it: simrl profile derive "
                 f"{model.name} --gpu {kind.name} {' '.join(f'--{key} {value}' for key, value in _told(wanted))}"
             )
+        _require_one_domain(config.path, profile.metadata.kind, kind, tp)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
+
+
+def _require_one_domain(path: str, source: str, kind: Gpu, tp: int) -> None:
+    """Raise `InputError` where a derived profile's group was within a link's domain, and the cluster's is not."""
+    sheet = GPUS.get(kind.name, kind)
+    if source == "derived" and kind.nvlink_domain < tp <= sheet.nvlink_domain:
+        raise InputError(
+            f"{path}: derived with tp {tp} in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
+            f"{kind.nvlink_domain}; lower cluster.tp, or take profile.path=null profile.roofline={{}}, which pays the network"
+        )
 
 
 def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple[float | None, float, float, str]:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simrl.profile.hardware import GPUS_PER_NODE
 from simrl.speculation.methods import METHODS
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import UNSEPARATED
@@ -60,11 +59,13 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
 
 def _of_cluster(prepared: Prepared) -> Iterator[str]:
     scenario, training = prepared.scenario, prepared.scenario.training
-    if prepared.model.experts:
+    if prepared.model.experts and training.expert_imbalance == 1:
         yield "experts of unequal load in training"
-    if scenario.cluster.tp > GPUS_PER_NODE and prepared.profile.metadata.kind != "measured":
-        yield f"links between nodes in a forward pass (tp {scenario.cluster.tp})"
-    if not prepared.colocated and prepared.gpus > GPUS_PER_NODE and training.load_s is None:
+    source = prepared.profile.metadata.kind
+    if scenario.cluster.tp > prepared.gpu.nvlink_domain and source != "measured":
+        what = "latency of links" if source == "assumed" else "rate of the cluster's links"
+        yield f"{what} between nodes in a forward pass (tp {scenario.cluster.tp})"
+    if not prepared.colocated and prepared.gpus > prepared.gpu.nvlink_domain and training.load_s is None:
         yield "contention of weight syncs for the network"
     if any(fault.kind == "lost" for fault in scenario.faults):
         yield "tokens that are lost with their worker, and GPUs that the trainer loses (faults)"

@@ -17,7 +17,7 @@ import simrl
 from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS_PER_NODE, gpu
+from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.precision import weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, read_profile
@@ -48,6 +48,7 @@ class Prepared(Deployment):
     system: System
     limits: Limits
     workers: int
+    train_gpu: Gpu
     train_gpus: int
     costs: WorkerCosts
     drafts: DraftPlan | None = None
@@ -75,6 +76,8 @@ class Prepared(Deployment):
     @property
     def gpus(self) -> int:
         """All GPUs that the system occupies."""
+        if self.scenario.cluster.train is not None:
+            return self.scenario.cluster.all_gpus
         return max(self.rollout_gpus, self.train_gpus) if self.colocated else self.rollout_gpus + self.train_gpus
 
     def training_costs(self, gpus: int) -> TrainingCosts:
@@ -82,7 +85,7 @@ class Prepared(Deployment):
         training = self.scenario.training
         return TrainingCosts(
             model=self.model,
-            gpu=self.gpu,
+            gpu=self.train_gpu,
             gpus=gpus,
             config=training,
             minibatches=self.system.minibatches,
@@ -90,19 +93,32 @@ class Prepared(Deployment):
             switch=self.colocated,
             controller=self.system.controller,
             reference=model_shape(training.reference_model) if training.reference_model else None,
+            precision=self.scenario.precision.training,
         )
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
         if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
             return False
-        return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.gpu.memory_bytes
+        return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.train_gpu.memory_bytes
 
     @property
     def weight_sync(self) -> str | None:
         """Method of the weight syncs and the source of its constants; None where assumed seconds stand for it."""
         training = self.scenario.training
         return synced_by(training) if training.weight_sync and not self.colocated else None
+
+    @property
+    def links(self) -> str:
+        """Nodes and links of the GPUs, and between pools, in words."""
+        pools = dict.fromkeys((self.gpu, self.train_gpu))
+        each = [
+            f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
+            f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"
+            for kind in pools
+        ]
+        between = f"; {min(kind.network_bytes_per_s for kind in pools) / 1e9:g} GB/s a GPU from pool to pool"
+        return "; ".join(each) + (between if len(pools) > 1 else "")
 
     def inputs(self) -> dict[str, Any]:
         """Return the metadata of a result: the inputs and the source of each."""
@@ -115,6 +131,7 @@ class Prepared(Deployment):
             "gpus": self.gpus,
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
+            "links": self.links,
             "prefix_caching": self.limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_blocks * self.limits.block_size,
             "load_weights_s": self.costs.load_s,
@@ -138,7 +155,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     scenario: GPUs that do not divide, too little memory, a trace or profile of another setup."""
     cluster, engine, training = scenario.cluster, scenario.engine, scenario.training
     system = make_system(scenario.system.name, scenario.system.parameters)
-    model, kind, inputs = model_shape(scenario.model), gpu(cluster.gpu), inputs or InputCache()
+    model, kind, inputs = model_shape(scenario.model), cluster.rollout_kind, inputs or InputCache()
+    _require_own_pools(cluster, system)
     _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs")
     _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}")
     _require_ranks(cluster, model, system)
@@ -146,12 +164,13 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
     drafts = tail = None
     if system.speculation is not None:
-        gpus = _share(cluster.gpus, system.rollout_share or 1.0)
+        gpus = cluster.gpus if cluster.train else _share(cluster.gpus, system.rollout_share or 1.0)
         drafts = plan_drafting(system.speculation, scenario.speculation, deployment, gpus)
     if system.best_of_n is not None:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
-    workers, train_gpus = _split(cluster.gpus, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
+    workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     _require_parallelism(training, model, train_gpus)
+    _require_training_precision(scenario.precision.training, cluster.train_kind)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
@@ -171,6 +190,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         system=system,
         limits=limits,
         workers=workers,
+        train_gpu=cluster.train_kind,
         train_gpus=train_gpus,
         costs=_worker_costs(scenario, system, deployment, train_gpus, workers),
         drafts=drafts,
@@ -213,17 +233,18 @@ def _worker_costs(
     scenario: Scenario, system: System, deployment: Deployment, train_gpus: int, workers: int
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
-    cluster = scenario.cluster
+    cluster, trainer = scenario.cluster, scenario.cluster.train_kind
     held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep) if cluster.dp > 1 else model.weight_bytes / tp
-    one_node = system.rollout_share is None and cluster.gpus <= GPUS_PER_NODE
-    link = kind.link_bytes_per_s if one_node else kind.network_bytes_per_s  # each GPU fetches its own part
+    one_domain = system.rollout_share is None and cluster.gpus <= kind.nvlink_domain
+    # Each GPU fetches its own part.
+    link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
     if system.host_buffer:
         link = kind.host_bytes_per_s
     load_s = training.load_s
     synced = training.weight_sync is not None and system.rollout_share is not None
     if load_s is None and synced and not system.host_buffer:
         parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
-        load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts)
+        load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer)
     elif load_s is None:
         load_s = training.load_overhead_s * (not synced) + held_bytes / link
     return WorkerCosts(
@@ -247,10 +268,11 @@ def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Pat
 
 def gpus_for(scenario: Scenario, workers: int) -> int:
     """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise `InputError` if no number does."""
-    system, unit = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster.worker_gpus
+    system, cluster = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster
+    unit = cluster.worker_gpus
     for gpus in range(unit, 128 * workers * unit, unit):
         with suppress(InputError):
-            if _split(gpus, unit, system)[0] == workers:
+            if _split(cluster.model_copy(update={"gpus": gpus}), unit, system)[0] == workers:
                 return gpus
     raise InputError(
         f"system {system.name}: no number of GPUs gives {workers} rollout workers of {unit} GPUs; ask for others"
@@ -262,8 +284,30 @@ def _share(gpus: int, factor: float) -> int:
     return int(gpus * factor + 1e-9)
 
 
-def _split(gpus: int, unit: int, system: System) -> tuple[int, int]:
-    """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs go to training."""
+def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
+    """Raise `InputError` where rollout and training have pools of their own and a system cannot take them as they are."""
+    if cluster.train is None:
+        return
+    pools = f"system {system.name}: cluster.train gives training GPUs of its own"
+    if system.rollout_share is None:
+        raise InputError(f"{pools}, and it trains on the GPUs that roll out; leave one of them out")
+    if system.adapt_split_every:
+        raise InputError(f"{pools}, and adapt_split_every lends GPUs from one pool to the other; leave one of them out")
+    if "rollout_share" in system.parameters:
+        raise InputError(f"{pools}, so cluster.gpus and cluster.train.gpus are the split; leave out its rollout_share")
+
+
+def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
+    """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs go to training, or stay idle
+    where that has a pool of its own."""
+    gpus = cluster.gpus
+    if cluster.train is not None:
+        if gpus < unit:
+            raise InputError(
+                f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and cluster.gpus "
+                f"is {gpus}; use more GPUs, or fewer draft_gpus"
+            )
+        return gpus // unit, cluster.train.gpus
     if system.rollout_share is None:
         extra = _share(gpus, system.extra_rollout_gpus) // unit
         if system.extra_rollout_gpus and not extra:
@@ -382,7 +426,9 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
     )
     stages = training.pipeline_parallel
     if stages > model.layers:
-        raise InputError(f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages")
+        raise InputError(
+            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
+        )
     if training.expert_parallel > 1:
         if not model.experts:
             raise InputError(
@@ -391,6 +437,15 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
         _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
         _require_divisor(
             "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
+        )
+
+
+def _require_training_precision(precision: str, gpu: Gpu) -> None:
+    """Raise `InputError` for a precision without measured matrix products on the GPU."""
+    if precision not in gpu.precisions:
+        raise InputError(
+            f"precision.training is {precision}: no matrix products in {precision} were measured on {gpu.name}; "
+            f"use {' or '.join(gpu.precisions)}"
         )
 
 
@@ -417,7 +472,9 @@ def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
         "sequences_per_microbatch": [n for size in sizes if (n := (config.sequences_per_microbatch or 0) // size)],
         "recompute": [True] if config.recompute is False else [],
         "sequence_parallel": sizes,
-        "tensor_parallel": [n for n in sizes if n <= GPUS_PER_NODE and costs.model.heads % n == 0] if shards else [],
+        "tensor_parallel": [n for n in sizes if n <= costs.gpu.nvlink_domain and costs.model.heads % n == 0]
+        if shards
+        else [],
         "pipeline_parallel": [n for n in sizes if n <= costs.model.layers] if shards else [],
         "expert_parallel": [n for n in sizes if costs.model.experts and costs.model.experts % n == 0] if shards else [],
         "sharding": ["fsdp"] if shards else [],

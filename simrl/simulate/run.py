@@ -21,7 +21,7 @@ from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import Tables
 from simrl.profile.rollout_times import RolloutTimes
-from simrl.result.result import Lane, Result
+from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
@@ -177,9 +177,10 @@ def _lanes(prepared: Prepared, units: int) -> tuple[list[Lane], list[int]]:
     if prepared.system.adapt_split_every:
         return lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
-        return [*lanes, Lane("train", prepared.train_gpus)], [units]
+        rest = prepared.gpus - prepared.train_gpus - units * unit  # too few for another worker: idle
+        return [*lanes, Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])], [units]
     if prepared.train_gpus > units * unit:  # too few for another worker: they train only
-        lanes.append(Lane("rollout-rest", prepared.train_gpus - units * unit))
+        lanes.append(Lane(REST_LANE, prepared.train_gpus - units * unit))
     return lanes, list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
 
 

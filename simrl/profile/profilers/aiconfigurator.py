@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.hardware import GPUS, GPUS_PER_NODE
+from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
@@ -68,6 +68,7 @@ BUNDLED = {
     "qwen3.5-122b-a10b": "Qwen/Qwen3.5-122B-A10B",
     "qwen3.5-397b-a17b": "Qwen/Qwen3.5-397B-A17B",
 }
+NODE_GPUS = 8  # of the systems on which its exchanges were measured
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
 # Held against serving_measurements of vLLM 0.12 by tests/test_profilers.py; nothing here is fitted to them.
@@ -145,7 +146,7 @@ def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
     if not shape.experts:
         return ()
     exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
-    if setup.dp > 1 and setup.tp * setup.dp > GPUS_PER_NODE:
+    if setup.dp > 1 and setup.tp * setup.dp > NODE_GPUS:
         exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
     return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
 
@@ -153,11 +154,11 @@ def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
 def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
     """Return the kernel times of `shape` on GPUs of a kind; the exchange of experts beyond a node from link rates."""
     times = kernel_times(engine_of(shape, gpu, setup), shape.name)
-    if setup.dp == 1 or setup.tp * setup.dp <= GPUS_PER_NODE:
+    if setup.dp == 1 or setup.tp * setup.dp <= NODE_GPUS:
         return times
-    node = setup._replace(tp=1, dp=GPUS_PER_NODE, ep=GPUS_PER_NODE)
+    node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
     rows = {name: ms for name, ms, *_ in engine_of(shape, gpu, node).handle.decode_step_per_op(1, 2, 2)}
-    latency_ms = rows["generation_moe_pre_dispatch"] * (setup.dp - 1) / (GPUS_PER_NODE - 1)  # steps of a ring
+    latency_ms = rows["generation_moe_pre_dispatch"] * (setup.dp - 1) / (NODE_GPUS - 1)  # steps of a ring
     received = 2.0 * shape.layers * shape.hidden * times.tokens * (setup.dp - 1)  # bytes in bfloat16
     ring_ms = latency_ms + 1e3 * received / GPUS[gpu].bytes_per_s_among(setup.tp * setup.dp)
     reduced = np.zeros_like(ring_ms)

@@ -4,8 +4,8 @@
                                                 its multiply-adds / (the new bf16 rate × the best share of the base's that
                                                 was measured for this operation)
     another kernel, attention of decoding       its time × the base's memory bandwidth / the new one's
-    a collective                                latency + (its time - latency) × the base's link / the new one's, its
-                                                latency being its time for one token
+    a collective                                latency + (its time - latency) × the base's link / the new one's (beyond a
+                                                node, `Gpu.bytes_per_s_among`), its latency being its time for one token
 
 All rates come from the data sheets. It is meant for a GPU of the base's chip that is slower in some of them. Invariants: no
 number enters but data sheets and the base's measurements; a GPU with the base's data sheet gets the base's profile.
@@ -81,10 +81,15 @@ class Transformation:
         """Return the times of an operation that works token by token, at `tokens`, the first of them 1."""
         if name in COLLECTIVES:
             latency = float(times[0])
-            return latency + (times - latency) * (self.base.link_bytes_per_s / self.new.link_bytes_per_s)
+            return latency + (times - latency) * self.link_ratio
         if name in MEMORY_KERNELS:
             return self.read(times)
         return self.computed(times, self.product_flops(name) * tokens)
+
+    @property
+    def link_ratio(self) -> float:
+        """The base's rate over the new one's: of the links, or where the group leaves its node, of the network too."""
+        return self.base.bytes_per_s_among(self.tp, 1.0) / self.new.bytes_per_s_among(self.tp, 1.0)
 
     def read(self, times: Floats) -> Floats:
         """Return the times of an operation bound by memory bandwidth at any size."""

@@ -111,7 +111,7 @@ class Prepared(Deployment):
     @property
     def links(self) -> str:
         """Nodes and links of the GPUs, and between pools, in words."""
-        pools = [self.gpu, *([self.train_gpu] if self.train_gpu != self.gpu else [])]
+        pools = [self.gpu] if self.train_gpu == self.gpu else [self.gpu, self.train_gpu]
         each = [
             f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
             f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"

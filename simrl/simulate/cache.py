@@ -6,14 +6,18 @@ scenarios that share a cache are prepared as if each read its own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from simrl.errors import InputError
+from simrl.profile.advice import advice
 from simrl.profile.hardware import GPUS, Gpu
+from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.shipped import file_name
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import passes_preset
 from simrl.trace.synthesis import synthesise
@@ -50,7 +54,8 @@ class InputCache:
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
         host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
-        hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {_split_of(scenario)}"
+        split = scenario.cluster.model_dump_json(include={"tp", "dp", "ep"}) + scenario.precision.model_dump_json()
+        hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {split}"
         key = f"{scenario.profile.model_dump_json()} {host} {hardware}"
         return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
@@ -63,34 +68,53 @@ def _kept(kept: dict[str, T], most: int, key: str, make: Callable[[], T]) -> T:
     return entry
 
 
-def _split_of(scenario: Scenario) -> dict[str, Any]:
-    """Return how a worker's GPUs share the model, as a profile's metadata have it."""
-    return scenario.cluster.model_dump(include={"tp", "dp", "ep"})
+def _split_of(of: ProfileMetadata) -> dict[str, Any]:
+    """Return how the GPUs of a profile's engine share the model, and in which precisions."""
+    return {key: getattr(of, key) for key in ("tp", "dp", "ep", "precision", "kv_precision")}
 
 
-def _told(split: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the tp, and what differs from the defaults."""
-    return [(key, value) for key, value in split.items() if key == "tp" or value not in (1, "bf16")]
-
-
-def _words(split: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}{value}" for key, value in _told(split))
+def _words(split: dict[str, Any]) -> str:
+    """Return a split in words: the tp, and what differs from the defaults."""
+    return " ".join(
+        str(value) if isinstance(value, str) else f"{key}{value}"
+        for key, value in split.items()
+        if key == "tp" or value not in (1, "bf16")
+    )
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
-    config, tp = scenario.profile, scenario.cluster.tp
+    config, cluster, tp = scenario.profile, scenario.cluster, scenario.cluster.tp
+    precision = scenario.precision.weights, scenario.precision.kv_cache
+    wanted = ProfileMetadata(
+        model=model.name,
+        gpu=kind.name,
+        tp=tp,
+        dp=cluster.dp,
+        ep=cluster.ep,
+        precision=precision[0],
+        kv_precision=precision[1],
+        kind="",
+        source="",
+    )
     if config.roofline is not None:
+        if model.experts:
+            raise InputError(
+                f"profile.roofline: {model.name} is a mixture of experts, which needs measured kernels; "
+                f"{advice(wanted, model, file_name(wanted))}"
+            )
         profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
     else:
         assert config.path is not None
+        if not Path(config.path).exists():
+            beside = "" if Path(config.path).is_absolute() else " (paths in a scenario are relative to its file)"
+            raise InputError(f"{config.path}: no such profile{beside}; {advice(wanted, model, config.path)}")
         profile = read_profile(config.path)
-        has, wanted = profile.metadata, _split_of(scenario)
-        split = {key: getattr(has, key) for key in wanted}
-        if (has.model, has.gpu, split) != (model.name, kind.name, wanted):
+        has = profile.metadata
+        if (has.model, has.gpu, _split_of(has)) != (model.name, kind.name, _split_of(wanted)):
             raise InputError(
-                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(split)}, the scenario has {model.name} on "
-                f"{kind.name} {_words(wanted)}; name the profile that belongs to it, or make it: simrl profile derive "
-                f"{model.name} --gpu {kind.name} {' '.join(f'--{key} {value}' for key, value in _told(wanted))}"
+                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(_split_of(has))}, the scenario has "
+                f"{model.name} on {kind.name} {_words(_split_of(wanted))}; name the profile that belongs to it: "
+                f"{advice(wanted, model, file_name(wanted))}"
             )
         _require_one_domain(config.path, profile.metadata.kind, kind, tp)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
@@ -103,7 +127,8 @@ def _require_one_domain(path: str, source: str, kind: Gpu, tp: int) -> None:
     if source == "derived" and kind.nvlink_domain < tp <= sheet.nvlink_domain:
         raise InputError(
             f"{path}: derived with tp {tp} in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
-            f"{kind.nvlink_domain}; lower cluster.tp, or take profile.path=null profile.roofline={{}}, which pays the network"
+            f"{kind.nvlink_domain}; lower cluster.tp, or for a dense model take profile.path=null profile.roofline={{}}, which "
+            "pays the network"
         )
 
 

@@ -111,7 +111,7 @@ class Prepared(Deployment):
     @property
     def links(self) -> str:
         """Nodes and links of the GPUs, and between pools, in words."""
-        pools = dict.fromkeys((self.gpu, self.train_gpu))
+        pools = [self.gpu] if self.train_gpu == self.gpu else [self.gpu, self.train_gpu]
         each = [
             f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
             f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"
@@ -157,8 +157,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     system = make_system(scenario.system.name, scenario.system.parameters)
     model, kind, inputs = model_shape(scenario.model), cluster.rollout_kind, inputs or InputCache()
     _require_own_pools(cluster, system)
-    _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs")
-    _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}")
+    _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
+    _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
     _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
@@ -201,9 +201,11 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     return prepared
 
 
-def _require_divisor(key: str, value: int, number: int, of: str) -> None:
+def _require_divisor(key: str, value: int, number: int, of: str, also: int = 0) -> None:
+    """Raise `InputError` for a value that does not divide a number, with values that divide it, and `also` another."""
     if number % value:
-        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor")
+        some = ", ".join(str(n) for n in range(1, 17) if number % n == 0 and also % n == 0)
+        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor, such as {some}")
 
 
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:

@@ -81,15 +81,15 @@ class Transformation:
         """Return the times of an operation that works token by token, at `tokens`, the first of them 1."""
         if name in COLLECTIVES:
             latency = float(times[0])
-            return latency + (times - latency) * self.link_ratio
+            group = self.tp * self.dp if name.startswith("moe") else self.tp
+            return latency + (times - latency) * self.link_ratio(group)
         if name in MEMORY_KERNELS:
             return self.read(times)
         return self.computed(times, self.product_flops(name) * tokens)
 
-    @property
-    def link_ratio(self) -> float:
-        """The base's rate over the new one's: of the links, or where the group leaves its node, of the network too."""
-        return self.base.bytes_per_s_among(self.tp, 1.0) / self.new.bytes_per_s_among(self.tp, 1.0)
+    def link_ratio(self, group: int) -> float:
+        """Return the base's rate over the new one's: of the links, or where the group leaves its node, of the network too."""
+        return self.base.bytes_per_s_among(group, 1.0) / self.new.bytes_per_s_among(group, 1.0)
 
     def read(self, times: Floats) -> Floats:
         """Return the times of an operation bound by memory bandwidth at any size."""

@@ -329,6 +329,7 @@ def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -
     """Return whether the database has kernels of every operation of a model in a precision."""
     try:
         _require_graphs(setup)
+        _require_split(shape, setup)
         _compiled(package, folder, SYSTEMS[gpu], setup, shape).handle.decode_step_per_op(1, 2, 2)
     except Exception:  # as `engine_of` has it
         return False

@@ -96,7 +96,11 @@ def _lora(data: Path) -> Values:
 
 def _verl_v1(data: Path) -> Values:
     lines = _lines(data / RUNS / "verl_v1.csv")
-    return {row: _numbers(next_exact(lines, "mode", mode), "hours") for row, mode in VERL_V1.items()}
+    found = {row: _numbers(next_exact(lines, "mode", mode), "hours") for row, mode in VERL_V1.items()}
+    return {
+        **found,
+        "verl-v1-colocate-async-over-sync": [found["verl-v1-sync"][0] / found["verl-v1-colocate-async"][0]],
+    }
 
 
 def _verl_fsdp(data: Path) -> Values:

@@ -259,7 +259,7 @@ def test_a_shipped_profile_is_remade_byte_for_byte(engine_handle, tmp_path, name
 
 @pytest.mark.parametrize(("model", "bundled"), [("qwen3-8b", "Qwen/Qwen3-8B"), ("qwen3-32b", "Qwen/Qwen3-32B")])
 def test_a_config_from_the_shape_gives_what_the_bundled_model_gives(engine_handle, model: str, bundled: str):
-    ours = aiconfigurator.engine_of(model_shape(model), "h200", Setup(2))
+    ours = aiconfigurator.engine_of(model_shape(model), "h200", Setup(2)).handle
     theirs = engine_handle.compile(bundled, "h200_sxm", "vllm", tp_size=2, nextn=0)
     for batch, context in ((1, 1024), (64, 5000)):
         assert ours.predict_decode_latency(batch, context, 2) == theirs.predict_decode_latency(batch, context, 2)
@@ -269,7 +269,7 @@ def test_a_config_from_the_shape_gives_what_the_bundled_model_gives(engine_handl
 @pytest.mark.parametrize(("model", "gpu_name", "tp"), [("qwen3-32b", "h200", 4), ("qwen3-14b", "h100", 2)])
 def test_the_profile_agrees_with_aiconfigurator_on_and_between_its_points(engine_handle, model, gpu_name, tp):
     profile = aiconfigurator.derive(model_shape(model), gpu_name, Setup(tp))
-    engine = aiconfigurator.engine_of(model_shape(model), gpu_name, Setup(tp))
+    engine = aiconfigurator.engine_of(model_shape(model), gpu_name, Setup(tp)).handle
     for batch, context in itertools.product((1, 8, 16, 45, 64, 91, 128, 181, 256), (1024, 1448, 4096, 8192, 16384)):
         expected = 1e-3 * engine.predict_decode_latency(batch, context, 2)
         assert profile.decode_s(batch, context + 1) == pytest.approx(expected, rel=0.02)

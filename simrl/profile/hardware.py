@@ -32,7 +32,8 @@ class Gpu(BaseModel):
     matmul_share: float = Field(default=0.8, gt=0, le=1, description="of bf16_flops, reached by large matrix products")
     mma_flops: float = Field(default=0.0, ge=0, description="by Ampere's instructions, dense bfloat16; 0: bf16_flops")
     fp8_flops: float = Field(default=0.0, ge=0, description="dense, without sparsity; 0: none")
-    fp8_shares: dict[str, float] = Field(default={}, description="as matmul_share, of fp8_flops, by precision")
+    fp8_share: float = Field(default=0.0, ge=0, le=1, description="as matmul_share, of fp8_flops; 0: not measured")
+    fp8_block_share: float = Field(default=0.0, ge=0, le=1, description="likewise, with a scale a block")
     link_bytes_per_s: float = Field(gt=0)
     network_bytes_per_s: float = Field(gt=0)
     host_bytes_per_s: float = Field(gt=0, description="to or from the host's memory, PCIe x16, one direction")
@@ -42,15 +43,17 @@ class Gpu(BaseModel):
     )
     source: str
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions in which matrix products were measured."""
+        measured = {"bf16": self.matmul_share, "fp8": self.fp8_share, "fp8-block": self.fp8_block_share}
+        return tuple(name for name, share in measured.items() if share)
+
     def matmul_flops(self, precision: str) -> float:
-        """Return the rate of large matrix products: measured kernels in this precision. Raise `InputError` if there are none."""
+        """Return the rate of large matrix products in one of `precisions`."""
         if precision == "bf16":
             return self.bf16_flops * self.matmul_share
-        if precision not in self.fp8_shares:
-            raise InputError(
-                f"no matrix products in {precision} were measured on {self.name}; it has {', '.join(('bf16', *self.fp8_shares))}"
-            )
-        return self.fp8_flops * self.fp8_shares[precision]
+        return self.fp8_flops * (self.fp8_share if precision == "fp8" else self.fp8_block_share)
 
     def all_to_all_s(self, sent_bytes: Numbers, gpus: int) -> Numbers:
         """Return the seconds in which each of `gpus` sends `sent_bytes` to them all in equal parts, its own included: over the

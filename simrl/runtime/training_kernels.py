@@ -64,6 +64,7 @@ class _Traffic(NamedTuple):
 TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 24, 56), "fused": _Traffic(4, 4, 6, 12, 14, 25)}
 ADAPTER_BYTES, ADAPTER_KERNELS = (2, 12), 5  # LoRA beside one matrix: of an input and an output element; kernels
 EXPERT_TRAFFIC = 32  # bytes of a hidden element of each routed token: gathered, padded, weighted in fp32, scattered
+SORTED_BYTES = 8  # of the same where experts are divided: sorted by expert where tokens arrive, and before they return
 EXPERT_OPERATIONS, ADAPTED_EXPERT_OPERATIONS = (
     11,
     35,
@@ -195,7 +196,9 @@ class _Pass:
         kernel_s = pairs / (peak * share * length / (length + half))
         kernel_s = kernel_s * (1 + self.again + (BACKWARD_ATTENTION if self.backward else 0))
 
-        moved = traffic.norm * (model.hidden + (queries + keys if model.qk_norm else 0)) + traffic.rotary * rotated
+        moved: float = (
+            traffic.norm * (model.hidden + (queries + keys if model.qk_norm else 0)) + traffic.rotary * rotated
+        )
         moved += traffic.residual / 2 * model.hidden + traffic.gate * values * model.output_gate
         return self.products_s(matrices) + kernel_s + self.moved_s(moved, traffic.kernels / 2)
 
@@ -239,7 +242,7 @@ class _Pass:
             work_s = np.maximum(work_s, self.sweeps * model.experts / parallel * operations * HOST_LAUNCH_S)
         router_s = self.sweeps * 2.0 * mine * model.hidden * model.experts / self.gpu.matmul_flops("bf16")
 
-        moved = EXPERT_TRAFFIC * hidden + traffic.gate * inner
+        moved: float = (EXPERT_TRAFFIC + SORTED_BYTES * (parallel > 1)) * hidden + traffic.gate * inner
         if config.lora:
             moved += ADAPTER_BYTES[0] * (2 * hidden + inner) + ADAPTER_BYTES[1] * (2 * inner + hidden)
         norm_s = self.moved_s((traffic.norm + traffic.residual / 2) * model.hidden, traffic.kernels / 2 + 12)
@@ -257,9 +260,9 @@ class _Pass:
         return seconds
 
     def collectives_s(self) -> Floats:
-        """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a pass (or their halves, with the
-        tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some heads,
-        and back."""
+        """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a pass (or their halves, with
+        the tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some
+        heads, and back."""
         model, tp, sp = self.model, self.config.tensor_parallel, self.config.sequence_parallel
         total = np.zeros_like(self.mine)
         if tp > 1:

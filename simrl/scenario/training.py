@@ -157,11 +157,18 @@ class TrainingConfig(BaseModel):
         return max(self.extra_log_probs, int(self.reference_model is not None))
 
 
-def trained_by(training: Mapping[str, Any]) -> str:
+def trained_by(scenario: Mapping[str, Any]) -> str:
     """Return how an update's seconds are found."""
+    training, precision = scenario["training"], scenario.get("precision", {}).get("training", "bf16")
     if training.get("mfu") is not None:
         return f"mfu {training['mfu']}, from the scenario"
     attention = f"FlashAttention {'3' if training.get('attention') == 'fa3' else '2'}"
+    if training.get("expert_parallel", 1) > 1:
+        busiest = training.get("expert_imbalance", 1)
+        attention += (
+            ", experts balanced (assumed)" if busiest == 1 else f", the busiest GPU's experts {busiest:g} × the mean"
+        )
+    attention += f", products in {precision}" if precision != "bf16" else ""
     recomputed = "" if training.get("recompute") is False else ", activations recomputed"
     return f"computed from the operations ({training.get('kernels')} kernels, {attention}{recomputed})"
 

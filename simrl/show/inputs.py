@@ -90,7 +90,7 @@ def _times(metadata: Facts) -> Entries:
     profile, load_kind = metadata["profile"], str(metadata["load_weights_kind"])
     training = metadata["scenario"]["training"]
     kind, source = ("derived", "rates of single kernels") if training.get("mfu") is None else ("given", "the scenario")
-    yield "training time", trained_by(training), kind, source
+    yield "training time", trained_by(metadata["scenario"]), kind, source
     known = [profile["source"], profile.get("notes")]
     for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
         known.append(words.format(profile[key]) if profile.get(key) is not None else "")
@@ -224,7 +224,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
-            f"Training: {trained_by(training)}",
+            f"Training: {trained_by(metadata['scenario'])}",
             *([f"Links: {links}"] if (links := metadata.get("links")) else []),
         ]
         lines += _presets(metadata)

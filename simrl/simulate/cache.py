@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from simrl.errors import InputError
 from simrl.profile.advice import advice
@@ -54,7 +54,8 @@ class InputCache:
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
         host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
-        hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {scenario.cluster.tp}"
+        split = scenario.cluster.model_dump_json(include={"tp", "dp", "ep"}) + scenario.precision.model_dump_json()
+        hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {split}"
         key = f"{scenario.profile.model_dump_json()} {host} {hardware}"
         return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
@@ -65,6 +66,20 @@ def _kept(kept: dict[str, T], most: int, key: str, make: Callable[[], T]) -> T:
     if len(kept) > most:
         del kept[next(iter(kept))]
     return entry
+
+
+def _split_of(of: ProfileMetadata) -> dict[str, Any]:
+    """Return how the GPUs of a profile's engine share the model, and in which precisions."""
+    return {key: getattr(of, key) for key in ("tp", "dp", "ep", "precision", "kv_precision")}
+
+
+def _words(split: dict[str, Any]) -> str:
+    """Return a split in words: the tp, and what differs from the defaults."""
+    return " ".join(
+        str(value) if isinstance(value, str) else f"{key}{value}"
+        for key, value in split.items()
+        if key == "tp" or value not in (1, "bf16")
+    )
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
@@ -94,11 +109,12 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
             beside = "" if Path(config.path).is_absolute() else " (paths in a scenario are relative to its file)"
             raise InputError(f"{config.path}: no such profile{beside}; {advice(wanted, model, config.path)}")
         profile = read_profile(config.path)
-        has = (profile.metadata.model, profile.metadata.gpu, profile.metadata.tp)
-        if has != (model.name, kind.name, tp):
+        has = profile.metadata
+        if (has.model, has.gpu, _split_of(has)) != (model.name, kind.name, _split_of(wanted)):
             raise InputError(
-                f"{config.path}: a profile of {has[0]} on {has[1]} tp{has[2]}, the scenario has {model.name} on "
-                f"{kind.name} tp{tp}; name the profile that belongs to it: {advice(wanted, model, file_name(wanted))}"
+                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(_split_of(has))}, the scenario has {model.name} on "
+                f"{kind.name} {_words(_split_of(wanted))}; name the profile that belongs to it: "
+                f"{advice(wanted, model, file_name(wanted))}"
             )
         _require_one_domain(config.path, profile.metadata.kind, kind, tp)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)

@@ -19,6 +19,7 @@ from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.precision import weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
@@ -92,6 +93,7 @@ class Prepared(Deployment):
             switch=self.colocated,
             controller=self.system.controller,
             reference=model_shape(training.reference_model) if training.reference_model else None,
+            precision=self.scenario.precision.training,
         )
 
     def may_train(self, gpus: int) -> bool:
@@ -109,7 +111,7 @@ class Prepared(Deployment):
     @property
     def links(self) -> str:
         """Nodes and links of the GPUs, and between pools, in words."""
-        pools = [self.gpu, self.train_gpu][: 1 + (self.gpu != self.train_gpu)]
+        pools = [self.gpu, *([self.train_gpu] if self.train_gpu != self.gpu else [])]
         each = [
             f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
             f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"
@@ -168,11 +170,12 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
     workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     _require_parallelism(training, model, train_gpus)
+    _require_training_precision(scenario.precision.training, cluster.train_kind)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
-    limits = _engine_limits(engine, cluster, deployment, drafts, tail)._replace(prefix_caching=caching)
+    limits = _engine_limits(scenario, deployment, drafts, tail)._replace(prefix_caching=caching)
     check_concurrency(scenario.agents, workers, limits)
     agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp)
     limits = agents.limits(limits)
@@ -228,19 +231,12 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
         raise InputError(f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1")
 
 
-def weight_bytes_per_gpu(model: ModelShape, tp: int, dp: int = 1, ep: int = 1) -> float:
-    """Return the bytes of weights on a GPU of a worker: its tensor-parallel shard, and its share of the experts among all
-    `tp` × `dp` GPUs, whole ones or (`ep` 1) a part of each."""
-    experts = 2 * 3 * model.layers * model.experts * model.hidden * model.moe_intermediate
-    return (model.weight_bytes - experts) / tp + experts / (tp * dp) if dp > 1 else model.weight_bytes / tp
-
-
 def _worker_costs(
     scenario: Scenario, system: System, deployment: Deployment, train_gpus: int, workers: int
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
     cluster, trainer = scenario.cluster, scenario.cluster.train_kind
-    held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
+    held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep) if cluster.dp > 1 else model.weight_bytes / tp
     one_domain = system.rollout_share is None and cluster.gpus <= kind.nvlink_domain
     # Each GPU fetches its own part.
     link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
@@ -345,16 +341,13 @@ def _longest_allowed(trace: Trace) -> int:
 
 
 def _engine_limits(
-    engine: EngineConfig,
-    cluster: ClusterConfig,
-    deployment: Deployment,
-    drafts: DraftPlan | None,
-    tail: TailPlan | None,
+    scenario: Scenario, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
 ) -> Limits:
     """Return the limits of a worker's rank. Raise `InputError` if its KV cache holds no block, or less than the longest
     sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
-    tokens = engine.kv_cache_tokens or _kv_cache_tokens(engine, cluster, deployment, drafts, tail)
+    engine = scenario.engine
+    tokens = engine.kv_cache_tokens or _kv_cache_tokens(scenario, deployment, drafts, tail)
     blocks = tokens // engine.block_size
     known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
     longest = int((known + trace.column("response_tokens")).max())
@@ -370,23 +363,21 @@ def _engine_limits(
         engine.block_size,
         blocks,
         engine.async_scheduling,
-        dp=cluster.dp,
+        dp=scenario.cluster.dp,
         graph_tokens=graphs,
     )
 
 
 def _kv_cache_tokens(
-    engine: EngineConfig,
-    cluster: ClusterConfig,
-    deployment: Deployment,
-    drafts: DraftPlan | None,
-    tail: TailPlan | None,
+    scenario: Scenario, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
 ) -> int:
     """Return the tokens of a rank's KV cache that fit in addition to the weights. All drafters of a worker are resident; one
     at a time drafts."""
     model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
     drafters = [plan for plan in (drafts, tail) if plan is not None]
-    weights = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep) + sum(plan.weight_bytes for plan in drafters)
+    engine, cluster = scenario.engine, scenario.cluster
+    held = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
+    weights = held + sum(plan.weight_bytes for plan in drafters)
     free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
     kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + max(
         (plan.kv_bytes_per_token for plan in drafters), default=0.0
@@ -448,6 +439,15 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
         _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
         _require_divisor(
             "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
+        )
+
+
+def _require_training_precision(precision: str, gpu: Gpu) -> None:
+    """Raise `InputError` for a precision without measured matrix products on the GPU."""
+    if precision not in gpu.precisions:
+        raise InputError(
+            f"precision.training is {precision}: no matrix products in {precision} were measured on {gpu.name}; "
+            f"use {' or '.join(gpu.precisions)}"
         )
 
 

@@ -245,7 +245,7 @@ def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArra
     limits = prepared.limits
     sequences = max(min(limits.max_num_seqs, int(limits.kv_blocks * limits.block_size / context)), 1)
     seconds = prepared.profile.decode_s(sequences, context)
-    return {"sequences": sequences, "context_tokens": context, "pass_s": seconds}
+    return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": seconds}
 
 
 def compile_engine() -> None:

@@ -159,8 +159,12 @@ eagle_drafts = partial(model_drafts, eagle=True)
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:
-    """Return the shape of the one layer, with the target's embedding and output head."""
-    return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1})
+    """Return the shape of the one layer, with the target's embedding and output head: plain attention and one MLP, whatever
+    experts, windows and states the target has."""
+    plain = dict.fromkeys(
+        ("experts", "shared_intermediate", "dense_layers", "mlp_layers", "linear_layers", "window_layers"), 0
+    )
+    return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1, **plain})
 
 
 def profiled_drafts(

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
+from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
@@ -52,6 +53,22 @@ ROUTING = "power law 1.2"  # aiconfigurator's default: load falls with the exper
 ROUTINGS = {"balanced": "balanced", "power law 1.01": "power_law_1.01", ROUTING: "power_law_1.2"}
 SDK = ("config_builders", "models", "perf_database", "engine")
 PACKAGES = {"aiconfigurator": "aiconfigurator_core", "aisimulate": "aisimulate_core"}
+# Kinds of operations that depend on sequences, not on tokens alone: attention (of MLA with its projections, which were
+# measured together), and layers with a fixed state.
+SEQUENCE_KERNELS = ("GenerationAttention", "ContextAttention", "Fallback", "Gdn", "Mamba2", "Kda")
+# Models whose parts are not all in a shape, by aiconfigurator's name of its own config.
+BUNDLED = {
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "deepseek-r1": "deepseek-ai/DeepSeek-R1",
+    "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
+    "qwen3.5-27b": "Qwen/Qwen3.5-27B",
+    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
+    "qwen3.5-122b-a10b": "Qwen/Qwen3.5-122B-A10B",
+    "qwen3.5-397b-a17b": "Qwen/Qwen3.5-397B-A17B",
+}
+NODE_GPUS = 8  # of the systems on which its exchanges were measured
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
 # Held against serving_measurements of vLLM 0.12 by tests/test_profilers.py; nothing here is fitted to them.
@@ -85,6 +102,15 @@ class Setup(NamedTuple):
 ONE_GPU = Setup()
 
 
+class Compiled(NamedTuple):
+    """aiconfigurator's compiled model, an `EngineHandle`, and its operations in a step of decoding and of prefill: their kinds
+    and names."""
+
+    handle: Any
+    decoding: list[tuple[str, str]]
+    prefill: list[tuple[str, str]]
+
+
 class KernelTimes(NamedTuple):
     """Milliseconds of the operations of a pass, all layers in sum, on the ticks of this module.
 
@@ -109,8 +135,9 @@ def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s
     its default 0 adds nothing unmeasured. The model goes in as a config.json made from `shape`, so that nothing is fetched.
     Raises `InputError` if the package is missing or has no data for the combination.
     """
-    times = kernel_times(engine_of(shape, gpu, setup), shape.name)
-    notes = (*expert_notes(shape, setup), *(() if shape.experts else (ACCURACY,)))
+    times = times_of(shape, gpu, setup)
+    dense = not shape.experts and setup.precision == setup.kv_precision == "bf16"
+    notes = (*expert_notes(shape, setup), *((ACCURACY,) if dense else ()))
     return profile_of(times, shape.name, gpu, setup, source_of(gpu, setup), between_passes_s, notes)
 
 
@@ -119,28 +146,48 @@ def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
     if not shape.experts:
         return ()
     exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
+    if setup.dp > 1 and setup.tp * setup.dp > NODE_GPUS:
+        exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
     return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
 
 
-def kernel_times(engine: Any, model: str) -> KernelTimes:
-    """Return the kernel times of an `EngineHandle` of `model`."""
-    names = [name for name, *_ in engine.decode_step_per_op(1, 2, 2)]
-    by_place = [name for name, *_ in engine.evaluate_generation_ops(range(len(names)), batch_size=1, s=2)]
-    attention = [i for i, name in enumerate(names) if name.endswith("_attention")]
+def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
+    """Return the kernel times of `shape` on GPUs of a kind; the exchange of experts beyond a node from link rates."""
+    times = kernel_times(engine_of(shape, gpu, setup), shape.name)
+    if setup.dp == 1 or setup.tp * setup.dp <= NODE_GPUS:
+        return times
+    node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
+    rows = {name: ms for name, ms, *_ in engine_of(shape, gpu, node).handle.decode_step_per_op(1, 2, 2)}
+    latency_ms = rows["generation_moe_pre_dispatch"] * (setup.dp - 1) / (NODE_GPUS - 1)  # steps of a ring
+    received = 2.0 * shape.layers * shape.hidden * times.tokens * (setup.dp - 1)  # bytes in bfloat16
+    ring_ms = latency_ms + 1e3 * received / GPUS[gpu].bytes_per_s_among(setup.tp * setup.dp)
+    reduced = np.zeros_like(ring_ms)
+    if setup.tp > 1:
+        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=1)), shape.name)
+        reduced = alone.experts_ms["moe_pre_dispatch"]
+    exchange = {"moe_pre_dispatch": reduced + ring_ms, "moe_post_dispatch": ring_ms}
+    return times._replace(experts_ms=times.experts_ms | exchange)
+
+
+def kernel_times(engine: Compiled, model: str) -> KernelTimes:
+    """Return the kernel times of a compiled model."""
+    names = [name for _, name in engine.decoding]
+    attention = _places(engine.decoding, SEQUENCE_KERNELS)
+    context = _places(engine.prefill, SEQUENCE_KERNELS)
     head = [i for i, name in enumerate(names) if "logits" in name]
     experts = [i for i, name in enumerate(names) if "moe" in name]
-    if len(attention) != 1 or len(head) != 1 or by_place != names:  # two of one name are summed in `names`
+    if not attention or not context or len(head) != 1:
         raise InputError(
-            f"aiconfigurator: {model} has the operations {', '.join(names)}, not one attention and one head"
+            f"aiconfigurator: {model} has the operations {', '.join(names)}: no attention, or not one head"
         )
     others = [i for i in range(len(names)) if i not in (*attention, *head, *experts)]
 
     def decode_ms(operations: list[int], sequences: float, kv_tokens: float) -> list[float]:
-        rows = engine.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
+        rows = engine.handle.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
         return [float(milliseconds) for _, milliseconds, *_ in rows]
 
     def prefill_ms(chunk: float, kv_tokens: float) -> float:
-        rows = engine.evaluate_context_ops(attention, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
+        rows = engine.handle.evaluate_context_ops(context, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
         return float(sum(milliseconds for _, milliseconds, *_ in rows))
 
     tokens = _ticks(MOST_TOKENS)
@@ -157,9 +204,13 @@ def kernel_times(engine: Any, model: str) -> KernelTimes:
         sampled_ms=np.array([decode_ms(head, s, 1)[0] for s in tokens]),
         prefill_ms=np.array([[prefill_ms(c, k) if c else 0.0 for k in PREFILL_KV_TOKENS] for c in PREFILL_TOKENS]),
         decode_ms=np.array(
-            [[decode_ms(attention, n, k)[0] if n else 0.0 for k in DECODE_KV_TOKENS] for n in DECODE_SEQUENCES]
+            [[sum(decode_ms(attention, n, k)) if n else 0.0 for k in DECODE_KV_TOKENS] for n in DECODE_SEQUENCES]
         ),
     )
+
+
+def _places(operations: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[int]:
+    return [i for i, (kind, _) in enumerate(operations) if kind.startswith(kinds)]
 
 
 def profile_of(
@@ -245,8 +296,8 @@ def _ticks(most: int) -> Floats:
     return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
 
 
-def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Any:
-    """Return aiconfigurator's compiled model, an `EngineHandle`. Raises `InputError` if it has no data for it."""
+def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
+    """Return aiconfigurator's compiled model. Raises `InputError` if it has no data for it."""
     package = PACKAGES[setup.package]
     try:
         import_module(f"{package}.sdk.engine")
@@ -258,20 +309,46 @@ def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Any:
             f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
         )
     _require_split(shape, setup)
+    _require_graphs(setup)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(shape)))
         try:
-            handle = _compiled(package, folder, SYSTEMS[gpu], setup, bool(shape.experts))
-            handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
+            compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape)
+            compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
         except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
             wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
+            if setup.precision != "bf16":
+                has = [word for word in PRECISIONS if _has(package, folder, gpu, setup._replace(precision=word), shape)]
+                words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
+                raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
             raise InputError(f"{setup.package}: no {wanted}: {first_line(error)}") from error
-    return handle
+    return compiled
+
+
+def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -> bool:
+    """Return whether the database has kernels of every operation of a model in a precision."""
+    try:
+        _require_graphs(setup)
+        _compiled(package, folder, SYSTEMS[gpu], setup, shape).handle.decode_step_per_op(1, 2, 2)
+    except Exception:  # as `engine_of` has it
+        return False
+    return True
+
+
+def _require_graphs(setup: Setup) -> None:
+    """Raise `InputError` for kernels that were timed with the host's launches: tens of µs each, several times their own."""
+    if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
+        raise InputError(
+            "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
+            "use --source aisimulate, which has them anew (pip install --pre aisimulate)"
+        )
 
 
 def _require_split(shape: ModelShape, setup: Setup) -> None:
     """Raise `InputError` for experts that a dense model lacks, or that the GPUs cannot share."""
     gpus = setup.tp * setup.dp
+    if not shape.experts and setup.precision == "w4a16_mxfp4":
+        raise InputError(f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone")
     if not shape.experts and (setup.dp, setup.ep) != (1, 1):
         raise InputError(f"{shape.name} has no experts: --dp and --ep are for mixtures of experts; leave them out")
     if setup.ep not in (1, gpus):
@@ -282,8 +359,9 @@ def _require_split(shape: ModelShape, setup: Setup) -> None:
         raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
 
 
-def _compiled(package: str, folder: str, system: str, setup: Setup, has_experts: bool) -> Any:
-    """Return the compiled model of a folder with a config.json."""
+def _compiled(package: str, folder: str, system: str, setup: Setup, shape: ModelShape) -> Compiled:
+    """Return the compiled model of a folder with a config.json, or that of the package's own config of the model."""
+    has_experts, path = bool(shape.experts), BUNDLED.get(shape.name, folder)
     core, sdk = import_module(package), (import_module(f"{package}.sdk.{name}") for name in SDK)
     builders, models, perf_database, engine = sdk
     gemm, moe = PRECISIONS[setup.precision]
@@ -300,8 +378,8 @@ def _compiled(package: str, folder: str, system: str, setup: Setup, has_experts:
     config.workload_distribution = ROUTINGS[setup.routing]
     version = perf_database.resolve_query_version(system, setup.backend, "current")
     spec = engine.build_engine_spec_json(
-        models.get_model(folder, config, setup.backend),
-        model_path=folder,
+        models.get_model(path, config, setup.backend),
+        model_path=path,
         system=system,
         backend=setup.backend,
         backend_version=version,
@@ -310,18 +388,19 @@ def _compiled(package: str, folder: str, system: str, setup: Setup, has_experts:
         nextn=0,
         database=perf_database.get_database(system, setup.backend, version),
     )
-    return engine.EngineHandle(bytes(core.engine_spec_bincode_from_json(_measured_alone(spec))))
-
-
-def _measured_alone(spec: str) -> str:
-    """Return a model's operations without the norms and rotations that aisimulate adds to attention of decoding, a constant
-    25 µs a layer that nobody measured: compiled engines fuse them."""
     operations = json.loads(spec)
     for operation in operations["generation_ops"]:
         for fields in operation.values():
             if "verify_query_tokens" in fields:
+                # aisimulate adds norms and rotations to attention of decoding: a constant 26 µs a layer by a formula, which
+                # nobody measured and compiled engines fuse.
                 fields["use_qk_norm"] = False
-    return json.dumps(operations)
+    handle = engine.EngineHandle(bytes(core.engine_spec_bincode_from_json(json.dumps(operations))))
+    decoding, prefill = (
+        [(kind, str(fields["name"])) for operation in operations[ops] for kind, fields in operation.items()]
+        for ops in ("generation_ops", "context_ops")
+    )
+    return Compiled(handle, decoding, prefill)
 
 
 def _hugging_face_config(shape: ModelShape) -> dict[str, object]:

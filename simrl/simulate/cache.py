@@ -112,8 +112,8 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         has = profile.metadata
         if (has.model, has.gpu, _split_of(has)) != (model.name, kind.name, _split_of(wanted)):
             raise InputError(
-                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(_split_of(has))}, the scenario has {model.name} on "
-                f"{kind.name} {_words(_split_of(wanted))}; name the profile that belongs to it: "
+                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(_split_of(has))}, the scenario has "
+                f"{model.name} on {kind.name} {_words(_split_of(wanted))}; name the profile that belongs to it: "
                 f"{advice(wanted, model, file_name(wanted))}"
             )
         _require_one_domain(config.path, profile.metadata.kind, kind, tp)
@@ -127,8 +127,8 @@ def _require_one_domain(path: str, source: str, kind: Gpu, tp: int) -> None:
     if source == "derived" and kind.nvlink_domain < tp <= sheet.nvlink_domain:
         raise InputError(
             f"{path}: derived with tp {tp} in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
-            f"{kind.nvlink_domain}; lower cluster.tp, or for a dense model take profile.path=null profile.roofline={{}}, which pays "
-            "the network"
+            f"{kind.nvlink_domain}; lower cluster.tp, or for a dense model take profile.path=null "
+            "profile.roofline={}, which pays the network"
         )
 
 

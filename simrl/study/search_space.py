@@ -211,7 +211,7 @@ def _pools(first: Scenario, own: Entries) -> Iterator[tuple[str, list[Any], list
     quarter of them, as far as these are whole workers and whole ranks of training."""
     yield from (found for found in _parameters(own) if found[0] != f"{PARAMETER}rollout_share")
     pools = (
-        ("cluster.gpus", first.cluster.gpus, first.cluster.tp),
+        ("cluster.gpus", first.cluster.gpus, first.cluster.worker_gpus),
         (
             "cluster.train.gpus",
             first.cluster.train.gpus if first.cluster.train else 0,

@@ -41,7 +41,9 @@ from simrl.engine.requests import (
     Limits,
     Stop,
     Until,
+    capacity_tokens,
     enqueue,
+    is_plain,
 )
 from simrl.engine.resolved import Like, resolved, resolved_for
 from simrl.engine.speculative import run_speculative
@@ -107,7 +109,9 @@ class Engine:
         if decoding.rule.decoupled:
             limits = limits._replace(async_scheduling=False)
         self.limits = limits
-        self._capacity_tokens = limits.kv_blocks * limits.block_size
+        if limits.prefix_caching and not is_plain(limits):
+            raise ValueError("no prefix cache is modelled of layers with windows or states")
+        self._capacity_tokens = capacity_tokens(limits)
         self._paused = Paused(resolved)
         self._left_rows: list[int] = []
         index = decoding.siblings

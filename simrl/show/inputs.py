@@ -67,8 +67,7 @@ def _run(metadata: Facts) -> Entries:
     scenario, trace = metadata["scenario"], metadata["trace"]
     cluster, given = scenario["cluster"], ("given", "the scenario")
     yield "model", str(scenario["model"]), *given
-    ranks = "".join(f", {key} {cluster[key]}" for key in ("dp", "ep") if cluster.get(key, 1) > 1)
-    gpus = f"{metadata['gpus']:,} {pool_kinds(cluster)}, tp {cluster['tp']}{ranks}"
+    gpus = f"{metadata['gpus']:,} {pool_kinds(cluster)}, {_split(cluster)}"
     split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
     yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
     if links := metadata.get("links"):
@@ -79,6 +78,12 @@ def _run(metadata: Facts) -> Entries:
     cap = f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
     source = "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}")))
     yield "rollouts (trace)", f"{trace['name']}{cap}{_repeated(metadata)}", str(trace["kind"]), source
+
+
+def _split(of: Facts, gap: str = " ") -> str:
+    """Return how GPUs share a model; results of earlier versions have the tp alone."""
+    parts = [f"{key}{gap}{of[key]}" for key in ("tp", "dp", "ep") if key == "tp" or of.get(key, 1) > 1]
+    return (", " if gap else " ").join(parts)
 
 
 def _worker_gpus(metadata: Facts) -> int:
@@ -95,7 +100,7 @@ def _times(metadata: Facts) -> Entries:
     for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
         known.append(words.format(profile[key]) if profile.get(key) is not None else "")
     corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
-    value = f"{profile['model']} on {profile['gpu']}, tp {profile['tp']}{corrections}"
+    value = f"{profile['model']} on {profile['gpu']}, {_split(profile)}{corrections}"
     yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, known))
     source = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
     source = "training.load_s" if load_kind == "given" else source
@@ -220,7 +225,9 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
-        passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
+        passes = (
+            f"{profile['model']} on {profile['gpu']} {_split(profile, '')}, {profile['kind']} ({profile['source']})"
+        )
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",

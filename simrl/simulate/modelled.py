@@ -65,6 +65,8 @@ def _of_cluster(prepared: Prepared) -> Iterator[str]:
     if scenario.cluster.tp > prepared.gpu.nvlink_domain and source != "measured":
         what = "latency of links" if source == "assumed" else "rate of the cluster's links"
         yield f"{what} between nodes in a forward pass (tp {scenario.cluster.tp})"
+    if scenario.cluster.dp > 1:
+        yield "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step"
     if not prepared.colocated and prepared.gpus > prepared.gpu.nvlink_domain and training.load_s is None:
         yield "contention of weight syncs for the network"
     if any(fault.kind == "lost" for fault in scenario.faults):

@@ -119,6 +119,9 @@ def _values(prepared: Prepared) -> dict[str, Any]:
         "context": f"c{shared}" if shared else "",
         "context_parallel": shared,
         "data_parallel": prepared.train_gpus // training.gpus_per_rank,
+        "ranks": scenario.cluster.dp if scenario.cluster.dp > 1 else None,
+        "ranks_flag": "" if scenario.cluster.dp > 1 else None,
+        "expert_gpus": scenario.cluster.ep if scenario.cluster.ep > 1 else None,
         "nodes": _nodes(prepared.gpus, prepared.train_gpu),
         "rollout": rollout,
         "train": train,
@@ -152,12 +155,15 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             yield "interruptible=false is an ablation of the paper; the documentation has no key for it"
         if values["on_stale"] != "train":
             yield f"on_stale={values['on_stale']} is simrl's; AReaL trains what it has"
+        if values["ranks"] or values["expert_gpus"]:
+            yield "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key"
     if LONGEST_PROMPT in settings:
         yield f"{LONGEST_PROMPT}={settings[LONGEST_PROMPT]} is the longest of the trace; yours may be longer"
-    key, tp = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster.tp
-    if int(settings[key]) % tp:
+    key, cluster = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster
+    if int(settings[key]) % cluster.worker_gpus:
+        unit = f"tp {cluster.tp}" if cluster.dp == 1 else f"tp {cluster.tp} × dp {cluster.dp}"
         yield (
-            f"{key}={settings[key]} GPUs a node are no multiple of tp {tp}: a worker would be on two nodes or GPUs stay empty; "
+            f"{key}={settings[key]} GPUs a node are no multiple of {unit}: a worker would be on two nodes or GPUs stay empty; "
             "simrl does not place workers on nodes"
         )
 

@@ -83,7 +83,8 @@ class ReferenceEngine:
 
     def lose(self, request: Request) -> None:
         """Take a request's blocks and its cache."""
-        self._blocks.give_back(request.table)
+        self._blocks.give_back(request.table + request.beside)
+        request.windows, request.states, request.in_flight = [], [], 0
         request.table, request.named, request.computed, request.sampled = [], 0, 0, False
         request.unsure = 0
 
@@ -265,8 +266,39 @@ class ReferenceEngine:
     def fits(self, request: Request, tokens: int) -> bool:
         """Whether there are blocks for so many tokens of the first waiting request."""
         found = self.find(request)
-        need = self.blocks(tokens) - len(found) + self._blocks.unused(found)
+        limits, columns = self.limits, self.blocks(tokens)
+        flying = limits.max_num_batched_tokens * (1 + limits.async_scheduling)
+        windowed = min(columns, self.blocks(limits.window_tokens - 1 + flying) + 1)
+        need = limits.full_groups * columns + limits.window_groups * windowed + limits.state_blocks
+        need += self._blocks.unused(found) - len(found)
         return need <= self.free_blocks + sum(r.blocks for r in self.held)
+
+    def needed(self, request: Request, tokens: int) -> int:
+        """Return the blocks that a request takes to have room for `tokens`."""
+        limits, columns = self.limits, self.blocks(tokens)
+        need = max(limits.full_groups * columns - len(request.table), 0)
+        for group in range(limits.window_groups):
+            need += max(columns - len(request.windows[group] if request.windows else ()), 0)
+        return need + limits.state_blocks - len(request.states)
+
+    def take(self, request: Request, tokens: int) -> None:
+        """Let a request take the blocks that it needs, group by group."""
+        limits, columns = self.limits, self.blocks(tokens)
+        request.table += self._blocks.take(max(limits.full_groups * columns - len(request.table), 0))
+        request.windows = request.windows or [[] for _ in range(limits.window_groups)]
+        for window in request.windows:
+            window += self._blocks.take(max(columns - len(window), 0))
+        request.states += self._blocks.take(limits.state_blocks - len(request.states))
+
+    def leave_windows(self, request: Request) -> None:
+        """Let a request give back the blocks that no longer have a token of a window, by what the scheduler knows."""
+        computed = request.computed - (request.in_flight if self.limits.async_scheduling and not self.knows_all else 0)
+        for window in request.windows:
+            for column, block in enumerate(window):
+                last = (column + 1) * self.limits.block_size - 1
+                if block is not None and last < computed - self.limits.window_tokens + 1:
+                    self._blocks.give_back([block])
+                    window[column] = None
 
     def padding(self, request: Request) -> int:
         """Return the drafts with which an admitted request is padded that has only its last token to compute."""
@@ -287,7 +319,8 @@ class ReferenceEngine:
                 continue
             drafted = request.proposal[0] if request.proposal else 0
             new = min(request.known - request.computed + drafted, budget)
-            need = max(self.blocks(request.computed + request.unsure + new) - request.blocks, 0)
+            self.leave_windows(request)
+            need = self.needed(request, request.computed + request.unsure + new)
             while need > self.free_blocks and self.held:
                 self.evict_oldest()
             while need > self.free_blocks and request in self.batch:
@@ -299,8 +332,9 @@ class ReferenceEngine:
                     self.queue.insert(0, victim)
             if request not in self.batch:
                 break
-            request.table += self._blocks.take(need)
             tokens = request.computed + request.unsure + new
+            self.take(request, tokens)
+            request.in_flight = new
             self.name_blocks(request, min(tokens, request.delivered))
             budget -= new
             prefilling |= not request.sampled
@@ -329,10 +363,10 @@ class ReferenceEngine:
             request.named = max(len(found), request.named)
             request.computed, request.proposal = computed, None
             request.delivered, request.sampled = request.prompt + request.generated, False
-            need = max(self.blocks(computed + new) - request.blocks, 0)
-            while need > self.free_blocks:
+            while self.needed(request, computed + new) > self.free_blocks:
                 self.evict_oldest()
-            request.table += self._blocks.take(need)
+            self.take(request, computed + new)
+            request.in_flight = new
             self.name_blocks(request, min(computed + new, request.delivered))
             budget -= new
             plan.append((request, new))

@@ -21,6 +21,9 @@ class Request:
     stop_at: int | None = None
     watch_at: int | None = None
     table: list[int] = field(default_factory=list)  # its blocks
+    windows: list[list[int | None]] = field(default_factory=list)  # of each window group; None: given back
+    states: list[int] = field(default_factory=list)
+    in_flight: int = 0  # tokens of the pass in flight
     named: int = 0  # of its first blocks have a name
     prompt_key: int = -1
     sample_key: int = -1
@@ -59,7 +62,12 @@ class Request:
 
     @property
     def blocks(self) -> int:
-        return len(self.table)
+        return len(self.table) + len(self.beside)
+
+    @property
+    def beside(self) -> list[int]:
+        """Its blocks of windows and states."""
+        return [block for window in self.windows for block in window if block is not None] + self.states
 
     def name(self, block: int, size: int) -> Hashable:
         """Return the name of a full block of its text."""

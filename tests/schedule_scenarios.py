@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -211,6 +211,17 @@ def random_scenario(seed: int, prefix_caching: bool, async_scheduling: bool, dra
         accepted = np.minimum(rng.integers(0, draft_tokens + 2, drafted.shape), drafted)
         drafts = tuple(tuple(zip(d, a, strict=True)) for d, a in zip(drafted.tolist(), accepted.tolist(), strict=True))
     return Scenario(limits, tuple(samples), resets, draft_tokens, drafts)
+
+
+def hybrid_scenario(seed: int, async_scheduling: bool) -> Scenario:
+    """Draw a scenario of a model whose layers keep every token, the last ones alone, or a state: some of each, in groups."""
+    scenario, rng = random_scenario(seed, False, async_scheduling), np.random.default_rng(seed)
+    windows, states = (int(n) for n in rng.choice([(0, 3), (1, 0), (2, 2), (0, 1), (3, 0)]))
+    groups = {"full_groups": int(rng.integers(1, 3)), "window_groups": windows, "state_blocks": states}
+    columns = scenario.limits.kv_blocks  # of one sequence
+    blocks = (groups["full_groups"] + windows) * columns + states * int(rng.integers(1, 5))
+    tokens = int(rng.choice([5, 16, 33, 64])) if windows else 0
+    return replace(scenario, limits=scenario.limits._replace(**groups, window_tokens=tokens, kv_blocks=blocks))
 
 
 # --- The slow reference

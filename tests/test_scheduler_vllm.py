@@ -12,6 +12,7 @@ from schedule_scenarios import (
     ReferencePlayer,
     Scenario,
     different_passes,
+    hybrid_scenario,
     play,
     random_scenario,
 )
@@ -77,4 +78,16 @@ def test_without_prefix_caching_passes_are_those_that_vllm_schedules(
     model, player, async_scheduling: bool, drafts: int, share: float
 ):
     scenarios = [scenario_in_vllm(model, seed, False, async_scheduling, drafts) for seed in range(SCENARIOS // 4)]
+    compare(player, scenarios, share)
+
+
+@pytest.mark.parametrize(("async_scheduling", "share"), [(False, 1.0), (True, 0.999)], ids=["sync", "async"])
+def test_windows_and_states_share_the_blocks_as_in_vllm(model, player, async_scheduling: bool, share: float):
+    """Groups of layers that keep every token, a window or a state, with room for all sequences or hardly one."""
+    scenarios = []
+    for seed in range(SCENARIOS):
+        scenario = hybrid_scenario(seed, async_scheduling)
+        scenarios.append((scenario, play(VllmPlayer(scenario, vllm_scheduler(model, scenario)), scenario)))
+    preempted = sum(done.preempted for _, theirs in scenarios for done in theirs)
+    assert preempted > SCENARIOS // 2, "the scenarios are scarce in blocks"
     compare(player, scenarios, share)

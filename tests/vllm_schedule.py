@@ -41,7 +41,13 @@ def vllm_scheduler(model: Path, scenario: Scenario) -> Any:
     import torch
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
     from vllm.v1.structured_output import StructuredOutputManager
 
     limits = scenario.limits
@@ -52,10 +58,17 @@ def vllm_scheduler(model: Path, scenario: Scenario) -> Any:
     caching.enable_prefix_caching = limits.prefix_caching
     caching.num_gpu_blocks = limits.kv_blocks + 1  # one is never given out
     config.model_config.max_model_len = limits.kv_blocks * BLOCK
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=16, dtype=torch.float32)
-    cache_config = KVCacheConfig(limits.kv_blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)])
+    heads = {"num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
+    spec = FullAttentionSpec(block_size=BLOCK, **heads)
+    specs: list[Any] = [spec] * limits.full_groups
+    specs += [SlidingWindowSpec(block_size=BLOCK, sliding_window=limits.window_tokens, **heads)] * limits.window_groups
+    state = {"shapes": ((1, 1),), "dtypes": (torch.float32,), "page_size_padded": spec.page_size_bytes}
+    specs += [MambaSpec(block_size=config.model_config.max_model_len, **state)] * limits.state_blocks
+    groups = [KVCacheGroupSpec([f"layer {i}"], each) for i, each in enumerate(specs)]
+    cache_config = KVCacheConfig(limits.kv_blocks + 1, [], groups)
     kind = AsyncScheduler if limits.async_scheduling else Scheduler
-    return kind(config, cache_config, StructuredOutputManager(config), block_size=BLOCK, log_stats=True)
+    size = config.model_config.max_model_len if limits.state_blocks else BLOCK  # a multiple of all groups' sizes
+    return kind(config, cache_config, StructuredOutputManager(config), block_size=size, log_stats=True)
 
 
 @cache

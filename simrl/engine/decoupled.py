@@ -36,6 +36,8 @@ from simrl.engine.requests import (
     admissible,
     blocks_of,
     busy,
+    capacity_tokens,
+    is_plain,
     known_tokens,
 )
 from simrl.engine.stretches import Chances, accepted_by, fill_chances
@@ -110,7 +112,7 @@ def _take_windows(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Dec
             _, right = draft(
                 drafts[slot].source, drafts[slot].at, generated, window, hardness, d.runs, d.log_acceptances[0]
             )
-            _take_window(r[slot], drafts[slot], right, limits.kv_blocks * limits.block_size)
+            _take_window(r[slot], drafts[slot], right, capacity_tokens(limits))
     return works
 
 
@@ -227,7 +229,7 @@ def _only_decodes(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Dec
 @njit(cache=True)
 def _surely_enough(n: int, limits: Limits, d: Decoding) -> int:
     """Return the blocks that suffice for a pass of n requests, whatever they draft."""
-    return n * (blocks_of(d.log_acceptances.shape[1] + 1, limits.block_size) + 1)
+    return n * (blocks_of(d.log_acceptances.shape[1] + 1, limits.block_size) + 1) if is_plain(limits) else NEVER
 
 
 @njit(cache=True)
@@ -240,7 +242,7 @@ def _stretch(
     From one verification to the next, a request drafts in every pass of the drafter until it has all it may draft. So the
     drafter needs no look at the requests: `having[k]` of them have all after k passes more.
     """
-    n, size, kv_capacity = t.n_running, limits.block_size, limits.kv_blocks * limits.block_size
+    n, size, kv_capacity = t.n_running, limits.block_size, capacity_tokens(limits)
     chances = Chances(np.empty((1, n, d.log_acceptances.shape[1])), np.zeros(1, dtype=np.bool_))
     fill_chances(chances, 0, r, drafts, t, d)
     likely = chances.accepted[0]

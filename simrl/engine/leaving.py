@@ -266,6 +266,8 @@ def know_all(r: Requests, t: Totals) -> None:
     let_leave(r, t)
     if t.n_going > 0:
         _let_go(r, t)
+    for i in range(t.n_running):
+        r[r[i].running].in_flight = 0
     for i in range(t.n_waiting):
         r[r[waiting_at(r, t, i)].waiting].seen_at = 0
 

@@ -25,10 +25,12 @@ from simrl.engine.requests import (
     Until,
     admissible,
     admit,
-    blocks_of,
+    blocks_to_start,
     busy,
+    capacity_tokens,
     known_tokens,
     make_room,
+    more_blocks,
 )
 from simrl.engine.stretches import decode_stretch, stretch_length
 from simrl.profile.profile import Tables, pass_s, straggler_beside_prefill_s, straggler_s
@@ -129,7 +131,7 @@ def _schedule_ahead(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> N
 def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     """Set the tokens that each running request has in the pass to come (`r.scheduled`, 0 before); vLLM's `schedule()`. Returns
     their sum."""
-    size, budget = limits.block_size, limits.max_num_batched_tokens
+    budget, counts_flying = limits.max_num_batched_tokens, limits.async_scheduling and limits.window_groups > 0
     preempted = False
 
     # First, the running requests.
@@ -141,7 +143,7 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
             continue
         left = 1 if r[slot].going == 2 else known_tokens(r[slot], drafts[slot]) - r[slot].computed
         new = min(left + drafts[slot].drafted, budget)
-        need = max(blocks_of(r[slot].computed + r[slot].rejected + new, size) - r[slot].blocks, 0)
+        need = more_blocks(r[slot], r[slot].computed + r[slot].rejected + new, limits)
         if need > t.free_blocks:  # rare, and the call is dear in a loop over all requests
             make_room(r, t, need, PREEMPTED)
         while need > t.free_blocks and i < t.n_running:
@@ -153,6 +155,8 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
         t.free_blocks -= need
         r[slot].blocks += need
         r[slot].scheduled = new
+        if counts_flying:
+            r[slot].in_flight = new
         if r[slot].covering == 1:
             cover(r, t, slot, min(r[slot].computed + new, known_tokens(r[slot], drafts[slot])))
         if drafts[slot].drafted > 0:
@@ -168,7 +172,7 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
         if new == 0:
             break
         padding = _padding(r, drafts, t, limits, scheduled_running) if t.padding > 0 else 0
-        if new + padding > budget or padding > _fitting(r, drafts, t, limits):
+        if padding > 0 and (new + padding > budget or not _fits(r, drafts, t, limits, padding)):
             break
         new += padding
         slot = admit(r, t)
@@ -176,11 +180,12 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
             t.lookup_tokens += known_tokens(r[slot], drafts[slot])
         if t.prefix_caching == 1 and r[slot].blocks == 0:
             take_found(r, t, slot, known_tokens(r[slot], drafts[slot]))
-        need = max(blocks_of(r[slot].computed + new, size) - r[slot].blocks, 0)
+        need = more_blocks(r[slot], r[slot].computed + new, limits)
         make_room(r, t, need, PREEMPTED)
         t.free_blocks -= need
         r[slot].blocks += need
         r[slot].scheduled = new
+        r[slot].in_flight = new if counts_flying else 0
         r[slot].gained = -1
         if r[slot].covering == 1:
             cover(r, t, slot, r[slot].computed + new)
@@ -208,20 +213,21 @@ def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_r
     for i in range(scheduled_running):
         if r[r[i].running].gained < 0:  # computes its prompt
             return 0
-    fits_alone = known + t.padding < limits.kv_blocks * limits.block_size and t.padding < limits.max_num_batched_tokens
+    fits_alone = known + t.padding < capacity_tokens(limits) and t.padding < limits.max_num_batched_tokens
     return t.padding if fits_alone else 0
 
 
 @njit(cache=True)
-def _fitting(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
-    """Return for how many tokens more than its known ones there is room for the first waiting request, which may start."""
+def _fits(r: Requests, drafts: Drafts, t: Totals, limits: Limits, padding: int) -> bool:
+    """Return whether there is room for `padding` tokens more than the known ones of the first waiting request, which may
+    start."""
     slot = r[t.waiting_head].waiting
     known, found, free_ones = known_tokens(r[slot], drafts[slot]), 0, 0
     if t.prefix_caching == 1 and r[slot].blocks == 0:
         found, free_ones = find(r, t, slot, known)
     elif t.prefix_caching == 1:
         found, free_ones = r[slot].blocks, held_alone(r, slot)
-    return (t.free_blocks + t.held_blocks - free_ones + found) * limits.block_size - known
+    return blocks_to_start(known + padding, limits) - found <= t.free_blocks + t.held_blocks - free_ones
 
 
 class PassWork(NamedTuple):

@@ -58,6 +58,7 @@ class Request(Node):
     stop_kind: int  # … by END or PAUSE
     reached: int  # tokens that had been computed when the cache was last lost …
     lost_by: int  # … and why: MOVED, PREEMPTED, RELOADED or REDRAFTED
+    in_flight: int  # tokens of the pass in flight, if the scheduler is async and there are window groups
     seen_at: int  # an async scheduler sees it waiting when that many passes are over
     first_token_s: float
     last_token_s: float
@@ -147,7 +148,12 @@ class Columns(dict[str, NDArray[Any]]):
 
 
 class Limits(NamedTuple):
-    """Bounds of a pass. Names as in vLLM; `kv_blocks` blocks of `block_size` tokens hold the KV cache."""
+    """Bounds of a pass. Names as in vLLM; `kv_blocks` blocks of `block_size` tokens hold the KV cache.
+
+    Layers that keep unlike things are in groups that share these blocks, as in vLLM: a sequence has a block for each
+    `block_size` tokens in each of the `full_groups`, of the last `window_tokens` alone in each of the `window_groups`, and
+    `state_blocks` for its states, however long it is. With windows or states, no prefix cache is modelled.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -158,6 +164,10 @@ class Limits(NamedTuple):
     hold_paused: bool | None = None  # whether paused requests keep their blocks; None: without a prefix cache
     dp: int = 1  # data-parallel ranks in lock step (`engine.lock_step`); all other limits are those of a rank
     graph_tokens: int = 0  # up to which ranks are padded to the largest, for its CUDA graph
+    full_groups: int = 1
+    window_groups: int = 0
+    window_tokens: int = 0
+    state_blocks: int = 0
 
 
 class Until(NamedTuple):
@@ -177,6 +187,51 @@ def busy(t: Totals) -> bool:
 def blocks_of(tokens: int, block_size: int) -> int:
     """Return the blocks that hold `tokens`."""
     return (tokens + block_size - 1) // block_size
+
+
+@njit(cache=True)
+def most_in_window(limits: Limits) -> int:
+    """Return the most blocks that a sequence has in a window group: of the window and of the tokens that passes compute."""
+    computing = limits.max_num_batched_tokens * (2 if limits.async_scheduling else 1)
+    return blocks_of(limits.window_tokens - 1 + computing, limits.block_size) + 1
+
+
+@njit(cache=True)
+def blocks_to_start(tokens: int, limits: Limits) -> int:
+    """Return the blocks that have to be there before a sequence of `tokens` starts."""
+    columns = blocks_of(tokens, limits.block_size)
+    blocks = limits.full_groups * columns + limits.state_blocks
+    if limits.window_groups > 0:
+        blocks += limits.window_groups * min(columns, most_in_window(limits))
+    return blocks
+
+
+@njit(cache=True, inline="always")
+def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
+    """Return the blocks that a request takes to have room for `tokens`; below 0: it gives back what left its windows."""
+    columns = blocks_of(tokens, limits.block_size)
+    if limits.window_groups == 0:
+        return max(limits.full_groups * columns + limits.state_blocks - request.blocks, 0)
+    left = max(request.computed - request.in_flight - limits.window_tokens + 1, 0) // limits.block_size
+    blocks = limits.full_groups * columns + limits.window_groups * (columns - left) + limits.state_blocks
+    return blocks - request.blocks
+
+
+@njit(cache=True)
+def capacity_tokens(limits: Limits) -> int:
+    """Return the tokens of the longest sequence that fits alone."""
+    room = limits.kv_blocks - limits.state_blocks
+    columns = room // (limits.full_groups + limits.window_groups)
+    if limits.window_groups > 0 and columns > most_in_window(limits):
+        room -= limits.window_groups * most_in_window(limits)
+        columns = room // limits.full_groups if limits.full_groups > 0 else 2**40
+    return max(columns, 0) * limits.block_size
+
+
+@njit(cache=True)
+def is_plain(limits: Limits) -> bool:
+    """Return whether all layers keep every token, so that a sequence has a block for each `block_size` tokens."""
+    return limits.full_groups == 1 and limits.window_groups == 0 and limits.state_blocks == 0
 
 
 @njit(cache=True, inline="always")
@@ -222,6 +277,7 @@ def enqueue(
     r[slot].generated = generated
     r[slot].computed = cached
     r[slot].scheduled = 0
+    r[slot].in_flight = 0
     r[slot].blocks = 0
     r[slot].stop_at = response
     r[slot].stop_kind = END
@@ -329,6 +385,7 @@ def forget(request: Request, cause: int) -> None:
         request.computed = 0
     request.gained = -1
     request.rejected = 0
+    request.in_flight = 0
 
 
 @njit(cache=True)
@@ -399,7 +456,7 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     elif t.prefix_caching == 1:
         found = r[slot].blocks
         room -= held_alone(r, slot)
-    if blocks_of(known, limits.block_size) - found > room:
+    if blocks_to_start(known, limits) - found > room:
         return 0
     return min(known - computed, budget)
 

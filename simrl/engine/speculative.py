@@ -6,7 +6,18 @@ from numba import njit
 
 from simrl.engine.leaving import drop_caches, stop
 from simrl.engine.passes import iterate
-from simrl.engine.requests import REDRAFTED, Limits, Requests, Totals, Until, blocks_of, busy, known_tokens
+from simrl.engine.requests import (
+    REDRAFTED,
+    Limits,
+    Requests,
+    Totals,
+    Until,
+    blocks_of,
+    busy,
+    capacity_tokens,
+    is_plain,
+    known_tokens,
+)
 from simrl.engine.stretches import (
     Memory,
     count_draft,
@@ -70,6 +81,7 @@ def run_speculative(
             and not plain
             and _all_may_draft(r, t)
             and n * (1 + most) <= limits.max_num_batched_tokens
+            and is_plain(limits)
             and t.free_blocks >= n * (blocks_of((1 + t.async_scheduling) * most + 1, limits.block_size) + 1)
         ):
             speculative_stretch(r, drafts, t, tables, limits, d, memory, until.time_s)
@@ -116,7 +128,7 @@ def propose(
         slot = r[i].running
         if drafts[slot].proposed == 0:
             continue
-        room = limits.kv_blocks * limits.block_size - r[slot].computed - r[slot].rejected - 1
+        room = capacity_tokens(limits) - r[slot].computed - r[slot].rejected - 1
         most = max(room, 0)  # else it could not even run alone
         window = min(drafts[slot].window, most)
         if r[slot].going > 0:  # it drafts, and gains nothing

@@ -11,7 +11,17 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from simrl.engine.requests import NEVER, PREEMPTED, Limits, Requests, Totals, admissible, blocks_of, make_room
+from simrl.engine.requests import (
+    NEVER,
+    PREEMPTED,
+    Limits,
+    Requests,
+    Totals,
+    admissible,
+    blocks_of,
+    make_room,
+    more_blocks,
+)
 from simrl.profile.interpolation import interpolate, interpolate_row, locate
 from simrl.profile.profile import Tables, straggler_s
 from simrl.speculation.bandit import BanditState, choose, observe
@@ -42,7 +52,7 @@ class Memory(NamedTuple):
     readable: Ints
 
 
-LARGEST_COUNTED_BLOCK = 256  # tokens; with larger ones, passes are counted one by one where blocks are short
+LARGEST_COUNTED_BLOCK = 4096  # tokens; with larger ones, passes are counted one by one where blocks are short
 
 
 @njit(cache=True)
@@ -55,6 +65,8 @@ def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> in
         return 0  # the first that waits came too late for the pass to come, but not for the one after
     if admissible(r, drafts, t, limits, limits.max_num_batched_tokens - n) > 0:
         return 0
+    if limits.window_groups > 0 and t.n_waiting > 0 and t.n_running < limits.max_num_seqs:
+        return 0  # what leaves the windows may let it start
     passes = NEVER
     for i in range(n):
         slot = r[i].running
@@ -68,8 +80,9 @@ def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> in
 @njit(cache=True)
 def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> int:
     """Return for how many passes of pure decoding there are blocks, at least; `enough` or more where that is clear at once."""
-    n, size, room = t.n_running, limits.block_size, t.free_blocks + t.held_blocks
-    # No request needs more than one new block in block_size passes.
+    n, size = t.n_running, limits.block_size
+    # No request needs more than one new block in block_size passes, in any group; what leaves windows is not counted.
+    room = (t.free_blocks + t.held_blocks) // (limits.full_groups + limits.window_groups)
     passes = room // n * size
     if passes >= enough or size > LARGEST_COUNTED_BLOCK:
         return passes
@@ -79,7 +92,7 @@ def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> in
     )  # how many requests need their next block in the first pass from now on, the second …
     for i in range(n):
         slot = r[i].running
-        needs[(r[slot].blocks * size - r[slot].computed) % size] += 1
+        needs[-r[slot].computed % size] += 1
     for k in range(size):
         room -= needs[k]
         if room < 0:
@@ -146,16 +159,20 @@ def along_row(grid: Floats, row: Floats, mean_kv: float, cell: int) -> float:
 def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -> None:
     """Give the requests what they gain in a stretch of `done` passes up to `now_s`."""
     n, slowdown = t.n_running, t.slowdown
-    grown = 0
+    grown, flying = 0, 1 if limits.async_scheduling and limits.window_groups > 0 else 0
     for i in range(n):
         slot = r[i].running
-        r[slot].computed += done
+        if flying > 0 and done > 1:
+            r[slot].in_flight = flying
+        r[slot].computed += done - 1
+        more = more_blocks(r[slot], r[slot].computed + 1, limits)
+        r[slot].in_flight = flying
+        r[slot].computed += 1
         r[slot].generated += done
         r[slot].gained = 1
         r[slot].rejected = 0
-        blocks = max(blocks_of(r[slot].computed, limits.block_size), r[slot].blocks)
-        grown += blocks - r[slot].blocks
-        r[slot].blocks = blocks
+        grown += more
+        r[slot].blocks += more
     make_room(r, t, grown, PREEMPTED)
     t.free_blocks -= grown
     t.passes += done

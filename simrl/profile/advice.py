@@ -50,6 +50,8 @@ def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str
     base = BASES.get(wanted.gpu, wanted.gpu)
     if base not in SYSTEMS or (base != wanted.gpu and wanted.precision != "bf16") or shape.name not in MODELS:
         return []
+    if wanted.tp & (wanted.tp - 1):  # collectives were measured among powers of two
+        return []
     package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
     setup = Setup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
     installed = find_spec(PACKAGES[package]) is not None

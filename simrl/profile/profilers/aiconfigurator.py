@@ -168,12 +168,15 @@ def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
 
     An all-reduce is a reduce-scatter and an all-gather, each a ring whose steps have the latency of the measured one of 8 GPUs.
     """
-    times, gpus = kernel_times(engine_of(shape, gpu, setup), shape.name), setup.tp * setup.dp
-    if not shape.experts or gpus <= NODE_GPUS:
+    gpus = setup.tp * setup.dp
+    beyond = bool(shape.experts) and gpus > NODE_GPUS
+    times = kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name)
+    if not beyond:
         return times
     node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
-    rows = {name: ms for name, ms, *_ in engine_of(shape, gpu, node).handle.decode_step_per_op(1, 2, 2)}
-    step_ms = rows["generation_moe_pre_dispatch"] / (NODE_GPUS - 1)  # of the rings of all layers
+    rows = engine_of(shape, gpu, node, apart=True).handle.decode_step_per_op(1, 2, 2)
+    gathered_ms = sum(ms for name, ms, *_ in rows if name.endswith("moe_pre_dispatch"))
+    step_ms = gathered_ms / (NODE_GPUS - 1)  # of the rings of all layers
 
     def ring_ms(tokens: Floats, ranks: int) -> Floats:
         received = 2.0 * shape.layers * shape.hidden * tokens * (ranks - 1) / ranks  # bytes in bfloat16
@@ -183,11 +186,12 @@ def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
     if setup.tp > NODE_GPUS:
         reduced = 2 * ring_ms(times.tokens, setup.tp)
     elif setup.tp > 1:
-        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=1)), shape.name)
-        reduced = alone.experts_ms["moe_pre_dispatch"]
+        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=setup.tp), apart=True), shape.name)
+        reduced = sum(ms for name, ms in alone.experts_ms.items() if name.endswith("moe_pre_dispatch")) + reduced
     exchange = ring_ms(times.tokens * setup.dp, setup.dp) if setup.dp > 1 else np.zeros_like(reduced)
     after = exchange if setup.dp > 1 else reduced
-    experts = times.experts_ms | {"moe_pre_dispatch": reduced + exchange, "moe_post_dispatch": after}
+    computed = {name: ms for name, ms in times.experts_ms.items() if not name.endswith("_dispatch")}
+    experts = computed | {"moe_pre_dispatch": reduced + exchange, "moe_post_dispatch": after}
     embedding = {"embedding_ar": reduced / shape.layers} if setup.tp > NODE_GPUS else {}
     return times._replace(experts_ms=experts, dense_ms=times.dense_ms | embedding)
 
@@ -319,8 +323,9 @@ def _ticks(most: int) -> Floats:
     return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
 
 
-def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
-    """Return aiconfigurator's compiled model. Raises `InputError` if it has no data for it."""
+def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, apart: bool = False) -> Compiled:
+    """Return aiconfigurator's compiled model; `apart`: shared experts not at the time of the routed ones, but before them.
+    Raises `InputError` if it has no data for it."""
     package = PACKAGES[setup.package]
     try:
         import_module(f"{package}.sdk.engine")
@@ -341,7 +346,7 @@ def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(_config(shape, package))
         try:
-            compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape)
+            compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape, apart)
             compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
         except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
             wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
@@ -402,7 +407,7 @@ def _require_split(shape: ModelShape, setup: Setup) -> None:
         raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
 
 
-def _compiled(package: str, folder: str, system: str, setup: Setup, shape: ModelShape) -> Compiled:
+def _compiled(package: str, folder: str, system: str, setup: Setup, shape: ModelShape, apart: bool = False) -> Compiled:
     """Return the compiled model of a folder with a config.json."""
     has_experts = bool(shape.experts)
     core, sdk = import_module(package), (import_module(f"{package}.sdk.{name}") for name in SDK)
@@ -432,6 +437,9 @@ def _compiled(package: str, folder: str, system: str, setup: Setup, shape: Model
         database=perf_database.get_database(system, setup.backend, version),
     )
     operations = json.loads(spec)
+    if apart:
+        for phase in ("generation_ops", "context_ops"):
+            operations[phase] = [part for operation in operations[phase] for part in _parts(operation)]
     for operation in operations["generation_ops"]:
         for fields in operation.values():
             if "verify_query_tokens" in fields:
@@ -444,6 +452,12 @@ def _compiled(package: str, folder: str, system: str, setup: Setup, shape: Model
         for ops in ("generation_ops", "context_ops")
     )
     return Compiled(handle, decoding, prefill)
+
+
+def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return an operation, or those of the two groups that it has overlap."""
+    groups = operation.get("Overlap")
+    return [*groups["group_a"], *groups["group_b"]] if groups else [operation]
 
 
 def _hugging_face_config(shape: ModelShape) -> dict[str, object]:

@@ -14,7 +14,6 @@ aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed as 
 import json
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -40,6 +39,7 @@ from simrl.result.result import Lane
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.worker import WorkerCosts
+from simrl.scenario.presets import ENGINES
 from simrl.trace.trace import Response, Sample
 
 PROFILES = Path(__file__).parents[1] / "profiles"
@@ -49,42 +49,35 @@ REQUESTS = 3  # of a client: one that spreads them, one that counts, one that ke
 
 
 class Served(NamedTuple):
-    """A model as these measurements served it. `path` is aiconfigurator's name of it, `quantised` its arguments."""
+    """A model as these measurements served it: its name in simrl, its precision, and the bytes of its weights."""
 
-    path: str
+    name: str
     weight_bytes: float
-    kv_bytes_per_token: float
-    quantised: Mapping[str, str] = {}
-    shape: str | None = None  # the name in simrl.hardware, where it is served in bfloat16
+    precision: str = "bf16"
+    kv_precision: str = "bf16"
 
 
-def _dense(path: str, name: str, fp8: bool = False, fp8_cache: bool = False) -> Served:
-    shape = MODELS[name]
-    quantised = {"gemm_quant_mode": "fp8"} if fp8 else {}
-    if fp8_cache:
-        quantised |= {"kvcache_quant_mode": "fp8"}
-    return Served(
-        path,
-        shape.weight_bytes / (2 if fp8 else 1),
-        shape.kv_bytes_per_token / (2 if fp8_cache else 1),
-        quantised,
-        None if fp8 else name,
-    )
+def _dense(name: str, precision: str = "bf16", kv_precision: str = "bf16") -> Served:
+    return Served(name, MODELS[name].weight_bytes / (2 if precision == "fp8" else 1), precision, kv_precision)
 
 
 # By model, backend and the precision of the weights, as in the file. It lacks the precision of the KV cache: FP8 for
-# TensorRT-LLM's FP8 checkpoints (their hf_quant_config.json), bfloat16 by default for vLLM.
+# TensorRT-LLM's FP8 checkpoints (their hf_quant_config.json), bfloat16 by default for vLLM. It calls gpt-oss's own MXFP4
+# "nvfp4". Bytes of quantised mixtures of experts: of the checkpoint's files.
 SERVED = {
-    ("Qwen/Qwen3-32B", "vllm", "bf16"): _dense("Qwen/Qwen3-32B", "qwen3-32b"),
-    ("Qwen/Qwen3-32B", "vllm", "fp8"): _dense("Qwen/Qwen3-32B", "qwen3-32b", fp8=True),
-    ("Qwen/Qwen3-32B", "sglang", "bf16"): _dense("Qwen/Qwen3-32B", "qwen3-32b"),
-    ("Qwen/Qwen3-32B", "trtllm", "fp8"): _dense("Qwen/Qwen3-32B", "qwen3-32b", fp8=True, fp8_cache=True),
-    ("meta-llama/Llama-3.1-8B-Instruct", "trtllm", "bf16"): _dense("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
-    ("meta-llama/Llama-3.1-70B", "vllm", "fp8"): _dense("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b", fp8=True),
-    ("Qwen/Qwen3-235B-A22B-FP8", "trtllm", "fp8"): Served("Qwen/Qwen3-235B-A22B-FP8", 235e9, 2 * 94 * 4 * 128),
-    ("MiniMaxAI/MiniMax-M2.5", "vllm", "fp8"): Served("MiniMaxAI/MiniMax-M2.5", 229e9, 2 * 2 * 62 * 8 * 128),
+    ("Qwen/Qwen3-32B", "vllm", "bf16"): _dense("qwen3-32b"),
+    ("Qwen/Qwen3-32B", "vllm", "fp8"): _dense("qwen3-32b", "fp8"),
+    ("Qwen/Qwen3-32B", "sglang", "bf16"): _dense("qwen3-32b"),
+    ("Qwen/Qwen3-32B", "trtllm", "fp8"): _dense("qwen3-32b", "fp8", "fp8"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "trtllm", "bf16"): _dense("llama-3.1-8b"),
+    ("meta-llama/Llama-3.1-70B", "vllm", "fp8"): _dense("llama-3.1-70b", "fp8"),
+    ("Qwen/Qwen3-235B-A22B-FP8", "trtllm", "fp8"): Served("qwen3-235b-a22b", 235e9, "fp8-block"),
+    ("MiniMaxAI/MiniMax-M2.5", "vllm", "fp8"): Served("minimax-m2.5", 229e9, "fp8-block"),
+    ("openai/gpt-oss-120b", "vllm", "nvfp4"): Served("gpt-oss-120b", 65e9, "w4a16_mxfp4"),
 }
-MIXTURES = ("Qwen/Qwen3-235B-A22B-FP8", "MiniMaxAI/MiniMax-M2.5")
+MOST_AT_A_TIME = 256  # requests: vLLM runs as many by default, and the file does not say what these servers ran
+# Presets of the engines by backend and version: vLLM schedules ahead by default since 0.14.
+PRESETS = {("vllm", "0.18.0"): "vllm-0.19", ("vllm", ""): "vllm-0.12", ("sglang", ""): "sglang-0.5"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,8 @@ class Point:
     version: str
     precision: str
     tp: int
-    experts: tuple[int, int]  # tensor and expert parallelism of a mixture of experts
+    dp: int
+    ep: int
     concurrency: int
     prompt_tokens: int
     output_tokens: int
@@ -109,7 +103,9 @@ class Point:
 
     @property
     def calibrates(self) -> bool:
-        return crc32(self.name.encode()) % 2 == 0
+        """Return whether host times are set on this point: on half of the dense models in bfloat16, on no others."""
+        plain = self.precision == "bf16" and not MODELS[self.served.name].experts
+        return plain and crc32(self.name.encode()) % 2 == 0
 
 
 @dataclass
@@ -120,6 +116,7 @@ class Row:
     profile: TableProfile
     kernels_s: float
     with_host_s: float = math.nan
+    with_preset_s: float = math.nan
 
 
 def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
@@ -134,23 +131,26 @@ def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
     points: list[Point] = []
     left_out: dict[str, int] = {}
     for row in rows.itertuples():
+        dp = 1 if pd.isna(row.attention_dp_size) else int(row.attention_dp_size)
         point = Point(
             name=str(row.id),
             model=str(row.model_path),
             backend=str(row.backend),
             version=str(row.backend_version) if isinstance(row.backend_version, str) else "unstated",
-            precision="bf16" if pd.isna(row.gemm_quant_mode) else "fp8",
-            tp=int(row.tp_size),
-            experts=(int(row.moe_tp_size), int(row.moe_ep_size)) if row.model_path in MIXTURES else (1, 1),
+            precision="bf16" if pd.isna(row.gemm_quant_mode) else str(row.gemm_quant_mode).removesuffix("_block"),
+            # Names of points with attention on several ranks have 4 GPUs, the columns 4 ranks of 4: each rank is one GPU.
+            tp=int(row.tp_size) if dp == 1 else 1,
+            dp=dp,
+            ep=max(int(row.moe_ep_size) // dp, 1),
             concurrency=int(row.batch_size),
             prompt_tokens=int(row.isl),
             output_tokens=int(row.osl),
             tpot_s=1e-3 * float(row.silicon_tpot_ms),
         )
         if (point.model, point.backend, point.precision) not in SERVED:
-            why = f"{point.model}: a profile has one kind of attention, this model two"
-        elif not (pd.isna(row.attention_dp_size) or row.attention_dp_size == 1):
-            why = f"{point.model}: attention on several ranks of its own, which a profile does not have"
+            why = f"{point.model} under {point.backend} in {point.precision}: nothing is known of how it was served"
+        elif point.concurrency > MOST_AT_A_TIME:
+            why = f"{point.model}: {point.concurrency} requests at a time, more than the server ran"
         else:
             points.append(point)
             continue
@@ -161,36 +161,28 @@ def read_points(data: Path) -> tuple[list[Point], dict[str, int]]:
 def profile_for(point: Point) -> TableProfile:
     """Return the shipped profile of a point, else a derived one. Raise `InputError` where the database has none."""
     served = point.served
-    shipped = PROFILES / f"{served.shape}_h100_tp{point.tp}.parquet"
-    if point.backend == "vllm" and shipped.is_file():
+    shipped = PROFILES / f"{served.name}_h100_tp{point.tp}.parquet"
+    if point.backend == "vllm" and served.precision == "bf16" and shipped.is_file():
         return read_profile(shipped)
-    try:
-        from aiconfigurator_core.sdk.engine import EngineHandle
-    except ImportError as error:
-        raise InputError("aiconfigurator is not installed; pip install 'simrl[aiconfigurator]'") from error
-    try:
-        engine = EngineHandle.compile(
-            served.path,
-            aiconfigurator.SYSTEMS["h100"],
-            point.backend,
-            tp_size=point.tp,
-            nextn=0,
-            moe_tp_size=point.experts[0],
-            moe_ep_size=point.experts[1],
-            **served.quantised,
-        )
-    except Exception as error:  # its layers raise anything
-        raise InputError(f"aiconfigurator has no {served.path} under {point.backend} at tp {point.tp}") from error
-    source = aiconfigurator.source_of("h100", point.backend)
-    return aiconfigurator.profile_of(
-        aiconfigurator.kernel_times(engine, served.path), served.path, "h100", point.tp, source
+    newer = served.precision == "fp8-block" and point.backend == "vllm"
+    setup = aiconfigurator.Setup(
+        point.tp,
+        point.dp,
+        point.ep,
+        served.precision,
+        served.kv_precision,
+        backend=point.backend,
+        package="aisimulate" if newer else "aiconfigurator",
     )
+    return aiconfigurator.derive(MODELS[served.name], "h100", setup)
 
 
 def kv_blocks(point: Point) -> int:
-    """Return the blocks of 16 tokens that the memory of the GPUs holds."""
-    memory = point.tp * (MEMORY_SHARE * gpu("h100").memory_bytes - WORKING_BYTES) - point.served.weight_bytes
-    return int(memory / point.served.kv_bytes_per_token) // 16
+    """Return the blocks of 16 tokens that the memory of the GPUs of an attention rank holds."""
+    memory = point.tp * (MEMORY_SHARE * gpu("h100").memory_bytes - WORKING_BYTES)
+    shape, served = MODELS[point.served.name], point.served
+    token_bytes = shape.kv_bytes_per_token / (2 if served.kv_precision == "fp8" else 1)
+    return int((memory - served.weight_bytes / point.dp) / token_bytes) // 16
 
 
 def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
@@ -205,7 +197,7 @@ def closed_loop_tpot_s(point: Point, profile: TableProfile) -> float:
     lengths = [tokens for own in first for tokens in (own, *[point.output_tokens] * (REQUESTS - 1))]
     responses = {uid: Response(tokens, 0.0) for uid, tokens in enumerate(lengths)}
     record = Recorder([Lane("rollout-000", point.tp)])
-    worker = SimulatedWorker(env, 0, profile.tables, limits, WorkerCosts(load_s=0.0), responses, record)
+    worker = SimulatedWorker(env, 0, profile.even, limits, WorkerCosts(load_s=0.0), responses, record)
     tpots: list[float] = []
 
     def client(i: int) -> simpy.events.ProcessGenerator:
@@ -227,7 +219,7 @@ def wave_tpot_s(point: Point, profile: TableProfile) -> float:
     passes."""
     prompts = min(point.concurrency, max(1, PASS_TOKENS // point.prompt_tokens))  # of one pass
     tokens, attended = prompts * point.prompt_tokens, prompts * point.prompt_tokens**2 / 2
-    prefill_s = pass_s(profile.tables, float(tokens), float(prompts), float(tokens), attended, 0.0, 0.0)
+    prefill_s = pass_s(profile.even, float(tokens), float(prompts), float(tokens), attended, 0.0, 0.0)
     waits = (math.ceil(point.concurrency / prompts) - 1) / 2
     decode_s = profile.decode_s(point.concurrency, point.prompt_tokens + point.output_tokens / 2)
     return decode_s + waits * prefill_s / (point.output_tokens - 1)
@@ -268,7 +260,7 @@ def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row
     profiles: dict[tuple[object, ...], TableProfile | str] = {}
     rows: list[Row] = []
     for point in points:
-        key = (point.model, point.backend, point.precision, point.tp, point.experts)
+        key = (point.model, point.backend, point.precision, point.tp, point.dp, point.ep)
         if key not in profiles:
             try:
                 profiles[key] = profile_for(point)
@@ -291,6 +283,9 @@ def predict_all(points: list[Point], left_out: dict[str, int]) -> tuple[list[Row
         for row in own:
             if not row.point.calibrates:
                 row.with_host_s = predict(row.point, row.profile.with_corrections(**host))
+            if preset := PRESETS.get((backend, row.point.version), PRESETS.get((backend, ""))):
+                of = {key: float(ENGINES[preset].constants[key].value) for key in host}
+                row.with_preset_s = predict(row.point, row.profile.with_corrections(**of))
     return rows, constants
 
 
@@ -311,13 +306,20 @@ def main(
             "judged": len(judged),
             "judged_kernels": errors(judged, "kernels_s") if judged else None,
             "judged_with_host_times": errors(judged, "with_host_s") if judged else None,
+            "judged_with_preset": errors(judged, "with_preset_s") if judged else None,
         }
 
     groups: dict[str, list[Row]] = {}
     for row in rows:
         p = row.point
-        groups.setdefault(f"{p.model.split('/')[1]} {p.precision}, {p.backend} {p.version}", []).append(row)
+        ranks = f", {p.dp} attention ranks" if p.dp > 1 else ""
+        what = f"{p.model.split('/')[1]} {p.served.precision}{ranks}, {p.backend} {p.version}"
+        groups.setdefault(what, []).append(row)
     lines = [line(name, some) for name, some in sorted(groups.items())]
+    vllm = [row for row in rows if row.point.backend == "vllm"]
+    mixtures = [row for row in vllm if MODELS[row.point.served.name].experts]
+    lines.append(line("mixtures of experts, vLLM", mixtures))
+    lines.append(line("fp8, vLLM", [row for row in vllm if row.point.precision == "fp8"]))
     lines += [line(f"all of {b}", [row for row in rows if row.point.backend == b]) for b in constants]
     lines.append(line("all", rows))
     host = {b: {"each_pass_s": each, "each_sequence_s": sequence} for b, (each, sequence) in constants.items()}
@@ -325,9 +327,12 @@ def main(
         print(json.dumps({"errors": lines, "host_times": host, "left_out": left_out}, indent=1))
         return
     console = Console()
-    table = Table("TPOT", "points", "kernels", "judged", "kernels", "with host times", title="Predicted / measured - 1")
+    heads = ("TPOT", "points", "kernels", "judged", "kernels", "with host times", "with preset")
+    table = Table(*heads, title="Predicted / measured - 1")
     for each in lines:
-        cells = [_cell(each[key]) for key in ("kernels", "judged_kernels", "judged_with_host_times")]
+        cells = [
+            _cell(each[key]) for key in ("kernels", "judged_kernels", "judged_with_host_times", "judged_with_preset")
+        ]
         table.add_row(str(each["what"]), str(each["points"]), cells[0], str(each["judged"]), *cells[1:])
     console.print(table)
     console.print("Each error: median / median size / 90 % within. Host times, set on the points that are not judged:")
@@ -340,7 +345,7 @@ def main(
 
 
 def _cell(found: object) -> str:
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or math.isnan(found["median"]):
         return "-"
     return f"{found['median']:+.1%} / {found['median_size']:.1%} / {found['p90_size']:.1%}"
 

@@ -113,7 +113,7 @@ def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ra
     from simrl.analysis.agreement import method_without_drafts
     from simrl.files import write_whole_folder
     from simrl.interrupts import ctrl_c_once
-    from simrl.profile.profile import setting_differences
+    from simrl.profile.metadata import setting_differences
     from simrl.show.comparison import MANIFEST
     from simrl.show.tables.agree import print_agreement
     from simrl.show.tables.compare import not_drafted

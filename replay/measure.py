@@ -26,7 +26,8 @@ from replay.bench import LEAD_TURNS, Facts, Loads, Prompts, Scene, Seen, Shape, 
 from replay.profile_fit import MeasuredPass, Reach, draft_rounds, fit, predicted_s
 from simrl.errors import InputError
 from simrl.files import write_whole_file
-from simrl.profile.profile import DraftRounds, Tables
+from simrl.profile.metadata import DraftRounds
+from simrl.profile.profile import Tables
 
 SHORT_TOKENS = 16  # of a prompt whose length does not matter
 STAIR_TURNS = 12

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.bench import Shape
-from simrl.profile.profile import DraftRounds, Tables, pass_s
+from simrl.profile.metadata import DraftRounds
+from simrl.profile.profile import Tables, pass_s
 from simrl.profile.profilers.smoothing import settled
 
 Floats = NDArray[np.float64]

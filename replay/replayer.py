@@ -86,6 +86,7 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         "its drafter is decoupled or best-of-N (specactor); choose another --speculation": (
             prepared.tail is not None or (drafts is not None and drafts.decoupled is not None)
         ),
+        "engines here are one rank each (cluster.dp); set it to 1": prepared.limits.dp > 1,
         "it trains its drafter while it runs (tlt); choose another --speculation": (
             drafts is not None and drafts.speculation.training is not None
         ),

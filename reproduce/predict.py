@@ -18,6 +18,7 @@ from reproduce import (
     real_nemo_rl,
     real_rlinf_verl,
     real_verl_fsdp,
+    real_verl_v1,
     rhymerl,
     rollpacker,
     specactor,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, ModuleType] = {
     "real_verl_fsdp": real_verl_fsdp,
     "real_nemo_rl": real_nemo_rl,
     "real_rlinf_verl": real_rlinf_verl,
+    "real_verl_v1": real_verl_v1,
     "real_hf_async_lora": real_hf_async_lora,
 }
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from reproduce.board import print_ledger
 from reproduce.ledger import read_ledger
 from reproduce.predict import FAMILIES, Prediction, drivers
-from reproduce.real_measured import VERL_V1, again, measured
+from reproduce.real_measured import again, measured
 from simrl.errors import InputError, meant
 
 Entry = dict[str, Any]
@@ -26,7 +26,6 @@ SIDE = "trainer waits"  # a share of its step
 BINDS = 0.1  # of the step, from which the side that is waited for is the rollout
 LEVEL = 1e-3  # of a prediction: an interval that is narrower is rounding
 KINDS = {"step": "steps", "phase": "phases", "ratio": "ratios", "training step": "training steps"}
-HYBRID = "a hybrid model: attention and linear attention in turns, with experts, whose step times must be measured"
 TRAINING_STEPS = "train_step_benchmarks"
 CONSTANT = "the seconds of an RL step beyond its operations are set on the steps of the other GPUs"
 
@@ -52,7 +51,7 @@ def all_rows() -> dict[str, Quantities]:
             found[row] = Quantities(name, names, why_unscored=unscored.get(row), evidence=evidence.get(row, {}))
         for row, (quantity, why) in getattr(family, "NOT_YET", {}).items():
             found[row] = Quantities(name, (quantity,), why_not=why)
-    return found | {row: Quantities(None, ("hours",), why_not=HYBRID) for row in VERL_V1}
+    return found
 
 
 def wanted_rows(ids: Sequence[str], training_steps: Iterable[str]) -> list[str]:

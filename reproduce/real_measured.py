@@ -58,7 +58,8 @@ def again(data: Path) -> Values:
 def _nemo(data: Path) -> Values:
     lines = _lines(data / RUNS / "nemo_rl" / "runs.csv")
     found = {row: _numbers(_line(lines, model=model, policy=policy), "step_s") for row, (model, policy) in NEMO.items()}
-    found["nemo-8b-async-over-sync"] = [found["nemo-8b-sync"][0] / found["nemo-8b-async"][0]]
+    for model in ("8b", "30b-a3b"):
+        found[f"nemo-{model}-async-over-sync"] = [found[f"nemo-{model}-sync"][0] / found[f"nemo-{model}-async"][0]]
     return found
 
 
@@ -95,7 +96,11 @@ def _lora(data: Path) -> Values:
 
 def _verl_v1(data: Path) -> Values:
     lines = _lines(data / RUNS / "verl_v1.csv")
-    return {row: _numbers(next_exact(lines, "mode", mode), "hours") for row, mode in VERL_V1.items()}
+    found = {row: _numbers(next_exact(lines, "mode", mode), "hours") for row, mode in VERL_V1.items()}
+    return {
+        **found,
+        "verl-v1-colocate-async-over-sync": [found["verl-v1-sync"][0] / found["verl-v1-colocate-async"][0]],
+    }
 
 
 def _verl_fsdp(data: Path) -> Values:

@@ -399,6 +399,43 @@ class ReferenceEngine:
         self.now_s += took_s
         prefilled = self.prefill_tokens - prefilled
         self.passes += 1
+        self.gain(plan)
+        verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
+        in_trees = []
+        for request in verified:
+            assert self.rules is not None and request.proposal is not None
+            drafted, accepted = request.proposal
+            request.drafted_total += drafted
+            request.accepted_total += request.stood
+            request.verifications += drafted > 0
+            request.verified_total += request.gained if drafted else 0
+            self.late_drafted += drafted
+            self.late_accepted += accepted
+            if request.key is not None and arm.tree is not None:
+                in_trees.append(accepted)
+            else:
+                request.window = self.rules.window(request.window, drafted, accepted)
+        gated = self.rules is not None and self.rules.gate is not None and not opened
+        if verified or gated:
+            self.late_drafted *= 63 / 64
+            self.late_accepted *= 63 / 64
+        if in_trees:
+            assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
+            self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
+        self.stop()
+        if self.rules is not None and self.rules.elastic is not None:
+            threshold, patience = self.rules.elastic
+            if not self.speculates and not prefilled:
+                self.calm = self.calm + 1 if places <= threshold else 0
+                if self.calm >= patience:
+                    self.speculates = True
+                    if any(r.key is not None for r in self.running):
+                        self.recompute_running()
+        if not self.limits.async_scheduling:
+            self.catch_up()
+
+    def gain(self, plan: list[tuple[Request, int]]) -> None:
+        """Give each request what it computes and gains in a pass that is over."""
         for request, new in plan:
             request.computed += new
             drafted, accepted = request.proposal or (0, 0)
@@ -427,28 +464,9 @@ class ReferenceEngine:
                     self.name_blocks(request, request.computed)
                 if self.limits.async_scheduling:
                     request.unsure = new - gain if drafted else 0
-        verified = [r for r, _ in plan if r.proposal is not None and any(r is running for running in self.running)]
-        in_trees = []
-        for request in verified:
-            assert self.rules is not None and request.proposal is not None
-            drafted, accepted = request.proposal
-            request.drafted_total += drafted
-            request.accepted_total += request.stood
-            request.verifications += drafted > 0
-            request.verified_total += request.gained if drafted else 0
-            self.late_drafted += drafted
-            self.late_accepted += accepted
-            if request.key is not None and arm.tree is not None:
-                in_trees.append(accepted)
-            else:
-                request.window = self.rules.window(request.window, drafted, accepted)
-        gated = self.rules is not None and self.rules.gate is not None and not opened
-        if verified or gated:
-            self.late_drafted *= 63 / 64
-            self.late_accepted *= 63 / 64
-        if in_trees:
-            assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
-            self.rules.bandit.observe(arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s)
+
+    def stop(self) -> None:
+        """Let requests stop that have reached their stops."""
         for request in self.running:
             watched = request.watch_at is not None and request.generated >= request.watch_at
             if watched:
@@ -462,16 +480,6 @@ class ReferenceEngine:
                 self.pause(request)
             elif watched:
                 self.stops.append((request, self.now_s, WATCH))
-        if self.rules is not None and self.rules.elastic is not None:
-            threshold, patience = self.rules.elastic
-            if not self.speculates and not prefilled:
-                self.calm = self.calm + 1 if places <= threshold else 0
-                if self.calm >= patience:
-                    self.speculates = True
-                    if any(r.key is not None for r in self.running):
-                        self.recompute_running()
-        if not self.limits.async_scheduling:
-            self.catch_up()
 
     def pause(self, request: Request) -> None:
         """Take a request out of the batch. With a prefix cache its place and its blocks leave as those of one that ends."""

@@ -20,9 +20,10 @@ from replay.measured_profile import Wanted, measure_with
 from replay.profile_fit import Reach, predicted_s
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
+from simrl.profile.metadata import DraftRounds
 from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import MODELS
-from simrl.profile.profile import DraftRounds, ProfileMetadata, TableProfile, Tables, read_profile, write_profile
+from simrl.profile.profile import ProfileMetadata, TableProfile, Tables, read_profile, write_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets

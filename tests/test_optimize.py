@@ -255,8 +255,8 @@ def test_the_same_seed_gives_the_same_points_for_one_and_two_processes(file):
 def test_what_cannot_be_is_counted_with_its_reason(file):
     found, _ = searched(file, "systems=one_step_off,areal", "system.rollout_share=0.5", "cluster.tp=1,3,8")
     (first, divides), (second, empty) = found.reasons()
-    assert first == "cluster.tp is 3: it does not divide the 8 GPUs; choose a divisor"
-    assert second.startswith("rollout_share 0.5 of 8 GPUs at tp 8 leaves 0 rollout")
+    assert first == "cluster.tp is 3: it does not divide the 8 GPUs; choose a divisor, such as 1, 2, 4, 8"
+    assert second.startswith("rollout_share 0.5 of 8 GPUs, 8 a worker, leaves 0 rollout")
     assert divides == empty == 2 * 4 - (4 - 1) * 2 or divides + empty + len(found.options) == found.points
 
 

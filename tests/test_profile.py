@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from simrl.errors import InputError
 from simrl.profile.interpolation import interpolate4
+from simrl.profile.metadata import setting_differences
 from simrl.profile.profile import (
     ProfileMetadata,
     TableProfile,
     Tables,
     equivalent_chunk,
     read_profile,
-    setting_differences,
     write_profile,
 )
 from simrl.profile.profilers.smoothing import settled

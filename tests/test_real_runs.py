@@ -122,12 +122,12 @@ def test_each_quantity_has_its_prediction_error_and_open_inputs(simrl: CommandLi
 
 
 def test_what_is_not_yet_predicted_or_not_comparable_counts_nowhere(simrl: CommandLine, tmp_path: Path):
-    rows = ("verl-v1-sync", "nemo-30b-a3b-sync", "nemo-phases-8b")
+    rows = ("nemo-deepseek-v3-sync", "nemo-phases-8b")
     found = board(simrl, write_data(tmp_path / "data"), *rows, "--samples", "0")
     assert not any(entry["scored"] for entry in found["rows"])
-    assert [bool(entry["why_not"]) for entry in found["rows"]] == [True, True, False, False, False, False]
-    assert found["rows"][2]["measured_again"] == 10
-    assert found["totals"]["not_scored"] == 6
+    assert [bool(entry["why_not"]) for entry in found["rows"]] == [True, False, False, False, False]
+    assert found["rows"][1]["measured_again"] == 10
+    assert found["totals"]["not_scored"] == 5
     assert {found["totals"][kind]["count"] for kind in ("steps", "phases", "ratios")} == {0}
 
 
@@ -147,10 +147,10 @@ def test_one_run_alone_prints_its_ledger(simrl: CommandLine, tmp_path: Path, mon
 
 def test_the_page_has_the_table_and_the_reasons_of_inputs(simrl: CommandLine, tmp_path: Path):
     data = write_data(tmp_path / "data")
-    board(simrl, data, "nemo-8b-sync", "verl-v1-sync", "--samples", "1", "--page", "real_runs.md")
+    board(simrl, data, "nemo-8b-sync", "nemo-deepseek-v3-sync", "--samples", "1", "--page", "real_runs.md")
     text = (simrl.folder / "real_runs.md").read_text(encoding="utf-8")
     assert "| nemo-8b-sync | step_s | 10 |" in text
-    assert "- verl-v1-sync: not yet: a hybrid model" in text
+    assert "- nemo-deepseek-v3-sync: not yet: it runs in bfloat16" in text
     assert "| sigma_8b | 1.0 (0.7 to 1.4) | assumed |" in text and "| max_num_seqs | 1024 | inferred |" in text
 
 

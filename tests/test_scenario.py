@@ -257,7 +257,7 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         ("seed: 3", "system: split", f"unknown key system (did you mean systems?); {KEYS}"),
         ("seed: 3", "variant: a", f"unknown key variant; {KEYS}"),
         ("seed: 3", "file: a", f"unknown key file (did you mean profile?); {KEYS}"),
-        ("tp: 1", "tp: 1, pp: 2", "unknown key cluster.pp; cluster has gpu, gpus, tp, cost_per_gpu_hour"),
+        ("tp: 1", "tp: 1, pp: 2", "unknown key cluster.pp; cluster has gpu, gpus, tp, dp"),
         (
             "workload:",
             "workload:\n  trase: a",
@@ -288,7 +288,7 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         ("model: qwen3-0.6b", "", "key model is missing"),
         ("gpu: h100, ", "", "key cluster.gpu is missing"),
         ("group: 2, ", "", "key workload.synthetic.group is missing"),
-        ("{gpu: h100, gpus: 4, tp: 1}", "h100", "cluster is 'h100'; it has the keys gpu, gpus, tp, cost_per_gpu_hour"),
+        ("{gpu: h100, gpus: 4, tp: 1}", "h100", "cluster is 'h100'; it has the keys gpu, gpus, tp, dp"),
         ("{gpu: h100, gpus: 4, tp: 1}", "[h100, 4]", "cluster is ['h100', 4]; it has the keys gpu, gpus, tp"),
         ("{gpu: h100, gpus: 4, tp: 1}", "", "cluster is None; it has the keys gpu, gpus, tp"),
         ("gpus: 4", "gpus: four", "cluster.gpus is 'four': input should be a valid integer"),

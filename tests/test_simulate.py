@@ -73,7 +73,7 @@ def refusal(scenario: Scenario) -> str:
         ),
         (
             {"system": {"name": "split", "rollout_share": 0.1}},
-            "system split: rollout_share 0.1 of 4 GPUs at tp 1 leaves 0 rollout and 4 train GPUs",
+            "system split: rollout_share 0.1 of 4 GPUs, 1 a worker, leaves 0 rollout and 4 train GPUs",
             "use more GPUs, or another share",
         ),
         ({"system": {"name": "verl"}}, "system 'verl' is unknown", "choose one of verl_colocated, distflow, split"),

@@ -264,7 +264,7 @@ def test_a_point_that_cannot_be_is_a_row_with_its_error_and_the_others_are_simul
         "sweep", "scenario.yaml", "cluster.gpus=4,5", "cluster.tp=2", "-o", "out", "--jobs", "1", "--json"
     )
     assert (code, err) == (0, "")
-    error = "cluster.tp is 2: it does not divide the 5 GPUs; choose a divisor"
+    error = "cluster.tp is 2: it does not divide the 5 GPUs; choose a divisor, such as 1"
     assert json.loads(out)["errors"] == {"2": error, "3": error}
     rows = table(simrl.folder / "out")
     assert rows["samples_per_s"].isna().tolist() == [False, False, True, True]

@@ -236,7 +236,7 @@ def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:
     # Of a decoding sequence, seen at any of its tokens.
     weight = tokens[served].astype(np.float64)
     kv_tokens = float(np.average(prompts[served] + tokens[served] / 2, weights=weight))
-    t, times = profile.tables, text_drafts_of(profile)
+    t, times = profile.even, text_drafts_of(profile)
     most_positions = min(t.dense_tokens[-1], t.sampled_sequences[-1])
     windows = {k: run_passes(measured.runs, tokens, Fixed(tokens=k).rule).of(served) for k in FIXED_WINDOWS}
     asked = measured.passes.of(served)

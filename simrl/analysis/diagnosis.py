@@ -235,7 +235,9 @@ def trainer_starves(e: Evidence) -> Iterator[Finding]:
     unit = max((gpus - train) // max(workers, 1), 1)
     wanted = min(max(-(-int(np.ceil(train * (1 - share) / TARGET)) // unit) * unit, unit), train)
     remedy = e.adapted or e.beside("verl_colocated")
-    if e.takes("rollout_share") and wanted < train:
+    if e.metadata["scenario"]["cluster"].get("train"):
+        remedy = e.again(f"cluster.train.gpus={wanted}") if wanted < train else e.again("cluster.gpus=…")
+    elif e.takes("rollout_share") and wanted < train:
         remedy = e.again(f"rollout_share={(gpus - wanted) / gpus:.4g}")
     busy = min(train * (1 - share) / wanted, 1)
     fewer = f"; {wanted} would be busy for about {busy:.0%} with the same work, if they hold the model"

@@ -6,16 +6,16 @@ window of `simrl.metrics`, the updates after the warm-up, as a comparison has th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from simrl.analysis.critical_path import CriticalPath, HeldUp, Paths, seconds_of
 from simrl.analysis.diagnosis import Evidence, Finding, diagnose
 from simrl.analysis.gpu_hours import PARTS, Waterfall, undivided, waterfall
 from simrl.errors import InputError
 from simrl.result.check import require
-from simrl.result.metrics import summary, totals, window
+from simrl.result.metrics import prices, summary, totals, window
 from simrl.result.result import Result
 
 
@@ -29,6 +29,16 @@ class PrefixCache:
     hit_rate: float
     gpu_s_per_token: float
     saved_gpu_s: float
+
+
+class PoolShare(NamedTuple):
+    """A pool of GPUs, and its GPU-hours and cost over a whole run."""
+
+    use: str
+    gpus: int
+    gpu: str
+    gpu_hours: float
+    cost: float
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class Explanation:
     held_up_s: float
     findings: tuple[Finding, ...]
     not_modelled: tuple[str, ...]
+    pools: tuple[PoolShare, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
@@ -100,6 +111,7 @@ class Explanation:
             "held_up_s": self.held_up_s,
             "findings": [finding._asdict() for finding in self.findings],
             "not_modelled": list(self.not_modelled),
+            **({"pools": [pool._asdict() for pool in self.pools]} if self.pools else {}),
         }
 
 
@@ -161,8 +173,23 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         held_up=tuple(held_up),
         held_up_s=held_up_s,
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
+        pools=tuple(_pools(result.metadata)),
         not_modelled=() if "replay" in result.metadata else tuple(result.metadata.get("not_modelled") or ()),
     )
+
+
+def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
+    """Yield what rolls out and what trains where these are pools of their own."""
+    cluster = metadata["scenario"]["cluster"]
+    if (pool := cluster.get("train")) is None:
+        return
+    hours, train = metadata["end_s"] / 3600, metadata["train_gpus"]
+    of_uses = (
+        ("rollout", metadata["gpus"] - train, cluster["gpu"]),
+        ("training", train, pool["gpu"] or cluster["gpu"]),
+    )
+    for (use, gpus, kind), price in zip(of_uses, prices(cluster), strict=True):
+        yield PoolShare(use, gpus, kind, gpus * hours, gpus * hours * (price or 0.0))
 
 
 def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:
@@ -219,13 +246,19 @@ def _name(result: Result) -> str:
     return f"{result.metadata['label']}{', measured' if 'replay' in result.metadata else ''}"
 
 
+def pool_kinds(cluster: Mapping[str, Any]) -> str:
+    """Return the kind of a cluster's GPUs, or of both pools."""
+    pool = cluster.get("train")
+    return cluster["gpu"] if pool is None else f"{cluster['gpu']} + {pool['gpu'] or cluster['gpu']}"
+
+
 def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:
     """Return the differences of two runs beyond their systems."""
     found = []
     facts = [
         {
             "model": each.metadata["scenario"]["model"],
-            "GPU": each.metadata["scenario"]["cluster"]["gpu"],
+            "GPU": pool_kinds(each.metadata["scenario"]["cluster"]),
             "workload": each.metadata["scenario"]["workload"],
             "seed": each.metadata["scenario"]["seed"],
             "warm-up": counted_warmup(each),

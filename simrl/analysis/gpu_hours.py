@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from simrl.analysis.run_view import busy_clock
 from simrl.result.metrics import totals
-from simrl.result.result import Result, Work
+from simrl.result.result import REST_LANE, Result, Work
 from simrl.result.timeline import Floats, Spans, spans
 
 
@@ -59,6 +59,7 @@ PARTS: Mapping[str, Part] = {
     "evaluate": Part("evaluation", "evaluation"),
     "checkpoint": Part("checkpoints", "checkpoints"),
     "lost": Part("lost workers (faults)", "workers that are lost"),
+    "lock_step": Part("ranks wait for each other", "data-parallel ranks that wait for the longest pass of a rank"),
     "slowed": Part("slow workers (faults)", "workers that are slow"),
     "host": Part("host work between passes", "the host's work between passes"),
     "undivided": Part("rollout, not divided", "rollout beyond full batches, which a real engine does not divide"),
@@ -70,7 +71,6 @@ _OF_WORK = {
 _GENERATES = ("decode", "small_batches", "host", "undivided", *_OF_WORK.values())  # what rollouts take
 SYNC = ("load_weights", "publish", "switch", "transfer")
 TRAINS = ("transfer", "switch", "log_prob", "train", "publish", "checkpoint")  # kinds of spans of a trainer
-REST_LANE = "rollout-rest"
 
 
 @dataclass(frozen=True)

@@ -208,8 +208,9 @@ def compare(
     >>> compared.table.shape[0]
     2
     """
-    from simrl.commands.workload import open_workload, report_overruled
+    from simrl.commands.workload import LOG, open_workload, report_overruled
     from simrl.scenario.load import Choices
+    from simrl.study.compare import without_colocated
     from simrl.systems.recipes import parameters_of
 
     opening = "compare", workload, systems, overrides, {**setup, "seed": seed}
@@ -220,6 +221,9 @@ def compare(
     file = opened.file()
     scenarios = file.scenarios(choices, parameters_of)
     report_overruled(file, (setting.key for setting in opened.settings))
+    scenarios, left_out = without_colocated(scenarios)
+    for line in left_out:
+        LOG.info(line)
     return simulate_all(scenarios, opened.inputs(), jobs, place(folder, Path("results") / scenarios[0].name), ranking)
 
 

@@ -118,6 +118,7 @@ def optimize(
         open_workload,
         report_overruled,
     )
+    from simrl.result.metrics import prices
     from simrl.show.tables.optimize import print_optimization
     from simrl.study.goal import Goal, seconds_of
     from simrl.study.optimize import require_trials
@@ -131,7 +132,7 @@ def optimize(
     varied = dimensions(values)
     with opened._replace(settings=()).on_disk() as on_disk:
         space = make_space(on_disk.file, fixed(opened.settings) | varied)
-        price = space.first.cluster.cost_per_gpu_hour
+        price = max(each or 0.0 for each in prices(space.first.cluster.model_dump()))
         goal = Goal(space.batch_samples, price, max_off_policyness, max_cost, updates, deadline_s, budget)
         output = place(folder, Path("results") / f"{space.first.name}-optimize")
         with folder_or_temporary(output) as written:

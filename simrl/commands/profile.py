@@ -26,21 +26,34 @@ def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")]) -> D
 def derive(
     model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
     gpu: Annotated[
-        str, typer.Option(help="a100, h100, h200, h800, h20 or rtxpro6000; by roofline also b200, a40, a6000")
+        str, typer.Option(help="a100, h100, h200, b200, h800, h20 or rtxpro6000; by roofline also a40, a6000")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write (Parquet)")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...", help="parameters of the source, such as memory_efficiency=0.7 of roofline"
         ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="the profile to write (Parquet); by default named by all of the below"),
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs of a tensor-parallel group")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="attention ranks of a mixture of experts, each of tp GPUs")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="GPUs that share the experts: 1 (all split each), or tp × dp")] = 1,
+    precision: Annotated[
+        str, typer.Option(help="of the weights: bf16, fp8, fp8-block, nvfp4, int4, or w4a16_mxfp4 (gpt-oss)")
+    ] = "bf16",
+    kv_precision: Annotated[str, typer.Option(help="of the KV cache: bf16 or fp8")] = "bf16",
+    routing: Annotated[
+        str | None,
+        typer.Option(help="how tokens spread over experts: balanced, power law 1.01 or power law 1.2 (default)"),
+    ] = None,
     source: Annotated[
         str,
         typer.Option(
-            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), roofline (data sheet), or the "
-            "profiler of an installed package"
+            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), aisimulate (newer ones, for "
+            "fp8-block; pip install --pre aisimulate), roofline (data sheet), or the profiler of an installed package"
         ),
     ] = "aiconfigurator",
 ) -> DataView:
@@ -53,14 +66,18 @@ def derive(
     from simrl.profile.model_shape import model_shape
     from simrl.profile.profile import TableProfile, write_profile
     from simrl.profile.profilers.sources import PROFILERS
+    from simrl.profile.shipped import file_name
     from simrl.scenario.yaml_text import parse_override
 
     if source not in PROFILERS:
         raise InputError(f"--source {source}{meant(source, PROFILERS)}: choose {' or '.join(PROFILERS)}")
     given = dict(parse_override(text) for text in settings or [])
+    setup = {"dp": dp, "ep": ep, "precision": precision, "kv_precision": kv_precision, "routing": routing}
+    given |= {key: value for key, value in setup.items() if value not in (1, "bf16", None)}
     profile = checked(f"--source {source}", PROFILERS[source], model_shape(model), gpu_named(gpu), tp, **given)
     if not isinstance(profile, TableProfile):
         raise InputError(f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile")
+    output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
     return _view(_description(profile), more={"file": str(output)}, notes=[f"Written to {output}"])
 
@@ -73,7 +90,12 @@ def _print(d: dict[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text.assemble((f"{d['model']} on {d['gpu']}, tp {d['tp']}", "bold"), f": {d['kind']}"))
+    split = "".join(f", {key} {d[key]}" for key in ("dp", "ep") if key in d)
+    words = [f"{d['precision']} weights"] if "precision" in d else []
+    words += [f"{d['kv_precision']} KV cache"] if "kv_precision" in d else []
+    words += [f"routing {d['routing']}"] if "routing" in d else []
+    of = f" ({', '.join(words)})" if words else ""
+    console.print(Text.assemble((f"{d['model']} on {d['gpu']}, tp {d['tp']}{split}", "bold"), f"{of}: {d['kind']}"))
     console.print(f"Source: {d['source']}. Licence: {d['licence']}", markup=False)
     if d["notes"]:
         console.print(f"Notes: {d['notes']}", markup=False)
@@ -92,7 +114,7 @@ def _print(d: dict[str, Any], console: Console) -> None:
 
 
 def _description(profile: TableProfile) -> dict[str, Any]:
-    t = profile.tables
+    t = profile.even
     sequences, contexts, chunks = (
         [n for n in shown if n <= axis[-1]] or [int(axis[-1])]
         for shown, axis in (

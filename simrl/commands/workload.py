@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.errors import InputError, meant
-from simrl.profile.model_shape import MODELS
+from simrl.profile.hardware import known_gpu
+from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import shipped_profile
 from simrl.scenario.load import FILLED_IN, PARAMETER, Choices, ScenarioFile, Setting, given, override
 from simrl.scenario.model import Scenario
@@ -197,7 +198,7 @@ def _profile(profile: Any) -> dict[str, Any]:
 
 def _default_profile(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the shipped profile, with references that follow other models, GPUs and tp, if there is one; else a roofline."""
-    model, gpu = (str(values.get(key, "")).lower() for key in ("model", "cluster.gpu"))
+    model, gpu = known_name(str(values.get("model", ""))), known_gpu(str(values.get("cluster.gpu", "")))
     file = shipped_profile(model, gpu, values.get("cluster.tp", 1)) if model in MODELS else None
     if file is None:
         return {"roofline": {}}

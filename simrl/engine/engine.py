@@ -56,7 +56,7 @@ from simrl.speculation.gates import ELASTIC_OFF
 
 # What passes went to, in the order of `simrl.result.result.Work`: the totals from decode_s on.
 COUNTED = ("passes", "generated_tokens", "prefill_tokens", "preemptions", "hit_tokens", "lookup_tokens")
-SPENT = (*(TOTALS.names or ())[-11:], "preemptions")
+SPENT = (*(TOTALS.names or ())[-12:], "preemptions")
 
 
 class _State:
@@ -406,6 +406,11 @@ class Engine:
             self.now_s = max(self.now_s, time_s)
         return stops
 
+    @property
+    def looks_ahead(self) -> Until:
+        """The end of a look ahead."""
+        return self._paused.next_stop
+
     def next_stop_s(self) -> float:
         """Return when the next request stops if there is no command before; infinity if none does. Changes nothing."""
         if not self.busy:
@@ -414,7 +419,7 @@ class Engine:
             memory = self._state.memory
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
         self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
-        stop_s = self._run(self._ahead, self._paused.next_stop)
+        stop_s = self._run(self._ahead, self.looks_ahead)
         return stop_s if self._ahead.t["n_stopped"].item() else np.inf
 
     def take_next_stop(self) -> list[Stop]:
@@ -472,6 +477,10 @@ class Engine:
         state.hold(totals, requests, drafts)
         self._move(state)
         self._grow = grow
+
+    def hold(self, requests: Records, totals: Records, drafts: Records) -> None:
+        """Go on from the state in these arrays."""
+        self._state.hold(totals, requests, drafts)
 
     def _make_room(self, capacity: int) -> None:
         """Make room for `capacity` requests."""

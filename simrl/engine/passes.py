@@ -66,7 +66,7 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
         schedule(r, drafts, t, limits)
     else:
         _schedule_ahead(r, drafts, t, limits)
-    work = _work(r, drafts, t, tables)
+    work = work_of(r, drafts, t, tables)
     seconds = pass_s(
         tables,
         float(work.query),
@@ -77,15 +77,31 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
         float(work.decode_kv),
         work.straggler_of_all_s,
     )
+    end_pass(r, drafts, t, tables, work, seconds, seconds, draft_s)
+
+
+@njit(cache=True)
+def end_pass(
+    r: Requests,
+    drafts: Drafts,
+    t: Totals,
+    tables: Tables,
+    work: PassWork,
+    seconds: float,
+    own_s: float,
+    draft_s: float,
+) -> None:
+    """End the scheduled pass, which took `seconds`; `own_s` of them without other ranks."""
     t.now_s += t.slowdown * draft_s + t.slowdown * seconds
     t.slowed_s += (t.slowdown - 1.0) * (seconds + draft_s)
     t.slot_s += t.n_running * t.slowdown * (seconds + draft_s)
+    t.lock_step_s += seconds - own_s
     t.decodes += work.decoding
     if work.query == work.decoding:
-        t.decode_s += seconds
+        t.decode_s += own_s
         t.drafts_rejected_s += draft_s
     else:
-        _account(r, drafts, t, tables, work, seconds, draft_s)
+        _account(r, drafts, t, tables, work, own_s, draft_s)
     _advance(r, drafts, t)
     let_leave(r, t)
     t.passes += 1
@@ -232,7 +248,7 @@ Work = PassWork  # its name in kernels that an earlier version kept on disk
 
 
 @njit(cache=True, inline="always")
-def _work(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
+def work_of(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
     """Return what the scheduled pass computes."""
     query, sampled, prefill, prefill_work, decoding, decode_kv = 0, 0, 0, 0.0, 0, 0
     for i in range(t.n_running):

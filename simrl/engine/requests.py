@@ -128,6 +128,7 @@ class Totals(Gauges, CacheTotals):
     drafts_accepted_s: float
     drafts_rejected_s: float
     slowed_s: float
+    lock_step_s: float  # what a rank waits for the other ranks (`engine.lock_step`)
     decodes: int  # sequences that decoded, summed over the passes
     slot_s: float  # seconds of the passes, times the requests that run in each
 
@@ -161,10 +162,17 @@ class Limits(NamedTuple):
     async_scheduling: bool = False
     prefix_caching: bool = False
     hold_paused: bool | None = None  # whether paused requests keep their blocks; None: without a prefix cache
+    dp: int = 1  # data-parallel ranks in lock step (`engine.lock_step`); all other limits are those of a rank
+    graph_tokens: int = 0  # up to which ranks are padded to the largest, for its CUDA graph
     full_groups: int = 1
     window_groups: int = 0
     window_tokens: int = 0
     state_blocks: int = 0
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the blocks hold, if sequences had no states and no windows shorter than they are."""
+        return self.kv_blocks // (self.full_groups + self.window_groups) * self.block_size
 
 
 class Until(NamedTuple):

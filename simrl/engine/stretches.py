@@ -135,19 +135,24 @@ def end_of_stretch(r: Requests, t: Totals, tables: Tables, passes: int, until_s:
     while done < passes:
         while cell < last - 1 and mean_kv >= grid[cell + 1]:
             cell += 1
-        if last == 0 or mean_kv <= grid[0]:
-            attention_s = row[0]
-        elif mean_kv >= grid[last]:
-            attention_s = row[last]
-        else:
-            slope = (row[cell + 1] - row[cell]) / (grid[cell + 1] - grid[cell])
-            attention_s = row[cell] + slope * (mean_kv - grid[cell])
-        now_s += max(fixed_s + attention_s, least_s)
+        now_s += max(fixed_s + along_row(grid, row, mean_kv, cell), least_s)
         mean_kv += 1.0
         done += 1
         if now_s > until_s:
             break
     return done, now_s
+
+
+@njit(cache=True, inline="always")
+def along_row(grid: Floats, row: Floats, mean_kv: float, cell: int) -> float:
+    """Return a row of the attention's grid at a mean length, which is in that cell unless it is beyond the grid."""
+    last = grid.shape[0] - 1
+    if last == 0 or mean_kv <= grid[0]:
+        return row[0]
+    if mean_kv >= grid[last]:
+        return row[last]
+    slope = (row[cell + 1] - row[cell]) / (grid[cell + 1] - grid[cell])
+    return row[cell] + slope * (mean_kv - grid[cell])
 
 
 @njit(cache=True)

@@ -3,7 +3,8 @@
     pass_s = dense(query tokens) + attention(prefill, decode) + sampled(sequences) + between_passes_s + straggler,
              least_pass_s + between_passes_s at the least
 
-`dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included; `attention` reads
+`dense` is everything that works token by token, all layers and the tensor-parallel all-reduces included (where attention has
+`dp` ranks, the routed experts and their exchange are apart, in `experts`: they see the tokens of all ranks); `attention` reads
 the KV cache once a sequence, however many query tokens verify there; `sampled` is the output head and the sampler, at one
 position a sequence, or at all positions of a draft that is verified. `attention` is measured with equal lengths; where they
 differ, the pass waits for its longest sequences, the `straggler` (none in a profile that did not measure it).
@@ -22,73 +23,22 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.errors import InputError, first_line
 from simrl.files import parquet_metadata, read_parquet, write_parquet
 from simrl.profile.interpolation import interpolate, interpolate4
+from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
+from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
 
 Floats = NDArray[np.float64]
-METADATA_KEY = b"simrl.profile"
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
 STRAGGLERS = ("straggler", "straggler_beside_prefill")  # tables that a profile may have; seconds a token
 SHARE = pa.field("share", pa.float64())  # a column of files with the first of them
 MOST_HOLES = 100  # points of a grid for each measured one: with more, the rows are no grid
 TABLES = {"dense": ("query_tokens",), "sampled": ("sequences",), "attention": AXES}  # each with the axes of its grid
+EXPERTS = "experts"  # a table that a mixture of experts has
 NUMBERS = ("query_tokens", "sequences", *AXES, "seconds")
 COLUMNS = pa.schema([("table", pa.string()), *((name, pa.float64()) for name in NUMBERS)])
-
-
-class DraftRounds(BaseModel):
-    """The measured extra time of a pass with drafts over one with as many plain positions: `round_s` + drafted tokens ×
-    `step_s`, by the number of drafting `sequences`. It is the host's work of handing drafts over and verifying them; each
-    sequence drafted equally many arbitrary tokens. The drafter's own work is not included."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    sequences: tuple[float, ...]
-    round_s: tuple[float, ...]
-    step_s: tuple[float, ...]
-    source: str
-
-
-class ProfileMetadata(BaseModel):
-    """The source of a profile, so that every number can be traced. Fields that only a measurement knows default to None."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    model: str
-    gpu: str
-    tp: int = Field(gt=0)
-    kind: str = Field(description="measured, derived (from measured kernels) or assumed (from data sheets)")
-    source: str = Field(description="what it was made from, with versions")
-    created: str = ""
-    licence: str = "Apache-2.0"
-    notes: str = ""
-    host: str | None = Field(default=None, description="the machine: its name, processor and GPU, operating system")
-    versions: dict[str, str] = Field(default={}, description="versions of the software that ran: vllm, torch, python …")
-    model_shape: dict[str, int | bool | str] = Field(
-        default={}, description="fields of ModelShape: layers, hidden, heads …"
-    )
-    settings: dict[str, int | float | str | bool | None] = Field(
-        default={}, description="settings of the measured engine"
-    )
-    repeats: int | None = Field(default=None, description="how often each point was measured")
-    spread: float | None = Field(
-        default=None, description="spread of a point's repeats: median over the points of IQR / median"
-    )
-    held_out_error: float | None = Field(
-        default=None, description="median |predicted / measured - 1| of passes that were measured and not fitted"
-    )
-    request_s: float | None = Field(
-        default=None, ge=0, description="seconds of an engine's work for starting and ending a request, passes excluded"
-    )
-    load_weights_s: float | None = Field(
-        default=None,
-        ge=0,
-        description="seconds in which an engine loads weights from a folder, as in a replay: no transfer from a trainer",
-    )
-    drafts: DraftRounds | None = None
 
 
 NOT_MEASURED, NOTHING_MEASURED, NO_SHARES = np.zeros(0), np.zeros((0, 2)), np.array([0.0, 1.0])
@@ -102,7 +52,8 @@ class Tables(NamedTuple):
     or `decode_sequences` means that this part is absent. `straggler_s` [s a token] has the shape (sequences, shares): a token
     more in that share of the sequences, over an even batch of as many tokens; `straggler_beside_prefill_s` has a value by
     sequences. A row holds from the previous number of decoding sequences up to its own. `least_pass_s` is the time in which
-    the host launches a pass, kernel by kernel: a faster GPU waits for it.
+    the host launches a pass, kernel by kernel: a faster GPU waits for it. `experts_s` is what the routed experts and their
+    exchange take at `expert_tokens` of a pass over all dp ranks, which `pass_s` does not add (`joined`).
     """
 
     dense_tokens: Floats
@@ -120,6 +71,19 @@ class Tables(NamedTuple):
     straggler_s: Floats = NOTHING_MEASURED
     straggler_beside_prefill_s: Floats = NOT_MEASURED
     least_pass_s: float = 0.0
+    expert_tokens: Floats = NOT_MEASURED
+    experts_s: Floats = NOT_MEASURED
+
+
+def joined(tables: Tables, ranks: int = 1) -> Tables:
+    """Return tables whose `dense_s` includes the experts, for `ranks` that all have as many tokens in a pass: exact for one."""
+    if not tables.expert_tokens.size:
+        return tables
+    own = tables.expert_tokens / ranks
+    tokens = np.union1d(tables.dense_tokens, own)
+    tokens = tokens[(tokens >= tables.dense_tokens[0]) & (tokens <= min(tables.dense_tokens[-1], own[-1]))]
+    seconds = np.interp(tokens, tables.dense_tokens, tables.dense_s) + np.interp(tokens, own, tables.experts_s)
+    return tables._replace(dense_tokens=tokens, dense_s=seconds, expert_tokens=NOT_MEASURED, experts_s=NOT_MEASURED)
 
 
 @njit(cache=True)
@@ -210,7 +174,11 @@ def pass_s(
 
 
 class TableProfile:
-    """The step times of an engine. Raises `InputError` for grids that break the module's invariant."""
+    """The step times of an engine. Raises `InputError` for grids that break the module's invariant.
+
+    `tables` has the experts apart only where attention has several ranks; `even` has them in `dense_s`, for ranks that all
+    have as many tokens, and all methods that return seconds mean such passes, their arguments those of one rank.
+    """
 
     def __init__(
         self, tables: Tables, metadata: ProfileMetadata, origin: str = "profile", corrections: tuple[str, ...] = ()
@@ -223,6 +191,8 @@ class TableProfile:
         self.origin = origin
         self.corrections = corrections  # what `with_corrections` changed, in words
         _validate(self.tables, origin)
+        self.even = joined(self.tables, metadata.dp)
+        self.tables = self.tables if metadata.dp > 1 else self.even
 
     def pass_s(
         self,
@@ -236,7 +206,7 @@ class TableProfile:
         """Return the seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` evenly."""
         work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
         arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
-        return float(pass_s(self.tables, *map(float, arguments)))
+        return float(pass_s(self.even, *map(float, arguments)))
 
     def decode_s(self, sequences: int, kv_tokens: float) -> float:
         """Return the seconds in which each of `sequences`, `kv_tokens` long, gains one token."""
@@ -277,6 +247,7 @@ class TableProfile:
             straggler_s=t.straggler_s * forward,
             straggler_beside_prefill_s=t.straggler_beside_prefill_s * forward,
             least_pass_s=max(t.least_pass_s, least_pass_s),
+            experts_s=t.experts_s * forward,
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
         changes += [f"{pause * 1e3:g} ms between passes ({giver})"] if between_passes_s is not None else []
@@ -288,7 +259,7 @@ class TableProfile:
         """Raise `InputError` for limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence, and
         with drafts, positions of a pass that need logits (sequences × (draft tokens + 1), at most the tokens of a pass).
         Every limit that is too large is named, with its smallest grid."""
-        t = self.tables
+        t = self.even
         beyond: dict[str, tuple[float, str]] = {}  # by limit: where its first grid ends, and that in words
         for asked, grid, what, limit in (
             (query_tokens, t.dense_tokens, "tokens in a pass", "max_num_batched_tokens"),
@@ -307,17 +278,6 @@ class TableProfile:
             raise InputError(f"{self.origin}: profiled up to {words}; lower {limits} or profile further")
 
 
-def setting_differences(metadata: ProfileMetadata, settings: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each engine setting that differs from the measured one. Settings without a measured value are left
-    out."""
-    return [
-        f"profile was measured with {name} {metadata.settings[name]}, the engine has {value}; "
-        f"simrl measure --{name.replace('_', '-')} {value} makes one for it"
-        for name, value in settings.items()
-        if name in metadata.settings and metadata.settings[name] != value
-    ]
-
-
 def write_profile(profile: TableProfile, path: str | Path) -> None:
     """Write one Parquet file: a row a grid point (`COLUMNS`; those that a table does not use are empty), metadata inside.
 
@@ -334,6 +294,7 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
         "sampled": {"sequences": t.sampled_sequences, "seconds": t.sampled_s},
         "attention": {axis: g.ravel() for axis, g in zip(AXES, grid, strict=True)} | {"seconds": t.attention_s.ravel()},
         "between_passes": {"seconds": np.array([t.between_passes_s])},
+        EXPERTS: {"query_tokens": t.expert_tokens, "seconds": t.experts_s},
     }
     n, share = np.meshgrid(t.straggler_sequences, t.straggler_shares, indexing="ij")
     tables[STRAGGLERS[0]] = {"sequences": n.ravel(), "share": share.ravel(), "seconds": t.straggler_s.ravel()}
@@ -401,7 +362,8 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
         raise InputError(
             f"{origin}: {pause.size} rows of the table 'between_passes', one is needed (the pause in seconds)"
         )
-    return Tables._make([*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0])
+    experts = (of(EXPERTS, "query_tokens"), of(EXPERTS, "seconds"))
+    return Tables._make([*grids, float(pause[0]), *_stragglers_from_rows(every, of, origin), 0.0, *experts])
 
 
 def _stragglers_from_rows(
@@ -461,6 +423,11 @@ def _validate(tables: Tables, origin: str) -> None:
                     f"{origin}: table {name!r} falls along {axis} at {place(index)}; more work cannot take less time: "
                     "repeat the measurement or smooth it (simrl.profile.profilers.smoothing.settled)"
                 )
+    tokens, experts_s = tables.expert_tokens, tables.experts_s
+    if not (tokens.shape == experts_s.shape and (np.diff(tokens) > 0).all() and (np.diff(experts_s) >= 0).all()):
+        raise InputError(f"{origin}: table {EXPERTS!r} needs rising query_tokens, and seconds at each that do not fall")
+    if not (np.isfinite(tokens).all() and np.isfinite(experts_s).all() and (experts_s >= 0).all()):
+        raise InputError(f"{origin}: table {EXPERTS!r} needs seconds of zero or more at each of its query_tokens")
     ticks, shares, beside = tables.straggler_sequences, tables.straggler_shares, tables.straggler_beside_prefill_s
     rising = all((np.diff(axis) > 0).all() for axis in (ticks, shares))
     if tables.straggler_s.shape != (ticks.size, shares.size) or beside.shape != ticks.shape or not rising:

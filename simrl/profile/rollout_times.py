@@ -22,6 +22,7 @@ class RolloutTimes:
 
     A pass yields `accept_length` tokens of each response; prompts have `prompt_tokens`. More than `max_num_seqs` equal
     responses at a worker run one full batch after another: they end together. Lengths beyond `longest_tokens` are cut to it.
+    A worker's data-parallel ranks have equal parts of a batch, which `max_num_seqs` bounds at each.
     """
 
     def __init__(
@@ -34,17 +35,18 @@ class RolloutTimes:
     ) -> None:
         self._profile = profile
         self._positions = np.arange(0.0, max(longest_tokens, 1), accept_length)
-        self._max_num_seqs = max_num_seqs
+        self._ranks = profile.metadata.dp
+        self._max_num_seqs = max_num_seqs and max_num_seqs * self._ranks
         self._prompt_tokens = prompt_tokens
         self._sums: dict[int, Floats] = {}
 
     def batch_s(self, length_tokens: float, batch: int) -> float:
         """Return the seconds in which one worker generates `batch` responses of a length (rounded) at once."""
         if batch not in self._sums:
-            t = self._profile.tables
-            row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(batch), kv)) for kv in t.decode_kv_tokens])
+            t, own = self._profile.even, -(-batch // self._ranks)
+            row = np.array([interpolate4(*t[4:9], (0.0, 0.0, float(own), kv)) for kv in t.decode_kv_tokens])
             attention = np.interp(self._prompt_tokens + self._positions + 1, t.decode_kv_tokens, row)
-            fixed = np.interp(batch, t.dense_tokens, t.dense_s) + np.interp(batch, t.sampled_sequences, t.sampled_s)
+            fixed = np.interp(own, t.dense_tokens, t.dense_s) + np.interp(own, t.sampled_sequences, t.sampled_s)
             self._sums[batch] = np.cumsum(np.maximum(attention + fixed, t.least_pass_s) + t.between_passes_s)
         passes = int(np.searchsorted(self._positions, max(round(length_tokens), 1)))
         return float(self._sums[batch][passes - 1])

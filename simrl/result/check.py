@@ -166,7 +166,7 @@ def checked_tables(
 
 def _typed(table: pa.Table, schema: pa.Schema, work: list[str], place: str) -> pa.Table:
     missing = [name for name in schema.names if name not in table.column_names]
-    if missing not in ([], ["slot_s"], work):  # earlier versions wrote no slot_s
+    if missing not in ([], ["lock_step_s"], ["lock_step_s", "slot_s"], work):  # earlier versions wrote none
         raise InputError(f"{place}: no column {missing[0]!r}; write the result again")
     return pa.table({f.name: _column(table.column(f.name), f, place) for f in schema if f.name not in missing})
 

@@ -61,7 +61,19 @@ def occupancy(result: Result, start_s: float, end_s: float) -> float | None:
     return min(float((slot_s * inside_s / (ended_s - started_s)).sum()) / slots_s, 1.0) if slots_s else None
 
 
-def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -> dict[str, Any]:
+def prices(cluster: Mapping[str, Any]) -> tuple[float, float | None]:
+    """Return the prices of a GPU-hour of a scenario's cluster: of the cluster's GPUs, and of its training pool's, None without
+    such a pool."""
+    price, pool = cluster.get("cost_per_gpu_hour") or 0.0, cluster.get("train")
+    if pool is None:
+        return price, None
+    own = pool.get("cost_per_gpu_hour")
+    return price, price if own is None else own
+
+
+def summary(
+    result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0, train_cost_per_gpu_hour: float | None = None
+) -> dict[str, Any]:
     """Return the row of a comparison.
 
     samples_per_s             trained samples a second
@@ -125,11 +137,26 @@ def summary(result: Result, warmup_steps: int, cost_per_gpu_hour: float = 0.0) -
         "migrated_share": _migrated_share(result),
         "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1),
         "gpu_hours_per_1k_samples": gpu_hours,
-        "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour if cost_per_gpu_hour else None,
+        "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour or None,
+        **_of_pools(gpu_hours, result.metadata, cost_per_gpu_hour, train_cost_per_gpu_hour),
         "speculation": speculation["method"] if speculation else "none",
         "acceptance_rate": accepted / drafted if drafted else None,
         "speculation_rate": accepted / max(generated, 1),
         "accept_length": verified / verifications if verifications else None,
+    }
+
+
+def _of_pools(gpu_hours: float, metadata: Mapping[str, Any], price: float, train_price: float | None) -> dict[str, Any]:
+    """Return the part of a training pool in the GPU-hours of 1,000 samples and in their cost, and that cost; nothing where all
+    GPUs have one price."""
+    if train_price is None:
+        return {}
+    train_hours = gpu_hours * metadata["train_gpus"] / metadata["gpus"]
+    cost = (gpu_hours - train_hours) * price + train_hours * train_price
+    return {
+        "cost_per_1k_samples": cost or None,
+        "train_gpu_hours_per_1k_samples": train_hours,
+        "train_cost_per_1k_samples": train_hours * train_price if cost else None,
     }
 
 

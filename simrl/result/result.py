@@ -41,6 +41,9 @@ from simrl.result.check import check_metadata, checked_tables
 METADATA_FILE = "result.json"
 
 
+REST_LANE = "rollout-rest"  # GPUs too few for a rollout worker
+
+
 class Lane(NamedTuple):
     """A set of GPUs that work as one: a rollout worker, or the trainer."""
 
@@ -58,6 +61,8 @@ class Work(NamedTuple):
     drafts_stood_s         drafting, and what verification makes a pass longer, by accepted draft tokens
     drafts_wasted_s        and by rejected ones
     slowed_s               what a slow worker (a fault) takes longer
+    lock_step_s            what data-parallel ranks wait for the longest pass of a rank, dummy passes included; a mean over the
+                           ranks, as all seconds of a worker with several are
     decodes                sequences that decoded, summed over passes
     slot_s                 the seconds of the passes, times the requests that run in each
     preemptions            of running requests, for want of KV blocks
@@ -72,6 +77,7 @@ class Work(NamedTuple):
     drafts_stood_s: float = 0.0
     drafts_wasted_s: float = 0.0
     slowed_s: float = 0.0
+    lock_step_s: float = 0.0
     decodes: float = 0.0
     slot_s: float = 0.0
     preemptions: float = 0.0

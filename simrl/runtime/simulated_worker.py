@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import simpy
 
-from simrl.engine.engine import Engine
+from simrl.engine.lock_step import engine_of
 from simrl.engine.requests import END, PAUSE, Limits, Stop
 from simrl.profile.profile import Tables
 from simrl.result.result import Work
@@ -52,7 +52,7 @@ class SimulatedWorker:
         # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
         held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
         self._engines = {
-            name: (Engine(tables, limits, each.decoding if each else None, each.key(index) if each else 0), each)
+            name: (engine_of(tables, limits, each.decoding if each else None, each.key(index) if each else 0), each)
             for name, each in held
         }
         self.engines = [engine for engine, _ in self._engines.values()]

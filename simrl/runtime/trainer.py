@@ -139,7 +139,7 @@ class SimulatedTrainer:
         """Compute log-probs on these lanes. If they have fewer GPUs than share a sequence otherwise, these share it."""
         yield from self._switch(lanes)
         gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
-        shared = {"sequence_parallel": min(self.costs.config.sequence_parallel, gpus)}
+        shared = {key: min(getattr(self.costs.config, key), gpus) for key in ("sequence_parallel", "expert_parallel")}
         if gpus % self.costs.config.gpus_per_rank:
             shared |= {"tensor_parallel": 1, "pipeline_parallel": 1}
         costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))

@@ -8,6 +8,7 @@ into micro-batches on each, and a phase ends when its slowest rank does. A micro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 from numba import njit
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
-from simrl.runtime.weight_sync import FULL_BYTES, pageable_bytes_per_s, publication_s
+from simrl.runtime.weight_sync import FULL_BYTES, handing_s, pageable_bytes_per_s, publication_s
 from simrl.scenario.training import TrainingConfig
 
 Ints = NDArray[np.int64]
@@ -25,6 +26,7 @@ Floats = NDArray[np.float64]
 BYTES_PER_PARAMETER = 2 + 4 + 4 + 8  # bf16 weights, fp32 gradients, fp32 master weights, two fp32 Adam moments
 WEIGHT_BYTES = 2  # if only adapters are trained
 GRADIENT_BYTES = 4
+COPY_BYTES = 2  # in 8 bits, of a parameter: as it is and transposed, kept through an update (Transformer Engine)
 MOMENT_BYTES = 8
 OPTIMIZER_BYTES = 42  # of a parameter: Adam reads and writes 30, clipping the gradients 12
 
@@ -37,7 +39,7 @@ class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
     them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
     another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
-    `streams`: each micro-batch fetches the weights from the host."""
+    `streams`: each micro-batch fetches the weights from the host. `precision`: of the layers' matrix products."""
 
     model: ModelShape
     gpu: Gpu
@@ -49,6 +51,7 @@ class TrainingCosts:
     controller: bool = False
     reference: ModelShape | None = None
     streams: bool = False
+    precision: str = "bf16"
 
     @property
     def ranks(self) -> int:
@@ -82,14 +85,18 @@ class TrainingCosts:
         pass_s = mine.pass_s(lengths, 1)
         if self.config.reference_weights != "swapped":
             return pass_s
-        copied = 2 * self.model.weight_bytes + mine.model.weight_bytes
-        return pass_s + copied / self._weight_shards / self.gpu.host_bytes_per_s
+        copied = WEIGHT_BYTES * (2 * self._held(self.model) + self._held(mine.model))
+        return pass_s + copied / self.gpu.host_bytes_per_s
 
-    @property
-    def _weight_shards(self) -> int:
-        """The GPUs that divide one copy of the weights."""
+    def _held(self, model: ModelShape) -> float:
+        """Return the parameters of one copy of a model that a GPU holds: all GPUs divide them (FSDP), or those of a copy, with
+        expert parallelism more of them the routed experts."""
         config = self.config
-        return self.gpus if config.sharding == "fsdp" else config.tensor_parallel * config.pipeline_parallel
+        if config.sharding == "fsdp":
+            return model.parameters / self.gpus
+        tp, routed = config.tensor_parallel, model.routed_parameters
+        divided = config.expert_parallel if config.expert_parallel > 1 else tp
+        return ((model.parameters - routed) / tp + routed / divided) / config.pipeline_parallel
 
     def _fetched_s(self, bytes_per_parameter: int) -> float:
         """Return the seconds in which a phase fetches its states from the host and returns them, if these are offloaded, as
@@ -115,7 +122,8 @@ class TrainingCosts:
             publish_s = publication_s(self.config, self.model, self.gpu, self.gpus)
         else:
             publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
-        phases = [("switch", self.switch_s)] if self.switch else [("publish", publish_s)] if publish else []
+        handed_s = handing_s(self.model) if self.config.switch_transfer_s is None else 0.0
+        phases = [("switch", self.switch_s + handed_s)] if self.switch else [("publish", publish_s)] if publish else []
         if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
             phases.append(("checkpoint", self.config.checkpoint_s))
         return phases
@@ -139,8 +147,9 @@ class TrainingCosts:
 
         A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each of forward and backward, and
         the reduction of the gradients, whichever is longer. These bring the ranks together, so all wait for the slowest in each
-        micro-batch; otherwise they wait at the end alone. With pipeline stages, micro-batches follow one another at the pace
-        of the last stage, which has the output head, and the first is waited for through all others (1F1B).
+        micro-batch, as ranks that divide experts do for each other; otherwise they wait at the end alone. With pipeline stages,
+        micro-batches follow one another at the pace of the last stage, which has the output head and is taken to have no fewer
+        layers than others, and the first is waited for through all others (1F1B).
         """
         config = self.config
         room = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
@@ -162,35 +171,40 @@ class TrainingCosts:
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
         work, stages = self._work_s(tokens, squares / 2, passes), config.pipeline_parallel
-        stage_s = config.correction * work.layers_s / stages
+        stage_s = config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers
         host_s = sequences * (config.log_prob_sequence_s if passes == 1 else config.update_sequence_s)
         each_s = np.maximum(stage_s + config.correction * work.head_s + host_s, self._gather_s(passes))
-        busy_s, fill_s = np.zeros((2, self.ranks))
-        if config.sharding == "fsdp":
-            slowest_s = np.zeros(ranks.size)
-            np.maximum.at(slowest_s, _places(ranks), each_s)
-            busy_s += slowest_s.sum()
-        else:
-            np.add.at(busy_s, ranks, each_s)
-        np.maximum.at(fill_s, ranks, (stages - 1) * stage_s)
-        return float((busy_s + fill_s).max())
+        groups, places = ranks // self._together, _places(ranks)
+        slowest_s, fill_s = np.zeros((groups.max() + 1, places.max() + 1)), np.zeros(groups.max() + 1)
+        np.maximum.at(slowest_s, (groups, places), each_s)
+        np.maximum.at(fill_s, groups, (stages - 1) * stage_s)
+        return float((slowest_s.sum(axis=1) + fill_s).max())
+
+    @property
+    def _together(self) -> int:
+        """The data-parallel ranks that wait for each other in each micro-batch."""
+        config = self.config
+        dividing = config.expert_parallel // (config.tensor_parallel * config.sequence_parallel)
+        return self.ranks if config.sharding == "fsdp" else max(dividing, 1)
 
     def _gather_s(self, passes: int) -> float:
         """Return the seconds in which FSDP gathers the weights for a micro-batch, twice if there is a backward pass, and
         reduces their gradients, which are twice as many bytes. Streamed weights come from the host."""
-        fetched_s = self.streams * self.model.weight_bytes / self._weight_shards / self.gpu.host_bytes_per_s
+        model = self.model
+        fetched_s = self.streams * WEIGHT_BYTES * self._held(model) / self.gpu.host_bytes_per_s
         if self.config.sharding != "fsdp":
             return fetched_s
         gathers = 4 - 2 * self.config.lora if passes > 1 else 1
-        moved = gathers * self.model.weight_bytes * (1.0 - 1.0 / self.gpus) / self.gpu.bytes_per_s_among(self.gpus)
-        return moved + fetched_s
+        alone = model.routed_parameters * (1 - 1 / self.config.expert_parallel)  # that other GPUs gather
+        gathered = WEIGHT_BYTES * (model.parameters - alone)
+        return fetched_s + gathers * gathered * (1.0 - 1.0 / self.gpus) / self.gpu.bytes_per_s_among(self.gpus)
 
     def _work_s(self, tokens: Floats, attended: Floats, passes: int) -> MicroBatch:
         """Return the seconds of the arithmetic of micro-batches and of its memory traffic."""
         config, model = self.config, self.model
         mfu = config.log_prob_mfu if passes == 1 else config.mfu
         if mfu is None:
-            return microbatches_s(model, self.gpu, config, tokens, attended, passes > 1)
+            return microbatches_s(model, self.gpu, config, tokens, attended, passes > 1, self.precision)
         nothing = np.zeros_like(tokens)
         flops = passes * model.forward_flops(tokens, attended)
         if passes > 1:  # what is repeated; the gradients of the weights, spared
@@ -208,7 +222,7 @@ class TrainingCosts:
         moved = OPTIMIZER_BYTES * self.model.parameters / self.gpus / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)
         if config.sharding == "fsdp" or self.ranks == 1:
             return moved
-        mine = self.model.parameters / (config.tensor_parallel * config.pipeline_parallel)
+        mine = self._held(self.model)
         return moved + (4 + 2) * mine * (1 - 1 / self.ranks) / self.gpu.bytes_per_s_among(self.gpus)
 
     def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
@@ -222,16 +236,13 @@ class TrainingCosts:
     @property
     def state_bytes(self) -> float:
         """Bytes per GPU of weights, gradients and optimizer states. With `sharding` optimizer, every rank has all weights and
-        gradients, and its GPUs divide them; otherwise all GPUs divide everything."""
-        config, parameters = self.config, self.model.parameters
+        gradients of the layers and experts that its GPUs divide; the optimizer states, and with FSDP everything, all GPUs
+        divide. Products in 8 bits keep copies of their weights."""
+        config, held = self.config, self._held(self.model)
+        copies = 0 if self.precision == "bf16" else COPY_BYTES * held
         each = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
-        if config.sharding == "fsdp":
-            return each * parameters / self.gpus
         whole = min(each, WEIGHT_BYTES + GRADIENT_BYTES)
-        return (
-            whole * parameters / (config.tensor_parallel * config.pipeline_parallel)
-            + (each - whole) * parameters / self.gpus
-        )
+        return copies + whole * held + (each - whole) * self.model.parameters / self.gpus
 
     def most_tokens(self, longest_tokens: int) -> int:
         """Return the tokens of a micro-batch for which there has to be memory."""
@@ -247,12 +258,17 @@ class TrainingCosts:
         m, config = self.model, self.config
         tokens = self.most_tokens(longest_tokens) / config.sequence_parallel
         tp = config.tensor_parallel
-        layer = 2 * 2 * m.layer_parameters / tp if config.sharding == "fsdp" else 0.0
+        away = m.experts * m.expert_parameters * (1 - 1 / config.expert_parallel) if m.experts else 0.0
+        layer = 2 * 2 * (m.layer_parameters - away) / tp if config.sharding == "fsdp" else 0.0
         checkpoints = 2 * m.layers * m.hidden * tokens / tp  # as many micro-batches under way as pipeline stages
-        working = 2 * tokens * (6 * m.hidden + 3 * m.intermediate) / tp * (m.layers if config.recompute is False else 1)
+        mlp = 3 * (m.intermediate if m.expert_layers < m.layers else m.shared_intermediate)
+        routed = (
+            m.experts_per_token * config.expert_imbalance * (2 * (m.expert_hidden or m.hidden) + 3 * m.moe_intermediate)
+        )
+        working = 2 * tokens * (6 * m.hidden + max(mlp, routed)) / tp * (m.layers if config.recompute is False else 1)
         logits = 6 * m.vocab * min(tokens, 4096) / tp
         resident = config.reference_passes and config.reference_weights == "resident"
-        reference = (self.reference or m).weight_bytes / self._weight_shards if resident else 0.0
+        reference = WEIGHT_BYTES * self._held(self.reference or m) if resident else 0.0
         return self.state_bytes + reference + layer + checkpoints + working + logits
 
 

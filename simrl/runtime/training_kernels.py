@@ -9,6 +9,7 @@ No rate is fitted to a training step. So a model FLOPs utilisation is a result. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,9 +25,13 @@ Floats = NDArray[np.float64]
 # A product over an inner dimension k takes `Gpu.matmul_share` of the data sheet's rate times k / (k + HALF_K), from 1,024 to
 # 16,384: aiconfigurator's tables of torch.nn.functional.linear on A100, H100, H200, B200 and RTX PRO 6000, 4,096 rows or more.
 HALF_K = 130
-# Grouped products of experts with n rows each: their share of a plain product's rate (aiconfigurator's tables of mixtures of
-# experts in bfloat16, 128 experts with 8 a token, vLLM and TensorRT-LLM on H100; the permutation is in them).
-EXPERT_SHARE, HALF_ROWS = 0.62, 128
+# Grouped products of experts with n rows each: their share of a plain product's rate, times n / (n + half) (aiconfigurator's
+# tables of mixtures of experts with 128 experts, 8 a token, balanced, vLLM, SGLang and TensorRT-LLM on H100; the permutation is
+# in them).
+EXPERTS = {"bf16": (0.62, 128), "fp8": (0.52, 120), "fp8-block": (0.52, 75)}
+CAST_BYTES = (
+    4  # of an input of a product in 8 bits, and of its gradient: read in 16 bits, written as it is and transposed
+)
 # Causal attention over L tokens: a share of the rate times L / (L + half). Forward: aiconfigurator's tables at head size 128,
 # FlashAttention 3 on H100 and H200, 2 on A100. FlashAttention 2 knows Ampere's instructions alone: `Gpu.mma_flops`.
 ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
@@ -59,6 +64,7 @@ class _Traffic(NamedTuple):
 TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 24, 56), "fused": _Traffic(4, 4, 6, 12, 14, 25)}
 ADAPTER_BYTES, ADAPTER_KERNELS = (2, 12), 5  # LoRA beside one matrix: of an input and an output element; kernels
 EXPERT_TRAFFIC = 32  # bytes of a hidden element of each routed token: gathered, padded, weighted in fp32, scattered
+SORTED_BYTES = 8  # of the same where experts are divided: sorted by expert where tokens arrive, and before they return
 EXPERT_OPERATIONS, ADAPTED_EXPERT_OPERATIONS = (
     11,
     35,
@@ -73,101 +79,206 @@ class MicroBatch:
     head_s: Floats
 
 
+class _Matrices(NamedTuple):
+    """The matrices that multiply one input: its size, the size of each output, and the parts into which tensor parallelism cuts
+    the inner dimension."""
+
+    inner: int
+    outers: tuple[int, ...]
+    cut: int = 1
+
+
 def microbatches_s(
-    model: ModelShape, gpu: Gpu, config: TrainingConfig, tokens: Floats, attended: Floats, backward: bool
+    model: ModelShape,
+    gpu: Gpu,
+    config: TrainingConfig,
+    tokens: Floats,
+    attended: Floats,
+    backward: bool,
+    precision: str = "bf16",
 ) -> MicroBatch:
     """Return the seconds of micro-batches of `tokens`, which attend to `attended` tokens in sum (causal: half the square of
-    each sequence's length), forward or forward and backward, where all GPUs of a sequence and of a layer share the work."""
-    tp, shared = config.tensor_parallel, config.tensor_parallel * config.sequence_parallel
+    each sequence's length), forward or forward and backward, where all GPUs of a sequence and of a layer share the work.
+    `precision` is that of the layers' matrix products; attention, norms and the output head have 16 bits or more."""
     mine = tokens / config.sequence_parallel
-    traffic = TRAFFIC[config.kernels]
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    hidden = model.hidden
-
-    def product_s(inner: int, outer: int, cut: int = 1) -> Floats:
-        """Return the seconds of a product, of which each GPU of a layer has a part; `cut`: of its inner dimension."""
-        rate = gpu.bf16_flops * gpu.matmul_share * inner / (inner + HALF_K * cut)
-        return 2.0 * mine * inner * outer / tp / rate
-
-    again = 1 if backward and config.recompute is not False else 0
-    sweeps = (3 if backward else 1) + again  # of what a backward pass does twice as much of
-    products = sweeps - (1 if backward and config.lora else 0)  # weights that are not trained have no gradients
-
-    matrices = [(hidden, queries, 1), (hidden, keys, 1), (hidden, keys, 1), (queries, hidden, tp)]
-    intermediate = model.intermediate
-    if not model.experts:
-        matrices += [(hidden, intermediate, 1), (hidden, intermediate, 1), (intermediate, hidden, tp)]
-    layer_s = products * sum(product_s(*matrix) for matrix in matrices)
-
-    share, half = ATTENTION[config.attention]
-    length = 2.0 * attended / tokens  # mean, by tokens
-    peak = gpu.bf16_flops if config.attention == "fa3" else gpu.mma_flops or gpu.bf16_flops
-    attention_s = 4.0 * queries * attended / shared / (peak * share * length / (length + half))
-    layer_s = layer_s + attention_s * (1 + again + (BACKWARD_ATTENTION if backward else 0))
-
-    moved = traffic.norm * (2 * hidden + (queries + keys if model.qk_norm else 0))
-    moved += traffic.rotary * (queries + keys) + traffic.residual * hidden
-    kernels = traffic.kernels
-    if model.experts:
-        expert_s, expert_bytes, expert_kernels = _experts(model, gpu, config, mine, products, sweeps, backward)
-        layer_s, moved, kernels = layer_s + expert_s, moved + expert_bytes, kernels + expert_kernels
-    else:
-        moved += traffic.gate * intermediate
-    if config.lora:
-        moved += sum(ADAPTER_BYTES[0] * inner + ADAPTER_BYTES[1] * outer for inner, outer, _ in matrices)
-        kernels += ADAPTER_KERNELS * len(matrices)
-    bandwidth = gpu.memory_bytes_per_s * MEMORY_SHARE
-    layer_s = layer_s + sweeps * (moved * mine / tp / bandwidth + kernels * LAUNCH_S)
-    layer_s = layer_s + _collectives_s(model, gpu, config, mine, sweeps)
-
-    head_s = (3 - config.lora if backward else 1) * product_s(hidden, model.vocab)
-    head_s = head_s + (3 if backward else 1) * traffic.logits * model.vocab * mine / tp / bandwidth
-    return MicroBatch(model.layers * layer_s, head_s)
+    work = _Pass(model, gpu, config, mine, backward, precision)
+    plain = (model.mlp_layers or model.layers) - model.expert_layers
+    layers_s = model.full_layers * work.attention_s(attended, tokens)
+    if model.window_layers:
+        layers_s = layers_s + model.window_layers * work.attention_s(model.windowed(tokens, attended), tokens)
+    if model.linear_layers:
+        layers_s = layers_s + model.linear_layers * work.linear_s()
+    if plain:
+        layers_s = layers_s + plain * work.mlp_s(model.intermediate)
+    if model.expert_layers:
+        layers_s = layers_s + model.expert_layers * work.experts_s()
+    layers_s = layers_s + model.layers * work.collectives_s()
+    return MicroBatch(layers_s, work.head_s())
 
 
-def _experts(
-    model: ModelShape, gpu: Gpu, config: TrainingConfig, mine: Floats, products: int, sweeps: int, backward: bool
-) -> tuple[Floats, int, int]:
-    """Return the seconds of a layer's experts, their bytes of a token through memory, and kernels. Tokens are spread evenly.
+@dataclass(frozen=True)
+class _Pass:
+    """One pass of a GPU over `mine` tokens of each micro-batch: the seconds of a layer's parts, of which each GPU that shares
+    the layer does its share."""
 
-    Experts that run one by one (`grouped_experts` off) take the host's launches if these are longer.
-    """
-    chosen, inner = model.experts_per_token, model.moe_intermediate
-    routed = mine * chosen  # as many leave for the other GPUs of expert parallelism as come from there
-    here = model.experts / config.expert_parallel
-    rows = routed * config.expert_parallel / model.experts
-    share = EXPERT_SHARE * rows / (rows + HALF_ROWS)
-    work_s = products * 2.0 * routed * 3 * model.hidden * inner / (gpu.bf16_flops * gpu.matmul_share * share)
-    router_s = sweeps * 2.0 * mine * model.hidden * model.experts / (gpu.bf16_flops * gpu.matmul_share)
-    if not config.grouped_experts:
-        operations = ADAPTED_EXPERT_OPERATIONS if config.lora else EXPERT_OPERATIONS
-        work_s = np.maximum(work_s, sweeps * here * operations * HOST_LAUNCH_S)
-    traffic = TRAFFIC[config.kernels]
-    moved = chosen * (EXPERT_TRAFFIC * model.hidden + traffic.gate * inner)
-    if config.lora:
-        moved += chosen * (
-            ADAPTER_BYTES[0] * (2 * model.hidden + inner) + ADAPTER_BYTES[1] * (2 * inner + model.hidden)
+    model: ModelShape
+    gpu: Gpu
+    config: TrainingConfig
+    mine: Floats
+    backward: bool
+    precision: str
+
+    @property
+    def again(self) -> int:
+        """The forward passes that are repeated."""
+        return int(self.backward and self.config.recompute is not False)
+
+    @property
+    def sweeps(self) -> int:
+        """Forward passes' worth of work, of what a backward pass does twice as much of."""
+        return (3 if self.backward else 1) + self.again
+
+    @property
+    def products(self) -> int:
+        """Forward passes' worth of matrix products: weights that are not trained have no gradients."""
+        return self.sweeps - int(self.backward and self.config.lora)
+
+    @property
+    def passes(self) -> int:
+        """The passes in which GPUs exchange what they computed: forward, backward, and again."""
+        return self.sweeps - int(self.backward)
+
+    @property
+    def traffic(self) -> _Traffic:
+        return TRAFFIC[self.config.kernels]
+
+    def product_s(self, of: _Matrices, precision: str) -> Floats:
+        rate = self.gpu.matmul_flops(precision) * of.inner / (of.inner + HALF_K * of.cut)
+        return 2.0 * self.mine * of.inner * sum(of.outers) / self.config.tensor_parallel / rate
+
+    def moved_s(self, element_bytes: float, kernels: float, tokens: Floats | None = None) -> Floats:
+        """Return the seconds of element-wise kernels that move so many bytes a token of a GPU's part of the layer."""
+        mine = self.mine / self.config.tensor_parallel if tokens is None else tokens
+        bandwidth = self.gpu.memory_bytes_per_s * MEMORY_SHARE
+        return self.sweeps * (element_bytes * mine / bandwidth + kernels * LAUNCH_S)
+
+    def products_s(self, matrices: Sequence[_Matrices]) -> Floats:
+        """Return the seconds of matrix products, with adapters and casts to 8 bits beside them."""
+        seconds = self.products * sum((self.product_s(of, self.precision) for of in matrices), np.zeros_like(self.mine))
+        if self.config.lora:
+            pairs = [(of.inner, outer) for of in matrices for outer in of.outers]
+            moved = sum(ADAPTER_BYTES[0] * inner + ADAPTER_BYTES[1] * outer for inner, outer in pairs)
+            seconds = seconds + self.moved_s(moved, ADAPTER_KERNELS * len(pairs))
+        if self.precision != "bf16":
+            cast = sum(of.inner * (1 + self.again) + sum(of.outers) * self.backward for of in matrices)
+            seconds = seconds + self.moved_s(CAST_BYTES * cast / self.sweeps, 0)
+        return seconds
+
+    def attention_s(self, attended: Floats, tokens: Floats) -> Floats:
+        """Return the seconds of an attention layer's mixer whose tokens attend to `attended` tokens in sum."""
+        model, config, traffic = self.model, self.config, self.traffic
+        queries, keys = model.heads * (model.head_dim + model.rope_head_dim), model.kv_heads * model.head_dim
+        values = model.heads * (model.v_head_dim or model.head_dim)
+        rotated = model.rope_head_dim * (model.heads + 1) if model.kv_lora_rank else queries + keys
+        if model.kv_lora_rank:
+            rank = model.q_lora_rank
+            down = (model.kv_lora_rank + model.rope_head_dim, rank or queries)
+            matrices = [_Matrices(model.hidden, down), *([_Matrices(rank, (queries,))] if rank else [])]
+            matrices.append(_Matrices(model.kv_lora_rank, (model.heads * model.head_dim, values)))
+        else:
+            matrices = [_Matrices(model.hidden, (queries, keys, keys, *([queries] if model.output_gate else [])))]
+        matrices.append(_Matrices(values, (model.hidden,), config.tensor_parallel))
+
+        share, half = ATTENTION[config.attention]
+        length = 2.0 * attended / tokens  # mean, by tokens
+        peak = self.gpu.bf16_flops if config.attention == "fa3" else self.gpu.mma_flops or self.gpu.bf16_flops
+        pairs = 2.0 * (queries + values) * attended / (config.tensor_parallel * config.sequence_parallel)
+        kernel_s = pairs / (peak * share * length / (length + half))
+        kernel_s = kernel_s * (1 + self.again + (BACKWARD_ATTENTION if self.backward else 0))
+
+        moved: float = (
+            traffic.norm * (model.hidden + (queries + keys if model.qk_norm else 0)) + traffic.rotary * rotated
         )
-    if config.expert_parallel > 1:  # there and back, forward and backward alike
-        away = 1.0 - 1.0 / config.expert_parallel
-        router_s = router_s + sweeps * 2 * 2.0 * routed * model.hidden * away / gpu.bytes_per_s_among(
-            config.expert_parallel
+        moved += traffic.residual / 2 * model.hidden + traffic.gate * values * model.output_gate
+        return self.products_s(matrices) + kernel_s + self.moved_s(moved, traffic.kernels / 2)
+
+    def linear_s(self) -> Floats:
+        """Return the seconds of a layer with a fixed state: its projections, and what is done to each projected element as
+        rotary embeddings do to queries. The recurrence itself is 2 % of the products and left out."""
+        model, traffic = self.model, self.traffic
+        width = model.linear_parameters // model.hidden
+        moved = (traffic.norm + traffic.residual / 2) * model.hidden + traffic.rotary * width
+        return self.products_s([_Matrices(model.hidden, (width,))]) + self.moved_s(moved, traffic.kernels / 2)
+
+    def mlp_s(self, intermediate: int) -> Floats:
+        """Return the seconds of a plain MLP, its norm and its addition."""
+        model, traffic = self.model, self.traffic
+        moved = (traffic.norm + traffic.residual / 2) * model.hidden + traffic.gate * intermediate
+        return self.products_s(self._mlp(intermediate)) + self.moved_s(moved, traffic.kernels / 2)
+
+    def _mlp(self, intermediate: int) -> list[_Matrices]:
+        outers = (intermediate,) * (self.model.mlp_matrices - 1)
+        down = _Matrices(intermediate, (self.model.hidden,), self.config.tensor_parallel)
+        return [_Matrices(self.model.hidden, outers), down]
+
+    def experts_s(self) -> Floats:
+        """Return the seconds of a mixture of experts: router, routed experts of the busiest GPU, exchange, shared experts.
+
+        GPUs of a layer have whole experts with expert parallelism, where each brings its part of the tokens, and else a part of
+        each expert. Experts that run one by one (`grouped_experts` off) take the host's launches if these are longer.
+        """
+        model, config, traffic = self.model, self.config, self.traffic
+        parallel, chosen, inner = config.expert_parallel, model.experts_per_token, model.moe_intermediate
+        hidden = model.expert_hidden or model.hidden
+        mine = self.mine / config.tensor_parallel
+        imbalance = config.expert_imbalance if parallel > 1 else 1.0
+        routed = mine * chosen * imbalance  # of the busiest GPU, which as many tokens reach as work there
+        share, half = EXPERTS[self.precision]
+        rows = (mine if parallel > 1 else self.mine) * chosen * imbalance * parallel / model.experts
+        rate = self.gpu.matmul_flops(self.precision) * share * rows / (rows + half)
+        work_s = self.products * 2.0 * routed * model.expert_parameters / rate
+        if not config.grouped_experts:
+            operations = ADAPTED_EXPERT_OPERATIONS if config.lora else EXPERT_OPERATIONS
+            work_s = np.maximum(work_s, self.sweeps * model.experts / parallel * operations * HOST_LAUNCH_S)
+        router_s = self.sweeps * 2.0 * mine * model.hidden * model.experts / self.gpu.matmul_flops("bf16")
+
+        moved: float = (EXPERT_TRAFFIC + SORTED_BYTES * (parallel > 1)) * hidden + traffic.gate * inner
+        if config.lora:
+            moved += ADAPTER_BYTES[0] * (2 * hidden + inner) + ADAPTER_BYTES[1] * (2 * inner + hidden)
+        norm_s = self.moved_s((traffic.norm + traffic.residual / 2) * model.hidden, traffic.kernels / 2 + 12)
+        seconds = work_s + router_s + norm_s + self.moved_s(moved, 0, routed)
+        if model.expert_hidden:
+            seconds = seconds + self.products_s(
+                [_Matrices(model.hidden, (hidden,)), _Matrices(hidden, (model.hidden,))]
+            )
+        if model.shared_intermediate:
+            shared = model.shared_intermediate
+            seconds = seconds + self.products_s(self._mlp(shared)) + self.moved_s(traffic.gate * shared, 0)
+        if parallel > 1:  # tokens leave for the experts and come back
+            exchange_s = self.gpu.all_to_all_s(2.0 * routed * hidden, parallel) + COLLECTIVE_S
+            seconds = seconds + self.passes * 2 * exchange_s
+        return seconds
+
+    def collectives_s(self) -> Floats:
+        """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a pass (or their halves, with
+        the tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some
+        heads, and back."""
+        model, tp, sp = self.model, self.config.tensor_parallel, self.config.sequence_parallel
+        total = np.zeros_like(self.mine)
+        if tp > 1:
+            moved = 2 * 2 * 2.0 * self.mine * model.hidden * (1 - 1 / tp)
+            total = total + self.passes * (moved / self.gpu.bytes_per_s_among(tp) + 4 * COLLECTIVE_S)
+        if sp > 1:
+            heads = 2 * (model.heads + model.kv_heads) * model.head_dim
+            moved = 2.0 * self.mine * heads * (1 - 1 / sp)
+            total = total + self.passes * (moved / self.gpu.bytes_per_s_among(sp) + 4 * COLLECTIVE_S)
+        return total
+
+    def head_s(self) -> Floats:
+        """Return the seconds of the output head and of log-probs, which nothing repeats."""
+        vocab = self.model.vocab
+        work_s = (3 - self.config.lora if self.backward else 1) * self.product_s(
+            _Matrices(self.model.hidden, (vocab,)), "bf16"
         )
-    return work_s + router_s, moved, 12
-
-
-def _collectives_s(model: ModelShape, gpu: Gpu, config: TrainingConfig, mine: Floats, sweeps: int) -> Floats:
-    """Return the seconds of a layer's collectives: with tensor parallelism two all-reduces a pass (or their halves, with the
-    tokens shared between them), with sequence parallelism (Ulysses) all heads of some tokens for all tokens of some heads,
-    and back."""
-    tp, sp = config.tensor_parallel, config.sequence_parallel
-    total = np.zeros_like(mine)
-    passes = sweeps - (1 if sweeps > 1 else 0)  # forward, backward, and again
-    if tp > 1:
-        moved = 2 * 2 * 2.0 * mine * model.hidden * (1 - 1 / tp)
-        total = total + passes * (moved / gpu.bytes_per_s_among(tp) + 4 * COLLECTIVE_S)
-    if sp > 1:
-        heads = 2 * (model.heads + model.kv_heads) * model.head_dim
-        moved = 2.0 * mine * heads * (1 - 1 / sp)
-        total = total + passes * (moved / gpu.bytes_per_s_among(sp) + 4 * COLLECTIVE_S)
-    return total
+        moved = self.traffic.logits * vocab * self.mine / self.config.tensor_parallel
+        return work_s + (3 if self.backward else 1) * moved / (self.gpu.memory_bytes_per_s * MEMORY_SHARE)

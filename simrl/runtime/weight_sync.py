@@ -7,7 +7,7 @@ follow one another, and add up to the measured time of a sync. With LoRA, merged
 
 from __future__ import annotations
 
-from simrl.profile.hardware import GPUS_PER_NODE, Gpu
+from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.scenario.training import TrainingConfig
 
@@ -17,6 +17,9 @@ ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: into buckets on the rank that sends
 COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one it sent last (the same, 2 % changed: 6.2 s)
 PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
 RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
+# Colocated: a tensor that a trainer hands to an engine on its GPUs. NeMo-RL 0.3's refit of DeepSeek-V3, 47.2 s for over 90
+# thousand (its page on refit performance); its pull request 3294 has 9.67 and 18.40 s for 18,867 and 36,849 on B200.
+HANDED_TENSOR_S = 0.52e-3
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
 
@@ -58,25 +61,45 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
     return host_s + gather_s
 
 
+def handing_s(model: ModelShape) -> float:
+    """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs, one by one. The few hundred
+    other tensors are in the measured constants of frameworks."""
+    return HANDED_TENSOR_S * model.mlp_matrices * model.expert_layers * model.experts
+
+
 def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:
     """Return the rate at which each of `gpus` copies from or to host memory that is not pinned, all at once."""
-    return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, GPUS_PER_NODE))
+    return min(gpu.host_bytes_per_s, PAGEABLE_NODE_BYTES_PER_S / min(gpus, gpu.gpus_per_node))
 
 
-def loading_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int, workers: int, tp: int) -> float:
-    """Return the seconds of a load at a worker of `tp` GPUs, one of `workers` that load at once from a trainer of `gpus`: one
-    rank sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the worker reads a file."""
-    one_node = gpus + workers * tp <= GPUS_PER_NODE
-    one_rank = gpu.link_bytes_per_s if one_node else config.weight_sync_node_bytes_per_s or gpu.network_bytes_per_s
-    moved = moved_bytes(config, model)
+def loading_s(
+    config: TrainingConfig,
+    model: ModelShape,
+    gpu: Gpu,
+    gpus: int,
+    workers: int,
+    unit: int,
+    parts: float = 0,
+    trainer: Gpu | None = None,
+) -> float:
+    """Return the seconds of a load at a worker of `unit` GPUs, which hold 1 / `parts` of the weights each (0: 1 /
+    `unit`; data-parallel ranks hold some weights each), one of `workers` that load at once from a trainer of `gpus` (of the
+    kind `trainer` if it is another): one rank sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the
+    worker reads a file."""
+    trainer = trainer or gpu
+    one_domain = gpu == trainer and gpus + workers * unit <= gpu.nvlink_domain
+    network = config.weight_sync_node_bytes_per_s or min(gpu.network_bytes_per_s, trainer.network_bytes_per_s)
+    one_rank = gpu.link_bytes_per_s if one_domain else network
+    moved, parts = moved_bytes(config, model), parts or unit
     if config.weight_sync == "file":
-        return moved / config.weight_sync_storage_bytes_per_s + moved / tp / gpu.host_bytes_per_s
+        return moved / config.weight_sync_storage_bytes_per_s + moved / parts / gpu.host_bytes_per_s
     if config.weight_sync != "reshard":
         return moved / one_rank
     rate = one_rank
-    if config.weight_sync_node_bytes_per_s and not one_node:
-        rate /= min(GPUS_PER_NODE, gpus, workers * tp)  # the GPUs of a node share its card
-    return max(moved / tp, moved * workers / gpus) / rate
+    if config.weight_sync_node_bytes_per_s and not one_domain:
+        # The GPUs of a node share its card.
+        rate /= min(trainer.gpus_per_node, gpu.gpus_per_node, gpus, workers * unit)
+    return max(moved / parts, moved * (unit / parts) * workers / gpus) / rate
 
 
 def moved_bytes(config: TrainingConfig, model: ModelShape) -> float:
@@ -88,10 +111,10 @@ def moved_bytes(config: TrainingConfig, model: ModelShape) -> float:
 
 def tensors_held(config: TrainingConfig, model: ModelShape) -> float:
     """Return the tensors of which a GPU of the trainer has a part: those of its pipeline stage, of its experts."""
-    experts = 3 * model.layers * model.experts
+    experts = model.mlp_matrices * model.expert_layers * model.experts
     return (model.tensors - experts + experts / config.expert_parallel) / config.pipeline_parallel
 
 
 def _gather_bytes_per_s(config: TrainingConfig, gpu: Gpu, gpus: int) -> float:
     among = gpu.bytes_per_s_among(gpus)
-    return among if gpus <= GPUS_PER_NODE else min(among, config.weight_sync_node_bytes_per_s or among)
+    return among if gpus <= gpu.nvlink_domain else min(among, config.weight_sync_node_bytes_per_s or among)

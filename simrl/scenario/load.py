@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.hardware import GPUS
+from simrl.profile.hardware import known_gpu
 from simrl.profile.model_shape import MODELS, known_name
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
@@ -344,11 +344,12 @@ def _use_known_names(config: DictConfig, folder: Path) -> None:
     with suppress(
         OmegaConfBaseException, OSError, ValueError
     ):  # what is wrong with them is said where they are checked
-        model, gpu = OmegaConf.select(config, "model"), OmegaConf.select(config, "cluster.gpu")
+        model = OmegaConf.select(config, "model")
         if isinstance(model, str) and known_name(model) in MODELS and not (folder / model).exists():
             config["model"] = known_name(model)
-        if isinstance(gpu, str) and gpu.lower() in GPUS:
-            OmegaConf.update(config, "cluster.gpu", gpu.lower())
+        for key in ("cluster.gpu", "cluster.train.gpu"):
+            if isinstance(gpu := OmegaConf.select(config, key), str):
+                OmegaConf.update(config, key, known_gpu(gpu))
 
 
 def _is_plain(value: Any) -> bool:

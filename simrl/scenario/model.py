@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,6 +19,8 @@ from pydantic import (
 )
 
 from simrl.engine.config import EngineConfig
+from simrl.profile.hardware import Gpu, known_gpu
+from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.precision import KvCache, Weights
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.faults import Fault
@@ -31,18 +34,104 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class ClusterConfig(_Section):
-    """The GPUs. `tp` of them make one rollout worker."""
+GpuCount = Annotated[int, Field(gt=0, le=1_000_000)]
+GpuName = Annotated[str, AfterValidator(known_gpu)]
+BytesPerS = Annotated[float, Field(gt=0, le=1e15)]
 
-    gpu: str
-    """a100, a100-pcie, h100, h200, h800, h20, b200, a40, a6000 or rtxpro6000: gives memory, rates and links unless a profile
-    does"""
-    gpus: Annotated[int, Field(gt=0, le=1_000_000)]
-    """all GPUs, for rollout and for training"""
+
+class TrainPool(_Section):
+    """GPUs that only train, beside those of the cluster, which then only roll out; weights reach the workers over the
+    network. A key that is not given is the cluster's, or for another kind of GPU its data sheet's."""
+
+    gpu: GpuName | None = None
+    """kind of GPU, as cluster.gpu"""
+    gpus: GpuCount
+    """GPUs that train"""
+    cost_per_gpu_hour: NonNegativeFloat | None = None
+    """price of one of them"""
+    gpus_per_node: PositiveInt | None = None
+    """GPUs that share a host"""
+    nvlink_domain: PositiveInt | None = None
+    """GPUs that the scale-up link joins"""
+    network_bytes_per_s: BytesPerS | None = None
+    """share of a GPU in the scale-out network, one direction"""
+
+
+class ClusterConfig(_Section):
+    """The GPUs. `tp` × `dp` of them make one rollout worker."""
+
+    gpu: GpuName
+    """a100, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as `H100-SXM` or `NVIDIA H100 80GB
+    HBM3`: gives memory, rates and links unless a profile does"""
+    gpus: GpuCount
+    """all GPUs, for rollout and for training; with `train`, those of rollout"""
     tp: PositiveInt
-    """tensor-parallel size: GPUs of one rollout worker"""
+    """tensor-parallel size: GPUs of one rollout worker, or of each of its `dp` attention ranks"""
+    dp: PositiveInt = 1
+    """data-parallel attention ranks of a rollout worker, of `tp` GPUs each, which run in lock step (vLLM's
+    data_parallel_size); for a mixture of experts"""
+    ep: PositiveInt = 1
+    """GPUs that share a worker's experts: all of them, `tp` × `dp`, which hold whole experts (vLLM's enable_expert_parallel),
+    or 1: every GPU holds a part of each expert"""
     cost_per_gpu_hour: NonNegativeFloat = 0.0
     """in any currency; 0 leaves cost out"""
+    train: TrainPool | None = None
+    """GPUs of their own for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour: 3}"""
+    gpus_per_node: PositiveInt | None = None
+    """GPUs that share a host; 8 if not given, 4 of gb200"""
+    nvlink_domain: PositiveInt | None = None
+    """GPUs that the scale-up link (NVLink, or PCIe) joins: those of a node if not given, 72 of gb200 (NVL72)"""
+    network_bytes_per_s: BytesPerS | None = None
+    """share of a GPU in the scale-out network, one direction; the data sheet's if not given: a 400 Gb/s port is 50e9"""
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> ClusterConfig:
+        for key, pool in (("", self), ("train.", self.train)):
+            node, domain = (pool.gpus_per_node, pool.nvlink_domain) if pool else (None, None)
+            if node and domain and domain % node:
+                raise ValueError(f"{key}nvlink_domain is {domain}: not whole nodes of {node} GPUs; give a multiple")
+        return self
+
+    @property
+    def rollout_kind(self) -> Gpu:
+        """Return the GPU of a rollout worker, in its topology. Raise `InputError` for an unknown name."""
+        return _in_topology(gpu_named(self.gpu), self)
+
+    @property
+    def train_kind(self) -> Gpu:
+        """Return the GPU that trains, in its topology. Raise `InputError` for an unknown name."""
+        if self.train is None:
+            return self.rollout_kind
+        name = self.train.gpu or self.gpu
+        return _in_topology(self.rollout_kind if name == self.gpu else gpu_named(name), self.train)
+
+    def words(self, counted: bool = True) -> str:
+        """Return the GPUs: `64 h20`, or `64 h20 + 32 h800` where training has its own; not `counted`, the kinds alone."""
+        pools = [(self.gpus, self.gpu)]
+        if self.train:
+            pools.append((self.train.gpus, self.train.gpu or self.gpu))
+        return " + ".join(f"{gpus} {kind}" if counted else kind for gpus, kind in pools)
+
+    @property
+    def worker_gpus(self) -> int:
+        """GPUs of a rollout worker, a drafter's own excluded."""
+        return self.tp * self.dp
+
+    @property
+    def all_gpus(self) -> int:
+        """Return the GPUs of both pools."""
+        return self.gpus + (self.train.gpus if self.train else 0)
+
+
+def _in_topology(kind: Gpu, given: ClusterConfig | TrainPool) -> Gpu:
+    """Return a GPU with the nodes and links that are given. A larger or smaller node is a domain, unless a domain is many."""
+    own = {key: value for key in TOPOLOGY if (value := getattr(given, key)) is not None}
+    if "gpus_per_node" in own and kind.nvlink_domain == kind.gpus_per_node:
+        own.setdefault("nvlink_domain", own["gpus_per_node"])
+    return kind.model_copy(update=own)
+
+
+TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s")
 
 
 class PrecisionConfig(_Section):

@@ -47,7 +47,9 @@ class TrainingConfig(BaseModel):
     pipeline_parallel: PositiveInt = 1
     """stages of layers (1F1B)"""
     expert_parallel: PositiveInt = 1
-    """GPUs among which the experts are divided; they are also data-parallel"""
+    """GPUs among which the experts are divided (Megatron EP); for all else they are data-, tensor- or sequence-parallel"""
+    expert_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """tokens that reach the busiest GPU of those that divide the experts, over the mean; 1: balanced, which is assumed"""
     grouped_experts: bool = True
     """experts in one grouped matrix product; if not, they run one by one, as PyTorch does where a GPU has no such kernel"""
     sequence_parallel: PositiveInt = 1
@@ -155,11 +157,18 @@ class TrainingConfig(BaseModel):
         return max(self.extra_log_probs, int(self.reference_model is not None))
 
 
-def trained_by(training: Mapping[str, Any]) -> str:
+def trained_by(scenario: Mapping[str, Any]) -> str:
     """Return how an update's seconds are found."""
+    training, precision = scenario["training"], scenario.get("precision", {}).get("training", "bf16")
     if training.get("mfu") is not None:
         return f"mfu {training['mfu']}, from the scenario"
     attention = f"FlashAttention {'3' if training.get('attention') == 'fa3' else '2'}"
+    if training.get("expert_parallel", 1) > 1:
+        busiest = training.get("expert_imbalance", 1)
+        attention += (
+            ", experts balanced (assumed)" if busiest == 1 else f", the busiest GPU's experts {busiest:g} × the mean"
+        )
+    attention += f", products in {precision}" if precision != "bf16" else ""
     recomputed = "" if training.get("recompute") is False else ", activations recomputed"
     return f"computed from the operations ({training.get('kernels')} kernels, {attention}{recomputed})"
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from simrl.analysis.explanation import pool_kinds
 from simrl.engine.config import EngineConfig
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
@@ -66,9 +67,11 @@ def _run(metadata: Facts) -> Entries:
     scenario, trace = metadata["scenario"], metadata["trace"]
     cluster, given = scenario["cluster"], ("given", "the scenario")
     yield "model", str(scenario["model"]), *given
-    gpus = f"{metadata['gpus']:,} {cluster['gpu']}, tp {cluster['tp']}"
+    gpus = f"{metadata['gpus']:,} {pool_kinds(cluster)}, {_split(cluster)}"
     split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
     yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
+    if links := metadata.get("links"):
+        yield "links", links, "given", "data sheets, and what the scenario's cluster has in their place"
     yield "updates", f"{scenario['steps']}, of which {scenario['warmup_steps']} are warm-up", *given
     yield "seed", str(scenario["seed"]), *given
     yield "simrl", str(metadata["simrl_version"]), "version", ""
@@ -77,16 +80,27 @@ def _run(metadata: Facts) -> Entries:
     yield "rollouts (trace)", f"{trace['name']}{cap}{_repeated(metadata)}", str(trace["kind"]), source
 
 
+def _split(of: Facts, gap: str = " ") -> str:
+    """Return how GPUs share a model; results of earlier versions have the tp alone."""
+    parts = [f"{key}{gap}{of[key]}" for key in ("tp", "dp", "ep") if key == "tp" or of.get(key, 1) > 1]
+    return (", " if gap else " ").join(parts)
+
+
+def _worker_gpus(metadata: Facts) -> int:
+    cluster = metadata["scenario"]["cluster"]
+    return int(cluster["tp"] * cluster.get("dp", 1))
+
+
 def _times(metadata: Facts) -> Entries:
     profile, load_kind = metadata["profile"], str(metadata["load_weights_kind"])
     training = metadata["scenario"]["training"]
     kind, source = ("derived", "rates of single kernels") if training.get("mfu") is None else ("given", "the scenario")
-    yield "training time", trained_by(training), kind, source
+    yield "training time", trained_by(metadata["scenario"]), kind, source
     known = [profile["source"], profile.get("notes")]
     for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
         known.append(words.format(profile[key]) if profile.get(key) is not None else "")
     corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
-    value = f"{profile['model']} on {profile['gpu']}, tp {profile['tp']}{corrections}"
+    value = f"{profile['model']} on {profile['gpu']}, {_split(profile)}{corrections}"
     yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, known))
     source = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
     source = "training.load_s" if load_kind == "given" else source
@@ -211,11 +225,14 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
-        passes = f"{profile['model']} on {profile['gpu']} tp{profile['tp']}, {profile['kind']} ({profile['source']})"
+        passes = (
+            f"{profile['model']} on {profile['gpu']} {_split(profile, '')}, {profile['kind']} ({profile['source']})"
+        )
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
-            f"Training: {trained_by(training)}",
+            f"Training: {trained_by(metadata['scenario'])}",
+            *([f"Links: {links}"] if (links := metadata.get("links")) else []),
         ]
         lines += _presets(metadata)
         lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []
@@ -225,7 +242,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
                 lines.append(f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates")
         if metadata["scenario"]["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
-        rollout_gpus = metadata["rollout_workers"] * metadata["scenario"]["cluster"]["tp"]
+        rollout_gpus = metadata["rollout_workers"] * _worker_gpus(metadata)
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
         assumed |= assumed_s(training, colocated, known)

@@ -7,13 +7,17 @@ scenarios that share a cache are prepared as if each read its own files.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from simrl.errors import InputError
-from simrl.profile.hardware import Gpu
+from simrl.profile.advice import advice
+from simrl.profile.hardware import GPUS, Gpu
+from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.shipped import file_name
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import passes_preset
 from simrl.trace.synthesis import synthesise
@@ -50,7 +54,9 @@ class InputCache:
     def profile(self, scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         """Return the scenario's profile. Raise `InputError` for a file of another model, GPU or tp."""
         host = f"{scenario.engine.preset} {scenario.engine.enforce_eager}"
-        key = f"{scenario.profile.model_dump_json()} {host} {model.model_dump_json()} {kind.name} {scenario.cluster.tp}"
+        split = scenario.cluster.model_dump_json(include={"tp", "dp", "ep"}) + scenario.precision.model_dump_json()
+        hardware = f"{model.model_dump_json()} {kind.model_dump_json()} {split}"
+        key = f"{scenario.profile.model_dump_json()} {host} {hardware}"
         return _kept(self._profiles, MOST_PROFILES, key, lambda: _profile(scenario, model, kind))
 
 
@@ -62,21 +68,68 @@ def _kept(kept: dict[str, T], most: int, key: str, make: Callable[[], T]) -> T:
     return entry
 
 
+def _split_of(of: ProfileMetadata) -> dict[str, Any]:
+    """Return how the GPUs of a profile's engine share the model, and in which precisions."""
+    return {key: getattr(of, key) for key in ("tp", "dp", "ep", "precision", "kv_precision")}
+
+
+def _words(split: dict[str, Any]) -> str:
+    """Return a split in words: the tp, and what differs from the defaults."""
+    return " ".join(
+        str(value) if isinstance(value, str) else f"{key}{value}"
+        for key, value in split.items()
+        if key == "tp" or value not in (1, "bf16")
+    )
+
+
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
-    config, tp = scenario.profile, scenario.cluster.tp
+    config, cluster, tp = scenario.profile, scenario.cluster, scenario.cluster.tp
+    precision = scenario.precision.weights, scenario.precision.kv_cache
+    wanted = ProfileMetadata(
+        model=model.name,
+        gpu=kind.name,
+        tp=tp,
+        dp=cluster.dp,
+        ep=cluster.ep,
+        precision=precision[0],
+        kv_precision=precision[1],
+        kind="",
+        source="",
+    )
     if config.roofline is not None:
+        if model.experts:
+            raise InputError(
+                f"profile.roofline: {model.name} is a mixture of experts, which needs measured kernels; "
+                f"{advice(wanted, model, file_name(wanted))}"
+            )
         profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
     else:
         assert config.path is not None
+        if not Path(config.path).exists():
+            beside = "" if Path(config.path).is_absolute() else " (paths in a scenario are relative to its file)"
+            raise InputError(f"{config.path}: no such profile{beside}; {advice(wanted, model, config.path)}")
         profile = read_profile(config.path)
-        has = (profile.metadata.model, profile.metadata.gpu, profile.metadata.tp)
-        if has != (model.name, kind.name, tp):
+        has = profile.metadata
+        if (has.model, has.gpu, _split_of(has)) != (model.name, kind.name, _split_of(wanted)):
             raise InputError(
-                f"{config.path}: a profile of {has[0]} on {has[1]} tp{has[2]}, the scenario has {model.name} on "
-                f"{kind.name} tp{tp}; name the profile that belongs to it"
+                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(_split_of(has))}, the scenario has "
+                f"{model.name} on {kind.name} {_words(_split_of(wanted))}; name the profile that belongs to it: "
+                f"{advice(wanted, model, file_name(wanted))}"
             )
+        _require_one_domain(config.path, profile.metadata.kind, kind, tp)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
+
+
+def _require_one_domain(path: str, source: str, kind: Gpu, tp: int) -> None:
+    """Raise `InputError` where a derived profile's group was within a link's domain, and the cluster's is not."""
+    sheet = GPUS.get(kind.name, kind)
+    if source == "derived" and kind.nvlink_domain < tp <= sheet.nvlink_domain:
+        raise InputError(
+            f"{path}: derived with tp {tp} in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
+            f"{kind.nvlink_domain}; lower cluster.tp, or for a dense model take profile.path=null profile.roofline={{}}, which "
+            "pays the network"
+        )
 
 
 def _host_times(scenario: Scenario, profile: TableProfile, layers: int) -> tuple[float | None, float, float, str]:

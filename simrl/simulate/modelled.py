@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simrl.profile.hardware import GPUS_PER_NODE
+from simrl.engine.requests import is_plain
 from simrl.speculation.methods import METHODS
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import UNSEPARATED
@@ -54,17 +54,23 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         yield "how a response's time in its environment is divided, of which the trace has the sum"
     if trace.metadata.shared_prefix_tokens >= prepared.limits.block_size and prepared.limits.prefix_caching:
         yield f"the {trace.metadata.shared_prefix_tokens:,} tokens that all prompts share are found within a group alone"
+    if not is_plain(prepared.limits) and prepared.system.prefix_caching:
+        yield "a prefix cache of layers with windows or states: vLLM has one, here none is used"
     if (engine if isinstance(engine, str) else (engine or {}).get("name", "")).startswith("sglang"):
         yield "SGLang's scheduler and radix cache: passes and blocks are vLLM's"
 
 
 def _of_cluster(prepared: Prepared) -> Iterator[str]:
     scenario, training = prepared.scenario, prepared.scenario.training
-    if prepared.model.experts:
+    if prepared.model.experts and training.expert_imbalance == 1:
         yield "experts of unequal load in training"
-    if scenario.cluster.tp > GPUS_PER_NODE and prepared.profile.metadata.kind != "measured":
-        yield f"links between nodes in a forward pass (tp {scenario.cluster.tp})"
-    if not prepared.colocated and prepared.gpus > GPUS_PER_NODE and training.load_s is None:
+    source = prepared.profile.metadata.kind
+    if scenario.cluster.tp > prepared.gpu.nvlink_domain and source != "measured":
+        what = "latency of links" if source == "assumed" else "rate of the cluster's links"
+        yield f"{what} between nodes in a forward pass (tp {scenario.cluster.tp})"
+    if scenario.cluster.dp > 1:
+        yield "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step"
+    if not prepared.colocated and prepared.gpus > prepared.gpu.nvlink_domain and training.load_s is None:
         yield "contention of weight syncs for the network"
     if any(fault.kind == "lost" for fault in scenario.faults):
         yield "tokens that are lost with their worker, and GPUs that the trainer loses (faults)"

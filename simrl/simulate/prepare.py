@@ -14,27 +14,30 @@ from typing import Any
 import numpy as np
 
 import simrl
-from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS_PER_NODE, gpu
+from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.runtime.weight_sync import loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.cache import InputCache
+from simrl.simulate.memory import engine_limits, require_room_for_drafter
 from simrl.simulate.modelled import not_modelled
 from simrl.speculation.best_of_n import TailPlan, plan_tail
-from simrl.speculation.deployment import Deployment, typical_context_tokens
+from simrl.speculation.deployment import Deployment
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.trace import Trace
+
+LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Prepared(Deployment):
     system: System
     limits: Limits
     workers: int
+    train_gpu: Gpu
     train_gpus: int
     costs: WorkerCosts
     drafts: DraftPlan | None = None
@@ -58,8 +62,8 @@ class Prepared(Deployment):
 
     @property
     def gpus_per_worker(self) -> int:
-        """GPUs of a rollout worker: its tensor-parallel group, and a decoupled drafter's."""
-        return self.scenario.cluster.tp + (self.drafts.draft_gpus if self.drafts else 0)
+        """GPUs of a rollout worker: its tensor-parallel groups, and a decoupled drafter's."""
+        return self.scenario.cluster.worker_gpus + (self.drafts.draft_gpus if self.drafts else 0)
 
     @property
     def colocated(self) -> bool:
@@ -72,6 +76,8 @@ class Prepared(Deployment):
     @property
     def gpus(self) -> int:
         """All GPUs that the system occupies."""
+        if self.scenario.cluster.train is not None:
+            return self.scenario.cluster.all_gpus
         return max(self.rollout_gpus, self.train_gpus) if self.colocated else self.rollout_gpus + self.train_gpus
 
     def training_costs(self, gpus: int) -> TrainingCosts:
@@ -79,7 +85,7 @@ class Prepared(Deployment):
         training = self.scenario.training
         return TrainingCosts(
             model=self.model,
-            gpu=self.gpu,
+            gpu=self.train_gpu,
             gpus=gpus,
             config=training,
             minibatches=self.system.minibatches,
@@ -87,19 +93,32 @@ class Prepared(Deployment):
             switch=self.colocated,
             controller=self.system.controller,
             reference=model_shape(training.reference_model) if training.reference_model else None,
+            precision=self.scenario.precision.training,
         )
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
         if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
             return False
-        return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.gpu.memory_bytes
+        return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.train_gpu.memory_bytes
 
     @property
     def weight_sync(self) -> str | None:
         """Method of the weight syncs and the source of its constants; None where assumed seconds stand for it."""
         training = self.scenario.training
         return synced_by(training) if training.weight_sync and not self.colocated else None
+
+    @property
+    def links(self) -> str:
+        """Nodes and links of the GPUs, and between pools, in words."""
+        pools = [self.gpu] if self.train_gpu == self.gpu else [self.gpu, self.train_gpu]
+        each = [
+            f"{kind.name} in nodes of {kind.gpus_per_node}, {kind.link_bytes_per_s / 1e9:g} GB/s among {kind.nvlink_domain}, "
+            f"{kind.network_bytes_per_s / 1e9:g} GB/s a GPU between"
+            for kind in pools
+        ]
+        between = f"; {min(kind.network_bytes_per_s for kind in pools) / 1e9:g} GB/s a GPU from pool to pool"
+        return "; ".join(each) + (between if len(pools) > 1 else "")
 
     def inputs(self) -> dict[str, Any]:
         """Return the metadata of a result: the inputs and the source of each."""
@@ -112,8 +131,9 @@ class Prepared(Deployment):
             "gpus": self.gpus,
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
+            "links": self.links,
             "prefix_caching": self.limits.prefix_caching,
-            "kv_cache_tokens_per_worker": self.limits.kv_blocks * self.limits.block_size,
+            "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
             "load_weights_s": self.costs.load_s,
             "load_weights_kind": "given"
             if s.training.load_s is not None
@@ -135,29 +155,33 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     scenario: GPUs that do not divide, too little memory, a trace or profile of another setup."""
     cluster, engine, training = scenario.cluster, scenario.engine, scenario.training
     system = make_system(scenario.system.name, scenario.system.parameters)
-    model, kind, inputs = model_shape(scenario.model), gpu(cluster.gpu), inputs or InputCache()
-    _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs")
-    _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}")
+    model, kind, inputs = model_shape(scenario.model), cluster.rollout_kind, inputs or InputCache()
+    _require_own_pools(cluster, system)
+    _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
+    _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
+    _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
     drafts = tail = None
     if system.speculation is not None:
-        gpus = _share(cluster.gpus, system.rollout_share or 1.0)
+        gpus = cluster.gpus if cluster.train else _share(cluster.gpus, system.rollout_share or 1.0)
         drafts = plan_drafting(system.speculation, scenario.speculation, deployment, gpus)
     if system.best_of_n is not None:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
-    workers, train_gpus = _split(cluster.gpus, cluster.tp + (drafts.draft_gpus if drafts else 0), system)
+    workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     _require_parallelism(training, model, train_gpus)
+    _require_training_precision(scenario.precision.training, cluster.train_kind)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
-    limits = _engine_limits(engine, deployment, drafts, tail)._replace(prefix_caching=caching)
+    limits = engine_limits(scenario, deployment, drafts, tail, caching)
     check_concurrency(scenario.agents, workers, limits)
-    agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp)
+    kv_share = KV_SHARE[scenario.precision.kv_cache]
+    agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp, kv_share)
     limits = agents.limits(limits)
     if drafts is not None:
-        _require_room_for_drafter(engine, deployment, drafts, limits)
+        require_room_for_drafter(scenario, deployment, drafts, limits)
     longest = _longest_allowed(trace)
     verified = limits.max_num_batched_tokens if drafts or tail else 0
     deployment.profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
@@ -167,6 +191,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         system=system,
         limits=limits,
         workers=workers,
+        train_gpu=cluster.train_kind,
         train_gpus=train_gpus,
         costs=_worker_costs(scenario, system, deployment, train_gpus, workers),
         drafts=drafts,
@@ -177,28 +202,59 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     return prepared
 
 
-def _require_divisor(key: str, value: int, number: int, of: str) -> None:
+def _require_divisor(key: str, value: int, number: int, of: str, also: int = 0) -> None:
+    """Raise `InputError` for a value that does not divide a number, with values that divide it, and `also` another."""
     if number % value:
-        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor")
+        some = ", ".join(str(n) for n in range(1, 17) if number % n == 0 and also % n == 0)
+        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor, such as {some}")
+
+
+def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
+    """Raise `InputError` for data-parallel ranks or shared experts that vLLM does not have, or that are not modelled."""
+    gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
+    if model.experts == 0 and cluster.dp > 1:
+        raise InputError(f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1")
+    if cluster.ep not in (1, gpus):
+        raise InputError(
+            f"cluster.ep is {cluster.ep}: all {gpus} GPUs of a worker (tp {cluster.tp} × dp {cluster.dp}) share the experts, "
+            f"or each has a part of all; use {gpus} or 1"
+        )
+    if model.experts == 0 and cluster.ep > 1:
+        raise InputError(f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1")
+    if cluster.dp > 1:
+        _require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
+    if cluster.ep > 1:
+        _require_divisor("cluster.ep", cluster.ep, model.experts, f"experts of {model.name}")
+    elif model.experts:
+        each = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
+        _require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, each)
+    if cluster.dp > 1 and (system.speculation is not None or system.best_of_n is not None):
+        raise InputError(f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1")
 
 
 def _worker_costs(
     scenario: Scenario, system: System, deployment: Deployment, train_gpus: int, workers: int
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
-    one_node = system.rollout_share is None and scenario.cluster.gpus <= GPUS_PER_NODE
-    link = kind.link_bytes_per_s if one_node else kind.network_bytes_per_s  # each GPU fetches its own part
+    cluster, trainer = scenario.cluster, scenario.cluster.train_kind
+    held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
+    one_domain = system.rollout_share is None and cluster.gpus <= kind.nvlink_domain
+    # Each GPU fetches its own part.
+    link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
     if system.host_buffer:
         link = kind.host_bytes_per_s
     load_s = training.load_s
     synced = training.weight_sync is not None and system.rollout_share is not None
     if load_s is None and synced and not system.host_buffer:
-        load_s = loading_s(training, model, kind, train_gpus, workers, tp)
+        parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
+        load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer)
     elif load_s is None:
-        load_s = training.load_overhead_s * (not synced) + model.weight_bytes / tp / link
+        own_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
+        load_s = training.load_overhead_s * (not synced) + own_bytes / link
+    kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,
-        fetch_s_per_token=model.kv_bytes_per_token / min(tp, model.kv_heads) / kind.network_bytes_per_s,
+        fetch_s_per_token=kv_bytes / min(tp, model.kv_heads) / kind.network_bytes_per_s,
         evaluate_every=training.evaluate_every,
         evaluate_s=training.evaluate_s,
         request_s=deployment.profile.metadata.request_s or 0.0,
@@ -217,13 +273,14 @@ def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Pat
 
 def gpus_for(scenario: Scenario, workers: int) -> int:
     """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise `InputError` if no number does."""
-    system, tp = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster.tp
-    for gpus in range(tp, 128 * workers * tp, tp):
+    system, cluster = make_system(scenario.system.name, scenario.system.parameters), scenario.cluster
+    unit = cluster.worker_gpus
+    for gpus in range(unit, 128 * workers * unit, unit):
         with suppress(InputError):
-            if _split(gpus, tp, system)[0] == workers:
+            if _split(cluster.model_copy(update={"gpus": gpus}), unit, system)[0] == workers:
                 return gpus
     raise InputError(
-        f"system {system.name}: no number of GPUs gives {workers} rollout workers at tp {tp}; ask for others"
+        f"system {system.name}: no number of GPUs gives {workers} rollout workers of {unit} GPUs; ask for others"
     )
 
 
@@ -232,8 +289,30 @@ def _share(gpus: int, factor: float) -> int:
     return int(gpus * factor + 1e-9)
 
 
-def _split(gpus: int, unit: int, system: System) -> tuple[int, int]:
-    """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs go to training."""
+def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
+    """Raise `InputError` where rollout and training have pools of their own and a system cannot take them as they are."""
+    if cluster.train is None:
+        return
+    pools = f"system {system.name}: cluster.train gives training GPUs of its own"
+    if system.rollout_share is None:
+        raise InputError(f"{pools}, and it trains on the GPUs that roll out; leave one of them out")
+    if system.adapt_split_every:
+        raise InputError(f"{pools}, and adapt_split_every lends GPUs from one pool to the other; leave one of them out")
+    if "rollout_share" in system.parameters:
+        raise InputError(f"{pools}, so cluster.gpus and cluster.train.gpus are the split; leave out its rollout_share")
+
+
+def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
+    """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs go to training, or stay idle
+    where that has a pool of its own."""
+    gpus = cluster.gpus
+    if cluster.train is not None:
+        if gpus < unit:
+            raise InputError(
+                f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and cluster.gpus "
+                f"is {gpus}; use more GPUs, or fewer draft_gpus"
+            )
+        return gpus // unit, cluster.train.gpus
     if system.rollout_share is None:
         extra = _share(gpus, system.extra_rollout_gpus) // unit
         if system.extra_rollout_gpus and not extra:
@@ -251,7 +330,7 @@ def _split(gpus: int, unit: int, system: System) -> tuple[int, int]:
     train_gpus = gpus - workers * unit
     if workers == 0 or train_gpus == 0:
         raise InputError(
-            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs at tp {unit} leaves "
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
             f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share"
         )
     return workers, train_gpus
@@ -264,73 +343,6 @@ def _longest_allowed(trace: Trace) -> int:
     return min(longest, trace.metadata.context_cap_tokens or longest)
 
 
-def _engine_limits(
-    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
-) -> Limits:
-    """Return a worker's limits. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
-    model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
-    tokens = engine.kv_cache_tokens or _kv_cache_tokens(engine, deployment, drafts, tail)
-    blocks = tokens // engine.block_size
-    known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
-    longest = int((known + trace.column("response_tokens")).max())
-    if longest > blocks * engine.block_size:
-        raise InputError(
-            f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "
-            f"tp {deployment.tp}, {gpu.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
-        )
-    return Limits(
-        engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, blocks, engine.async_scheduling
-    )
-
-
-def _kv_cache_tokens(
-    engine: EngineConfig, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
-) -> int:
-    """Return the tokens of KV cache that fit in addition to the weights. All drafters of a worker are resident; one at a
-    time drafts."""
-    model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
-    drafters = [plan for plan in (drafts, tail) if plan is not None]
-    weights = model.weight_bytes / tp + sum(plan.weight_bytes for plan in drafters)
-    free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
-    kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + max(
-        (plan.kv_bytes_per_token for plan in drafters), default=0.0
-    )
-    tokens = int(free // kv_bytes)
-    if tokens < engine.block_size:
-        raise InputError(
-            f"{model.name} at tp {tp}: weights take {weights / 1e9:.1f} GB of a {gpu.name}'s "
-            f"{gpu.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}, less "
-            f"{engine.reserve_bytes / 1e9:.0f} GB reserve): "
-            "nothing is left for the KV cache; use a larger tp or another GPU"
-        )
-    return tokens
-
-
-def _require_room_for_drafter(engine: EngineConfig, deployment: Deployment, drafts: DraftPlan, limits: Limits) -> None:
-    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the drafter's weights, a worker's share of the
-    target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs at a
-    time, no more than the worker's own cache has room for."""
-    if drafts.decoupled is None:
-        return
-    model, gpu, times = deployment.model, deployment.gpu, drafts.times
-    running = min(drafts.decoupled.requests, engine.max_num_seqs)
-    tokens = min(running * typical_context_tokens(deployment.trace), limits.kv_blocks * limits.block_size)
-    kept = model.weight_bytes / deployment.tp
-    kv_bytes = tokens * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
-    room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
-    if times.weight_bytes_per_gpu + kept + kv_bytes > room:
-        smaller = times.weight_bytes_per_gpu + kept > room
-        raise InputError(
-            f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
-            f"{times.weight_bytes_per_gpu / 1e9:.1f} GB for its weights, {kept / 1e9:.1f} for the weights of "
-            f"{model.name}, which it keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on "
-            f"{drafts.draft_gpus}; a {gpu.name} has "
-            f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "
-            f"{engine.reserve_bytes / 1e9:.0f} reserve); use a smaller drafter, a larger tp or "
-            f"{'decoupled: false' if smaller else 'more draft_gpus'}"
-        )
-
-
 def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus: int) -> None:
     """Raise `InputError` if the train GPUs cannot be divided as the training section says."""
     parts = {key: getattr(training, key) for key in ("sequence_parallel", "tensor_parallel", "pipeline_parallel")}
@@ -339,15 +351,28 @@ def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus
     _require_divisor(
         "training.tensor_parallel", training.tensor_parallel, model.heads, f"attention heads of {model.name}"
     )
-    _require_divisor("training.pipeline_parallel", training.pipeline_parallel, model.layers, f"layers of {model.name}")
+    stages = training.pipeline_parallel
+    if stages > model.layers:
+        raise InputError(
+            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
+        )
     if training.expert_parallel > 1:
         if not model.experts:
             raise InputError(
                 f"training.expert_parallel is {training.expert_parallel}: {model.name} has no experts; use 1"
             )
-        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus, "train GPUs")
+        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
         _require_divisor(
             "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
+        )
+
+
+def _require_training_precision(precision: str, gpu: Gpu) -> None:
+    """Raise `InputError` for a precision without measured matrix products on the GPU."""
+    if precision not in gpu.precisions:
+        raise InputError(
+            f"precision.training is {precision}: no matrix products in {precision} were measured on {gpu.name}; "
+            f"use {' or '.join(gpu.precisions)}"
         )
 
 
@@ -374,14 +399,18 @@ def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
         "sequences_per_microbatch": [n for size in sizes if (n := (config.sequences_per_microbatch or 0) // size)],
         "recompute": [True] if config.recompute is False else [],
         "sequence_parallel": sizes,
-        "tensor_parallel": [n for n in sizes if n <= GPUS_PER_NODE and costs.model.heads % n == 0] if shards else [],
-        "pipeline_parallel": [n for n in sizes if costs.model.layers % n == 0] if shards else [],
+        "tensor_parallel": [n for n in sizes if n <= costs.gpu.nvlink_domain and costs.model.heads % n == 0]
+        if shards
+        else [],
+        "pipeline_parallel": [n for n in sizes if n <= costs.model.layers] if shards else [],
+        "expert_parallel": [n for n in sizes if costs.model.experts and costs.model.experts % n == 0] if shards else [],
         "sharding": ["fsdp"] if shards else [],
     }
     for key, values in changes.items():
         for value in values:
             changed = replace(costs, config=config.model_copy(update={key: value}))
             whole = value != getattr(config, key) and costs.gpus % changed.config.gpus_per_rank == 0
+            whole &= costs.gpus // changed.config.pipeline_parallel % changed.config.expert_parallel == 0
             if whole and changed.memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
                 yield f"training.{key}={value}"
                 break

@@ -21,7 +21,7 @@ from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import Tables
 from simrl.profile.rollout_times import RolloutTimes
-from simrl.result.result import Lane, Result
+from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
@@ -97,7 +97,7 @@ class Schedule:
         self.spot = _spot_trainer(prepared, self.recorder, self.units)
         self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
-        kv_cache_tokens = prepared.limits.kv_blocks * prepared.limits.block_size
+        kv_cache_tokens = prepared.limits.dp * prepared.limits.kv_tokens
         most = scenario.agents.max_concurrent
         self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most)
         self._simulates = make_workers is simulated_workers
@@ -177,9 +177,10 @@ def _lanes(prepared: Prepared, units: int) -> tuple[list[Lane], list[int]]:
     if prepared.system.adapt_split_every:
         return lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
-        return [*lanes, Lane("train", prepared.train_gpus)], [units]
+        rest = prepared.gpus - prepared.train_gpus - units * unit  # too few for another worker: idle
+        return [*lanes, Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])], [units]
     if prepared.train_gpus > units * unit:  # too few for another worker: they train only
-        lanes.append(Lane("rollout-rest", prepared.train_gpus - units * unit))
+        lanes.append(Lane(REST_LANE, prepared.train_gpus - units * unit))
     return lanes, list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
 
 
@@ -198,11 +199,12 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
 
 def _group_runs(schedule: Schedule) -> GroupRuns | None:
     """Return what lets simulated workers generate groups of which only the end is an event; None where each response matters:
-    for drafting, turns of an environment, a rule of dispatch, faults."""
+    for drafting, turns of an environment, a rule of dispatch, faults, ranks in lock step."""
     prepared, workers = schedule.prepared, schedule.workers
     scenario, rule = prepared.scenario, prepared.system.dispatch
     capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.has_turns
     watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
+    watched = watched or prepared.limits.dp > 1
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
         return None
     simulated = cast("list[SimulatedWorker]", workers)
@@ -241,9 +243,9 @@ def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArra
         return None
     context = float(np.average(prompts + tokens / 2, weights=tokens))
     limits = prepared.limits
-    sequences = max(min(limits.max_num_seqs, int(limits.kv_blocks * limits.block_size / context)), 1)
+    sequences = max(min(limits.max_num_seqs, int(limits.kv_tokens / context)), 1)
     seconds = prepared.profile.decode_s(sequences, context)
-    return {"sequences": sequences, "context_tokens": context, "pass_s": seconds}
+    return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": seconds}
 
 
 def compile_engine() -> None:

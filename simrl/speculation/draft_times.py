@@ -159,15 +159,19 @@ eagle_drafts = partial(model_drafts, eagle=True)
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:
-    """Return the shape of the one layer, with the target's embedding and output head."""
-    return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1})
+    """Return the shape of the one layer, with the target's embedding and output head: plain attention and one MLP, whatever
+    experts, windows and states the target has."""
+    plain = dict.fromkeys(
+        ("experts", "shared_intermediate", "dense_layers", "mlp_layers", "linear_layers", "window_layers"), 0
+    )
+    return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1, **plain})
 
 
 def profiled_drafts(
     profile: TableProfile, shape: ModelShape, kv_tokens: float = 2048, round_s: float = 0.0
 ) -> DraftTimes:
     """Return the times of a model drafter whose passes are profiled: a level is a decode step at sequences of `kv_tokens`."""
-    t, m = profile.tables, profile.metadata
+    t, m = profile.even, profile.metadata
     most = min(t.decode_sequences[-1], t.dense_tokens[-1], t.sampled_sequences[-1])
     profile.require_covers(int(most), int(most), int(kv_tokens))
     sequences = _batches(most)

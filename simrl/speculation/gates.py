@@ -43,7 +43,7 @@ def batch_gate(
         raise InputError(
             f"batch gate: up to {most_sequences} sequences, draft times are given for 1 to {draft_times.sequences[-1]:.0f}"
         )
-    t = profile.tables
+    t = profile.even
     most_tokens = min(t.dense_tokens[-1], t.sampled_sequences[-1])
     batches = np.arange(1.0, most_sequences + 1)
     attention_s = np.array([interpolate4(*t[4:9], (0.0, 0.0, b, float(kv_tokens))) for b in batches])

@@ -69,7 +69,7 @@ def fit_verify(profile: TableProfile, most_query_tokens: int, requests: Sequence
     (`least_pass_s`) makes a kink that no line has: the fit ignores it, and its values are then bounded by it.
     Raise `InputError` where that leaves fewer than two batch sizes.
     """
-    t = profile.tables
+    t = profile.even
     dense, sequences = t.dense_tokens[-1], t.decode_sequences[-1]
     least_s = t.least_pass_s + t.between_passes_s if t.least_pass_s else 0.0
     free = TableProfile(t._replace(least_pass_s=0.0), profile.metadata)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from simrl.errors import InputError
-from simrl.result.metrics import summary
+from simrl.result.metrics import prices, summary
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
@@ -22,6 +22,7 @@ from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.study.executors import Processes, each
 from simrl.study.progress import compile_kernels, progress_bar
+from simrl.systems.recipes import make_system
 
 T = TypeVar("T")
 Keep = Callable[[Scenario, Result], T]  # called with each run in the process that simulated it
@@ -48,6 +49,23 @@ def require_possible(scenarios: Sequence[Scenario], inputs: InputCache) -> None:
                 raise InputError(f"{scenario.file} ({run}): {error}") from error
 
 
+def without_colocated(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], list[str]]:
+    """Return the scenarios without those whose system trains on the GPUs that roll out although training has a pool of its own,
+    and a line on these. Where no scenario would be left, all stay, and their check refuses them."""
+    out = [
+        s
+        for s in scenarios
+        if s.cluster.train and make_system(s.system.name, s.system.parameters).rollout_share is None
+    ]
+    kept = [scenario for scenario in scenarios if scenario not in out]
+    if not out or not kept:
+        return list(scenarios), []
+    names = ", ".join(dict.fromkeys(scenario.system.name for scenario in out))
+    return kept, [
+        f"Left out, as cluster.train gives training GPUs of its own and they train where they roll out: {names}"
+    ]
+
+
 def simulate_each(
     scenarios: Sequence[Scenario], jobs: int, inputs: InputCache, keep: Keep[T], pool: Processes | None = None
 ) -> list[T]:
@@ -56,7 +74,7 @@ def simulate_each(
     if min(jobs, len(scenarios)) <= 1:
         return _simulate_here(scenarios, simulate)
     # The most GPUs first: they take longest, and the last to start should end soon.
-    ordered = sorted(range(len(scenarios)), key=lambda i: -scenarios[i].cluster.gpus)
+    ordered = sorted(range(len(scenarios)), key=lambda i: -scenarios[i].cluster.all_gpus)
     kept: dict[int, T] = {}
     with nullcontext(pool) if pool else Processes(jobs, stay=True) as pool:
         pool.start(len(scenarios))
@@ -86,7 +104,7 @@ def _simulate(inputs: InputCache, keep: Keep[T], scenario: Scenario, on_step: Ca
 
 def row_of(scenario: Scenario, result: Result) -> dict[str, Any]:
     """Return the metrics of a run over its window, `simrl.result.metrics.summary`."""
-    return summary(result, scenario.warmup_steps, scenario.cluster.cost_per_gpu_hour)
+    return summary(result, scenario.warmup_steps, *prices(scenario.cluster.model_dump()))
 
 
 def with_speedups(scenarios: Sequence[Scenario], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

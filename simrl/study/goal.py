@@ -70,6 +70,8 @@ class Goal:
 
     def cost(self, row: Row) -> float:
         """Return their cost; in GPU-hours without a price."""
+        if row.get("train_cost_per_1k_samples") is not None:  # of pools with prices of their own
+            return float((self.updates or 0) * self.batch_samples / 1000 * row["cost_per_1k_samples"])
         return float(row["gpus"] * self.seconds(row) / 3600 * (self.price or 1.0))
 
     def merit(self, row: Row) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simrl.profile.hardware import GPUS_PER_NODE
+from simrl.profile.hardware import Gpu
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
 
@@ -119,15 +119,18 @@ def _values(prepared: Prepared) -> dict[str, Any]:
         "context": f"c{shared}" if shared else "",
         "context_parallel": shared,
         "data_parallel": prepared.train_gpus // training.gpus_per_rank,
-        "nodes": _nodes(prepared.gpus),
+        "ranks": scenario.cluster.dp if scenario.cluster.dp > 1 else None,
+        "ranks_flag": "" if scenario.cluster.dp > 1 else None,
+        "expert_gpus": scenario.cluster.ep if scenario.cluster.ep > 1 else None,
+        "nodes": _nodes(prepared.gpus, prepared.train_gpu),
         "rollout": rollout,
         "train": train,
     }
 
 
-def _nodes(gpus: int) -> tuple[int, int]:
+def _nodes(gpus: int, kind: Gpu) -> tuple[int, int]:
     """Return a number of nodes and of GPUs a node that make this many GPUs, the fullest nodes first."""
-    each = max(size for size in range(1, GPUS_PER_NODE + 1) if gpus % size == 0)
+    each = max(size for size in range(1, kind.gpus_per_node + 1) if gpus % size == 0)
     return gpus // each, each
 
 
@@ -136,11 +139,11 @@ def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
     empty; else nodes of their own. On shared GPUs, both are those of the trainer."""
     rollout, train = prepared.rollout_gpus, prepared.train_gpus
     if prepared.colocated:
-        return _nodes(train), _nodes(train)
-    nodes = max((rollout + train) // GPUS_PER_NODE, 1)
-    if rollout % nodes == 0 and train % nodes == 0:
+        return _nodes(train, prepared.gpu), _nodes(train, prepared.gpu)
+    nodes = max((rollout + train) // prepared.gpu.gpus_per_node, 1)
+    if prepared.scenario.cluster.train is None and rollout % nodes == 0 and train % nodes == 0:
         return (nodes, rollout // nodes), (nodes, train // nodes)
-    return _nodes(rollout), _nodes(train)
+    return _nodes(rollout, prepared.gpu), _nodes(train, prepared.train_gpu)
 
 
 def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any]) -> Iterator[str]:
@@ -152,12 +155,15 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             yield "interruptible=false is an ablation of the paper; the documentation has no key for it"
         if values["on_stale"] != "train":
             yield f"on_stale={values['on_stale']} is simrl's; AReaL trains what it has"
+        if values["ranks"] or values["expert_gpus"]:
+            yield "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key"
     if LONGEST_PROMPT in settings:
         yield f"{LONGEST_PROMPT}={settings[LONGEST_PROMPT]} is the longest of the trace; yours may be longer"
-    key, tp = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster.tp
-    if int(settings[key]) % tp:
+    key, cluster = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster
+    if int(settings[key]) % cluster.worker_gpus:
+        unit = f"tp {cluster.tp}" if cluster.dp == 1 else f"tp {cluster.tp} × dp {cluster.dp}"
         yield (
-            f"{key}={settings[key]} GPUs a node are no multiple of tp {tp}: a worker would be on two nodes or GPUs stay empty; "
+            f"{key}={settings[key]} GPUs a node are no multiple of {unit}: a worker would be on two nodes or GPUs stay empty; "
             "simrl does not place workers on nodes"
         )
 

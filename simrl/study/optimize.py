@@ -297,7 +297,7 @@ def _rests_on(prepared: Prepared) -> list[str]:
     return [
         f"rollouts: {trace.name}" + (f", {trace.kind}" if trace.kind != trace.name else ""),
         f"step times: {profile.model} on {profile.gpu}, {profile.kind} ({profile.source})",
-        f"training: {trained_by(training.model_dump())}",
+        f"training: {trained_by(prepared.scenario.model_dump())}",
         *([f"weight sync: {prepared.weight_sync}"] if prepared.weight_sync else []),
         *([assumption(assumed)] if assumed else []),
     ]

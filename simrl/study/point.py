@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import simrl
 from simrl.errors import InputError, first_line
-from simrl.result.metrics import summary
+from simrl.result.metrics import prices, summary
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
@@ -115,7 +115,7 @@ def simulate_point(point: Point, inputs: InputCache) -> Outcome:
     scenario = point.scenario
     try:
         prepared = prepare(scenario, inputs)
-        row = summary(simulate_prepared(prepared), scenario.warmup_steps, scenario.cluster.cost_per_gpu_hour)
+        row = summary(simulate_prepared(prepared), scenario.warmup_steps, *prices(scenario.cluster.model_dump()))
     except InputError as error:
         return {"error": str(error)}
     except MemoryError:

@@ -54,6 +54,12 @@ class Option:
         return float(self.row["off_policyness_mean"])
 
     @property
+    def spent(self) -> float:
+        """Return the GPU-hours of 1,000 samples, or their cost where pools have prices of their own."""
+        of_pools = self.row.get("train_cost_per_1k_samples") is not None
+        return float(self.row["cost_per_1k_samples"]) if of_pools else self.gpu_hours
+
+    @property
     def gpu_hours(self) -> float:
         """GPU-hours of 1,000 trained samples."""
         return float(self.row["gpu_hours_per_1k_samples"])
@@ -199,7 +205,7 @@ def front(options: Sequence[Option]) -> list[Option]:
     kept: dict[tuple[float, ...], Option] = {}
     for option in options:
         if option.allowed:
-            kept.setdefault((option.row["samples_per_s"], -round(option.staleness, 2), -option.gpu_hours), option)
+            kept.setdefault((option.row["samples_per_s"], -round(option.staleness, 2), -option.spent), option)
 
     def beaten(own: tuple[float, ...]) -> bool:
         return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in kept)

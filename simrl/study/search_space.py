@@ -37,6 +37,7 @@ from simrl.trace.trace import Trace
 
 # A system of each family: synchronous, over-sampled, one step off, streamed, fully asynchronous, each worker on its own.
 FAMILIES = ("verl_colocated", "april", "one_step_off", "streamrl", "areal", "verl_fully_async", "laminar", "rhymerl")
+OF_POOLS = FAMILIES[2:]  # those whose training GPUs do not roll out
 DEFAULTS: Mapping[str, Sequence[Any]] = {
     "rollout_share": (0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
     "eta": (1, 2, 4, 8),
@@ -156,13 +157,13 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
     own: Entries = [(entry, {}) for entry in asked.file.systems]
     found = dict(dimensions)
     if SYSTEMS not in dimensions:
-        own = _with_families(asked.file.systems, named)
+        own = _with_families(asked.file.systems, named, FAMILIES if first.cluster.train is None else OF_POOLS)
         entries = [entry for entry, _ in own]
         found[SYSTEMS] = listed(SYSTEMS, [entry for i, entry in enumerate(entries) if entry not in entries[:i]])
     profiles = _profiles(Path(first.profile.path)) if first.profile.path is not None else {}
     notes: list[str] = []
     for key, choices, left_out in (
-        *_parameters(own),
+        *(_parameters(own) if first.cluster.train is None else _pools(first, own)),
         (TP, *_tensor_parallel(asked, first, profiles)),
         (DRAFTER, *_drafters(first, trace, own)),
     ):
@@ -195,6 +196,22 @@ def _parameters(own: Entries) -> Iterator[tuple[str, list[Any], list[str]]]:
             yield f"{PARAMETER}{parameter}", sorted({*default, *numbers}), []
 
 
+def _pools(first: Scenario, own: Entries) -> Iterator[tuple[str, list[Any], list[str]]]:
+    """Yield the parameters without the split, and in its place the GPUs of both pools: all that the scenario has, a half and a
+    quarter of them, as far as these are whole workers and whole ranks of training."""
+    yield from (found for found in _parameters(own) if found[0] != f"{PARAMETER}rollout_share")
+    pools = (
+        ("cluster.gpus", first.cluster.gpus, first.cluster.tp),
+        (
+            "cluster.train.gpus",
+            first.cluster.train.gpus if first.cluster.train else 0,
+            first.training.gpus_per_rank,
+        ),
+    )
+    for key, gpus, unit in pools:
+        yield key, [n for n in (gpus // 4, gpus // 2, gpus) if n and n % unit == 0], []
+
+
 def _each(choices: Mapping[str, Sequence[Alternative]]) -> Iterator[Chosen]:
     return (dict(zip(choices, chosen, strict=True)) for chosen in product(*choices.values()))
 
@@ -207,7 +224,7 @@ def _in_words(key: str, dimension: Dimension) -> str:
     return f"{key}={','.join(value if isinstance(value, str) else json.dumps(value) for value in values)}"
 
 
-def _with_families(entries: Sequence[Any], named: set[str]) -> Entries:
+def _with_families(entries: Sequence[Any], named: set[str], families: Sequence[str]) -> Entries:
     """Return the file's systems and those of the families; values of parameters that are searched are taken out of an entry
     and returned beside it."""
     found: list[tuple[Any, Mapping[str, Any]]] = []
@@ -216,7 +233,7 @@ def _with_families(entries: Sequence[Any], named: set[str]) -> Entries:
         searched = [key for key in own if key in DEFAULTS and f"{PARAMETER}{key}" not in named]
         chosen = {key: own.pop(key) for key in searched if isinstance(own[key], int | float)}
         found.append(({"name": name, **own} if own else name, chosen))
-    return [*found, *((name, {}) for name in FAMILIES if name not in [entry for entry, _ in found])]
+    return [*found, *((name, {}) for name in families if name not in [entry for entry, _ in found])]
 
 
 def _tensor_parallel(varied: Varied, first: Scenario, profiles: Mapping[int, str]) -> tuple[list[int], list[str]]:
@@ -290,13 +307,14 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> tuple[list[str 
 
 def whole_workers(scenario: Scenario) -> Scenario:
     """Return the scenario with its share of rollout GPUs rounded to whole workers."""
-    share, gpus, tp = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus, scenario.cluster.tp
+    share, gpus = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus
+    unit = scenario.cluster.worker_gpus
     if not isinstance(share, float) or not 0 < share < 1:
         return scenario
-    workers = int(gpus * share + 1e-9) // tp
-    exact = workers * tp / gpus
+    workers = int(gpus * share + 1e-9) // unit
+    exact = workers * unit / gpus
     shown = math.ceil(exact * 1e4) / 1e4
-    rounded = shown if int(gpus * shown + 1e-9) // tp == workers else exact
+    rounded = shown if int(gpus * shown + 1e-9) // unit == workers else exact
     return scenario.with_fields("system", rollout_share=rounded) if 0 < rounded < 1 else scenario
 
 

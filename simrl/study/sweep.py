@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 import simrl
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
-from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.scenario.load import PARAMETER
 from simrl.scenario.model import Scenario
@@ -78,13 +77,13 @@ def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], N
 def require_names(scenario: Scenario, checked: set[tuple[str, str, str]]) -> None:
     """Raise `InputError` for an unknown system, parameter, model or GPU; `checked` are the combinations that exist."""
     system = scenario.system
-    names = system.model_dump_json(), scenario.model, scenario.cluster.gpu
+    names = system.model_dump_json(), scenario.model, f"{scenario.cluster.gpu} {scenario.cluster.train}"
     if names in checked:
         return
     try:
         make_system(system.name, system.parameters)
         model_shape(scenario.model)
-        gpu(scenario.cluster.gpu)
+        _ = scenario.cluster.rollout_kind, scenario.cluster.train_kind
     except InputError as error:
         raise InputError(f"{scenario.file}: {error}") from error
     checked.add(names)

@@ -136,7 +136,11 @@ def _in_parts(scenario: Scenario, cache: InputCache) -> Iterator[Scenario]:
 def _splits(scenario: Scenario) -> list[Scenario]:
     """Return the scenario with each share of rollout GPUs, unless it has none or it is given."""
     system = scenario.system
-    if "rollout_share" in system.parameters or "rollout_share" not in parameters_of(system.name):
+    if (
+        scenario.cluster.train
+        or "rollout_share" in system.parameters
+        or "rollout_share" not in parameters_of(system.name)
+    ):
         return [scenario]
     splits = [whole_workers(scenario.with_fields("system", rollout_share=share)) for share in SHARES]
     return list({each.system.model_dump_json(): each for each in splits}.values())

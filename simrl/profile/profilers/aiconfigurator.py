@@ -1,8 +1,10 @@
-"""A profile derived from aiconfigurator's database of measured kernels (NVIDIA, Apache-2.0, PyPI `aiconfigurator`).
+"""A profile derived from aiconfigurator's database of measured kernels (NVIDIA, Apache-2.0, PyPI `aiconfigurator`), or from
+that of its successor `aisimulate`, which has the same interface and newer kernels.
 
-    dense(T)            every operation of a step that is neither attention nor the output head, at T tokens
+    dense(T)            every operation of a step that is neither attention, experts nor the output head, at T tokens
     attention(…)        its context attention of one chunk + its generation attention of the decoding sequences
     sampled(S)          its output head at S positions: one a sequence, or every verified position of a draft
+    experts(N)          its routed experts and the exchange before and after them, at N tokens of all attention ranks
 
 Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a pure decode step,
 except for falling times, which are evened out. aiconfigurator has no measured mixed batches: it adds the two attentions,
@@ -14,6 +16,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +24,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
+from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
-from simrl.profile.model_shape import ModelShape, require_dense
+from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.smoothing import moved, settled
 
 Floats = NDArray[np.float64]
-SYSTEMS = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "rtxpro6000": "rtx_pro_6000_server"}
+SYSTEMS = {
+    "a100": "a100_sxm",
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "gb200": "gb200",
+    "rtxpro6000": "rtx_pro_6000_server",
+}
+# Of weights, by the word in a scenario: aiconfigurator's of matrix products, and of experts.
+PRECISIONS = {
+    "bf16": ("bfloat16", "bfloat16"),
+    "fp8": ("fp8", "fp8"),
+    "fp8-block": ("fp8_block", "fp8_block"),
+    "nvfp4": ("nvfp4", "nvfp4"),
+    "int4": ("int4_wo", "int4_wo"),
+    "w4a16_mxfp4": ("bfloat16", "w4a16_mxfp4"),
+}
+KV_PRECISIONS = {"bf16": "bfloat16", "fp8": "fp8"}
+ROUTING = "power law 1.2"  # aiconfigurator's default: load falls with the expert's rank to this power
+ROUTINGS = {"balanced": "balanced", "power law 1.01": "power_law_1.01", ROUTING: "power_law_1.2"}
+SDK = ("config_builders", "models", "perf_database", "engine")
+PACKAGES = {"aiconfigurator": "aiconfigurator_core", "aisimulate": "aisimulate_core"}
+# Kinds of operations that depend on sequences, not on tokens alone: attention (of MLA with its projections, which were
+# measured together), and layers with a fixed state.
+SEQUENCE_KERNELS = ("GenerationAttention", "ContextAttention", "Fallback", "Gdn", "Mamba2", "Kda")
+# Models whose parts are not all in a shape, by aiconfigurator's name of its own config.
+BUNDLED = {
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "deepseek-r1": "deepseek-ai/DeepSeek-R1",
+    "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
+    "qwen3.5-27b": "Qwen/Qwen3.5-27B",
+    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
+    "qwen3.5-122b-a10b": "Qwen/Qwen3.5-122B-A10B",
+    "qwen3.5-397b-a17b": "Qwen/Qwen3.5-397B-A17B",
+}
+NODE_GPUS = 8  # of the systems on which its exchanges were measured
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
 # Held against serving_measurements of vLLM 0.12 by tests/test_profilers.py; nothing here is fitted to them.
@@ -45,74 +86,138 @@ DECODE_SEQUENCES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 5
 DECODE_KV_TOKENS = (16, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 40960)
 
 
+class Setup(NamedTuple):
+    """How an engine is split over GPUs, in which precision, and how tokens are spread over experts (in `ROUTINGS`)."""
+
+    tp: int = 1
+    dp: int = 1
+    ep: int = 1
+    precision: str = "bf16"
+    kv_precision: str = "bf16"
+    routing: str = ROUTING
+    backend: str = "vllm"
+    package: str = "aiconfigurator"
+
+
+ONE_GPU = Setup()
+
+
+class Compiled(NamedTuple):
+    """aiconfigurator's compiled model, an `EngineHandle`, and its operations in a step of decoding and of prefill: their kinds
+    and names."""
+
+    handle: Any
+    decoding: list[tuple[str, str]]
+    prefill: list[tuple[str, str]]
+
+
 class KernelTimes(NamedTuple):
     """Milliseconds of the operations of a pass, all layers in sum, on the ticks of this module.
 
-    `dense_ms` has a row for each operation beside attention and the output head, by its name, at `tokens` of a pass;
+    `dense_ms` has a row for each operation beside attention, experts and the output head, by its name, at `tokens` of a pass
+    of one attention rank, `experts_ms` those of the routed experts and their exchange, all ranks having as many tokens;
     `sampled_ms` is the head at as many positions; `prefill_ms` has the shape (PREFILL_TOKENS, PREFILL_KV_TOKENS),
     `decode_ms` (DECODE_SEQUENCES, DECODE_KV_TOKENS).
     """
 
     tokens: Floats
     dense_ms: dict[str, Floats]
+    experts_ms: dict[str, Floats]
     sampled_ms: Floats
     prefill_ms: Floats
     decode_ms: Floats
 
 
-def derive(
-    shape: ModelShape, gpu: str, tp: int = 1, between_passes_s: float = 0.0, backend: str = "vllm"
-) -> TableProfile:
-    """Return the profile of `shape` in bfloat16 on `tp` GPUs of the kind `gpu` (one of `SYSTEMS`) under `backend`.
+def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
+    """Return the profile of `shape` on GPUs of the kind `gpu` (one of `SYSTEMS`).
 
     aiconfigurator counts GPU kernels alone: `between_passes_s` is the host time that they do not hide, to be measured;
     its default 0 adds nothing unmeasured. The model goes in as a config.json made from `shape`, so that nothing is fetched.
     Raises `InputError` if the package is missing or has no data for the combination.
     """
-    require_dense(shape, "aiconfigurator")
-    times = kernel_times(engine_of(shape, gpu, tp, backend), shape.name)
-    return profile_of(times, shape.name, gpu, tp, source_of(gpu, backend), between_passes_s, (ACCURACY,))
+    times = times_of(shape, gpu, setup)
+    dense = not shape.experts and setup.precision == setup.kv_precision == "bf16"
+    notes = (*expert_notes(shape, setup), *((ACCURACY,) if dense else ()))
+    return profile_of(times, shape.name, gpu, setup, source_of(gpu, setup), between_passes_s, notes)
 
 
-def kernel_times(engine: Any, model: str) -> KernelTimes:
-    """Return the kernel times of an `EngineHandle` of `model`."""
-    names = [name for name, *_ in engine.decode_step_per_op(1, 2, 2)]
-    attention = [i for i, name in enumerate(names) if name.endswith("_attention")]
+def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
+    """Return what a profile of a mixture of experts says about them."""
+    if not shape.experts:
+        return ()
+    exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
+    if setup.dp > 1 and setup.tp * setup.dp > NODE_GPUS:
+        exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
+    return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
+
+
+def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
+    """Return the kernel times of `shape` on GPUs of a kind; the exchange of experts beyond a node from link rates."""
+    times = kernel_times(engine_of(shape, gpu, setup), shape.name)
+    if setup.dp == 1 or setup.tp * setup.dp <= NODE_GPUS:
+        return times
+    node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
+    rows = {name: ms for name, ms, *_ in engine_of(shape, gpu, node).handle.decode_step_per_op(1, 2, 2)}
+    latency_ms = rows["generation_moe_pre_dispatch"] * (setup.dp - 1) / (NODE_GPUS - 1)  # steps of a ring
+    received = 2.0 * shape.layers * shape.hidden * times.tokens * (setup.dp - 1)  # bytes in bfloat16
+    ring_ms = latency_ms + 1e3 * received / GPUS[gpu].bytes_per_s_among(setup.tp * setup.dp)
+    reduced = np.zeros_like(ring_ms)
+    if setup.tp > 1:
+        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=1)), shape.name)
+        reduced = alone.experts_ms["moe_pre_dispatch"]
+    exchange = {"moe_pre_dispatch": reduced + ring_ms, "moe_post_dispatch": ring_ms}
+    return times._replace(experts_ms=times.experts_ms | exchange)
+
+
+def kernel_times(engine: Compiled, model: str) -> KernelTimes:
+    """Return the kernel times of a compiled model."""
+    names = [name for _, name in engine.decoding]
+    attention = _places(engine.decoding, SEQUENCE_KERNELS)
+    context = _places(engine.prefill, SEQUENCE_KERNELS)
     head = [i for i, name in enumerate(names) if "logits" in name]
-    by_place = [name for name, *_ in engine.evaluate_generation_ops(range(len(names)), batch_size=1, s=2)]
-    if len(attention) != 1 or len(head) != 1 or by_place != names:  # two of one name are summed in `names`
+    experts = [i for i, name in enumerate(names) if "moe" in name]
+    if not attention or not context or len(head) != 1:
         raise InputError(
-            f"aiconfigurator: {model} has the operations {', '.join(names)}, not one attention and one head"
+            f"aiconfigurator: {model} has the operations {', '.join(names)}: no attention, or not one head"
         )
-    others = [i for i in range(len(names)) if i not in (*attention, *head)]
+    others = [i for i in range(len(names)) if i not in (*attention, *head, *experts)]
 
     def decode_ms(operations: list[int], sequences: float, kv_tokens: float) -> list[float]:
-        rows = engine.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
+        rows = engine.handle.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
         return [float(milliseconds) for _, milliseconds, *_ in rows]
 
     def prefill_ms(chunk: float, kv_tokens: float) -> float:
-        rows = engine.evaluate_context_ops(attention, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
+        rows = engine.handle.evaluate_context_ops(context, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
         return float(sum(milliseconds for _, milliseconds, *_ in rows))
 
     tokens = _ticks(MOST_TOKENS)
-    # Its operations outside attention cost equal times in a context step and in a generation step of equally many tokens.
-    dense = np.array([decode_ms(others, t, 1) for t in tokens])
+
+    def by_operation(operations: list[int]) -> dict[str, Floats]:
+        # Operations outside attention cost equal times in a context step and in a generation step of equally many tokens.
+        rows = np.array([decode_ms(operations, t, 1) for t in tokens])
+        return {names[i].removeprefix("generation_"): rows[:, row] for row, i in enumerate(operations)}
+
     return KernelTimes(
         tokens=tokens,
-        dense_ms={names[i].removeprefix("generation_"): dense[:, row] for row, i in enumerate(others)},
+        dense_ms=by_operation(others),
+        experts_ms=by_operation(experts) if experts else {},
         sampled_ms=np.array([decode_ms(head, s, 1)[0] for s in tokens]),
         prefill_ms=np.array([[prefill_ms(c, k) if c else 0.0 for k in PREFILL_KV_TOKENS] for c in PREFILL_TOKENS]),
         decode_ms=np.array(
-            [[decode_ms(attention, n, k)[0] if n else 0.0 for k in DECODE_KV_TOKENS] for n in DECODE_SEQUENCES]
+            [[sum(decode_ms(attention, n, k)) if n else 0.0 for k in DECODE_KV_TOKENS] for n in DECODE_SEQUENCES]
         ),
     )
+
+
+def _places(operations: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[int]:
+    return [i for i, (kind, _) in enumerate(operations) if kind.startswith(kinds)]
 
 
 def profile_of(
     times: KernelTimes,
     model: str,
     gpu: str,
-    tp: int,
+    setup: Setup,
     source: str,
     between_passes_s: float = 0.0,
     more_notes: tuple[str, ...] = (),
@@ -126,8 +231,10 @@ def profile_of(
     # times are lifted to the measured one.
     lifted = np.maximum.accumulate(prefill, axis=1)
 
-    even_dense, even_sampled, even_decode, even_prefill = (
-        np.round(settled(seconds) / RESOLUTION_S) * RESOLUTION_S for seconds in (dense, sampled, decode, lifted)
+    experts = 1e-3 * np.sum(list(times.experts_ms.values()), axis=0) if times.experts_ms else np.zeros(0)
+    even_dense, even_sampled, even_decode, even_prefill, even_experts = (
+        np.round(settled(seconds) / RESOLUTION_S) * RESOLUTION_S
+        for seconds in (dense, sampled, decode, lifted, experts)
     )
     tables = Tables(
         dense_tokens=times.tokens,
@@ -140,26 +247,47 @@ def profile_of(
         decode_kv_tokens=kv,
         attention_s=even_prefill[:, :, None, None] + even_decode[None, None, :, :],
         between_passes_s=between_passes_s,
+        expert_tokens=times.tokens * setup.dp if times.experts_ms else np.zeros(0),
+        experts_s=even_experts,
     )
     notes = [
         "GPU kernels only: no host time, no sampler beyond the output head's matrix product",
         "mixed passes: context and generation attention added, no measured mixed batches",
         f"falling times evened out: dense {moved(dense, even_dense)}; sampled {moved(sampled, even_sampled)}; "
-        f"decode attention {moved(decode, even_decode)}; prefill attention {moved(prefill, even_prefill)}",
+        f"decode attention {moved(decode, even_decode)}; prefill attention {moved(prefill, even_prefill)}"
+        + (f"; experts {moved(experts, even_experts)}" if times.experts_ms else ""),
         *more_notes,
     ]
-    metadata = ProfileMetadata(model=model, gpu=gpu, tp=tp, kind="derived", source=source, notes="; ".join(notes))
-    return TableProfile(tables, metadata, origin=f"aiconfigurator {model} {gpu} tp {tp}")
+    metadata = ProfileMetadata(
+        model=model,
+        gpu=gpu,
+        tp=setup.tp,
+        dp=setup.dp,
+        ep=setup.ep,
+        precision=setup.precision,
+        kv_precision=setup.kv_precision,
+        routing=setup.routing if times.experts_ms else "",
+        kind="derived",
+        source=source,
+        notes="; ".join(notes),
+    )
+    return TableProfile(tables, metadata, origin=f"{setup.package} {model} {gpu} tp {setup.tp}")
 
 
-def source_of(gpu: str, backend: str) -> str:
+def source_of(gpu: str, setup: Setup) -> str:
     """Return the package and the part of its database, with their versions."""
-    from aiconfigurator_core.sdk import perf_database
-
-    database = perf_database.resolve_query_version(SYSTEMS[gpu], backend, "current")
+    module, distribution = (
+        PACKAGES[setup.package],
+        "aiconfigurator-core" if setup.package == "aiconfigurator" else setup.package,
+    )
+    database = import_module(f"{module}.sdk.perf_database").resolve_query_version(
+        SYSTEMS[gpu], setup.backend, "current"
+    )
+    words = {"bf16": "bfloat16"}.get(setup.precision, setup.precision)
+    kv = f", KV cache in {setup.kv_precision}" if setup.kv_precision != "bf16" else ""
     return (
-        f"aiconfigurator {importlib.metadata.version('aiconfigurator-core')}, measured kernels of "
-        f"{SYSTEMS[gpu]} under {backend} {database}, bfloat16"
+        f"{setup.package} {importlib.metadata.version(distribution)}, measured kernels of "
+        f"{SYSTEMS[gpu]} under {setup.backend} {database}, {words}{kv}"
     )
 
 
@@ -168,34 +296,130 @@ def _ticks(most: int) -> Floats:
     return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
 
 
-def engine_of(shape: ModelShape, gpu: str, tp: int, backend: str) -> Any:
-    """Return aiconfigurator's compiled model, an `EngineHandle`. Raises `InputError` if it has no data for it."""
+def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
+    """Return aiconfigurator's compiled model. Raises `InputError` if it has no data for it."""
+    package = PACKAGES[setup.package]
     try:
-        from aiconfigurator_core.sdk.engine import EngineHandle
+        import_module(f"{package}.sdk.engine")
     except ImportError as error:
-        raise InputError("aiconfigurator is not installed; pip install 'simrl[aiconfigurator]'") from error
+        install = "--pre aisimulate" if setup.package == "aisimulate" else "'simrl[aiconfigurator]'"
+        raise InputError(f"{setup.package} is not installed; pip install {install}") from error
     if gpu not in SYSTEMS:
         raise InputError(
             f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
         )
+    _require_split(shape, setup)
+    _require_graphs(setup)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(shape)))
         try:
-            return EngineHandle.compile(folder, SYSTEMS[gpu], backend, tp_size=tp, nextn=0)
+            compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape)
+            compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
         except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
-            wanted = f"{shape.name} on {tp} {gpu} under {backend}"
-            raise InputError(f"aiconfigurator: no {wanted}: {first_line(error)}") from error
+            wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
+            if setup.precision != "bf16":
+                has = [word for word in PRECISIONS if _has(package, folder, gpu, setup._replace(precision=word), shape)]
+                words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
+                raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
+            raise InputError(f"{setup.package}: no {wanted}: {first_line(error)}") from error
+    return compiled
+
+
+def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -> bool:
+    """Return whether the database has kernels of every operation of a model in a precision."""
+    try:
+        _require_graphs(setup)
+        _compiled(package, folder, SYSTEMS[gpu], setup, shape).handle.decode_step_per_op(1, 2, 2)
+    except Exception:  # as `engine_of` has it
+        return False
+    return True
+
+
+def _require_graphs(setup: Setup) -> None:
+    """Raise `InputError` for kernels that were timed with the host's launches: tens of µs each, several times their own."""
+    if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
+        raise InputError(
+            "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
+            "use --source aisimulate, which has them anew (pip install --pre aisimulate)"
+        )
+
+
+def _require_split(shape: ModelShape, setup: Setup) -> None:
+    """Raise `InputError` for experts that a dense model lacks, or that the GPUs cannot share."""
+    gpus = setup.tp * setup.dp
+    if not shape.experts and setup.precision == "w4a16_mxfp4":
+        raise InputError(f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone")
+    if not shape.experts and (setup.dp, setup.ep) != (1, 1):
+        raise InputError(f"{shape.name} has no experts: --dp and --ep are for mixtures of experts; leave them out")
+    if setup.ep not in (1, gpus):
+        raise InputError(
+            f"--ep {setup.ep}: experts are shared by all {gpus} GPUs of tp × dp or by none; give {gpus} or 1"
+        )
+    if shape.experts % setup.ep:
+        raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
+
+
+def _compiled(package: str, folder: str, system: str, setup: Setup, shape: ModelShape) -> Compiled:
+    """Return the compiled model of a folder with a config.json, or that of the package's own config of the model."""
+    has_experts, path = bool(shape.experts), BUNDLED.get(shape.name, folder)
+    core, sdk = import_module(package), (import_module(f"{package}.sdk.{name}") for name in SDK)
+    builders, models, perf_database, engine = sdk
+    gemm, moe = PRECISIONS[setup.precision]
+    config = builders.build_model_config(
+        tp_size=setup.tp,
+        pp_size=1,
+        attention_dp_size=setup.dp,
+        moe_tp_size=setup.tp * setup.dp // setup.ep if has_experts else 1,
+        moe_ep_size=setup.ep,
+        gemm_quant_mode=gemm,
+        moe_quant_mode=moe if has_experts else None,
+        kvcache_quant_mode=KV_PRECISIONS[setup.kv_precision],
+    )
+    config.workload_distribution = ROUTINGS[setup.routing]
+    version = perf_database.resolve_query_version(system, setup.backend, "current")
+    spec = engine.build_engine_spec_json(
+        models.get_model(path, config, setup.backend),
+        model_path=path,
+        system=system,
+        backend=setup.backend,
+        backend_version=version,
+        kv_block_size=None,
+        systems_path=None,
+        nextn=0,
+        database=perf_database.get_database(system, setup.backend, version),
+    )
+    operations = json.loads(spec)
+    for operation in operations["generation_ops"]:
+        for fields in operation.values():
+            if "verify_query_tokens" in fields:
+                # aisimulate adds norms and rotations to attention of decoding: a constant 26 µs a layer by a formula, which
+                # nobody measured and compiled engines fuse.
+                fields["use_qk_norm"] = False
+    handle = engine.EngineHandle(bytes(core.engine_spec_bincode_from_json(json.dumps(operations))))
+    decoding, prefill = (
+        [(kind, str(fields["name"])) for operation in operations[ops] for kind, fields in operation.items()]
+        for ops in ("generation_ops", "context_ops")
+    )
+    return Compiled(handle, decoding, prefill)
 
 
 def _hugging_face_config(shape: ModelShape) -> dict[str, object]:
     """Return the keys of a config.json that aiconfigurator reads.
 
-    Qwen3 differs from Llama by norms of queries and keys only.
+    Qwen3 differs from Llama by norms of queries and keys only, and its mixtures of experts from others by as much.
     """
     qwen3 = shape.name.startswith("qwen3")
+    experts = {
+        "num_experts": shape.experts,
+        "num_local_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.moe_intermediate,
+    }
+    of = ("Qwen3Moe" if shape.qk_norm else "Mixtral") if shape.experts else "Qwen3" if qwen3 else "Llama"
     return {
-        "architectures": ["Qwen3ForCausalLM" if qwen3 else "LlamaForCausalLM"],
-        "model_type": "qwen3" if qwen3 else "llama",
+        "architectures": [f"{of}ForCausalLM"],
+        "model_type": {"Qwen3Moe": "qwen3_moe"}.get(of, of.lower()),
+        **(experts if shape.experts else {}),
         **{key: getattr(shape, field) for field, key in CONFIG_KEYS.items()},
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,

@@ -38,7 +38,8 @@ def roofline_profile(
     The defaults are reached by large kernels on recent data-centre GPUs, as a rule of thumb: 70 % of the dense bfloat16
     rate in matrix products, 80 % of the memory bandwidth, 70 % of the link's, 3 µs for each step of a ring, and 1 ms of
     host time between passes. Not modelled: small kernels (norms, rotary embeddings, launches), so small models at small
-    batches come out too fast. Raises `InputError` for efficiencies outside (0, 1] and a `tp` the heads do not share.
+    batches come out too fast. A group larger than the link's domain pays
+    the network. Raises `InputError` for efficiencies outside (0, 1] and a `tp` the heads do not share.
     """
     rates = {"compute": compute_efficiency, "memory": memory_efficiency, "link": link_efficiency}
     for name, efficiency in rates.items():
@@ -49,7 +50,7 @@ def roofline_profile(
         raise InputError(f"roofline: tp is {tp}; it must divide the {shape.heads} attention heads of {shape.name}")
     flops_per_s = compute_efficiency * gpu.bf16_flops
     bytes_per_s = memory_efficiency * gpu.memory_bytes_per_s
-    link = Link(link_efficiency * gpu.link_bytes_per_s, link_latency_s)
+    link = Link(gpu.bytes_per_s_among(tp, link_efficiency), link_latency_s)
 
     def matrix_product_s(weights: float, rows: Floats) -> Floats:
         return np.maximum(2.0 * weights * rows / flops_per_s, WEIGHT_BYTES * weights / bytes_per_s)

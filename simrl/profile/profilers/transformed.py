@@ -4,8 +4,8 @@
                                                 its multiply-adds / (the new bf16 rate × the best share of the base's that
                                                 was measured for this operation)
     another kernel, attention of decoding       its time × the base's memory bandwidth / the new one's
-    a collective                                latency + (its time - latency) × the base's link / the new one's, its
-                                                latency being its time for one token
+    a collective                                latency + (its time - latency) × the base's link / the new one's (beyond a
+                                                node, `Gpu.bytes_per_s_among`), its latency being its time for one token
 
 All rates come from the data sheets. It is meant for a GPU of the base's chip that is slower in some of them. Invariants: no
 number enters but data sheets and the base's measurements; a GPU with the base's data sheet gets the base's profile.
@@ -23,31 +23,32 @@ from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers import aiconfigurator
-from simrl.profile.profilers.aiconfigurator import PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes
+from simrl.profile.profilers.aiconfigurator import ONE_GPU, PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes, Setup
 
 Floats = NDArray[np.float64]
 BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
-COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p")
+COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p", "moe_pre_dispatch", "moe_post_dispatch")
 MEMORY_KERNELS = ("embedding", "add_norm_1", "add_norm_2", "act_gate")
 
 
-def derive(
-    shape: ModelShape, gpu: str, tp: int = 1, between_passes_s: float = 0.0, backend: str = "vllm"
-) -> TableProfile:
-    """Return the bfloat16 profile of `shape` on `tp` GPUs of the kind `gpu` (in `BASES`) from its base's measured kernels."""
+def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
+    """Return the profile of `shape` on GPUs of the kind `gpu` (in `BASES`) from its base's measured kernels."""
     base, new = GPUS[BASES[gpu]], GPUS[gpu]
-    times = aiconfigurator.kernel_times(aiconfigurator.engine_of(shape, base.name, tp, backend), shape.name)
-    measured = aiconfigurator.source_of(base.name, backend)
+    if setup.precision != "bf16":
+        raise InputError(f"{gpu}: precision {setup.precision} is not carried over from {base.name}; derive it in bf16")
+    times = aiconfigurator.kernel_times(aiconfigurator.engine_of(shape, base.name, setup), shape.name)
+    measured = aiconfigurator.source_of(base.name, setup)
     notes = (
         f"transformed by data sheets: bf16 × {new.bf16_flops / base.bf16_flops:.3g}, memory bandwidth × "
         f"{new.memory_bytes_per_s / base.memory_bytes_per_s:.3g}, link × {new.link_bytes_per_s / base.link_bytes_per_s:.3g}; "
         "operations keep the efficiency that was measured, collectives their latency (simrl.profilers.transformed)",
+        *aiconfigurator.expert_notes(shape, setup),
     )
     return aiconfigurator.profile_of(
-        Transformation(shape, tp, base, new).of(times),
+        Transformation(shape, setup.tp, base, new, setup.dp).of(times),
         shape.name,
         gpu,
-        tp,
+        setup,
         f"{measured}; derived, not measured: transformed from {base.name} to {gpu}",
         between_passes_s,
         notes,
@@ -56,18 +57,21 @@ def derive(
 
 @dataclass(frozen=True)
 class Transformation:
-    """The transformation of the operations of `shape`, split over `tp` GPUs, from one GPU to another; times in any unit."""
+    """The transformation of the operations of `shape`, split over `tp` GPUs, from one GPU to another; times in any unit.
+    Experts are split over the GPUs of all `dp` attention ranks and work for all of them."""
 
     shape: ModelShape
     tp: int
     base: Gpu
     new: Gpu
+    dp: int = 1
 
     def of(self, times: KernelTimes) -> KernelTimes:
         """Return all times of a pass. Raises `InputError` for an operation whose work is not known."""
         return KernelTimes(
             tokens=times.tokens,
             dense_ms={name: self.dense(name, ms, times.tokens) for name, ms in times.dense_ms.items()},
+            experts_ms={name: self.dense(name, ms, times.tokens) for name, ms in times.experts_ms.items()},
             sampled_ms=self.dense("logits_gemm", times.sampled_ms, times.tokens),
             prefill_ms=self.computed(times.prefill_ms, self.prefill_flops()),
             decode_ms=self.read(times.decode_ms),
@@ -77,10 +81,15 @@ class Transformation:
         """Return the times of an operation that works token by token, at `tokens`, the first of them 1."""
         if name in COLLECTIVES:
             latency = float(times[0])
-            return latency + (times - latency) * (self.base.link_bytes_per_s / self.new.link_bytes_per_s)
+            group = self.tp * self.dp if name.startswith("moe") else self.tp
+            return latency + (times - latency) * self.link_ratio(group)
         if name in MEMORY_KERNELS:
             return self.read(times)
         return self.computed(times, self.product_flops(name) * tokens)
+
+    def link_ratio(self, group: int) -> float:
+        """Return the base's rate over the new one's: of the links, or where the group leaves its node, of the network too."""
+        return self.base.bytes_per_s_among(group, 1.0) / self.new.bytes_per_s_among(group, 1.0)
 
     def read(self, times: Floats) -> Floats:
         """Return the times of an operation bound by memory bandwidth at any size."""
@@ -102,6 +111,8 @@ class Transformation:
             "gate_ffn1_gemm": m.layers * m.hidden * 2 * m.intermediate,
             "ffn2_gemm": m.layers * m.hidden * m.intermediate,
             "logits_gemm": m.hidden * m.vocab,
+            "router_gemm": m.layers * m.hidden * m.experts * self.tp,  # not split
+            "moe": m.layers * 3 * m.hidden * m.moe_intermediate * m.experts_per_token,
         }
         if name not in weights:
             raise InputError(

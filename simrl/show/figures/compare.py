@@ -69,6 +69,7 @@ PART_LOOKS: Mapping[str, tuple[str, str]] = {
     "evaluate": (style.SAND, ""),
     "checkpoint": (INK, ""),
     "lost": (BLACK, ""),
+    "lock_step": (style.SAND, "..."),
     "slowed": (BLACK, "..."),
     "host": ("#D9D9D9", ""),
     "undivided": ("#CFE6F5", ""),

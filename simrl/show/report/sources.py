@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 from simrl.analysis.explanation import counted_warmup
 from simrl.errors import InputError, first_line, printable
 from simrl.result.check import check_metadata
-from simrl.result.metrics import summary
+from simrl.result.metrics import prices, summary
 from simrl.result.result import METADATA_FILE, Result, read_result
 
 WRITERS = "`simrl compare`, `run`, `replay` and `sweep` write such folders"
@@ -113,7 +113,7 @@ def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
             raise InputError(f"{name}: the run made no policy update; there is nothing to report") from error
         asked = int(scenario["warmup_steps"])
         warmup = asked if result.steps.num_rows > asked else steady
-        row = summary(result, warmup, scenario["cluster"].get("cost_per_gpu_hour") or 0.0)
+        row = summary(result, warmup, *prices(scenario["cluster"]))
         if replayed or "replay" in result.metadata:
             row["system"] = f"{row['system']}, {name if replayed else 'measured'}"
         runs.append(Run(name, result, warmup, row))

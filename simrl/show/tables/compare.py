@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.show.inputs import not_modelled_lines, provenance
 from simrl.show.tables.ranking import ranking_lines, row_name
 from simrl.show.text import Column, Line, fitting, folded, plain_table, say
@@ -102,7 +102,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     # a system may take more GPUs than the cluster has
     more_gpus = len({(row["variant"], row["gpus"]) for row in rows}) > len(variants)
     drafts, filled = (any(row[key] is not None for row in rows) for key in ("accept_length", "occupancy"))
-    priced = rows[0]["cost_per_1k_samples"] is not None
+    priced = any(row["cost_per_1k_samples"] is not None for row in rows)
 
     def variant(row: Row) -> str:
         return str(row["variant"].partition("=")[2] if varied != "variant" else row["variant"] or "-")
@@ -113,10 +113,21 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     def digits(key: str) -> Callable[[Row], str]:
         return lambda row: _number(row[key])
 
+    def of_pools(name: str) -> Callable[[Row], str]:
+        def cell(row: Row) -> str:
+            if row[name] is None or row.get(f"train_{name}") is None:
+                return "-" if row[name] is None else _number(row[name])
+            return f"{_number(row[name] - row[f'train_{name}'])} + {_number(row[f'train_{name}'])}"
+
+        return cell
+
     ages = "{off_policyness_mean:.2f} / {off_policyness_max}"
     off_policy = "policy updates between writing a token and training on it"
     yielded = "tokens of a response that a pass with a draft yields, including the bonus token"
     from_drafts = "share of the generated tokens that came from accepted drafts"
+    parts = "rollout + training, of GPUs with pools of their own" * any(
+        "train_cost_per_1k_samples" in row for row in rows
+    )
     train_idle = "share of time that GPUs which only train idle (0% if all GPUs do both)"
     columns = [
         (several, Column(varied, variant)),
@@ -136,8 +147,8 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         (drafts, Column("from\ndrafts", shown("speculation_rate"), from_drafts, 5)),
         (True, Column("step s", digits("step_s"), "seconds a policy update", 4)),
         (True, Column("tokens/s", digits("tokens_per_s"), "trained, prompts and responses", 2)),
-        (True, Column("GPU-h/1k\nsamples", digits("gpu_hours_per_1k_samples"), turn=3)),
-        (priced, Column("cost/1k\nsamples", digits("cost_per_1k_samples"), turn=5)),
+        (True, Column("GPU-h/1k\nsamples", of_pools("gpu_hours_per_1k_samples"), parts, 3)),
+        (priced, Column("cost/1k\nsamples", of_pools("cost_per_1k_samples"), parts, 5)),
     ]
     return [column for needed, column in columns if needed]
 
@@ -169,14 +180,20 @@ def _number(value: float) -> str:
     return f"{value:,.{max(0, digits)}f}"
 
 
+def ranks(cluster: ClusterConfig) -> str:
+    """Return how the GPUs of a worker share its work."""
+    more = [f"{key} {value}" for key, value in (("dp", cluster.dp), ("ep", cluster.ep)) if value > 1]
+    return ", ".join([f"tp {cluster.tp}", *more])
+
+
 def title(scenarios: Sequence[Scenario]) -> str:
     """Return what all runs have in common."""
-    first, several = scenarios[0], len({s.cluster.gpus for s in scenarios}) > 1
-    gpus = first.cluster.gpu if several else f"{first.cluster.gpus} {first.cluster.gpu}"
+    first = scenarios[0]
+    gpus = first.cluster.words(len({s.cluster.words() for s in scenarios}) == 1)
     parts: list[tuple[str, set[object]]] = [
         (first.model, {s.model for s in scenarios}),
-        (gpus, {s.cluster.gpu for s in scenarios}),
-        (f"tp {first.cluster.tp}", {s.cluster.tp for s in scenarios}),
+        (gpus, {s.cluster.words(False) for s in scenarios}),
+        (ranks(first.cluster), {ranks(s.cluster) for s in scenarios}),
         (f"updates {first.warmup_steps + 1} to {first.steps}", {(s.warmup_steps, s.steps) for s in scenarios}),
     ]
     return f"{first.name}: {', '.join(text for text, distinct in parts if len(distinct) == 1)}"

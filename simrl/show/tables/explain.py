@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.analysis.critical_path import PathLink
-from simrl.analysis.explanation import Difference, Explanation, PrefixCache
+from simrl.analysis.explanation import Difference, Explanation, PoolShare, PrefixCache
 from simrl.analysis.gpu_hours import PARTS
 from simrl.show.text import Line, aligned, listed, number, plain_table, say, signed
 
@@ -55,6 +55,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
         say(console, f"A full batch is what a worker can hold: {batch}, {1000 * full['pass_s']:.3g} ms a pass.")
     if e.occupancy is not None:
         say(console, f"Occupancy: a running worker fills {e.occupancy:.0%} of the slots of a full batch, {left_out}")
+    if e.pools:
+        say(console, _pools(e.pools))
     if e.weight_sync:
         say(console, f"Weight sync: {e.weight_sync}.")
     if e.prefix_cache:
@@ -105,6 +107,15 @@ def sentences(d: Difference, most: int = 3) -> list[str]:
             changes = [f"{c.words} ({number(c.a_gpu_s)} to {number(c.b_gpu_s)})" for c in found]
             lines.append(f"B spends {'less' if saves else 'more'} on {listed(changes)}.")
     return lines
+
+
+def _pools(pools: Sequence[PoolShare]) -> str:
+    """Return the GPU-hours and the cost of each pool."""
+    words = []
+    for pool in pools:
+        cost = f" for {number(pool.cost)}" if pool.cost else ""
+        words.append(f"{pool.use} on {pool.gpus:,} {pool.gpu}, {number(pool.gpu_hours)} GPU-hours{cost}")
+    return f"Pools: {'; '.join(words)}. The table adds GPU-hours of both."
 
 
 def _prefix_cache(c: PrefixCache) -> str:

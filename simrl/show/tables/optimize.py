@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from simrl.result.metrics import prices
 from simrl.result.off_policyness import largest_off_policyness
 from simrl.show.tables.compare import unequal_work
 from simrl.show.tables.explain import KINDS
@@ -113,7 +114,7 @@ def _answer(found: Optimization) -> Iterator[str]:
             f"Mind: that is close to the deadline, and whole runs were predicted {low:.0%} to {high:.0%} too fast "
             "(experiments/recorded_run.md)."
         )
-    if goal.updates is None and len({o.point.scenario.cluster.gpus for o in found.searched.allowed}) > 1:
+    if goal.updates is None and len({o.point.scenario.cluster.all_gpus for o in found.searched.allowed}) > 1:
         yield (
             "The search compared several numbers of GPUs by speed alone; --updates with --deadline or --budget weighs cost, "
             "and the front below has it."
@@ -139,8 +140,9 @@ def _figures(option: Option, goal: Goal) -> str:
     row = option.row
     figures = [f"{row['samples_per_s']:.3g} samples/s", f"off-policyness {_staleness(option)}"]
     if row["cost_per_1k_samples"] is not None:
-        price = option.point.scenario.cluster.cost_per_gpu_hour
-        figures.append(f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at {price:g} a GPU-hour")
+        price, of_train = prices(option.point.scenario.cluster.model_dump())
+        at = f"{price:g}" if of_train is None else f"{price:g} (rollout) and {of_train:g} (training)"
+        figures.append(f"a cost of {row['cost_per_1k_samples']:.3g} for 1,000 samples at {at} a GPU-hour")
     else:
         figures.append(f"{option.gpu_hours:.3g} GPU-hours for 1,000 samples")
     if goal.updates is not None:
@@ -237,8 +239,8 @@ def _why(choice: Choice, console: Console) -> None:
         lines.append(f"The best is ahead of it by {shares} with {len(choice.leads)} seeds.")
     if variant is not None:
         cluster, own = variant.point.scenario.cluster, choice.option.point.scenario.cluster
-        other = (cluster.gpu, cluster.gpus) != (own.gpu, own.gpus)
-        name = f"{variant.row['system']}, tp {cluster.tp}" + (f", {cluster.gpus} {cluster.gpu}" if other else "")
+        other = (cluster.gpu, cluster.gpus, cluster.train) != (own.gpu, own.gpus, own.train)
+        name = f"{variant.row['system']}, tp {cluster.tp}" + (f", {cluster.words()}" if other else "")
         lines.append(f"It is {choice.variant_loss:.1%} ahead of its next variant, {name}.")
     _say(console, *lines, indent=3, hanging=2)
 
@@ -263,13 +265,17 @@ def _print_front(found: Optimization, console: Console) -> None:
         share = option.point.scenario.system.parameters.get("rollout_share")
         return _system(option) + (f", {share:.0%} roll out" if share is not None else "")
 
+    def gpus(option: Option) -> object:
+        cluster = option.point.scenario.cluster
+        return f"{cluster.gpus} + {cluster.train.gpus}" if cluster.train else option.row["gpus"]
+
     def cost(option: Option) -> str:
         found = option.row["cost_per_1k_samples"]
         return "–" if found is None else f"{found:.3g}"
 
     columns: dict[str, Callable[[Option], object]] = {
         "system": name,
-        "GPUs": lambda option: option.row["gpus"],
+        "GPUs": gpus,
         "tp": _tp,
         "drafter": lambda option: option.row["speculation"].partition("(")[0],
         "off-policy\nmean / max": _staleness,

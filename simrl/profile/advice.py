@@ -1,0 +1,75 @@
+"""Where to get a profile that a scenario lacks: a file that exists, or the command that makes one.
+
+Invariant: only what works is advised: files that are there, and sources that have the model and the GPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from simrl.errors import InputError
+from simrl.profile.hardware import GPUS
+from simrl.profile.metadata import ProfileMetadata
+from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.profile.profilers.aiconfigurator import PACKAGES, SYSTEMS, Setup, engine_of
+from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.profilers.transformed import BASES
+from simrl.profile.shipped import PROFILES, file_name, shipped_profile
+
+
+def advice(wanted: ProfileMetadata, shape: ModelShape, path: str) -> str:
+    """Return how to get the profile of a model, GPU and split that `wanted` names, for a scenario that names `path`."""
+    split = (wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision)
+    shipped = shipped_profile(wanted.model, wanted.gpu, *split)
+    if shipped is not None:
+        return f"simrl has it: profile.path={shipped}"
+    ways = [*_existing(wanted, Path(path).parent), *_derived(wanted, shape, Path(path))]
+    with suppress(InputError):
+        if split == (wanted.tp, 1, 1, "bf16", "bf16"):
+            roofline_profile(shape, GPUS[wanted.gpu], wanted.tp)
+            ways.append("take the data sheet's rates with profile.path=null profile.roofline={}")
+    return "; ".join([*ways, "or measure your own engine with `simrl measure`"])
+
+
+def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
+    """Return the splits that have a profile of this model on this GPU, or the GPUs that have one."""
+    names = {file.stem for place in (folder, *PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
+    of_model = sorted(name.removeprefix(f"{wanted.model}_").partition("_") for name in names)
+    splits = [split.replace("_", " ") for gpu, _, split in of_model if gpu == wanted.gpu]
+    if splits:
+        return [f"there are profiles of {wanted.model} on {wanted.gpu} for {', '.join(splits)}"]
+    gpus = dict.fromkeys(gpu for gpu, _, _ in of_model if gpu in GPUS)
+    return [f"there are profiles of {wanted.model} on {', '.join(gpus)}"] if gpus else []
+
+
+def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str]:
+    """Return the command that derives the profile, if a source has it."""
+    base = BASES.get(wanted.gpu, wanted.gpu)
+    if base not in SYSTEMS or (base != wanted.gpu and wanted.precision != "bf16") or shape.name not in MODELS:
+        return []
+    package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
+    setup = Setup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
+    installed = find_spec(PACKAGES[package]) is not None
+    if installed and not _has(shape, base, setup):
+        return []
+    install = "--pre aisimulate" if package == "aisimulate" else "'simrl[aiconfigurator]'"
+    output = path if path.parent.is_dir() and path.suffix == ".parquet" else Path(file_name(wanted))
+    options: dict[str, tuple[object, object]] = {"dp": (wanted.dp, 1), "ep": (wanted.ep, 1)}
+    options |= {"precision": (wanted.precision, "bf16"), "kv-precision": (wanted.kv_precision, "bf16")}
+    options |= {"source": (package, "aiconfigurator")}
+    more = "".join(f" --{key} {value}" for key, (value, default) in options.items() if value != default)
+    command = f"simrl profile derive {wanted.model} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
+    return [f"derive one with `{command}`" + ("" if installed else f" (first: pip install {install})")]
+
+
+@lru_cache(maxsize=64)
+def _has(shape: ModelShape, gpu: str, setup: Setup) -> bool:
+    """Return whether the installed database has this model on this GPU."""
+    try:
+        engine_of(shape, gpu, setup)
+    except InputError:
+        return False
+    return True

@@ -202,7 +202,7 @@ def test_a_missing_profile_is_answered_with_the_ones_there_are_and_the_commands_
     assert "`simrl profile derive qwen3-8b --gpu h800 --tp 1 -o profiles/qwen3-8b_h800_tp1_mine.parquet`" in of_h800
     assert "profile.path=null profile.roofline={}" in of_h800
     of_a40 = line("qwen3-8b", "a40", 1)
-    assert "there are profiles of qwen3-8b on a100, h100" in of_a40
+    assert "there are profiles of qwen3-8b on a100" in of_a40
     assert "profile derive" not in of_a40  # nobody measured its kernels
     assert "roofline" not in line("qwen3-30b-a3b", "h100", 2)  # which has no experts
 

@@ -9,7 +9,7 @@ from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, LINK_SHARE
 from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.runtime.training_costs import TrainingCosts
-from simrl.runtime.weight_sync import HANDED_TENSOR_S
+from simrl.runtime.weight_sync import RESHARDED_TENSOR_S
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import prepare
@@ -82,7 +82,7 @@ def test_all_tokens_pass_shared_experts_and_the_first_layers_have_a_plain_mlp():
 
 def test_experts_tensors_are_handed_over_one_by_one_where_rollout_runs_on_the_same_gpus():
     after = dict(costs(switch=True).after(0))["switch"] - costs(switch=True).switch_s
-    assert after == pytest.approx(HANDED_TENSOR_S * 48 * 128 * 3)
+    assert after == pytest.approx(RESHARDED_TENSOR_S * 48 * 128 * 3)
     measured = costs(switch=True, switch_s=0.0, switch_transfer_s=0.0)  # the phases of a log have it
     assert dict(measured.after(0))["switch"] == 0.0
 

@@ -53,7 +53,7 @@ def derive(
         str,
         typer.Option(
             help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), aisimulate (newer ones, for "
-            "fp8-block; pip install --pre aisimulate), roofline (data sheet), or the profiler of an installed package"
+            "fp8-block; pip install 'simrl\\[aisimulate]'), roofline (data sheet), or the profiler of an installed package"
         ),
     ] = "aiconfigurator",
 ) -> DataView:

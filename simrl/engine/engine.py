@@ -112,7 +112,7 @@ class Engine:
         if limits.prefix_caching and not is_plain(limits):
             raise ValueError("no prefix cache is modelled of layers with windows or states")
         self._capacity_tokens = capacity_tokens(limits)
-        self._paused = Paused(resolved)
+        self.paused = Paused(resolved)
         self._left_rows: list[int] = []
         index = decoding.siblings
         memory = Memory(
@@ -346,23 +346,23 @@ class Engine:
         `observation_tokens` of its environment are prefilled. Raises KeyError for a request whose pause was not reported."""
         prompt_tokens = self._state.r["prompt"].item(slot) + observation_tokens
         self.require_fits(prompt_tokens, self._state.r["response"].item(slot))
-        self._paused.resume(self._state, slot, prompt_tokens, cached_tokens)
+        self.paused.resume(self._state, slot, prompt_tokens, cached_tokens)
 
     def drop_paused(self, slot: int) -> None:
         """Drop the cache of a request whose pause was reported at this boundary."""
-        self._paused.drop(self._state, slot)
+        self.paused.drop(self._state, slot)
 
     def pin_paused(self, slot: int, until_s: float) -> None:
         """Keep the cache of a paused request until it resumes, is aborted or unpinned, at `until_s` at the latest."""
-        self._paused.pin(self._state, slot, until_s)
+        self.paused.pin(self._state, slot, until_s)
 
     def unpin_paused(self, slot: int, until_s: float) -> None:
         """Drop a cache that was pinned until `until_s`, unless its request has resumed or was aborted."""
-        self._paused.unpin(self._state, slot, until_s)
+        self.paused.unpin(self._state, slot, until_s)
 
     def abort(self, slot: int) -> int:
         """Take a request out at this boundary. Returns the response tokens it has."""
-        self._paused.forget(self._state, slot)
+        self.paused.forget(self._state, slot)
         remove(self._state.requests, self._state.totals[0], slot)
         self._leave_row(slot)
         return self.generated_tokens(slot)
@@ -370,7 +370,7 @@ class Engine:
     def recompute_running(self) -> None:
         """Drop the KV caches of all requests, also of paused and waiting ones. Running ones recompute theirs before anything
         that waits, in their order."""
-        self._paused.hold_all(self._state)
+        self.paused.hold_all(self._state)
         drop_caches(self._state.requests, self._state.totals[0], RELOADED)
 
     def found_tokens(self, slot: int) -> int:
@@ -406,11 +406,6 @@ class Engine:
             self.now_s = max(self.now_s, time_s)
         return stops
 
-    @property
-    def looks_ahead(self) -> Until:
-        """The end of a look ahead."""
-        return self._paused.next_stop
-
     def next_stop_s(self) -> float:
         """Return when the next request stops if there is no command before; infinity if none does. Changes nothing."""
         if not self.busy:
@@ -419,7 +414,7 @@ class Engine:
             memory = self._state.memory
             self._ahead = _State(self._state.requests.size, memory._replace(bandit=copied(memory.bandit)))
         self._ahead.copy_from(self._state, with_drafts=self.decoding is not None)
-        stop_s = self._run(self._ahead, self.looks_ahead)
+        stop_s = self._run(self._ahead, self.paused.next_stop)
         return stop_s if self._ahead.t["n_stopped"].item() else np.inf
 
     def take_next_stop(self) -> list[Stop]:
@@ -468,7 +463,7 @@ class Engine:
             if kind == END:
                 self._leave_row(slot)
             elif kind == PAUSE:
-                self._paused.slots.add(slot)
+                self.paused.slots.add(slot)
         return stops
 
     def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:

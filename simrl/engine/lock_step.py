@@ -369,7 +369,7 @@ class LockStep:
     @property
     def _looks_ahead(self) -> Until:
         """The end of a look ahead."""
-        return Until(min(rank.looks_ahead.time_s for rank in self.ranks), True)
+        return Until(min(rank.paused.next_stop.time_s for rank in self.ranks), True)
 
     def recompute_running(self) -> None:
         """Drop the KV caches of all requests; see `Engine.recompute_running`."""

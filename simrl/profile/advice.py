@@ -50,19 +50,20 @@ def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str
     base = BASES.get(wanted.gpu, wanted.gpu)
     if base not in SYSTEMS or (base != wanted.gpu and wanted.precision != "bf16") or shape.name not in MODELS:
         return []
+    if wanted.tp & (wanted.tp - 1):  # collectives were measured among powers of two
+        return []
     package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
     setup = Setup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
     installed = find_spec(PACKAGES[package]) is not None
     if installed and not _has(shape, base, setup):
         return []
-    install = "--pre aisimulate" if package == "aisimulate" else "'simrl[aiconfigurator]'"
     output = path if path.parent.is_dir() and path.suffix == ".parquet" else Path(file_name(wanted))
     options: dict[str, tuple[object, object]] = {"dp": (wanted.dp, 1), "ep": (wanted.ep, 1)}
     options |= {"precision": (wanted.precision, "bf16"), "kv-precision": (wanted.kv_precision, "bf16")}
     options |= {"source": (package, "aiconfigurator")}
     more = "".join(f" --{key} {value}" for key, (value, default) in options.items() if value != default)
     command = f"simrl profile derive {wanted.model} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
-    return [f"derive one with `{command}`" + ("" if installed else f" (first: pip install {install})")]
+    return [f"derive one with `{command}`" + ("" if installed else f" (first: pip install 'simrl[{package}]')")]
 
 
 @lru_cache(maxsize=64)

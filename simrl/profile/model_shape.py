@@ -215,14 +215,13 @@ MODELS = {
 
 def require_dense(shape: ModelShape, what: str) -> None:
     """Raise `InputError` for experts and layers without plain attention where only dense models are modelled."""
-    if shape.experts:
+    unlike = "is a mixture of experts" if shape.experts else ""
+    if not unlike and (shape.linear_layers or shape.kv_lora_rank or shape.window_layers):
+        unlike = "has layers of linear, latent or windowed attention"
+    if unlike:
         raise InputError(
-            f"{what}: {shape.name} is a mixture of experts, whose times must be measured; use `simrl measure`"
-        )
-    if shape.linear_layers or shape.kv_lora_rank or shape.window_layers:
-        raise InputError(
-            f"{what}: {shape.name} has layers of linear, latent or windowed attention, whose times must be measured; use "
-            "`simrl measure`"
+            f"{what}: {shape.name} {unlike}, whose times no data sheet gives; `simrl profile derive` makes its profile from "
+            "measured kernels, `simrl measure` on your engine"
         )
 
 

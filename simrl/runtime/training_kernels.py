@@ -101,7 +101,7 @@ def microbatches_s(
     each sequence's length), forward or forward and backward, where all GPUs of a sequence and of a layer share the work.
     `precision` is that of the layers' matrix products; attention, norms and the output head have 16 bits or more."""
     mine = tokens / config.sequence_parallel
-    work = _Pass(model, gpu, config, mine, backward, precision)
+    work = _TrainingPass(model, gpu, config, mine, backward, precision)
     plain = (model.mlp_layers or model.layers) - model.expert_layers
     layers_s = model.full_layers * work.attention_s(attended, tokens)
     if model.window_layers:
@@ -117,7 +117,7 @@ def microbatches_s(
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _TrainingPass:
     """One pass of a GPU over `mine` tokens of each micro-batch: the seconds of a layer's parts, of which each GPU that shares
     the layer does its share."""
 

@@ -17,9 +17,6 @@ ASSEMBLED_BYTES_PER_S = 5.55e9  # broadcast: into buckets on the rank that sends
 COMPARED_BYTES_PER_S = 0.67e9  # delta: a GPU's shard with the one it sent last (the same, 2 % changed: 6.2 s)
 PAGEABLE_NODE_BYTES_PER_S = 17.6e9  # offload: to all GPUs of a node, not pinned (the same, on less off: 3.7 s)
 RESHARDED_TENSOR_S = 0.29e-3  # reshard: a tensor of a GPU (qwen3-4b: 0.21 to 0.34 s; 8 GPUs to 8, tp 1, are assumed)
-# Colocated: a tensor that a trainer hands to an engine on its GPUs. NeMo-RL 0.3's refit of DeepSeek-V3, 47.2 s for over 90
-# thousand (its page on refit performance); its pull request 3294 has 9.67 and 18.40 s for 18,867 and 36,849 on B200.
-HANDED_TENSOR_S = 0.52e-3
 POSITION_BYTES = 4  # delta: of a changed parameter, beside its value
 FULL_BYTES = 4  # of a trained parameter as FSDP shards it
 
@@ -62,9 +59,9 @@ def publication_s(config: TrainingConfig, model: ModelShape, gpu: Gpu, gpus: int
 
 
 def handing_s(model: ModelShape) -> float:
-    """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs, one by one. The few hundred
-    other tensors are in the measured constants of frameworks."""
-    return HANDED_TENSOR_S * model.mlp_matrices * model.expert_layers * model.experts
+    """Return the seconds in which a trainer hands the experts' tensors to an engine on its GPUs, one by one, each taken to cost
+    as in a reshard. The few hundred other tensors are in the measured constants of frameworks."""
+    return RESHARDED_TENSOR_S * model.mlp_matrices * model.expert_layers * model.experts
 
 
 def pageable_bytes_per_s(gpu: Gpu, gpus: int) -> float:

@@ -36,7 +36,7 @@ class _Section(BaseModel):
 
 GpuCount = Annotated[int, Field(gt=0, le=1_000_000)]
 GpuName = Annotated[str, AfterValidator(known_gpu)]
-BytesPerS = Annotated[float, Field(gt=0, le=1e15)]
+BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 
 
 class TrainPool(_Section):

@@ -127,8 +127,8 @@ def _require_one_domain(path: str, source: str, kind: Gpu, tp: int) -> None:
     if source == "derived" and kind.nvlink_domain < tp <= sheet.nvlink_domain:
         raise InputError(
             f"{path}: derived with tp {tp} in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
-            f"{kind.nvlink_domain}; lower cluster.tp, or for a dense model take profile.path=null profile.roofline={{}}, which "
-            "pays the network"
+            f"{kind.nvlink_domain}; lower cluster.tp, or for a dense model take profile.path=null "
+            "profile.roofline={}, which pays the network"
         )
 
 

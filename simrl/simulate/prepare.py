@@ -5,9 +5,8 @@ Invariant: every mistake in a scenario is an `InputError` of `prepare`, before a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,21 @@ from simrl.runtime.training_costs import TrainingCosts
 from simrl.runtime.weight_sync import loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
-from simrl.scenario.training import TrainingConfig
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_room_for_drafter
 from simrl.simulate.modelled import not_modelled
+from simrl.simulate.training_checks import (
+    require_divisor,
+    require_parallelism,
+    require_training_fits,
+    require_training_precision,
+)
 from simrl.speculation.best_of_n import TailPlan, plan_tail
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.trace import Trace
-
-LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     system = make_system(scenario.system.name, scenario.system.parameters)
     model, kind, inputs = model_shape(scenario.model), cluster.rollout_kind, inputs or InputCache()
     _require_own_pools(cluster, system)
-    _require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
-    _require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
+    require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
+    require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
     _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
@@ -169,8 +171,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     if system.best_of_n is not None:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
     workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
-    _require_parallelism(training, model, train_gpus)
-    _require_training_precision(scenario.precision.training, cluster.train_kind)
+    require_parallelism(training, model, train_gpus)
+    require_training_precision(scenario.precision.training, cluster.train_kind)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
@@ -198,15 +200,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail=tail,
         agents=agents,
     )
-    _require_training_fits(prepared.training_costs(train_gpus), longest)
+    require_training_fits(prepared.training_costs(train_gpus), longest)
     return prepared
-
-
-def _require_divisor(key: str, value: int, number: int, of: str, also: int = 0) -> None:
-    """Raise `InputError` for a value that does not divide a number, with values that divide it, and `also` another."""
-    if number % value:
-        some = ", ".join(str(n) for n in range(1, 17) if number % n == 0 and also % n == 0)
-        raise InputError(f"{key} is {value}: it does not divide the {number} {of}; choose a divisor, such as {some}")
 
 
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
@@ -222,12 +217,12 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
     if model.experts == 0 and cluster.ep > 1:
         raise InputError(f"cluster.ep is {cluster.ep}: {model.name} has no experts; use 1")
     if cluster.dp > 1:
-        _require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
+        require_divisor("cluster.tp × cluster.dp", gpus, cluster.gpus, "GPUs")
     if cluster.ep > 1:
-        _require_divisor("cluster.ep", cluster.ep, model.experts, f"experts of {model.name}")
+        require_divisor("cluster.ep", cluster.ep, model.experts, f"experts of {model.name}")
     elif model.experts:
         each = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
-        _require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, each)
+        require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, each)
     if cluster.dp > 1 and (system.speculation is not None or system.best_of_n is not None):
         raise InputError(f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1")
 
@@ -341,83 +336,6 @@ def _longest_allowed(trace: Trace) -> int:
     context's cap, if the trace has one."""
     longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
     return min(longest, trace.metadata.context_cap_tokens or longest)
-
-
-def _require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus: int) -> None:
-    """Raise `InputError` if the train GPUs cannot be divided as the training section says."""
-    parts = {key: getattr(training, key) for key in ("sequence_parallel", "tensor_parallel", "pipeline_parallel")}
-    divided = {f"training.{key}": size for key, size in parts.items() if size > 1} or {"training.sequence_parallel": 1}
-    _require_divisor(" × ".join(divided), training.gpus_per_rank, train_gpus, "train GPUs")
-    _require_divisor(
-        "training.tensor_parallel", training.tensor_parallel, model.heads, f"attention heads of {model.name}"
-    )
-    stages = training.pipeline_parallel
-    if stages > model.layers:
-        raise InputError(
-            f"training.pipeline_parallel is {stages}: {model.name} has {model.layers} layers; use no more stages"
-        )
-    if training.expert_parallel > 1:
-        if not model.experts:
-            raise InputError(
-                f"training.expert_parallel is {training.expert_parallel}: {model.name} has no experts; use 1"
-            )
-        _require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
-        _require_divisor(
-            "training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}"
-        )
-
-
-def _require_training_precision(precision: str, gpu: Gpu) -> None:
-    """Raise `InputError` for a precision without measured matrix products on the GPU."""
-    if precision not in gpu.precisions:
-        raise InputError(
-            f"precision.training is {precision}: no matrix products in {precision} were measured on {gpu.name}; "
-            f"use {' or '.join(gpu.precisions)}"
-        )
-
-
-def _require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
-    """Raise `InputError` if the training state and a micro-batch of the longest sequence do not fit a GPU."""
-    needed, gpu, microbatch = costs.memory_bytes(longest_tokens), costs.gpu, costs.most_tokens(longest_tokens)
-    if needed <= gpu.memory_bytes:
-        return
-    fitting = list(_fitting(costs, longest_tokens))
-    remedies = f"it fits with {' or with '.join(fitting)}" if fitting else "use a GPU with more memory"
-    raise InputError(
-        f"training: {costs.model.name} on {costs.gpus} {gpu.name} needs {needed / 1e9:.0f} GB a GPU "
-        f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
-        f"{microbatch:,} tokens), it has {gpu.memory_bytes / 1e9:.0f}; {remedies}"
-    )
-
-
-def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
-    """Yield the least change of each setting of the training, and of the GPUs, with which it would fit."""
-    config, sizes = costs.config, [2**power for power in range(1, 8)]
-    shards = config.sharding == "optimizer"
-    changes: dict[str, list[Any]] = {
-        "tokens_per_microbatch": [n for size in sizes if (n := config.tokens_per_microbatch // size) >= longest_tokens],
-        "sequences_per_microbatch": [n for size in sizes if (n := (config.sequences_per_microbatch or 0) // size)],
-        "recompute": [True] if config.recompute is False else [],
-        "sequence_parallel": sizes,
-        "tensor_parallel": [n for n in sizes if n <= costs.gpu.nvlink_domain and costs.model.heads % n == 0]
-        if shards
-        else [],
-        "pipeline_parallel": [n for n in sizes if n <= costs.model.layers] if shards else [],
-        "expert_parallel": [n for n in sizes if costs.model.experts and costs.model.experts % n == 0] if shards else [],
-        "sharding": ["fsdp"] if shards else [],
-    }
-    for key, values in changes.items():
-        for value in values:
-            changed = replace(costs, config=config.model_copy(update={key: value}))
-            whole = value != getattr(config, key) and costs.gpus % changed.config.gpus_per_rank == 0
-            whole &= costs.gpus // changed.config.pipeline_parallel % changed.config.expert_parallel == 0
-            if whole and changed.memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
-                yield f"training.{key}={value}"
-                break
-    for gpus in (costs.gpus * size for size in sizes):
-        if replace(costs, gpus=gpus).memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
-            yield f"{gpus:,} train GPUs"
-            break
 
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:

@@ -14,8 +14,8 @@ from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.split import adapt
 from simrl.dispatch.streamrl import LongestFirst
 from simrl.dispatch.waiting import Fifo
-from simrl.engine.engine import Engine
 from simrl.engine.fleet import Fleet
+from simrl.engine.lock_step import engine_of
 from simrl.engine.requests import Limits
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
@@ -248,11 +248,12 @@ def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArra
     return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": seconds}
 
 
-def compile_engine() -> None:
-    """Compile the engine's kernels, or load them: numba keeps them on disk, for later processes too."""
+def compile_engine(dp: int = 1) -> None:
+    """Compile the kernels of the engine, or of `dp` ranks, or load them: numba keeps them on disk, for later processes too."""
     axis, flat = np.array([0.0, 8.0]), np.zeros(2)
     tables = Tables(axis, flat, axis, flat, axis, axis, axis, axis, np.zeros((2, 2, 2, 2)), 1.0)
-    engine = Engine(tables, Limits(max_num_seqs=2, max_num_batched_tokens=8, block_size=1, kv_blocks=8))
+    limits = Limits(max_num_seqs=2, max_num_batched_tokens=8, block_size=1, kv_blocks=8, hold_paused=False, dp=dp)
+    engine = engine_of(tables, limits)
     engine.submit(1, 2)
     engine.settle(0.0)
     engine.recompute_running()

@@ -78,7 +78,7 @@ def simulate_each(
     kept: dict[int, T] = {}
     with nullcontext(pool) if pool else Processes(jobs, stay=True) as pool:
         pool.start(len(scenarios))
-        compile_kernels()  # once here, while the processes start, and not in each of them
+        compile_kernels(s.cluster.dp for s in scenarios)  # once here, while the processes start, not in each of them
         with progress_bar() as progress:
             bar = progress.add_task("runs simulated", total=len(scenarios))
             for i, made in each(simulate, [scenarios[i] for i in ordered], pool):
@@ -89,7 +89,7 @@ def simulate_each(
 
 def _simulate_here(scenarios: Sequence[Scenario], simulate: Callable[..., T]) -> list[T]:
     kept = []
-    compile_kernels()
+    compile_kernels(s.cluster.dp for s in scenarios)
     with progress_bar() as progress:
         for i, scenario in enumerate(scenarios):
             bar = progress.add_task(f"{i + 1}/{len(scenarios)} {folder_name(scenario)}: updates", total=scenario.steps)

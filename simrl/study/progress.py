@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -9,11 +11,13 @@ from simrl.interrupts import ctrl_c_waits
 from simrl.simulate.run import compile_engine
 
 
-def compile_kernels() -> None:
-    """Compile what a simulation runs compiled, or load it where this machine has compiled it before."""
+def compile_kernels(ranks: Iterable[int] = (1,)) -> None:
+    """Compile what simulations run compiled, or load it where this machine has compiled it before; `ranks` are the
+    data-parallel ranks of their workers."""
     with progress_bar() as progress, ctrl_c_waits():
         task = progress.add_task("compiling, once on this machine", total=1)
-        compile_engine()
+        for dp in {min(each, 2) for each in ranks}:
+            compile_engine(dp)
         progress.advance(task)
 
 

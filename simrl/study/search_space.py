@@ -45,7 +45,17 @@ DEFAULTS: Mapping[str, Sequence[Any]] = {
 }
 DRAFTER, TP = f"{PARAMETER}speculation", "cluster.tp"
 TENSOR_PARALLEL = (1, 2, 4, 8)  # where a roofline gives the step times of any
-ENGINE = ("model", "gpu", "kind", "source", "versions")  # what profiles of one engine share
+ENGINE = (
+    "model",
+    "gpu",
+    "dp",
+    "ep",
+    "precision",
+    "kv_precision",
+    "kind",
+    "source",
+    "versions",
+)  # what profiles of one share
 TEXT_DRAFTERS = {"history": "histospec", "siblings": "siblings", "ngram": "ngram"}
 Chosen = Mapping[str, Alternative]  # an alternative of each dimension, by the name of the dimension
 Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own values of parameters that are searched
@@ -201,7 +211,7 @@ def _pools(first: Scenario, own: Entries) -> Iterator[tuple[str, list[Any], list
     quarter of them, as far as these are whole workers and whole ranks of training."""
     yield from (found for found in _parameters(own) if found[0] != f"{PARAMETER}rollout_share")
     pools = (
-        ("cluster.gpus", first.cluster.gpus, first.cluster.tp),
+        ("cluster.gpus", first.cluster.gpus, first.cluster.worker_gpus),
         (
             "cluster.train.gpus",
             first.cluster.train.gpus if first.cluster.train else 0,

@@ -80,8 +80,7 @@ def streamrl(
     the one with the shortest predicted makespan; the prediction assumes that a forward pass over `doubling_batch` + 1 sequences
     takes about twice as long as one over a single sequence (the paper uses a profile). `skewness_aware=False` distributes
     prompts by counts. The first epoch has no history and is also distributed by counts.
-    Not modelled: the ranker model (replaced by the history), adjusting the number of rollout workers, different hardware for
-    rollout and training.
+    Not modelled: the ranker model (replaced by the history), adjusting the number of rollout workers.
     """
     place = SkewnessAware(long_share, dedicated_share, doubling_batch) if skewness_aware else least_requests
     return System(

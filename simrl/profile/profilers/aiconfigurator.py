@@ -146,27 +146,38 @@ def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
     if not shape.experts:
         return ()
     exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
-    if setup.dp > 1 and setup.tp * setup.dp > NODE_GPUS:
+    if setup.tp * setup.dp > NODE_GPUS:
         exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
     return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
 
 
 def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
-    """Return the kernel times of `shape` on GPUs of a kind; the exchange of experts beyond a node from link rates."""
-    times = kernel_times(engine_of(shape, gpu, setup), shape.name)
-    if setup.dp == 1 or setup.tp * setup.dp <= NODE_GPUS:
+    """Return the kernel times of `shape` on GPUs of a kind; collectives of a mixture of experts beyond a node from link rates.
+
+    An all-reduce is a reduce-scatter and an all-gather, each a ring whose steps have the latency of the measured one of 8 GPUs.
+    """
+    times, gpus = kernel_times(engine_of(shape, gpu, setup), shape.name), setup.tp * setup.dp
+    if not shape.experts or gpus <= NODE_GPUS:
         return times
     node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
     rows = {name: ms for name, ms, *_ in engine_of(shape, gpu, node).handle.decode_step_per_op(1, 2, 2)}
-    latency_ms = rows["generation_moe_pre_dispatch"] * (setup.dp - 1) / (NODE_GPUS - 1)  # steps of a ring
-    received = 2.0 * shape.layers * shape.hidden * times.tokens * (setup.dp - 1)  # bytes in bfloat16
-    ring_ms = latency_ms + 1e3 * received / GPUS[gpu].bytes_per_s_among(setup.tp * setup.dp)
-    reduced = np.zeros_like(ring_ms)
-    if setup.tp > 1:
+    step_ms = rows["generation_moe_pre_dispatch"] / (NODE_GPUS - 1)  # of the rings of all layers
+
+    def ring_ms(tokens: Floats, ranks: int) -> Floats:
+        received = 2.0 * shape.layers * shape.hidden * tokens * (ranks - 1) / ranks  # bytes in bfloat16
+        return step_ms * (ranks - 1) + 1e3 * received / GPUS[gpu].bytes_per_s_among(gpus)
+
+    reduced = np.zeros_like(times.tokens)
+    if setup.tp > NODE_GPUS:
+        reduced = 2 * ring_ms(times.tokens, setup.tp)
+    elif setup.tp > 1:
         alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=1)), shape.name)
         reduced = alone.experts_ms["moe_pre_dispatch"]
-    exchange = {"moe_pre_dispatch": reduced + ring_ms, "moe_post_dispatch": ring_ms}
-    return times._replace(experts_ms=times.experts_ms | exchange)
+    exchange = ring_ms(times.tokens * setup.dp, setup.dp) if setup.dp > 1 else np.zeros_like(reduced)
+    after = exchange if setup.dp > 1 else reduced
+    experts = times.experts_ms | {"moe_pre_dispatch": reduced + exchange, "moe_post_dispatch": after}
+    embedding = {"embedding_ar": reduced / shape.layers} if setup.tp > NODE_GPUS else {}
+    return times._replace(experts_ms=experts, dense_ms=times.dense_ms | embedding)
 
 
 def kernel_times(engine: Compiled, model: str) -> KernelTimes:
@@ -302,8 +313,7 @@ def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
     try:
         import_module(f"{package}.sdk.engine")
     except ImportError as error:
-        install = "--pre aisimulate" if setup.package == "aisimulate" else "'simrl[aiconfigurator]'"
-        raise InputError(f"{setup.package} is not installed; pip install {install}") from error
+        raise InputError(f"{setup.package} is not installed; pip install 'simrl[{setup.package}]'") from error
     if gpu not in SYSTEMS:
         raise InputError(
             f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
@@ -329,6 +339,7 @@ def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -
     """Return whether the database has kernels of every operation of a model in a precision."""
     try:
         _require_graphs(setup)
+        _require_split(shape, setup)
         _compiled(package, folder, SYSTEMS[gpu], setup, shape).handle.decode_step_per_op(1, 2, 2)
     except Exception:  # as `engine_of` has it
         return False
@@ -340,7 +351,7 @@ def _require_graphs(setup: Setup) -> None:
     if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
         raise InputError(
             "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
-            "use --source aisimulate, which has them anew (pip install --pre aisimulate)"
+            "use --source aisimulate, which has them anew (pip install 'simrl[aisimulate]')"
         )
 
 

@@ -36,7 +36,7 @@ def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s
     base, new = GPUS[BASES[gpu]], GPUS[gpu]
     if setup.precision != "bf16":
         raise InputError(f"{gpu}: precision {setup.precision} is not carried over from {base.name}; derive it in bf16")
-    times = aiconfigurator.kernel_times(aiconfigurator.engine_of(shape, base.name, setup), shape.name)
+    times = aiconfigurator.times_of(shape, base.name, setup)
     measured = aiconfigurator.source_of(base.name, setup)
     notes = (
         f"transformed by data sheets: bf16 × {new.bf16_flops / base.bf16_flops:.3g}, memory bandwidth × "

@@ -103,6 +103,11 @@ def _print(d: dict[str, Any], console: Console) -> None:
         f"Reaches {d['largest_pass_tokens']:,} tokens a pass, {d['most_sequences']:,} sequences, sequences of "
         f"{d['longest_sequence_tokens']:,} tokens. Between passes: {d['between_passes_s'] * 1e3:.3g} ms."
     )
+    if "layer_s" in d:
+        console.print(
+            f"One token takes {d['token_s'] * 1e3:.3g} ms, {d['layer_s'] * 1e6:.3g} µs a layer, of which reading its weights "
+            f"takes {d['weights_s'] / d['token_s']:.0%}: the rest is a floor of launches and latencies."
+        )
     seconds = {(row["sequences"], row["kv_tokens"]): row["seconds"] for row in d["decode"]}
     sequences, contexts = (sorted(set(axis)) for axis in zip(*seconds, strict=True))
     table = Table("sequences", *(f"{kv:,} tokens" for kv in contexts), title="Decode step [ms]", title_justify="left")
@@ -125,6 +130,7 @@ def _description(profile: TableProfile) -> dict[str, Any]:
     )
     return {
         **profile.metadata.model_dump(),
+        **_floor(profile),
         "largest_pass_tokens": int(t.dense_tokens[-1]),
         "most_sequences": int(t.decode_sequences[-1]),
         "longest_sequence_tokens": int(t.decode_kv_tokens[-1]),
@@ -134,3 +140,19 @@ def _description(profile: TableProfile) -> dict[str, Any]:
         ],
         "prefill": [{"tokens": n, "seconds": profile.prefill_s(n)} for n in chunks],
     }
+
+
+def _floor(profile: TableProfile) -> dict[str, float]:
+    """Return the seconds of one token, in all and a layer, and what reading its weights takes at the memory's full bandwidth;
+    nothing for unknown models and GPUs, and for several attention ranks."""
+    from simrl.profile.hardware import GPUS
+    from simrl.profile.model_shape import MODELS
+    from simrl.profile.precision import WEIGHT_BYTES
+
+    m = profile.metadata
+    if m.model not in MODELS or m.gpu not in GPUS or m.dp > 1:
+        return {}
+    shape, token_s = MODELS[m.model], profile.decode_s(1, 1)
+    weights = WEIGHT_BYTES[m.precision] * shape.active_body_parameters + 2 * shape.vocab * shape.hidden
+    weights_s = weights / m.tp / GPUS[m.gpu].memory_bytes_per_s
+    return {"token_s": token_s, "layer_s": token_s / shape.layers, "weights_s": weights_s}

@@ -231,7 +231,9 @@ def predict(point: Point, profile: TableProfile) -> float:
 
 def host_times(points: list[Point], kernels_s: list[float]) -> tuple[float, float]:
     """Return seconds a pass and a sequence in it, not negative, with the least relative errors of these points (robust to
-    outliers)."""
+    outliers); none without points."""
+    if not points:
+        return 0.0, 0.0
     measured = np.array([p.tpot_s for p in points])
     work = np.array([[1.0, p.concurrency] for p in points])
 

@@ -17,6 +17,7 @@ from simrl.result.metrics import prices, summary
 from simrl.runtime.weight_sync import loading_s
 from simrl.scenario.load import ScenarioFile
 from simrl.scenario.training import TrainingConfig
+from simrl.show.inputs import inputs
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from simrl.study.compare import without_colocated
@@ -234,3 +235,9 @@ def test_a_search_varies_the_gpus_of_both_pools_and_no_share():
     space = make_space(lambda settings: ScenarioFile("test", settings, data), {})
     assert {"cluster.gpus=1,2,4", "cluster.train.gpus=1,2"} <= {*space.asked}
     assert not any("rollout_share" in words or "colocated" in words for words in space.asked)
+
+
+def test_a_report_names_both_pools_and_their_links():
+    found = {entry.name: entry.value for entry in inputs(simulate(on_pools()).metadata)}
+    assert found["cluster"].startswith("4 h20 + 2 h800, tp 1: 4 rollout workers, 2 GPUs that train")
+    assert found["links"].endswith("50 GB/s a GPU from pool to pool")

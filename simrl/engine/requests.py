@@ -169,6 +169,11 @@ class Limits(NamedTuple):
     window_tokens: int = 0
     state_blocks: int = 0
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the blocks hold, if sequences had no states and no windows shorter than they are."""
+        return self.kv_blocks // (self.full_groups + self.window_groups) * self.block_size
+
 
 class Until(NamedTuple):
     """The end of a run: the first boundary after `time_s`, a stop (if `first_stop`), or an idle engine."""

@@ -79,6 +79,8 @@ class ModelShape(BaseModel):
             raise ValueError("a kv_lora_rank needs kv_heads 1, a rope_head_dim and a v_head_dim")
         if bool(self.linear_layers) != bool(self.state_bytes and self.linear_parameters):
             raise ValueError("linear_layers, linear_parameters and state_bytes belong together")
+        if self.linear_layers == self.layers:
+            raise ValueError("no layer has attention, which is not modelled")
         if bool(self.window_layers) != bool(self.window_tokens):
             raise ValueError("window_layers and window_tokens belong together")
         if (

@@ -45,8 +45,11 @@ class AgentRules(NamedTuple):
 PLAIN = AgentRules()
 
 
-def agent_rules(config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gpu, tp: int) -> AgentRules:
-    """Return the rules of a worker of `tp` GPUs. Raise `InputError` for a KV cache that cannot be treated as asked for."""
+def agent_rules(
+    config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gpu, tp: int, kv_share: float = 1.0
+) -> AgentRules:
+    """Return the rules of a worker of `tp` GPUs; `kv_share`: of the KV cache's bytes in bfloat16. Raise
+    `InputError` for a KV cache that cannot be treated as asked for."""
     caching = limits.prefix_caching
     kv = config.kv_while_tool_runs or ("cache" if caching else "drop")
     if kv == "cache" and not caching:
@@ -59,7 +62,7 @@ def agent_rules(config: AgentsConfig, limits: Limits, model: ModelShape, gpu: Gp
             "agents.kv_while_tool_runs is drop, and an engine with prefix caching finds again what it freed; use cache, or "
             "engine.prefix_caching=false"
         )
-    shard_bytes = limits.block_size * model.kv_bytes_per_token / min(tp, model.kv_heads)
+    shard_bytes = limits.block_size * model.kv_bytes_per_token * kv_share / min(tp, model.kv_heads)
     block_bytes = shard_bytes * tp
     host_blocks = int((config.host_memory_bytes or 0.0) // block_bytes)
     if kv == "offload" and host_blocks == 0:

@@ -67,7 +67,9 @@ def _run(metadata: Facts) -> Entries:
     scenario, trace = metadata["scenario"], metadata["trace"]
     cluster, given = scenario["cluster"], ("given", "the scenario")
     yield "model", str(scenario["model"]), *given
-    gpus = f"{metadata['gpus']:,} {pool_kinds(cluster)}, {_split(cluster)}"
+    kinds, train = pool_kinds(cluster).split(" + "), metadata["train_gpus"]
+    counts = [metadata["gpus"]] if len(kinds) == 1 else [metadata["gpus"] - train, train]
+    gpus = " + ".join(f"{n:,} {kind}" for n, kind in zip(counts, kinds, strict=True)) + f", {_split(cluster)}"
     split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
     yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
     if links := metadata.get("links"):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from simrl.engine.requests import is_plain
 from simrl.speculation.methods import METHODS
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import UNSEPARATED
@@ -53,6 +54,8 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         yield "how a response's time in its environment is divided, of which the trace has the sum"
     if trace.metadata.shared_prefix_tokens >= prepared.limits.block_size and prepared.limits.prefix_caching:
         yield f"the {trace.metadata.shared_prefix_tokens:,} tokens that all prompts share are found within a group alone"
+    if not is_plain(prepared.limits) and prepared.system.prefix_caching:
+        yield "a prefix cache of layers with windows or states: vLLM has one, here none is used"
     if (engine if isinstance(engine, str) else (engine or {}).get("name", "")).startswith("sglang"):
         yield "SGLang's scheduler and radix cache: passes and blocks are vLLM's"
 

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 import simrl
-from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape
-from simrl.profile.precision import weight_bytes_per_gpu
+from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
@@ -27,6 +26,7 @@ from simrl.runtime.weight_sync import loading_s, synced_by
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
+from simrl.simulate.memory import engine_limits, require_room_for_drafter
 from simrl.simulate.modelled import not_modelled
 from simrl.simulate.training_checks import (
     require_divisor,
@@ -35,13 +35,11 @@ from simrl.simulate.training_checks import (
     require_training_precision,
 )
 from simrl.speculation.best_of_n import TailPlan, plan_tail
-from simrl.speculation.deployment import Deployment, typical_context_tokens
+from simrl.speculation.deployment import Deployment
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
 from simrl.trace.trace import Trace
-
-LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class Prepared(Deployment):
             "train_gpus": self.train_gpus,
             "links": self.links,
             "prefix_caching": self.limits.prefix_caching,
-            "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_blocks * self.limits.block_size,
+            "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
             "load_weights_s": self.costs.load_s,
             "load_weights_kind": "given"
             if s.training.load_s is not None
@@ -179,12 +177,13 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
-    limits = _engine_limits(scenario, deployment, drafts, tail)._replace(prefix_caching=caching)
+    limits = engine_limits(scenario, deployment, drafts, tail, caching)
     check_concurrency(scenario.agents, workers, limits)
-    agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp)
+    kv_share = KV_SHARE[scenario.precision.kv_cache]
+    agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp, kv_share)
     limits = agents.limits(limits)
     if drafts is not None:
-        _require_room_for_drafter(engine, deployment, drafts, limits)
+        require_room_for_drafter(scenario, deployment, drafts, limits)
     longest = _longest_allowed(trace)
     verified = limits.max_num_batched_tokens if drafts or tail else 0
     deployment.profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
@@ -233,7 +232,7 @@ def _worker_costs(
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
     cluster, trainer = scenario.cluster, scenario.cluster.train_kind
-    held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep) if cluster.dp > 1 else model.weight_bytes / tp
+    held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
     one_domain = system.rollout_share is None and cluster.gpus <= kind.nvlink_domain
     # Each GPU fetches its own part.
     link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
@@ -245,10 +244,12 @@ def _worker_costs(
         parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
         load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer)
     elif load_s is None:
-        load_s = training.load_overhead_s * (not synced) + held_bytes / link
+        own_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
+        load_s = training.load_overhead_s * (not synced) + own_bytes / link
+    kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,
-        fetch_s_per_token=model.kv_bytes_per_token / min(tp, model.kv_heads) / kind.network_bytes_per_s,
+        fetch_s_per_token=kv_bytes / min(tp, model.kv_heads) / kind.network_bytes_per_s,
         evaluate_every=training.evaluate_every,
         evaluate_s=training.evaluate_s,
         request_s=deployment.profile.metadata.request_s or 0.0,
@@ -335,84 +336,6 @@ def _longest_allowed(trace: Trace) -> int:
     context's cap, if the trace has one."""
     longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
     return min(longest, trace.metadata.context_cap_tokens or longest)
-
-
-def _engine_limits(
-    scenario: Scenario, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
-) -> Limits:
-    """Return the limits of a worker's rank. Raise `InputError` if its KV cache holds no block, or less than the longest
-    sample."""
-    model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
-    engine = scenario.engine
-    tokens = engine.kv_cache_tokens or _kv_cache_tokens(scenario, deployment, drafts, tail)
-    blocks = tokens // engine.block_size
-    known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
-    longest = int((known + trace.column("response_tokens")).max())
-    if longest > blocks * engine.block_size:
-        raise InputError(
-            f"{trace.metadata.name}: its longest sample has {longest} tokens, the KV cache of a worker ({model.name}, "
-            f"tp {deployment.tp}, {gpu.name}) holds {tokens}; use a larger tp, more memory for the cache, or a lower cap"
-        )
-    graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
-    return Limits(
-        engine.max_num_seqs,
-        engine.max_num_batched_tokens,
-        engine.block_size,
-        blocks,
-        engine.async_scheduling,
-        dp=scenario.cluster.dp,
-        graph_tokens=graphs,
-    )
-
-
-def _kv_cache_tokens(
-    scenario: Scenario, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None
-) -> int:
-    """Return the tokens of a rank's KV cache that fit in addition to the weights. All drafters of a worker are resident; one
-    at a time drafts."""
-    model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
-    drafters = [plan for plan in (drafts, tail) if plan is not None]
-    engine, cluster = scenario.engine, scenario.cluster
-    held = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
-    weights = held + sum(plan.weight_bytes for plan in drafters)
-    free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - weights
-    kv_bytes = model.kv_bytes_per_token / min(tp, model.kv_heads) + max(
-        (plan.kv_bytes_per_token for plan in drafters), default=0.0
-    )
-    tokens = int(free // kv_bytes)
-    if tokens < engine.block_size:
-        raise InputError(
-            f"{model.name} at tp {tp}: weights take {weights / 1e9:.1f} GB of a {gpu.name}'s "
-            f"{gpu.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}, less "
-            f"{engine.reserve_bytes / 1e9:.0f} GB reserve): "
-            "nothing is left for the KV cache; use a larger tp or another GPU"
-        )
-    return tokens
-
-
-def _require_room_for_drafter(engine: EngineConfig, deployment: Deployment, drafts: DraftPlan, limits: Limits) -> None:
-    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the drafter's weights, a worker's share of the
-    target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs at a
-    time, no more than the worker's own cache has room for."""
-    if drafts.decoupled is None:
-        return
-    model, gpu, times = deployment.model, deployment.gpu, drafts.times
-    running = min(drafts.decoupled.requests, engine.max_num_seqs)
-    tokens = min(running * typical_context_tokens(deployment.trace), limits.kv_blocks * limits.block_size)
-    kept = model.weight_bytes / deployment.tp
-    kv_bytes = tokens * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
-    room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
-    if times.weight_bytes_per_gpu + kept + kv_bytes > room:
-        smaller = times.weight_bytes_per_gpu + kept > room
-        raise InputError(
-            f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
-            f"{times.weight_bytes_per_gpu / 1e9:.1f} GB for its weights, {kept / 1e9:.1f} for the weights of "
-            f"{model.name}, which it keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on "
-            f"{drafts.draft_gpus}; a {gpu.name} has "
-            f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "
-            f"{engine.reserve_bytes / 1e9:.0f} reserve); use a smaller drafter, a larger tp or "
-            f"{'decoupled: false' if smaller else 'more draft_gpus'}"
-        )
 
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:

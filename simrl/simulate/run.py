@@ -97,7 +97,7 @@ class Schedule:
         self.spot = _spot_trainer(prepared, self.recorder, self.units)
         self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
-        kv_cache_tokens = prepared.limits.dp * prepared.limits.kv_blocks * prepared.limits.block_size
+        kv_cache_tokens = prepared.limits.dp * prepared.limits.kv_tokens
         most = scenario.agents.max_concurrent
         self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most)
         self._simulates = make_workers is simulated_workers
@@ -243,7 +243,7 @@ def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArra
         return None
     context = float(np.average(prompts + tokens / 2, weights=tokens))
     limits = prepared.limits
-    sequences = max(min(limits.max_num_seqs, int(limits.kv_blocks * limits.block_size / context)), 1)
+    sequences = max(min(limits.max_num_seqs, int(limits.kv_tokens / context)), 1)
     seconds = prepared.profile.decode_s(sequences, context)
     return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": seconds}
 

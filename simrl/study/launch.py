@@ -148,6 +148,9 @@ def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what may be wrong in the settings."""
+    own, train = values["prepared"].gpu.name, values["prepared"].train_gpu.name
+    if own != train:
+        yield f"rollout on {own}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own"
     if framework == "AReaL":
         if values["max_concurrent"] is None:
             yield f"rollout.max_concurrent_rollouts was a batch, {values['prompts']} groups"

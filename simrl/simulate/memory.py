@@ -1,0 +1,163 @@
+"""Memory of a rollout GPU: the KV blocks that its weights, drafters and reserve leave, and how layers share them.
+
+Invariant: sizes are per GPU. Models whose layers all keep every token have blocks of `engine.block_size`; the layers of others
+are in groups over one pool of blocks, as vLLM 0.32 divides them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simrl.engine.requests import Limits, blocks_to_start, is_plain
+from simrl.errors import InputError
+from simrl.profile.model_shape import ModelShape
+from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
+from simrl.scenario.model import Scenario
+from simrl.speculation.best_of_n import TailPlan
+from simrl.speculation.deployment import Deployment, typical_context_tokens
+from simrl.speculation.plan import DraftPlan
+
+LARGEST_GRAPH = 512  # tokens of the largest CUDA graph that vLLM captures, unless twice max_num_seqs are fewer
+MLA_BLOCK = 128  # blocks of MLA beside states are multiples of it
+UNEVEN = 1.5  # kinds of layers of which one has that many times the other's are cut to the smaller number a group
+
+
+class Groups(NamedTuple):
+    """How the layers of a model share blocks: groups of each kind, tokens of a block, and its bytes over a group's layers."""
+
+    full: int
+    window: int
+    state: int
+    block_size: int
+    block_bytes: float
+
+
+def groups_of(model: ModelShape, tp: int, block_size: int, kv_share: float) -> Groups:
+    """Return the groups of a model's layers on `tp` GPUs. A block of `block_size` tokens grows until a layer's state
+    fits it."""
+    token_bytes = model.layer_kv_bytes * kv_share / min(tp, model.kv_heads)
+    kinds = (model.full_layers, model.window_layers, model.linear_layers)
+    least, most = min(n for n in kinds if n), max(kinds)
+    layers = most if most < UNEVEN * least else least
+    if model.linear_layers:
+        unit = max(block_size, MLA_BLOCK) if model.kv_lora_rank else block_size
+        state_bytes = model.state_bytes / model.linear_layers / tp
+        block_size = unit * max(-int(-state_bytes // (unit * token_bytes)), 1)
+    full, window, state = (-(-n // layers) for n in kinds)
+    return Groups(full, window, state, block_size, layers * block_size * token_bytes)
+
+
+def engine_limits(
+    scenario: Scenario, deployment: Deployment, drafts: DraftPlan | None, tail: TailPlan | None, prefix_caching: bool
+) -> Limits:
+    """Return the limits of a worker's rank. Raise `InputError` if its KV cache holds no block, or less than the longest
+    sample."""
+    model, gpu, trace, engine = deployment.model, deployment.gpu, deployment.trace, scenario.engine
+    groups = groups_of(model, deployment.tp, engine.block_size, KV_SHARE[scenario.precision.kv_cache])
+    share = groups.full + groups.window + groups.state
+    if engine.kv_cache_tokens:
+        blocks = engine.kv_cache_tokens // groups.block_size * share
+    else:
+        blocks = _kv_blocks(scenario, deployment, groups, drafts, tail)
+    graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
+    limits = Limits(
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+        groups.block_size,
+        blocks,
+        engine.async_scheduling,
+        prefix_caching,
+        dp=scenario.cluster.dp,
+        graph_tokens=graphs,
+        full_groups=groups.full,
+        window_groups=groups.window,
+        window_tokens=model.window_tokens,
+        state_blocks=groups.state,
+    )
+    if not is_plain(limits):
+        limits = _without_prefix_cache(scenario, model, limits)
+        if groups.state and (drafts or tail):
+            raise InputError(
+                f"{model.name} keeps states, and those of drafted tokens are not modelled; use system.speculation=none"
+            )
+    known = trace.column("prompt_tokens").astype(int) + trace.observation_tokens()
+    longest = int((known + trace.column("response_tokens")).max())
+    if blocks_to_start(longest, limits) > blocks:
+        state = f", {groups.state} of {blocks} blocks for its states" if groups.state else ""
+        held = engine.kv_cache_tokens or limits.kv_tokens
+        raise InputError(
+            f"{trace.metadata.name}: its longest sample has {longest} tokens{state}, the KV cache of a worker ({model.name}, "
+            f"tp {deployment.tp}, {gpu.name}) holds {held}; use a larger tp, more memory for the cache, or a "
+            "lower cap"
+        )
+    return limits
+
+
+def _without_prefix_cache(scenario: Scenario, model: ModelShape, limits: Limits) -> Limits:
+    """Return limits without a prefix cache. Raise `InputError` where the scenario asks for one."""
+    if scenario.engine.prefix_caching:
+        kind = "states" if limits.state_blocks else "windows"
+        raise InputError(
+            f"engine.prefix_caching is true: a prefix cache of layers with {kind} ({model.name}) is not modelled; leave it out"
+        )
+    return limits._replace(prefix_caching=False)
+
+
+def _kv_blocks(
+    scenario: Scenario, deployment: Deployment, groups: Groups, drafts: DraftPlan | None, tail: TailPlan | None
+) -> int:
+    """Return the blocks of a rank's KV cache that fit in addition to the weights. All drafters of a worker are resident; one
+    at a time drafts."""
+    model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
+    engine, cluster, precision = scenario.engine, scenario.cluster, scenario.precision
+    drafters = [plan for plan in (drafts, tail) if plan is not None]
+    weights = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, precision.weights)
+    beside = sum(plan.weight_bytes for plan in drafters)
+    free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - (weights + beside)
+    drafted_bytes = max((plan.kv_bytes_per_token for plan in drafters), default=0.0)
+    if groups.window or groups.state:
+        blocks = int(free // (groups.block_bytes + drafted_bytes * groups.block_size))
+    else:
+        kv_bytes = model.kv_bytes_per_token * KV_SHARE[precision.kv_cache] / min(tp, model.kv_heads) + drafted_bytes
+        blocks = int(free // kv_bytes) // groups.block_size
+    state = groups.state * groups.block_bytes
+    if blocks <= groups.state:
+        parts = f", drafters with their CUDA graphs {beside / 1e9:.1f}" if beside else ""
+        nothing = (
+            f"{max(free, 0) / 1e9:.1f} GB are left, and the states of one sequence take {state / 1e9:.2f}"
+            if groups.state
+            else "nothing is left for the KV cache"
+        )
+        written = f" in {precision.weights}" if precision.weights != "bf16" else ""
+        raise InputError(
+            f"{model.name} at tp {tp}: weights{written} take {weights / 1e9:.1f} GB of a {gpu.name}'s "
+            f"{gpu.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}){parts}, "
+            f"reserve_bytes (activations, CUDA graphs, buffers) {engine.reserve_bytes / 1e9:g} GB: {nothing}; use a larger tp "
+            "or another GPU"
+        )
+    return blocks
+
+
+def require_room_for_drafter(scenario: Scenario, deployment: Deployment, drafts: DraftPlan, limits: Limits) -> None:
+    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the drafter's weights, a worker's share of the
+    target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs at a
+    time, no more than the worker's own cache has room for."""
+    if drafts.decoupled is None:
+        return
+    model, gpu, times, engine = deployment.model, deployment.gpu, drafts.times, scenario.engine
+    running = min(drafts.decoupled.requests, engine.max_num_seqs)
+    tokens = min(running * typical_context_tokens(deployment.trace), limits.kv_tokens)
+    kept = weight_bytes_per_gpu(model, deployment.tp, precision=scenario.precision.weights)
+    kv_bytes = tokens * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
+    room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
+    if times.weight_bytes_per_gpu + kept + kv_bytes > room:
+        smaller = times.weight_bytes_per_gpu + kept > room
+        raise InputError(
+            f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
+            f"{times.weight_bytes_per_gpu / 1e9:.1f} GB for its weights, {kept / 1e9:.1f} for the weights of "
+            f"{model.name}, which it keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on "
+            f"{drafts.draft_gpus}; a {gpu.name} has "
+            f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "
+            f"{engine.reserve_bytes / 1e9:.0f} reserve); use a smaller drafter, a larger tp or "
+            f"{'decoupled: false' if smaller else 'more draft_gpus'}"
+        )

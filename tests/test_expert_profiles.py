@@ -185,6 +185,8 @@ def test_an_exchange_beyond_a_node_comes_from_link_rates_and_says_so():
         ("qwen3-8b", Setup(1, 2), "qwen3-8b has no experts: --dp and --ep are for mixtures of experts"),
         ("qwen3-8b", Setup(precision="w4a16_mxfp4"), "w4a16_mxfp4 is a precision of experts alone"),
         ("qwen3-8b", Setup(precision="fp8-block"), "timed without CUDA graphs.*use --source aisimulate"),
+        ("glm-4.5", Setup(8, 1, 8), "as its shared_intermediate, dense_layers are not those of a model that it knows"),
+        ("qwen3-next-80b-a3b", Setup(4), "as its .*linear_layers.* are not those of a model that it knows"),
         ("qwen3-8b", Setup(precision="nvfp4"), "no qwen3-8b on 1 h100 under vllm in nvfp4; measured are bf16, fp8$"),
     ],
 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from simrl.errors import InputError, first_line, meant
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
-from simrl.profile.model_shape import ModelShape
+from simrl.profile.model_shape import MODELS, ModelShape
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.smoothing import moved, settled
 
@@ -62,12 +63,23 @@ BUNDLED = {
     "gpt-oss-120b": "openai/gpt-oss-120b",
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
+    "minimax-m2": "MiniMaxAI/MiniMax-M2.5",  # of one shape with its successor, as the 3.6 of Qwen
     "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
+    "kimi-k2": "moonshotai/Kimi-K2-Instruct",
     "qwen3.5-27b": "Qwen/Qwen3.5-27B",
     "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
     "qwen3.5-122b-a10b": "Qwen/Qwen3.5-122B-A10B",
     "qwen3.5-397b-a17b": "Qwen/Qwen3.5-397B-A17B",
+    "qwen3.6-27b": "Qwen/Qwen3.5-27B",
+    "qwen3.6-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
+    "nemotron-3-nano-30b-a3b": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nemotron-3-super-120b-a12b": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
 }
+# Fields of a shape that a config made from it does not have.
+NOT_WRITTEN = (
+    *("shared_intermediate", "expert_hidden", "dense_layers", "mlp_layers"),
+    *("kv_lora_rank", "linear_layers", "window_layers", "output_gate"),
+)
 NODE_GPUS = 8  # of the systems on which its exchanges were measured
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
@@ -156,12 +168,15 @@ def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
 
     An all-reduce is a reduce-scatter and an all-gather, each a ring whose steps have the latency of the measured one of 8 GPUs.
     """
-    times, gpus = kernel_times(engine_of(shape, gpu, setup), shape.name), setup.tp * setup.dp
-    if not shape.experts or gpus <= NODE_GPUS:
+    gpus = setup.tp * setup.dp
+    beyond = bool(shape.experts) and gpus > NODE_GPUS
+    times = kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name)
+    if not beyond:
         return times
     node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
-    rows = {name: ms for name, ms, *_ in engine_of(shape, gpu, node).handle.decode_step_per_op(1, 2, 2)}
-    step_ms = rows["generation_moe_pre_dispatch"] / (NODE_GPUS - 1)  # of the rings of all layers
+    rows = engine_of(shape, gpu, node, apart=True).handle.decode_step_per_op(1, 2, 2)
+    gathered_ms = sum(ms for name, ms, *_ in rows if name.endswith("moe_pre_dispatch"))
+    step_ms = gathered_ms / (NODE_GPUS - 1)  # of the rings of all layers
 
     def ring_ms(tokens: Floats, ranks: int) -> Floats:
         received = 2.0 * shape.layers * shape.hidden * tokens * (ranks - 1) / ranks  # bytes in bfloat16
@@ -171,11 +186,12 @@ def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
     if setup.tp > NODE_GPUS:
         reduced = 2 * ring_ms(times.tokens, setup.tp)
     elif setup.tp > 1:
-        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=1)), shape.name)
-        reduced = alone.experts_ms["moe_pre_dispatch"]
+        alone = kernel_times(engine_of(shape, gpu, setup._replace(dp=1, ep=setup.tp), apart=True), shape.name)
+        reduced = sum(ms for name, ms in alone.experts_ms.items() if name.endswith("moe_pre_dispatch")) + reduced
     exchange = ring_ms(times.tokens * setup.dp, setup.dp) if setup.dp > 1 else np.zeros_like(reduced)
     after = exchange if setup.dp > 1 else reduced
-    experts = times.experts_ms | {"moe_pre_dispatch": reduced + exchange, "moe_post_dispatch": after}
+    computed = {name: ms for name, ms in times.experts_ms.items() if not name.endswith("_dispatch")}
+    experts = computed | {"moe_pre_dispatch": reduced + exchange, "moe_post_dispatch": after}
     embedding = {"embedding_ar": reduced / shape.layers} if setup.tp > NODE_GPUS else {}
     return times._replace(experts_ms=experts, dense_ms=times.dense_ms | embedding)
 
@@ -307,8 +323,9 @@ def _ticks(most: int) -> Floats:
     return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
 
 
-def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
-    """Return aiconfigurator's compiled model. Raises `InputError` if it has no data for it."""
+def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, apart: bool = False) -> Compiled:
+    """Return aiconfigurator's compiled model; `apart`: shared experts not at the time of the routed ones, but before them.
+    Raises `InputError` if it has no data for it."""
     package = PACKAGES[setup.package]
     try:
         import_module(f"{package}.sdk.engine")
@@ -320,10 +337,16 @@ def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
         )
     _require_split(shape, setup)
     _require_graphs(setup)
+    unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]
+    if unwritten and not _is_bundled(shape):
+        raise InputError(
+            f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
+            f"that it knows ({', '.join(BUNDLED)}); measure it with `simrl measure`"
+        )
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(shape)))
+        (Path(folder) / "config.json").write_text(_config(shape, package))
         try:
-            compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape)
+            compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape, apart)
             compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
         except Exception as error:  # its layers raise anything from AssertionError to a Rust panic's ValueError
             wanted = f"{shape.name} on {setup.tp * setup.dp} {gpu} under {setup.backend}"
@@ -331,8 +354,22 @@ def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU) -> Compiled:
                 has = [word for word in PRECISIONS if _has(package, folder, gpu, setup._replace(precision=word), shape)]
                 words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
                 raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
-            raise InputError(f"{setup.package}: no {wanted}: {first_line(error)}") from error
+            why = re.sub(r" at /\S+", "", first_line(error))
+            raise InputError(f"{setup.package}: no {wanted}: {why}") from error
     return compiled
+
+
+def _config(shape: ModelShape, package: str) -> str:
+    """Return the text of a config.json: the package's own of a model in `BUNDLED`, else one made from the shape."""
+    if not _is_bundled(shape):
+        return json.dumps(_hugging_face_config(shape))
+    own = Path(str(import_module(package).__file__)).parent / "model_configs"
+    return (own / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(encoding="utf-8")
+
+
+def _is_bundled(shape: ModelShape) -> bool:
+    """Return whether the package has a config of exactly this model."""
+    return shape.name in BUNDLED and shape == MODELS.get(shape.name)
 
 
 def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -> bool:
@@ -370,9 +407,9 @@ def _require_split(shape: ModelShape, setup: Setup) -> None:
         raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
 
 
-def _compiled(package: str, folder: str, system: str, setup: Setup, shape: ModelShape) -> Compiled:
-    """Return the compiled model of a folder with a config.json, or that of the package's own config of the model."""
-    has_experts, path = bool(shape.experts), BUNDLED.get(shape.name, folder)
+def _compiled(package: str, folder: str, system: str, setup: Setup, shape: ModelShape, apart: bool = False) -> Compiled:
+    """Return the compiled model of a folder with a config.json."""
+    has_experts = bool(shape.experts)
     core, sdk = import_module(package), (import_module(f"{package}.sdk.{name}") for name in SDK)
     builders, models, perf_database, engine = sdk
     gemm, moe = PRECISIONS[setup.precision]
@@ -389,8 +426,8 @@ def _compiled(package: str, folder: str, system: str, setup: Setup, shape: Model
     config.workload_distribution = ROUTINGS[setup.routing]
     version = perf_database.resolve_query_version(system, setup.backend, "current")
     spec = engine.build_engine_spec_json(
-        models.get_model(path, config, setup.backend),
-        model_path=path,
+        models.get_model(folder, config, setup.backend),
+        model_path=folder,
         system=system,
         backend=setup.backend,
         backend_version=version,
@@ -400,6 +437,9 @@ def _compiled(package: str, folder: str, system: str, setup: Setup, shape: Model
         database=perf_database.get_database(system, setup.backend, version),
     )
     operations = json.loads(spec)
+    if apart:
+        for phase in ("generation_ops", "context_ops"):
+            operations[phase] = [part for operation in operations[phase] for part in _parts(operation)]
     for operation in operations["generation_ops"]:
         for fields in operation.values():
             if "verify_query_tokens" in fields:
@@ -412,6 +452,12 @@ def _compiled(package: str, folder: str, system: str, setup: Setup, shape: Model
         for ops in ("generation_ops", "context_ops")
     )
     return Compiled(handle, decoding, prefill)
+
+
+def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return an operation, or those of the two groups that it has overlap."""
+    groups = operation.get("Overlap")
+    return [*groups["group_a"], *groups["group_b"]] if groups else [operation]
 
 
 def _hugging_face_config(shape: ModelShape) -> dict[str, object]:

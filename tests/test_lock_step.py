@@ -51,6 +51,10 @@ limits = st.builds(
     hold_paused=st.none(),
     dp=st.integers(1, 4),
     graph_tokens=st.sampled_from([0, 4, 64]),
+    full_groups=st.just(1),
+    window_groups=st.just(0),
+    window_tokens=st.just(0),
+    state_blocks=st.just(0),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import one_second_a_pass
+from schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, hybrid_scenario, play
 
 from simrl.engine.engine import Engine
 from simrl.engine.requests import Limits
@@ -100,3 +101,14 @@ def test_a_window_gives_back_what_it_has_left() -> None:
     tokens = 16 + np.arange(used.size)
     assert (used == -(-tokens // 16) + (-(-tokens // 16) - np.maximum(tokens - 1 - 31, 0) // 16)).all()
     assert free[-1] == 100
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_windows_and_states_take_blocks_as_in_the_slow_reference(async_scheduling: bool) -> None:
+    preempted = 0
+    for seed in range(30):
+        scenario = hybrid_scenario(seed, async_scheduling)
+        theirs = play(ReferencePlayer(scenario), scenario)
+        preempted += sum(done.preempted for done in theirs)
+        assert different_passes(play(EnginePlayer(scenario), scenario), theirs) == 0, f"scenario {seed}"
+    assert preempted > 30, "the scenarios are scarce in blocks"

@@ -1,8 +1,12 @@
 """Shapes of models against what their publishers state, and what is understood of a config.json."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from simrl.profile.model_shape import MODELS, known_name
+from simrl.errors import InputError
+from simrl.profile.model_shape import MODELS, known_name, model_shape, understood
 from simrl.profile.precision import weight_bytes_per_gpu
 
 # Billions of parameters, all and active ones, and which active ones the source counts: of the layers, of the output head too
@@ -108,3 +112,66 @@ def test_a_gpu_holds_a_part_of_attention_and_its_share_of_the_experts_of_all_ran
     v3 = MODELS["deepseek-v3"]
     latent = 61 * 7168 * (1536 + 512 + 64)  # projections that every GPU of a rank has
     assert weight_bytes_per_gpu(v3, 8) == pytest.approx(v3.weight_bytes / 8 + 2 * latent * 7 / 8)
+
+
+HYBRID = {
+    "architectures": ["NewForConditionalGeneration"],
+    "vision_config": {"depth": 27},
+    "text_config": {
+        "num_hidden_layers": 8,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "layer_types": ["linear_attention", "linear_attention", "sliding_attention", "full_attention"] * 2,
+        "sliding_window": 512,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 32,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_value_head_dim": 32,
+        "mtp_num_hidden_layers": 1,
+    },
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    text = HYBRID["text_config"] | changes
+    (folder / "config.json").write_text(json.dumps({**HYBRID, "text_config": text}))
+    return folder
+
+
+def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Path) -> None:
+    shape = model_shape(write(tmp_path))
+    assert (shape.full_layers, shape.window_layers, shape.linear_layers) == (2, 2, 4)
+    assert shape.state_bytes == 4 * (2 * 3 * (2 * 128 + 256) + 2 * 8 * 32 * 32)
+    assert understood(str(tmp_path)) == (
+        "understood: 2 layers of full attention, 2 layers of attention to 512 tokens, 4 layers of a fixed state (0 MB a "
+        "sequence), 2 of 16 experts in 8 layers, shared ones beside; not read: mtp_num_hidden_layers, vision_config"
+    )
+    assert understood("qwen3-8b") == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"index_topk": 2048}, "index_topk is 2048, which is not modelled"),
+        (
+            {"layer_types": ["chunked_attention"] * 8},
+            "layer_types has 'chunked_attention'; modelled are full_attention",
+        ),
+        ({"linear_conv_kernel_dim": None}, "no key 'linear_conv_kernel_dim', which layers of linear_attention need"),
+        ({"mlp_only_layers": [3]}, "mlp_only_layers is [3]; only first layers without experts are modelled"),
+        ({"num_experts_per_tok": 99}, "16 experts need a moe_intermediate above 0 and 1 to 16 experts_per_token"),
+    ],
+)
+def test_what_would_make_memory_or_time_wrong_is_refused(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        model_shape(write(tmp_path, **changes))
+    assert words in str(error.value) and "\n" not in str(error.value)

@@ -159,13 +159,15 @@ def test_windows_bound_what_a_token_attends_to():
 
 
 def test_layers_with_a_fixed_state_do_not_slow_down_with_the_length():
-    state = ModelShape(
-        layers=8, linear_layers=8, linear_parameters=4 * 2048 * 2048, state_bytes=1, **{**DENSE, "name": "s"}
+    plain = ModelShape(layers=1, **DENSE)
+    state = plain.model_copy(
+        update={"layers": 9, "linear_layers": 8, "linear_parameters": 4 * 2048 * 2048, "state_bytes": 1}
     )
-    each = [
-        update_s(1, model=state, lengths=np.full(65536 // n, n), tokens_per_microbatch=65536) for n in (1024, 65536)
+    more_s = [
+        update_s(1, model=state, **of) - update_s(1, model=plain, **of)
+        for of in ({"lengths": np.full(65536 // n, n), "tokens_per_microbatch": 65536} for n in (1024, 65536))
     ]
-    assert each[0] == pytest.approx(each[1])
+    assert more_s[0] == pytest.approx(more_s[1])
 
 
 def test_latent_attention_multiplies_its_own_matrices():

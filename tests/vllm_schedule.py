@@ -55,6 +55,7 @@ def vllm_scheduler(model: Path, scenario: Scenario) -> Any:
     scheduling, caching = config.scheduler_config, config.cache_config
     scheduling.max_num_seqs, scheduling.max_num_batched_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     scheduling.max_num_scheduled_tokens = None
+    scheduling.async_scheduling = limits.async_scheduling  # which a CPU turns off
     caching.enable_prefix_caching = limits.prefix_caching
     caching.num_gpu_blocks = limits.kv_blocks + 1  # one is never given out
     config.model_config.max_model_len = limits.kv_blocks * BLOCK

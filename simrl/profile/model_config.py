@@ -5,10 +5,12 @@ Invariant: a key that would change memory or time and is not modelled is refused
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from simrl.errors import InputError
+from simrl.validation import shortened
 
 # The fields of a shape, and their keys in a config.json.
 CONFIG_KEYS = {
@@ -30,6 +32,14 @@ _NOT_MODELLED: dict[str, object] = {
     "hidden_size_per_layer_input": 0,
     "decoder_sparse_step": 1,
     "attention_chunk_size": 0,
+    "sparse_attention_config": {},
+    "linear_attn_config": {},
+    "hybrid_layer_pattern": [],
+    "layers_block_type": [],
+    "block_configs": [],
+    "interleave_moe_layer_step": 1,
+    "attention_k_eq_v": False,
+    "o_lora_rank": 0,
     "is_encoder_decoder": False,
 }
 
@@ -41,7 +51,11 @@ def fields_of_config(config: Config, path: Path) -> Config:
         config = {"tie_word_embeddings": config.get("tie_word_embeddings", False)} | nested
     for key, plain in _NOT_MODELLED.items():
         if config.get(key) not in (plain, None):
-            raise InputError(f"{path}: {key} is {config[key]}, which is not modelled; name a model without it")
+            raise InputError(
+                f"{path}: {key} is {shortened(config[key])}, which is not modelled; name a model without it"
+            )
+    if len(set(config.get("attn_type_list") or [])) > 1:
+        raise InputError(f"{path}: attn_type_list has several kinds, which are not modelled; name a model without it")
     experts = first_of(config, _EXPERTS)
     if experts and "intermediate_size" not in config:
         config = config | {"intermediate_size": config.get("moe_intermediate_size")}
@@ -54,7 +68,7 @@ def fields_of_config(config: Config, path: Path) -> Config:
     heads, hidden = shape["heads"], shape["hidden"]
     shape["name"] = name
     shape["kv_heads"] = config.get("num_key_value_heads") or heads
-    shape["head_dim"] = config.get("head_dim")
+    shape["head_dim"] = config.get("head_dim") or config.get("attention_head_dim")
     if shape["head_dim"] is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         shape["head_dim"] = hidden // heads
     shape["tied_embeddings"] = config.get("tie_word_embeddings", False)
@@ -170,3 +184,29 @@ def _nemotron(config: Config, pattern: str, path: Path) -> Config:
         "linear_parameters": hidden * (inner + convolved + heads) + convolved * kernel + inner * hidden,
         "state_bytes": count["M"] * state,
     }
+
+
+# Keys that may say something of memory or time, and those of them that are read or change neither.
+_TELLING = re.compile(
+    r"layer|attn|attention|window|mtp|nextn|expert|moe|linear|mamba|ssm|conv|lora|sparse|share|latent|vision"
+)
+_READ = re.compile(
+    r"num_hidden_layers|layer_types|num_attention_heads|full_attention_interval|attn_output_gate|.*intermediate_size|share_expert_dim"
+    r"|n(um)?(_local|_routed|_shared)?_experts(_per_tok)?|experts_per_token|top_k_experts|moe_(topk|layer_freq|latent_size)"
+    r"|first_k_dense_replace|mlp_only_layers|decoder_sparse_step|linear_(num|key|value|conv).*|mamba_(num_heads|head_dim)"
+    r"|ssm_state_size|conv_kernel|mamba_ssm_(cache_)?dtype|(kv|q)_lora_rank|sliding_window|use_sliding_window|layer_norm.*"
+    r"|attention_(bias|dropout)|.*(layernorm|dropout|router|bias|eps|token_id|hidden_act|tied?_.*|use_mamba_kernels)"
+    r"|max_window_layers|num_(hidden_)?layers|pretraining_.*|.*_parallel|initializer.*"
+)
+
+
+def unread_keys(config: Config) -> list[str]:
+    """Return the keys of a config.json, nested ones by their section, that may matter and that nothing is taken from."""
+    nested = config.get("text_config")
+    config = (
+        nested | {key: config[key] for key in ("vision_config",) if key in config}
+        if isinstance(nested, dict)
+        else config
+    )
+    said = {key for key, value in config.items() if value not in (None, 0, False, [], "", {})}
+    return sorted(key for key in said if _TELLING.search(key) and not _READ.fullmatch(key))

@@ -7,14 +7,14 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.model_config import CONFIG_KEYS, fields_of_config
+from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, unread_keys
 from simrl.validation import explain
 
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
@@ -232,18 +232,7 @@ def model_shape(model: str | Path) -> ModelShape:
     """
     if (name := known_name(str(model))) in MODELS:
         return MODELS[name]
-    path = Path(model)
-    try:
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
-            raise InputError(
-                f"model {model}{meant(path.name, MODELS)}: neither a config.json nor one of {', '.join(MODELS)}"
-            )
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a JSON config ({first_line(error)}); name a model's config.json") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: a model config is a JSON object, this is a {type(config).__name__}")
+    config, path = _config_of(model)
     fields = fields_of_config(config, path)
     try:
         return ModelShape.model_validate(fields)
@@ -265,3 +254,42 @@ def known_name(model: str) -> str:
     ):
         name = shorter
     return name
+
+
+def understood(model: str) -> str:
+    """Return which parts of a model's config.json were understood and which not, in a line; "" for a model known by name."""
+    if known_name(model) in MODELS:
+        return ""
+    s, (config, _) = model_shape(model), _config_of(model)
+    kind = "latent" if s.kv_lora_rank else "full"
+    parts = [
+        f"{n} layers of {what}"
+        for n, what in (
+            (s.full_layers, f"{kind} attention"),
+            (s.window_layers, f"attention to {s.window_tokens} tokens"),
+            (s.linear_layers, f"a fixed state ({s.state_bytes / 1e6:.0f} MB a sequence)"),
+        )
+        if n
+    ]
+    if s.experts:
+        shared = ", shared ones beside" if s.shared_intermediate else ""
+        parts.append(f"{s.experts_per_token} of {s.experts} experts in {s.expert_layers} layers{shared}")
+    unread = ", ".join(unread_keys(config)) or "nothing that may matter"
+    return f"understood: {', '.join(parts)}; not read: {unread}"
+
+
+def _config_of(model: str | Path) -> tuple[dict[str, Any], Path]:
+    """Return a model's config.json, and where it is. Raise `InputError` for none that can be read."""
+    path = Path(model)
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise InputError(
+                f"model {model}{meant(path.name, MODELS)}: neither a config.json nor one of {', '.join(MODELS)}"
+            )
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON config ({first_line(error)}); name a model's config.json") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: a model config is a JSON object, this is a {type(config).__name__}")
+    return config, path

@@ -94,6 +94,8 @@ def _worker_gpus(metadata: Facts) -> int:
 
 
 def _times(metadata: Facts) -> Entries:
+    if read := metadata.get("model_config"):
+        yield "model", str(metadata["scenario"]["model"]), "given", str(read)
     profile, load_kind = metadata["profile"], str(metadata["load_weights_kind"])
     training = metadata["scenario"]["training"]
     kind, source = ("derived", "rates of single kernels") if training.get("mfu") is None else ("given", "the scenario")

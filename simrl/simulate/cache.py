@@ -97,10 +97,12 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
         source="",
     )
     if config.roofline is not None:
-        if model.experts:
+        if model.experts or precision != ("bf16", "bf16"):
+            what = (
+                f"{model.name} is a mixture of experts" if model.experts else f"precision is {' and '.join(precision)}"
+            )
             raise InputError(
-                f"profile.roofline: {model.name} is a mixture of experts, which needs measured kernels; "
-                f"{advice(wanted, model, file_name(wanted))}"
+                f"profile.roofline: {what}, which needs measured kernels; {advice(wanted, model, file_name(wanted))}"
             )
         profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
     else:

@@ -16,7 +16,7 @@ import simrl
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
-from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.model_shape import ModelShape, model_shape, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
@@ -134,6 +134,7 @@ class Prepared(Deployment):
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
             "links": self.links,
+            **({"model_config": read} if (read := understood(s.model)) else {}),
             "prefix_caching": self.limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
             "load_weights_s": self.costs.load_s,

@@ -107,6 +107,12 @@ limits = st.builds(
     async_scheduling=st.just(False),
     prefix_caching=st.booleans(),
     hold_paused=st.none(),
+    dp=st.just(1),
+    graph_tokens=st.just(0),
+    full_groups=st.just(1),
+    window_groups=st.just(0),
+    window_tokens=st.just(0),
+    state_blocks=st.just(0),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 

@@ -126,7 +126,6 @@ def test_a_lost_worker_comes_back_with_all_its_ranks(mixture):
             {"dp": 2, "ep": 1},
             "tiny-moe on h100 tp1 dp4 ep4, the scenario has tiny-moe on h100 tp1 dp2; name the profile",
         ),
-        ({"dp": 2, "ep": 1}, "make it: simrl profile derive tiny-moe --gpu h100 --tp 1 --dp 2"),
     ],
 )
 def test_ranks_that_cannot_be_are_refused_in_a_line(mixture, cluster, line):

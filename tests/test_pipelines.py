@@ -95,6 +95,12 @@ tight = st.builds(
     block_size=st.just(4),
     kv_blocks=st.integers(30, 60),  # a sample has 120 tokens at most
     async_scheduling=st.booleans(),
+    dp=st.just(1),
+    graph_tokens=st.just(0),
+    full_groups=st.just(1),
+    window_groups=st.just(0),
+    window_tokens=st.just(0),
+    state_blocks=st.just(0),
 )
 workers = st.integers(1, 3)
 updates = st.integers(1, 5)

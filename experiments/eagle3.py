@@ -86,7 +86,7 @@ def predicted(rows: pd.DataFrame, host_passes: int = HOST_PASSES) -> pd.DataFram
 
 
 def _profile(target: Target) -> TableProfile:
-    setup = aiconfigurator.Setup(target.tp, backend="sglang")
+    setup = aiconfigurator.EngineSetup(target.tp, backend="sglang")
     return aiconfigurator.derive(MODELS[target.name], "h200", setup)
 
 

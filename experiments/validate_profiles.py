@@ -165,7 +165,7 @@ def profile_for(point: Point) -> TableProfile:
     if point.backend == "vllm" and served.precision == "bf16" and shipped.is_file():
         return read_profile(shipped)
     newer = served.precision == "fp8-block" and point.backend == "vllm"
-    setup = aiconfigurator.Setup(
+    setup = aiconfigurator.EngineSetup(
         point.tp,
         point.dp,
         point.ep,

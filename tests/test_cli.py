@@ -364,7 +364,10 @@ def test_a_profile_of_something_else_is_refused(simrl, profile, field, value):
         (("gpt-5", "--gpu", "h100"), "model gpt-5: neither a config.json nor one of qwen3-0.6b"),
         (("qwen3-8b", "--gpu", "b9"), "gpu 'b9' is unknown; choose one of a100, h100, h200, rtxpro6000"),
         (("qwen3-8b", "--gpu", "h100", "--tp", "3"), "tp is 3; it must divide the 32 attention heads of qwen3-8b"),
-        (("qwen3-8b", "--gpu", "h100", "--source", "guess"), "--source guess: choose aiconfigurator or aisimulate or roofline"),
+        (
+            ("qwen3-8b", "--gpu", "h100", "--source", "guess"),
+            "--source guess: choose aiconfigurator or aisimulate or roofline",
+        ),
         (("scenario.yaml", "--gpu", "h100"), "scenario.yaml: not a JSON config"),
     ],
 )

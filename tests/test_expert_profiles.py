@@ -10,7 +10,7 @@ from simrl.profile.hardware import GPUS, gpu
 from simrl.profile.model_shape import MODELS, model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, joined, read_profile, write_profile
 from simrl.profile.profilers import aiconfigurator, transformed
-from simrl.profile.profilers.aiconfigurator import Setup
+from simrl.profile.profilers.aiconfigurator import EngineSetup
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import file_name, shipped_profile
 from simrl.speculation.draft_times import eagle_drafts
@@ -130,7 +130,7 @@ def test_a_shipped_mixture_of_experts_is_remade_byte_for_byte(tmp_path, name: st
     package("aiconfigurator")
     m = read_profile(FOLDER / f"{name}.parquet").metadata
     derive = transformed.derive if m.gpu in transformed.BASES else aiconfigurator.derive
-    setup = Setup(m.tp, m.dp, m.ep, m.precision, m.kv_precision, m.routing)
+    setup = EngineSetup(m.tp, m.dp, m.ep, m.precision, m.kv_precision, m.routing)
     write_profile(derive(MODELS[m.model], m.gpu, setup), tmp_path / "again.parquet")
     assert (tmp_path / "again.parquet").read_bytes() == (FOLDER / f"{name}.parquet").read_bytes()
 
@@ -138,14 +138,14 @@ def test_a_shipped_mixture_of_experts_is_remade_byte_for_byte(tmp_path, name: st
 def test_an_fp8_block_profile_is_remade_from_aisimulate(tmp_path):
     package("aisimulate")
     name = "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
-    setup = Setup(2, 1, 2, "fp8-block", package="aisimulate")
+    setup = EngineSetup(2, 1, 2, "fp8-block", package="aisimulate")
     write_profile(aiconfigurator.derive(MODELS["qwen3-30b-a3b"], "h100", setup), tmp_path / name)
     assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
 
 
 def test_a_profile_of_experts_agrees_with_aiconfigurator(tmp_path):
     package("aiconfigurator")
-    shape, setup = MODELS["qwen3-30b-a3b"], Setup(1, 8, 8)
+    shape, setup = MODELS["qwen3-30b-a3b"], EngineSetup(1, 8, 8)
     profile, engine = aiconfigurator.derive(shape, "h100", setup), aiconfigurator.engine_of(shape, "h100", setup).handle
     for batch in (1, 16, 64, 256):
         expected = 1e-3 * engine.predict_decode_latency(batch, 1024, 2)
@@ -156,7 +156,7 @@ def test_an_even_load_of_experts_is_faster_than_an_uneven_one_where_they_compute
     package("aiconfigurator")
     shape = MODELS["qwen3-30b-a3b"]
     uneven, even = (
-        aiconfigurator.derive(shape, "h100", Setup(1, 8, 8, routing=routing))
+        aiconfigurator.derive(shape, "h100", EngineSetup(1, 8, 8, routing=routing))
         for routing in ("power law 1.2", "balanced")
     )
     assert even.metadata.routing == "balanced" and even.prefill_s(8192) < uneven.prefill_s(8192)
@@ -165,9 +165,9 @@ def test_an_even_load_of_experts_is_faster_than_an_uneven_one_where_they_compute
 def test_an_exchange_beyond_a_node_comes_from_link_rates_and_says_so():
     package("aiconfigurator")
     shape = MODELS["qwen3-30b-a3b"]
-    profile = aiconfigurator.derive(shape, "h100", Setup(1, 16, 16))
+    profile = aiconfigurator.derive(shape, "h100", EngineSetup(1, 16, 16))
     assert "from link rates" in profile.metadata.notes
-    times = aiconfigurator.times_of(shape, "h100", Setup(1, 16, 16))
+    times = aiconfigurator.times_of(shape, "h100", EngineSetup(1, 16, 16))
     ms, tokens = times.experts_ms["moe_post_dispatch"], times.tokens
     slope = (ms[-1] - ms[0]) / (tokens[-1] - tokens[0])
     assert slope == pytest.approx(1e3 * 2 * shape.layers * shape.hidden * 15 / gpu("h100").bytes_per_s_among(16))
@@ -178,19 +178,27 @@ def test_an_exchange_beyond_a_node_comes_from_link_rates_and_says_so():
     [
         (
             "qwen3-30b-a3b",
-            Setup(2, 1, 4),
+            EngineSetup(2, 1, 4),
             "--ep 4: experts are shared by all 2 GPUs of tp × dp or by none; give 2 or 1",
         ),
-        ("gpt-oss-20b", Setup(3, 1, 3), "--ep 3 does not divide the 32 experts of gpt-oss-20b"),
-        ("qwen3-8b", Setup(1, 2), "qwen3-8b has no experts: --dp and --ep are for mixtures of experts"),
-        ("qwen3-8b", Setup(precision="w4a16_mxfp4"), "w4a16_mxfp4 is a precision of experts alone"),
-        ("qwen3-8b", Setup(precision="fp8-block"), "timed without CUDA graphs.*use --source aisimulate"),
-        ("glm-4.5", Setup(8, 1, 8), "as its shared_intermediate, dense_layers are not those of a model that it knows"),
-        ("qwen3-next-80b-a3b", Setup(4), "as its .*linear_layers.* are not those of a model that it knows"),
-        ("qwen3-8b", Setup(precision="nvfp4"), "no qwen3-8b on 1 h100 under vllm in nvfp4; measured are bf16, fp8$"),
+        ("gpt-oss-20b", EngineSetup(3, 1, 3), "--ep 3 does not divide the 32 experts of gpt-oss-20b"),
+        ("qwen3-8b", EngineSetup(1, 2), "qwen3-8b has no experts: --dp and --ep are for mixtures of experts"),
+        ("qwen3-8b", EngineSetup(precision="w4a16_mxfp4"), "w4a16_mxfp4 is a precision of experts alone"),
+        ("qwen3-8b", EngineSetup(precision="fp8-block"), "timed without CUDA graphs.*use --source aisimulate"),
+        (
+            "glm-4.5",
+            EngineSetup(8, 1, 8),
+            "as its shared_intermediate, dense_layers are not those of a model that it knows",
+        ),
+        ("qwen3-next-80b-a3b", EngineSetup(4), "as its .*linear_layers.* are not those of a model that it knows"),
+        (
+            "qwen3-8b",
+            EngineSetup(precision="nvfp4"),
+            "no qwen3-8b on 1 h100 under vllm in nvfp4; measured are bf16, fp8$",
+        ),
     ],
 )
-def test_what_nobody_measured_is_refused_in_a_line(model: str, setup: Setup, message: str):
+def test_what_nobody_measured_is_refused_in_a_line(model: str, setup: EngineSetup, message: str):
     package("aiconfigurator")
     with pytest.raises(InputError, match=message):
         aiconfigurator.derive(MODELS[model], "h100", setup)
@@ -198,4 +206,4 @@ def test_what_nobody_measured_is_refused_in_a_line(model: str, setup: Setup, mes
 
 def test_a_precision_is_not_carried_over_to_a_gpu_that_nobody_measured():
     with pytest.raises(InputError, match="h20: precision fp8 is not carried over from h200"):
-        transformed.derive(MODELS["qwen3-8b"], "h20", Setup(precision="fp8"))
+        transformed.derive(MODELS["qwen3-8b"], "h20", EngineSetup(precision="fp8"))

@@ -16,7 +16,7 @@ from simrl.profile.hardware import GPUS, gpu
 from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import read_profile, write_profile
 from simrl.profile.profilers import aiconfigurator, transformed
-from simrl.profile.profilers.aiconfigurator import Setup
+from simrl.profile.profilers.aiconfigurator import EngineSetup
 from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.smoothing import settled
@@ -255,13 +255,13 @@ def engine_handle():
 def test_a_shipped_profile_is_remade_byte_for_byte(engine_handle, tmp_path, name: str):
     model, gpu_name, tp = name.split("_")
     derive = transformed.derive if gpu_name in transformed.BASES else aiconfigurator.derive
-    write_profile(derive(model_shape(model), gpu_name, Setup(int(tp[2:]))), tmp_path / "again.parquet")
+    write_profile(derive(model_shape(model), gpu_name, EngineSetup(int(tp[2:]))), tmp_path / "again.parquet")
     assert (tmp_path / "again.parquet").read_bytes() == (SHIPPED[0].parent / f"{name}.parquet").read_bytes()
 
 
 @pytest.mark.parametrize(("model", "bundled"), [("qwen3-8b", "Qwen/Qwen3-8B"), ("qwen3-32b", "Qwen/Qwen3-32B")])
 def test_a_config_from_the_shape_gives_what_the_bundled_model_gives(engine_handle, model: str, bundled: str):
-    ours = aiconfigurator.engine_of(model_shape(model), "h200", Setup(2)).handle
+    ours = aiconfigurator.engine_of(model_shape(model), "h200", EngineSetup(2)).handle
     theirs = engine_handle.compile(bundled, "h200_sxm", "vllm", tp_size=2, nextn=0)
     for batch, context in ((1, 1024), (64, 5000)):
         assert ours.predict_decode_latency(batch, context, 2) == theirs.predict_decode_latency(batch, context, 2)
@@ -270,8 +270,8 @@ def test_a_config_from_the_shape_gives_what_the_bundled_model_gives(engine_handl
 
 @pytest.mark.parametrize(("model", "gpu_name", "tp"), [("qwen3-32b", "h200", 4), ("qwen3-14b", "h100", 2)])
 def test_the_profile_agrees_with_aiconfigurator_on_and_between_its_points(engine_handle, model, gpu_name, tp):
-    profile = aiconfigurator.derive(model_shape(model), gpu_name, Setup(tp))
-    engine = aiconfigurator.engine_of(model_shape(model), gpu_name, Setup(tp)).handle
+    profile = aiconfigurator.derive(model_shape(model), gpu_name, EngineSetup(tp))
+    engine = aiconfigurator.engine_of(model_shape(model), gpu_name, EngineSetup(tp)).handle
     for batch, context in itertools.product((1, 8, 16, 45, 64, 91, 128, 181, 256), (1024, 1448, 4096, 8192, 16384)):
         expected = 1e-3 * engine.predict_decode_latency(batch, context, 2)
         assert profile.decode_s(batch, context + 1) == pytest.approx(expected, rel=0.02)
@@ -283,4 +283,4 @@ def test_combinations_without_data_are_refused(engine_handle):
     with pytest.raises(InputError, match="gpu 'tpu' is unknown; choose one of a100, h100"):
         aiconfigurator.derive(model_shape("qwen3-8b"), "tpu")
     with pytest.raises(InputError, match="no qwen3-8b on 3 h100 under vllm"):
-        aiconfigurator.derive(model_shape("qwen3-8b"), "h100", Setup(3))
+        aiconfigurator.derive(model_shape("qwen3-8b"), "h100", EngineSetup(3))

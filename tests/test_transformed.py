@@ -12,7 +12,7 @@ from simrl.profile.profilers.aiconfigurator import (
     DECODE_SEQUENCES,
     PREFILL_KV_TOKENS,
     PREFILL_TOKENS,
-    Setup,
+    EngineSetup,
 )
 from simrl.profile.profilers.transformed import BASES, Transformation
 
@@ -117,7 +117,10 @@ def test_the_distilled_models_have_embeddings_of_their_own():
 @pytest.mark.parametrize("tp", [1, 2])
 def test_an_h800_alone_is_an_h100_and_two_are_slower(tp: int):
     pytest.importorskip("aiconfigurator_core.sdk.engine", reason="the extra is not installed")
-    h100, h800 = aiconfigurator.derive(SHAPE, "h100", Setup(tp)), transformed.derive(SHAPE, "h800", Setup(tp))
+    h100, h800 = (
+        aiconfigurator.derive(SHAPE, "h100", EngineSetup(tp)),
+        transformed.derive(SHAPE, "h800", EngineSetup(tp)),
+    )
     if tp == 1:
         assert all(np.array_equal(a, b) for a, b in zip(h100.tables, h800.tables, strict=True))
     else:

@@ -14,7 +14,7 @@ from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import MODELS, ModelShape
-from simrl.profile.profilers.aiconfigurator import PACKAGES, SYSTEMS, Setup, engine_of
+from simrl.profile.profilers.aiconfigurator import PACKAGES, SYSTEMS, EngineSetup, engine_of
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.transformed import BASES
 from simrl.profile.shipped import PROFILES, file_name, shipped_profile
@@ -53,7 +53,7 @@ def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str
     if wanted.tp & (wanted.tp - 1):  # collectives were measured among powers of two
         return []
     package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
-    setup = Setup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
+    setup = EngineSetup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
     installed = find_spec(PACKAGES[package]) is not None
     if installed and not _has(shape, base, setup):
         return []
@@ -67,7 +67,7 @@ def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str
 
 
 @lru_cache(maxsize=64)
-def _has(shape: ModelShape, gpu: str, setup: Setup) -> bool:
+def _has(shape: ModelShape, gpu: str, setup: EngineSetup) -> bool:
     """Return whether the installed database has this model on this GPU."""
     try:
         engine_of(shape, gpu, setup)

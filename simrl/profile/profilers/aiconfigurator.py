@@ -98,7 +98,7 @@ DECODE_SEQUENCES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 5
 DECODE_KV_TOKENS = (16, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 40960)
 
 
-class Setup(NamedTuple):
+class EngineSetup(NamedTuple):
     """How an engine is split over GPUs, in which precision, and how tokens are spread over experts (in `ROUTINGS`)."""
 
     tp: int = 1
@@ -111,7 +111,7 @@ class Setup(NamedTuple):
     package: str = "aiconfigurator"
 
 
-ONE_GPU = Setup()
+ONE_GPU = EngineSetup()
 
 
 class Compiled(NamedTuple):
@@ -140,7 +140,7 @@ class KernelTimes(NamedTuple):
     decode_ms: Floats
 
 
-def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
+def derive(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
     """Return the profile of `shape` on GPUs of the kind `gpu` (one of `SYSTEMS`).
 
     aiconfigurator counts GPU kernels alone: `between_passes_s` is the host time that they do not hide, to be measured;
@@ -153,7 +153,7 @@ def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s
     return profile_of(times, shape.name, gpu, setup, source_of(gpu, setup), between_passes_s, notes)
 
 
-def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
+def expert_notes(shape: ModelShape, setup: EngineSetup) -> tuple[str, ...]:
     """Return what a profile of a mixture of experts says about them."""
     if not shape.experts:
         return ()
@@ -163,7 +163,7 @@ def expert_notes(shape: ModelShape, setup: Setup) -> tuple[str, ...]:
     return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
 
 
-def times_of(shape: ModelShape, gpu: str, setup: Setup) -> KernelTimes:
+def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
     """Return the kernel times of `shape` on GPUs of a kind; collectives of a mixture of experts beyond a node from link rates.
 
     An all-reduce is a reduce-scatter and an all-gather, each a ring whose steps have the latency of the measured one of 8 GPUs.
@@ -244,7 +244,7 @@ def profile_of(
     times: KernelTimes,
     model: str,
     gpu: str,
-    setup: Setup,
+    setup: EngineSetup,
     source: str,
     between_passes_s: float = 0.0,
     more_notes: tuple[str, ...] = (),
@@ -301,7 +301,7 @@ def profile_of(
     return TableProfile(tables, metadata, origin=f"{setup.package} {model} {gpu} tp {setup.tp}")
 
 
-def source_of(gpu: str, setup: Setup) -> str:
+def source_of(gpu: str, setup: EngineSetup) -> str:
     """Return the package and the part of its database, with their versions."""
     module, distribution = (
         PACKAGES[setup.package],
@@ -323,7 +323,7 @@ def _ticks(most: int) -> Floats:
     return np.unique(np.round(2 ** np.arange(0, np.log2(most) + 1 / 16, 1 / 8)))
 
 
-def engine_of(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, apart: bool = False) -> Compiled:
+def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: bool = False) -> Compiled:
     """Return aiconfigurator's compiled model; `apart`: shared experts not at the time of the routed ones, but before them.
     Raises `InputError` if it has no data for it."""
     package = PACKAGES[setup.package]
@@ -372,7 +372,7 @@ def _is_bundled(shape: ModelShape) -> bool:
     return shape.name in BUNDLED and shape == MODELS.get(shape.name)
 
 
-def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -> bool:
+def _has(package: str, folder: str, gpu: str, setup: EngineSetup, shape: ModelShape) -> bool:
     """Return whether the database has kernels of every operation of a model in a precision."""
     try:
         _require_graphs(setup)
@@ -383,7 +383,7 @@ def _has(package: str, folder: str, gpu: str, setup: Setup, shape: ModelShape) -
     return True
 
 
-def _require_graphs(setup: Setup) -> None:
+def _require_graphs(setup: EngineSetup) -> None:
     """Raise `InputError` for kernels that were timed with the host's launches: tens of µs each, several times their own."""
     if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
         raise InputError(
@@ -392,7 +392,7 @@ def _require_graphs(setup: Setup) -> None:
         )
 
 
-def _require_split(shape: ModelShape, setup: Setup) -> None:
+def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
     """Raise `InputError` for experts that a dense model lacks, or that the GPUs cannot share."""
     gpus = setup.tp * setup.dp
     if not shape.experts and setup.precision == "w4a16_mxfp4":
@@ -407,7 +407,9 @@ def _require_split(shape: ModelShape, setup: Setup) -> None:
         raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
 
 
-def _compiled(package: str, folder: str, system: str, setup: Setup, shape: ModelShape, apart: bool = False) -> Compiled:
+def _compiled(
+    package: str, folder: str, system: str, setup: EngineSetup, shape: ModelShape, apart: bool = False
+) -> Compiled:
     """Return the compiled model of a folder with a config.json."""
     has_experts = bool(shape.experts)
     core, sdk = import_module(package), (import_module(f"{package}.sdk.{name}") for name in SDK)

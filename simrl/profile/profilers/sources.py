@@ -31,7 +31,7 @@ def _derived(package: str) -> Callable[..., TableProfile]:
         from simrl.profile.profilers import aiconfigurator, transformed
 
         of_gpu = transformed.derive if gpu.name in transformed.BASES else aiconfigurator.derive
-        setup = aiconfigurator.Setup(tp, dp, ep, precision, kv_precision, routing, package=package)
+        setup = aiconfigurator.EngineSetup(tp, dp, ep, precision, kv_precision, routing, package=package)
         return of_gpu(shape, gpu.name, setup, between_passes_s)
 
     return derive

@@ -23,7 +23,7 @@ from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers import aiconfigurator
-from simrl.profile.profilers.aiconfigurator import ONE_GPU, PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes, Setup
+from simrl.profile.profilers.aiconfigurator import ONE_GPU, PREFILL_KV_TOKENS, PREFILL_TOKENS, EngineSetup, KernelTimes
 
 Floats = NDArray[np.float64]
 BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
@@ -31,7 +31,7 @@ COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p", "moe_pre_dispatch", "moe_p
 MEMORY_KERNELS = ("embedding", "add_norm_1", "add_norm_2", "act_gate")
 
 
-def derive(shape: ModelShape, gpu: str, setup: Setup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
+def derive(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
     """Return the profile of `shape` on GPUs of the kind `gpu` (in `BASES`) from its base's measured kernels."""
     base, new = GPUS[BASES[gpu]], GPUS[gpu]
     if setup.precision != "bf16":

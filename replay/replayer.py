@@ -87,6 +87,10 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             prepared.tail is not None or (drafts is not None and drafts.decoupled is not None)
         ),
         "engines here are one rank each (cluster.dp); set it to 1": prepared.limits.dp > 1,
+        "engines here split every expert (cluster.ep); set it to 1": prepared.scenario.cluster.ep > 1,
+        "engines here run in bfloat16 (precision); leave it out": (
+            {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"}
+        ),
         "it trains its drafter while it runs (tlt); choose another --speculation": (
             drafts is not None and drafts.speculation.training is not None
         ),

@@ -52,6 +52,8 @@ def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str
         return []
     if wanted.tp & (wanted.tp - 1):  # collectives were measured among powers of two
         return []
+    if wanted.precision == "nvfp4" and not base.startswith(("b", "gb", "rtx")):
+        return []  # Hopper and older have no such kernels
     package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
     setup = EngineSetup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
     installed = find_spec(PACKAGES[package]) is not None

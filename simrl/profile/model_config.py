@@ -132,6 +132,8 @@ def _mixers(config: Config, path: Path) -> Config:
         every = config.get("full_attention_interval") or 4
         kinds = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)]
     kinds = kinds or []
+    if kinds and len(kinds) != layers:
+        raise InputError(f"{path}: layer_types has {len(kinds)} entries for {layers} layers; complete the config")
     if unknown := set(kinds) - {"full_attention", "sliding_attention", "linear_attention"}:
         raise InputError(
             f"{path}: layer_types has {min(map(str, unknown))!r}; modelled are full_attention, sliding_attention and "
@@ -142,9 +144,12 @@ def _mixers(config: Config, path: Path) -> Config:
         fields |= {"linear_layers": linear, **_delta_net(config, linear, path)}
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
-        fields |= {"window_layers": kinds.count("sliding_attention") if kinds else layers, "window_tokens": window}
-        if not fields["window_layers"]:
-            del fields["window_layers"], fields["window_tokens"]
+        if not kinds and (config.get("sliding_window_pattern") or config.get("model_type") == "gemma2"):
+            raise InputError(f"{path}: some layers have windows, and no layer_types says which; add it")
+        # Qwen2 and Qwen3 say from which layer on.
+        first = config.get("max_window_layers") or 0 if "use_sliding_window" in config else 0
+        if windows := kinds.count("sliding_attention") if kinds else max(layers - first, 0):
+            fields |= {"window_layers": windows, "window_tokens": window}
     return fields
 
 
@@ -194,7 +199,7 @@ _READ = re.compile(
     r"num_hidden_layers|layer_types|num_attention_heads|full_attention_interval|attn_output_gate|.*intermediate_size|share_expert_dim"
     r"|n(um)?(_local|_routed|_shared)?_experts(_per_tok)?|experts_per_token|top_k_experts|moe_(topk|layer_freq|latent_size)"
     r"|first_k_dense_replace|mlp_only_layers|decoder_sparse_step|linear_(num|key|value|conv).*|mamba_(num_heads|head_dim)"
-    r"|ssm_state_size|conv_kernel|mamba_ssm_(cache_)?dtype|(kv|q)_lora_rank|sliding_window|use_sliding_window|layer_norm.*"
+    r"|ssm_state_size|conv_kernel|mamba_ssm_(cache_)?dtype|(kv|q)_lora_rank|sliding_window(_pattern)?|use_sliding_window|layer_norm.*"
     r"|attention_(bias|dropout)|.*(layernorm|dropout|router|bias|eps|token_id|hidden_act|tied?_.*|use_mamba_kernels)"
     r"|max_window_layers|num_(hidden_)?layers|pretraining_.*|.*_parallel|initializer.*"
 )

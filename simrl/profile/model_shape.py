@@ -233,7 +233,12 @@ def model_shape(model: str | Path) -> ModelShape:
     if (name := known_name(str(model))) in MODELS:
         return MODELS[name]
     config, path = _config_of(model)
-    fields = fields_of_config(config, path)
+    try:
+        fields = fields_of_config(config, path)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: a key is missing or of another kind ({first_line(error)}); correct the config"
+        ) from error
     try:
         return ModelShape.model_validate(fields)
     except ValidationError as error:

@@ -71,6 +71,7 @@ _REPORTED = _facts(  # of a result in a report, which also names the inputs of t
     (str, "label paper load_weights_kind simrl_version scenario.name trace.name trace.licence trace.kind trace.source"),
     (str, "profile.model profile.gpu profile.kind profile.source profile.notes?"),
     (int, "kv_cache_tokens_per_worker trace_steps trace.cap_tokens? profile.tp scenario.steps scenario.cluster.tp"),
+    (_POSITIVE, "scenario.cluster.dp? scenario.cluster.ep? profile.dp? profile.ep?"),
     (int | None, "scenario.engine.kv_cache_tokens"),
     (float, "load_weights_s profile.spread? profile.held_out_error? scenario.cluster.cost_per_gpu_hour?"),
     (_POSITIVE, "gpus"),

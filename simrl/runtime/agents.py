@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from simrl.engine.requests import Limits
+from simrl.engine.requests import Limits, is_plain
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
@@ -62,9 +62,14 @@ def agent_rules(
             "agents.kv_while_tool_runs is drop, and an engine with prefix caching finds again what it freed; use cache, or "
             "engine.prefix_caching=false"
         )
+    if kv == "offload" and not is_plain(limits):
+        raise InputError(
+            f"agents.kv_while_tool_runs is offload: {model.name} has layers with windows or states, which are not offloaded "
+            "here; use keep or drop"
+        )
     shard_bytes = limits.block_size * model.kv_bytes_per_token * kv_share / min(tp, model.kv_heads)
     block_bytes = shard_bytes * tp
-    host_blocks = int((config.host_memory_bytes or 0.0) // block_bytes)
+    host_blocks = int((config.host_memory_bytes or 0.0) // block_bytes) if kv == "offload" else 0
     if kv == "offload" and host_blocks == 0:
         raise InputError(
             f"agents.host_memory_bytes is {config.host_memory_bytes:g}: a block of {limits.block_size} tokens of {model.name} "
@@ -82,11 +87,11 @@ def agent_rules(
 
 def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> None:
     """Raise `InputError` if more trajectories may be in flight than the engines hold."""
-    most = workers * limits.dp * limits.max_num_seqs
+    most, ranks = workers * limits.dp * limits.max_num_seqs, f" × dp {limits.dp}" if limits.dp > 1 else ""
     if config.max_concurrent is not None and config.max_concurrent > most:
         raise InputError(
             f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "
-            f"(engine.max_num_seqs {limits.max_num_seqs}); use at most {most}, more max_num_seqs, or more GPUs"
+            f"(engine.max_num_seqs {limits.max_num_seqs}{ranks}); use at most {most}, more max_num_seqs, or more GPUs"
         )
 
 

@@ -76,7 +76,7 @@ def _split_of(of: ProfileMetadata) -> dict[str, Any]:
 def _words(split: dict[str, Any]) -> str:
     """Return a split in words: the tp, and what differs from the defaults."""
     return " ".join(
-        str(value) if isinstance(value, str) else f"{key}{value}"
+        f"{key.removesuffix('precision').replace('_', '-')}{value}" if isinstance(value, str) else f"{key}{value}"
         for key, value in split.items()
         if key == "tp" or value not in (1, "bf16")
     )
@@ -102,7 +102,8 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
                 f"{model.name} is a mixture of experts" if model.experts else f"precision is {' and '.join(precision)}"
             )
             raise InputError(
-                f"profile.roofline: {what}, which needs measured kernels; {advice(wanted, model, file_name(wanted))}"
+                f"profile.roofline: {what}, which needs measured kernels; leave roofline out (null): "
+                f"{advice(wanted, model, file_name(wanted))}"
             )
         profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
     else:
@@ -118,18 +119,18 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
                 f"{model.name} on {kind.name} {_words(_split_of(wanted))}; name the profile that belongs to it: "
                 f"{advice(wanted, model, file_name(wanted))}"
             )
-        _require_one_domain(config.path, profile.metadata.kind, kind, tp)
+        _require_one_domain(config.path, profile.metadata.kind, kind, cluster.worker_gpus)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)
     return profile.with_corrections(config.forward_correction, pause_s, sequence_s, least_s, giver)
 
 
-def _require_one_domain(path: str, source: str, kind: Gpu, tp: int) -> None:
+def _require_one_domain(path: str, source: str, kind: Gpu, gpus: int) -> None:
     """Raise `InputError` where a derived profile's group was within a link's domain, and the cluster's is not."""
     sheet = GPUS.get(kind.name, kind)
-    if source == "derived" and kind.nvlink_domain < tp <= sheet.nvlink_domain:
+    if source == "derived" and kind.nvlink_domain < gpus <= sheet.nvlink_domain:
         raise InputError(
-            f"{path}: derived with tp {tp} in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
-            f"{kind.nvlink_domain}; lower cluster.tp, or for a dense model take profile.path=null "
+            f"{path}: derived for {gpus} GPUs in a node of {sheet.nvlink_domain}, and cluster.nvlink_domain is "
+            f"{kind.nvlink_domain}; lower cluster.tp or dp, or for a dense model take profile.path=null "
             "profile.roofline={}, which pays the network"
         )
 

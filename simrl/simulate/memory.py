@@ -85,10 +85,10 @@ def engine_limits(
     if blocks_to_start(longest, limits) > blocks:
         state = f", {groups.state} of {blocks} blocks for its states" if groups.state else ""
         held = engine.kv_cache_tokens or limits.kv_tokens
+        remedy = "give more kv_cache_tokens" if engine.kv_cache_tokens else "use a larger tp, more memory for the cache"
         raise InputError(
             f"{trace.metadata.name}: its longest sample has {longest} tokens{state}, the KV cache of a worker ({model.name}, "
-            f"tp {deployment.tp}, {gpu.name}) holds {held}; use a larger tp, more memory for the cache, or a "
-            "lower cap"
+            f"tp {deployment.tp}, {gpu.name}) holds {held}; {remedy}, or a lower cap"
         )
     return limits
 
@@ -114,7 +114,8 @@ def _kv_blocks(
     weights = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, precision.weights)
     beside = sum(plan.weight_bytes for plan in drafters)
     free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - (weights + beside)
-    drafted_bytes = max((plan.kv_bytes_per_token for plan in drafters), default=0.0)
+    # A drafter's cache has the precision of the engine's.
+    drafted_bytes = KV_SHARE[precision.kv_cache] * max((plan.kv_bytes_per_token for plan in drafters), default=0.0)
     if groups.window or groups.state:
         blocks = int(free // (groups.block_bytes + drafted_bytes * groups.block_size))
     else:
@@ -148,7 +149,7 @@ def require_room_for_drafter(scenario: Scenario, deployment: Deployment, drafts:
     running = min(drafts.decoupled.requests, engine.max_num_seqs)
     tokens = min(running * typical_context_tokens(deployment.trace), limits.kv_tokens)
     kept = weight_bytes_per_gpu(model, deployment.tp, precision=scenario.precision.weights)
-    kv_bytes = tokens * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
+    kv_bytes = tokens * KV_SHARE[scenario.precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
     room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
     if times.weight_bytes_per_gpu + kept + kv_bytes > room:
         smaller = times.weight_bytes_per_gpu + kept > room

@@ -65,9 +65,9 @@ def _of_cluster(prepared: Prepared) -> Iterator[str]:
     if prepared.model.experts and training.expert_imbalance == 1:
         yield "experts of unequal load in training"
     source = prepared.profile.metadata.kind
-    if scenario.cluster.tp > prepared.gpu.nvlink_domain and source != "measured":
+    if scenario.cluster.worker_gpus > prepared.gpu.nvlink_domain and source != "measured":
         what = "latency of links" if source == "assumed" else "rate of the cluster's links"
-        yield f"{what} between nodes in a forward pass (tp {scenario.cluster.tp})"
+        yield f"{what} between nodes in a forward pass ({scenario.cluster.worker_gpus} GPUs a worker)"
     if scenario.cluster.dp > 1:
         yield "the lag of the balancer's counts, and the last dummy passes, of ranks in lock step"
     if not prepared.colocated and prepared.gpus > prepared.gpu.nvlink_domain and training.load_s is None:

@@ -173,7 +173,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
     workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
     require_parallelism(training, model, train_gpus)
-    require_training_precision(scenario.precision.training, cluster.train_kind)
+    require_training_precision(scenario.precision.training, cluster.train_kind, training)
     check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0)
     if system.needs_rewards:
         _require_unequal_rewards(trace, system.name)

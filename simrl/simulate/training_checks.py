@@ -42,8 +42,11 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
         require_divisor("training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}")
 
 
-def require_training_precision(precision: str, gpu: Gpu) -> None:
-    """Raise `InputError` for a precision without measured matrix products on the GPU."""
+def require_training_precision(precision: str, gpu: Gpu, training: TrainingConfig) -> None:
+    """Raise `InputError` for a precision without measured matrix products on the GPU, and for what a measured mfu holds."""
+    if training.mfu is not None and (precision != "bf16" or training.expert_imbalance > 1):
+        key = "precision.training" if precision != "bf16" else "training.expert_imbalance"
+        raise InputError(f"{key} has no effect beside training.mfu, which was measured with it; leave one of them out")
     if precision not in gpu.precisions:
         raise InputError(
             f"precision.training is {precision}: no matrix products in {precision} were measured on {gpu.name}; "

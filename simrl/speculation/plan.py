@@ -151,10 +151,11 @@ def _model_times(
         return model_drafts(shape, gpu, tp, kv_tokens, branches, Overheads(round_s))
     profile = read_profile(inputs.draft_profile)
     m = profile.metadata
-    if (m.model, m.gpu, m.tp) != (shape.name, gpu.name, tp):
+    plain = (m.dp, m.ep, m.precision, m.kv_precision) == (1, 1, "bf16", "bf16")
+    if (m.model, m.gpu, m.tp) != (shape.name, gpu.name, tp) or not plain:
         raise InputError(
             f"{inputs.draft_profile}: a profile of {m.model} on {m.gpu} tp{m.tp}, the drafter is {shape.name} on {gpu.name} "
-            f"tp{tp}; name the profile that belongs to it (speculation.draft_profile)"
+            f"tp{tp} in bf16; name the profile that belongs to it (speculation.draft_profile)"
         )
     # Levels follow each other without going back to the host's loop.
     return profiled_drafts(profile.with_corrections(between_passes_s=0.0), shape, kv_tokens, round_s)

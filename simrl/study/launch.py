@@ -151,6 +151,14 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
     own, train = values["prepared"].gpu.name, values["prepared"].train_gpu.name
     if own != train:
         yield f"rollout on {own}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own"
+    precision = values["scenario"].precision
+    if {precision.weights, precision.kv_cache, precision.training} != {"bf16"}:
+        yield (
+            f"precision: weights {precision.weights}, kv_cache {precision.kv_cache}, training {precision.training}: no setting "
+            "here says so; set the engine's quantization and cache type, and the trainer's"
+        )
+    if values["scenario"].training.expert_parallel > 1:
+        yield f"training.expert_parallel={values['scenario'].training.expert_parallel}: no setting here says so; set it"
     if framework == "AReaL":
         if values["max_concurrent"] is None:
             yield f"rollout.max_concurrent_rollouts was a batch, {values['prompts']} groups"

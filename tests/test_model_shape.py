@@ -166,6 +166,15 @@ def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Pat
         ),
         ({"linear_conv_kernel_dim": None}, "no key 'linear_conv_kernel_dim', which layers of linear_attention need"),
         ({"mlp_only_layers": [3]}, "mlp_only_layers is [3]; only first layers without experts are modelled"),
+        ({"layer_types": ["full_attention"] * 6}, "layer_types has 6 entries for 8 layers"),
+        ({"layer_types": 5}, "a key is missing or of another kind"),
+        ({"layer_types": [["a"]] * 8}, "a key is missing or of another kind"),
+        ({"mlp_only_layers": 5}, "a key is missing or of another kind"),
+        ({"hybrid_override_pattern": "M*E-"}, "a key is missing or of another kind ('mamba_num_heads')"),
+        (
+            {"layer_types": None, "linear_num_value_heads": None, "sliding_window_pattern": 6},
+            "some layers have windows, and no layer_types says which",
+        ),
         ({"num_experts_per_tok": 99}, "16 experts need a moe_intermediate above 0 and 1 to 16 experts_per_token"),
     ],
 )
@@ -175,3 +184,10 @@ def test_what_would_make_memory_or_time_wrong_is_refused(
     with pytest.raises(InputError) as error:
         model_shape(write(tmp_path, **changes))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("first", "windows"), [(8, 0), (6, 2), (0, 8)])
+def test_windows_begin_at_the_layer_that_the_config_says(tmp_path: Path, first: int, windows: int) -> None:
+    without = {"layer_types": None, "linear_num_value_heads": None}
+    shape = model_shape(write(tmp_path, use_sliding_window=True, max_window_layers=first, **without))
+    assert (shape.window_layers, shape.full_layers) == (windows, 8 - windows)

@@ -160,7 +160,10 @@ def test_a_derived_profile_of_one_node_is_refused_where_its_worker_spans_several
     cluster = {"gpu": "h100", "gpus": 8, "tp": 4, "nvlink_domain": 2}
     profile = {"path": "profiles/qwen3-8b_h100_tp4.parquet", "roofline": None}
     line = refusal(scenario(model="qwen3-8b", cluster=cluster, profile=profile))
-    assert "derived with tp 4 in a node of 8, and cluster.nvlink_domain is 2; lower cluster.tp" in line
+    assert "derived for 4 GPUs in a node of 8, and cluster.nvlink_domain is 2; lower cluster.tp or dp" in line
+    ranks = {"gpu": "h100", "gpus": 8, "tp": 1, "dp": 8, "ep": 8, "nvlink_domain": 4}
+    profile = {"path": "profiles/qwen3-30b-a3b_h100_tp1_dp8_ep8.parquet", "roofline": None}
+    assert "derived for 8 GPUs" in refusal(scenario(model="qwen3-30b-a3b", cluster=ranks, profile=profile))
 
 
 @pytest.mark.parametrize(

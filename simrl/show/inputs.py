@@ -84,13 +84,13 @@ def _run(metadata: Facts) -> Entries:
 
 def _split(of: Facts, gap: str = " ") -> str:
     """Return how GPUs share a model; results of earlier versions have the tp alone."""
-    parts = [f"{key}{gap}{of[key]}" for key in ("tp", "dp", "ep") if key == "tp" or of.get(key, 1) > 1]
+    parts = [f"{key}{gap}{of[key]}" for key in ("tp", "dp", "ep") if key == "tp" or (of.get(key) or 1) > 1]
     return (", " if gap else " ").join(parts)
 
 
 def _worker_gpus(metadata: Facts) -> int:
     cluster = metadata["scenario"]["cluster"]
-    return int(cluster["tp"] * cluster.get("dp", 1))
+    return int(cluster["tp"] * (cluster.get("dp") or 1))
 
 
 def _times(metadata: Facts) -> Entries:

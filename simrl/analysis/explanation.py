@@ -186,7 +186,7 @@ def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
     hours, train = metadata["end_s"] / 3600, metadata["train_gpus"]
     of_uses = (
         ("rollout", metadata["gpus"] - train, cluster["gpu"]),
-        ("training", train, pool["gpu"] or cluster["gpu"]),
+        ("training", train, pool.get("gpu") or cluster["gpu"]),
     )
     for (use, gpus, kind), price in zip(of_uses, prices(cluster), strict=True):
         yield PoolShare(use, gpus, kind, gpus * hours, gpus * hours * (price or 0.0))
@@ -249,7 +249,7 @@ def _name(result: Result) -> str:
 def pool_kinds(cluster: Mapping[str, Any]) -> str:
     """Return the kind of a cluster's GPUs, or of both pools."""
     pool = cluster.get("train")
-    return cluster["gpu"] if pool is None else f"{cluster['gpu']} + {pool['gpu'] or cluster['gpu']}"
+    return cluster["gpu"] if pool is None else f"{cluster['gpu']} + {pool.get('gpu') or cluster['gpu']}"
 
 
 def _cautions(a: Result, b: Result, falls: list[Waterfall]) -> list[str]:

@@ -54,6 +54,9 @@ _SOURCE: Any = _facts((str, "kind source"))
 _DRAFTS = _facts((str, "method"), (str | _SOURCE, "acceptance"), (_SOURCE, "draft_times"))
 _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (str, "label? system? variant? scenario?.model scenario?.system.name scenario?.cluster.gpu speculation?.method"),
+    (str, "links? scenario?.cluster.train?.gpu? scenario?.precision?.training? scenario?.precision?.weights?"),
+    (_AMOUNT, "scenario?.cluster.train?.cost_per_gpu_hour? scenario?.training.expert_imbalance?"),
+    (_POSITIVE, "scenario?.training.expert_parallel?"),
     (int, "scenario?.seed"),
     (dict[str, Any], "scenario?.workload"),
     (list[str], "not_modelled?"),

@@ -159,12 +159,12 @@ class TrainingConfig(BaseModel):
 
 def trained_by(scenario: Mapping[str, Any]) -> str:
     """Return how an update's seconds are found."""
-    training, precision = scenario["training"], scenario.get("precision", {}).get("training", "bf16")
+    training, precision = scenario["training"], (scenario.get("precision") or {}).get("training") or "bf16"
     if training.get("mfu") is not None:
         return f"mfu {training['mfu']}, from the scenario"
     attention = f"FlashAttention {'3' if training.get('attention') == 'fa3' else '2'}"
-    if training.get("expert_parallel", 1) > 1:
-        busiest = training.get("expert_imbalance", 1)
+    if (training.get("expert_parallel") or 1) > 1:
+        busiest = training.get("expert_imbalance") or 1
         attention += (
             ", experts balanced (assumed)" if busiest == 1 else f", the busiest GPU's experts {busiest:g} × the mean"
         )

@@ -320,8 +320,8 @@ def main(
     lines = [line(name, some) for name, some in sorted(groups.items())]
     vllm = [row for row in rows if row.point.backend == "vllm"]
     mixtures = [row for row in vllm if MODELS[row.point.served.name].experts]
-    lines.append(line("mixtures of experts, vLLM", mixtures))
-    lines.append(line("fp8, vLLM", [row for row in vllm if row.point.precision == "fp8"]))
+    fp8 = [row for row in vllm if row.point.precision == "fp8"]
+    lines += [line(f"{name}, vLLM", some) for name, some in (("mixtures of experts", mixtures), ("fp8", fp8)) if some]
     lines += [line(f"all of {b}", [row for row in rows if row.point.backend == b]) for b in constants]
     lines.append(line("all", rows))
     host = {b: {"each_pass_s": each, "each_sequence_s": sequence} for b, (each, sequence) in constants.items()}

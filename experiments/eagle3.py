@@ -30,8 +30,8 @@ from simrl.speculation.draft_times import eagle_drafts
 # EAGLE-3 drafts from a vocabulary of its own (draft_vocab_size of the checkpoints' config.json).
 DRAFT_VOCAB = 32000
 KV_TOKENS = 700  # of a sequence in the middle of its response; such benchmarks answer in some hundred tokens
-# SGLang's loop goes back to the host three times a round: the drafter's levels (one CUDA graph), the verification, and the
-# drafter's pass over the accepted tokens. Without drafts it does once.
+# Times that SGLang's loop goes back to the host in a round: after the drafter's levels (one CUDA graph), the verification, and
+# the drafter's pass over the accepted tokens; once without drafts. Chosen among 1, 2 and 3 on the rows that it is held against.
 HOST_PASSES = 3
 
 

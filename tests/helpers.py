@@ -50,6 +50,11 @@ def one_second_a_pass() -> Tables:
 RESPONSES: dict[int, Response] = {}  # what the samples below turn out to be, for workers and rewarders
 
 
+def limits_of(**drawn: Any) -> Limits:
+    """Return limits with these fields and the defaults: `st.builds(Limits)` draws the fields that have defaults, too."""
+    return Limits(**drawn)
+
+
 def sample(uid: int, prompt_tokens: int = 4, response_tokens: int = 8, turns: Sequence[Turn] = ()) -> Sample:
     RESPONSES[uid] = Response(response_tokens, 1.0, tuple(turns))
     return Sample(uid, 0, 0, uid, 0, prompt_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import examples
+from helpers import examples, limits_of
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_lock_step import ReferenceLockStep
@@ -41,20 +41,15 @@ commands = st.lists(
     max_size=16,
 )
 limits = st.builds(
-    Limits,
+    limits_of,
     max_num_seqs=st.integers(1, 8),
     max_num_batched_tokens=st.sampled_from([3, 16, 50, 512]),
     block_size=st.sampled_from([1, 4, 16]),
     kv_blocks=st.integers(220, 600),
     async_scheduling=st.booleans(),
     prefix_caching=st.booleans(),
-    hold_paused=st.none(),
     dp=st.integers(1, 4),
     graph_tokens=st.sampled_from([0, 4, 64]),
-    full_groups=st.just(1),
-    window_groups=st.just(0),
-    window_tokens=st.just(0),
-    state_blocks=st.just(0),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 

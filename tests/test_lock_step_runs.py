@@ -38,7 +38,7 @@ UNDRAFTED = [name for name in RECIPES if not (made := make_system(name, {})).spe
 
 @pytest.fixture
 def mixture(tmp_path):
-    """What makes a scenario one of a small mixture of experts on `dp` ranks."""
+    """Return a function that gives a scenario's changes for a small mixture of experts on `dp` ranks."""
     folder = tmp_path / "tiny-moe"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))

@@ -11,6 +11,7 @@ from helpers import (
     ROOMY,
     examples,
     lanes,
+    limits_of,
     on_gpus,
     one_second_a_pass,
     prepared,
@@ -24,7 +25,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.dispatch.dispatcher import Dispatcher
-from simrl.engine.requests import Limits
 from simrl.errors import InputError, StoppedError
 from simrl.pipelines.areal import capacity
 from simrl.pipelines.context import RunContext
@@ -89,18 +89,14 @@ length = st.one_of(st.just(1), st.integers(1, 12), st.integers(1, 60))
 group = st.lists(st.tuples(length, length), min_size=1, max_size=3)
 traces = st.lists(st.lists(group, min_size=1, max_size=4), min_size=1, max_size=3).map(trace)
 tight = st.builds(
-    Limits,
+    limits_of,
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.sampled_from([7, 32, 512]),
     block_size=st.just(4),
     kv_blocks=st.integers(30, 60),  # a sample has 120 tokens at most
     async_scheduling=st.booleans(),
-    dp=st.just(1),
-    graph_tokens=st.just(0),
-    full_groups=st.just(1),
-    window_groups=st.just(0),
-    window_tokens=st.just(0),
-    state_blocks=st.just(0),
+    prefix_caching=st.booleans(),
+    hold_paused=st.sampled_from([None, False, True]),
 )
 workers = st.integers(1, 3)
 updates = st.integers(1, 5)

@@ -90,12 +90,13 @@ def _print(d: dict[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    split = "".join(f", {key} {d[key]}" for key in ("dp", "ep") if key in d)
+    from simrl.profile.metadata import split_words
+
     words = [f"{d['precision']} weights"] if "precision" in d else []
     words += [f"{d['kv_precision']} KV cache"] if "kv_precision" in d else []
     words += [f"routing {d['routing']}"] if "routing" in d else []
     of = f" ({', '.join(words)})" if words else ""
-    console.print(Text.assemble((f"{d['model']} on {d['gpu']}, tp {d['tp']}{split}", "bold"), f"{of}: {d['kind']}"))
+    console.print(Text.assemble((f"{d['model']} on {d['gpu']}, {split_words(d)}", "bold"), f"{of}: {d['kind']}"))
     console.print(f"Source: {d['source']}. Licence: {d['licence']}", markup=False)
     if d["notes"]:
         console.print(f"Notes: {d['notes']}", markup=False)

@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def admitting(self) -> bool:
-        """Whether waiting requests may start."""
+        """Return whether waiting requests may start."""
         return self._state.t["admitting"].item() == 1
 
     @admitting.setter

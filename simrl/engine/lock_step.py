@@ -281,7 +281,7 @@ class LockStep:
 
     @property
     def admitting(self) -> bool:
-        """Whether waiting requests may start."""
+        """Return whether waiting requests may start."""
         return self.ranks[0].admitting
 
     @admitting.setter

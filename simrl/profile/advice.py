@@ -1,6 +1,7 @@
-"""Where to get a profile that a scenario lacks: a file that exists, or the command that makes one.
+"""Advice on a profile that a scenario lacks: the file that exists, or the command that makes one.
 
-Invariant: only what works is advised: files that are there, and sources that have the model and the GPU.
+Invariant: only what works is advised: files that are there, and sources that have the model and the GPU. A source that is not
+installed cannot be asked for a model: it is advised by GPU, precision and tp, and may still refuse.
 """
 
 from __future__ import annotations

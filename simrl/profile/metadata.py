@@ -74,6 +74,13 @@ class ProfileMetadata(BaseModel):
         return {k: v for k, v in serialize(self).items() if k not in MAY_BE_ABSENT or v != fields[k].default}
 
 
+def split_words(of: Mapping[str, Any], gap: str = " ", between: str = ", ") -> str:
+    """Return how a worker's GPUs share a model, `tp 2, ep 2`, from a cluster or a profile's metadata; results of earlier
+    versions have the tp alone."""
+    shown = [key for key in ("tp", "dp", "ep") if key == "tp" or (of.get(key) or 1) > 1]
+    return between.join(f"{key}{gap}{of[key]}" for key in shown)
+
+
 def setting_differences(metadata: ProfileMetadata, settings: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each engine setting that differs from the measured one. Settings without a measured value are left
     out."""

@@ -193,7 +193,7 @@ class ModelShape(BaseModel):
     def forward_flops(self, tokens: Numbers, attended_tokens: Numbers) -> Numbers:
         """Return the multiply-adds ×2 of a forward pass over `tokens`, which attend to `attended_tokens` in sum (causal: about
         half the square of each sequence's length). The output head is included, the embedding look-up is not, nor is the
-        recurrence of linear layers (2 % of their matrix products)."""
+        recurrence of linear layers (2 % of all products of Qwen3-Next)."""
         pair = 2.0 * self.heads * (self.head_dim + self.rope_head_dim + (self.v_head_dim or self.head_dim))
         dense = 2.0 * (self.active_body_parameters + self.vocab * self.hidden) * tokens
         flops = dense + pair * self.full_layers * attended_tokens

@@ -27,11 +27,10 @@ Floats = NDArray[np.float64]
 HALF_K = 130
 # Grouped products of experts with n rows each: their share of a plain product's rate, times n / (n + half) (aiconfigurator's
 # tables of mixtures of experts with 128 experts, 8 a token, balanced, vLLM, SGLang and TensorRT-LLM on H100; the permutation is
-# in them).
+# in them). The tables spread; both figures are rounded by eye.
 EXPERTS = {"bf16": (0.62, 128), "fp8": (0.52, 120), "fp8-block": (0.52, 75)}
-CAST_BYTES = (
-    4  # of an input of a product in 8 bits, and of its gradient: read in 16 bits, written as it is and transposed
-)
+# Of an input of a product in 8 bits, and of its gradient: read in 16 bits, written as it is and transposed.
+CAST_BYTES = 4
 # Causal attention over L tokens: a share of the rate times L / (L + half). Forward: aiconfigurator's tables at head size 128,
 # FlashAttention 3 on H100 and H200, 2 on A100. FlashAttention 2 knows Ampere's instructions alone: `Gpu.mma_flops`.
 ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
@@ -39,9 +38,8 @@ ATTENTION = {"fa3": (0.65, 1000), "fa2": (0.66, 500)}
 # Fig. 5 and 6 (63 % after 73 %), FlashAttention-3 (arXiv 2407.08608), Fig. 5 and 6.
 BACKWARD_ATTENTION = 2.5 / 0.85
 MEMORY_SHARE = 0.8  # of the data sheet's bandwidth: aiconfigurator's factor of H100, from its observations
-COLLECTIVE_S = (
-    3e-5  # a collective's start and end, beyond its bytes: aiconfigurator's NCCL tables, 2 to 8 GPUs of an H100 node
-)
+# A collective's start and end, beyond its bytes: aiconfigurator's NCCL tables, 2 to 8 GPUs of an H100 node.
+COLLECTIVE_S = 3e-5
 LAUNCH_S = 3e-6  # a kernel's start and end, in which memory idles: aiconfigurator's latency of H100
 HOST_LAUNCH_S = 10e-6  # the host's time to launch a PyTorch operation that autograd records; assumed
 
@@ -64,11 +62,9 @@ class _Traffic(NamedTuple):
 TRAFFIC = {"eager": _Traffic(36, 22, 10, 12, 24, 56), "fused": _Traffic(4, 4, 6, 12, 14, 25)}
 ADAPTER_BYTES, ADAPTER_KERNELS = (2, 12), 5  # LoRA beside one matrix: of an input and an output element; kernels
 EXPERT_TRAFFIC = 32  # bytes of a hidden element of each routed token: gathered, padded, weighted in fp32, scattered
-SORTED_BYTES = 8  # of the same where experts are divided: sorted by expert where tokens arrive, and before they return
-EXPERT_OPERATIONS, ADAPTED_EXPERT_OPERATIONS = (
-    11,
-    35,
-)  # PyTorch operations, views included, of an expert that runs alone
+SORTED_BYTES = 8  # more where experts are divided: sorted by expert where tokens arrive, and before they return
+# PyTorch operations, views included, of an expert that runs alone.
+EXPERT_OPERATIONS, ADAPTED_EXPERT_OPERATIONS = 11, 35
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def microbatches_s(
 ) -> MicroBatch:
     """Return the seconds of micro-batches of `tokens`, which attend to `attended` tokens in sum (causal: half the square of
     each sequence's length), forward or forward and backward, where all GPUs of a sequence and of a layer share the work.
-    `precision` is that of the layers' matrix products; attention, norms and the output head have 16 bits or more."""
+    The layers' matrix products are in `precision`; attention, norms and the output head have 16 bits or more."""
     mine = tokens / config.sequence_parallel
     work = _TrainingPass(model, gpu, config, mine, backward, precision)
     plain = (model.mlp_layers or model.layers) - model.expert_layers
@@ -204,7 +200,8 @@ class _TrainingPass:
 
     def linear_s(self) -> Floats:
         """Return the seconds of a layer with a fixed state: its projections, and what is done to each projected element as
-        rotary embeddings do to queries. The recurrence itself is 2 % of the products and left out."""
+        rotary embeddings do to queries. The recurrence is left out: 6 operations for each element of the
+        state, by its shapes 2 % of the products of Qwen3-Next."""
         model, traffic = self.model, self.traffic
         width = model.linear_parameters // model.hidden
         moved = (traffic.norm + traffic.residual / 2) * model.hidden + traffic.rotary * width

@@ -64,7 +64,7 @@ class ClusterConfig(_Section):
     """a100, a100-pcie, h100, h200, h800, h20, b200, gb200, a40, a6000 or rtxpro6000, also as `H100-SXM` or `NVIDIA H100 80GB
     HBM3`: gives memory, rates and links unless a profile does"""
     gpus: GpuCount
-    """all GPUs, for rollout and for training; with `train`, those of rollout"""
+    """all GPUs, for rollout and for training; with `train`, the rollout GPUs alone"""
     tp: PositiveInt
     """tensor-parallel size: GPUs of one rollout worker, or of each of its `dp` attention ranks"""
     dp: PositiveInt = 1
@@ -80,7 +80,7 @@ class ClusterConfig(_Section):
     gpus_per_node: PositiveInt | None = None
     """GPUs that share a host; 8 if not given, 4 of gb200"""
     nvlink_domain: PositiveInt | None = None
-    """GPUs that the scale-up link (NVLink, or PCIe) joins: those of a node if not given, 72 of gb200 (NVL72)"""
+    """GPUs that the scale-up link (NVLink, or PCIe) joins: one node if not given, 72 of gb200 (NVL72)"""
     network_bytes_per_s: BytesPerS | None = None
     """share of a GPU in the scale-out network, one direction; the data sheet's if not given: a 400 Gb/s port is 50e9"""
 

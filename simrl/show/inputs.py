@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from simrl.analysis.explanation import pool_kinds
 from simrl.engine.config import EngineConfig
+from simrl.profile.metadata import split_words
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 
@@ -69,7 +70,7 @@ def _run(metadata: Facts) -> Entries:
     yield "model", str(scenario["model"]), *given
     kinds, train = pool_kinds(cluster).split(" + "), metadata["train_gpus"]
     counts = [metadata["gpus"]] if len(kinds) == 1 else [metadata["gpus"] - train, train]
-    gpus = " + ".join(f"{n:,} {kind}" for n, kind in zip(counts, kinds, strict=True)) + f", {_split(cluster)}"
+    gpus = " + ".join(f"{n:,} {kind}" for n, kind in zip(counts, kinds, strict=True)) + f", {split_words(cluster)}"
     split = f"{metadata['rollout_workers']:,} rollout workers, {metadata['train_gpus']:,} GPUs that train"
     yield "cluster", f"{gpus}: {split}", "given", f"the scenario, and the system's split ({metadata['paper']})"
     if links := metadata.get("links"):
@@ -80,12 +81,6 @@ def _run(metadata: Facts) -> Entries:
     cap = f", responses of at most {trace['cap_tokens']:,} tokens" if trace.get("cap_tokens") else ""
     source = "; ".join(filter(None, (source_words(trace["source"]), f"licence {trace['licence']}")))
     yield "rollouts (trace)", f"{trace['name']}{cap}{_repeated(metadata)}", str(trace["kind"]), source
-
-
-def _split(of: Facts, gap: str = " ") -> str:
-    """Return how GPUs share a model; results of earlier versions have the tp alone."""
-    parts = [f"{key}{gap}{of[key]}" for key in ("tp", "dp", "ep") if key == "tp" or (of.get(key) or 1) > 1]
-    return (", " if gap else " ").join(parts)
 
 
 def _worker_gpus(metadata: Facts) -> int:
@@ -104,7 +99,7 @@ def _times(metadata: Facts) -> Entries:
     for key, words in (("spread", "repeats {:.1%} apart"), ("held_out_error", "held-out error {:.1%}")):
         known.append(words.format(profile[key]) if profile.get(key) is not None else "")
     corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
-    value = f"{profile['model']} on {profile['gpu']}, {_split(profile)}{corrections}"
+    value = f"{profile['model']} on {profile['gpu']}, {split_words(profile)}{corrections}"
     yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, known))
     source = metadata.get("weight_sync") or "the model's bytes, the network, an overhead"
     source = "training.load_s" if load_kind == "given" else source
@@ -229,9 +224,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
-        passes = (
-            f"{profile['model']} on {profile['gpu']} {_split(profile, '')}, {profile['kind']} ({profile['source']})"
-        )
+        passes = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}, {profile['kind']} ({profile['source']})"
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from simrl.errors import InputError
 from simrl.profile.advice import advice
 from simrl.profile.hardware import GPUS, Gpu
-from simrl.profile.metadata import ProfileMetadata
+from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
@@ -68,18 +68,10 @@ def _kept(kept: dict[str, T], most: int, key: str, make: Callable[[], T]) -> T:
     return entry
 
 
-def _split_of(of: ProfileMetadata) -> dict[str, Any]:
-    """Return how the GPUs of a profile's engine share the model, and in which precisions."""
-    return {key: getattr(of, key) for key in ("tp", "dp", "ep", "precision", "kv_precision")}
-
-
-def _words(split: dict[str, Any]) -> str:
-    """Return a split in words: the tp, and what differs from the defaults."""
-    return " ".join(
-        f"{key.removesuffix('precision').replace('_', '-')}{value}" if isinstance(value, str) else f"{key}{value}"
-        for key, value in split.items()
-        if key == "tp" or value not in (1, "bf16")
-    )
+def _words(of: ProfileMetadata) -> str:
+    """Return a profile's GPUs and split in words, and its precisions if they are not bfloat16."""
+    precisions = [of.precision] * (of.precision != "bf16") + [f"kv-{of.kv_precision}"] * (of.kv_precision != "bf16")
+    return " ".join([of.gpu, split_words(of.model_dump(), "", " "), *precisions])
 
 
 def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
@@ -113,10 +105,10 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
             raise InputError(f"{config.path}: no such profile{beside}; {advice(wanted, model, config.path)}")
         profile = read_profile(config.path)
         has = profile.metadata
-        if (has.model, has.gpu, _split_of(has)) != (model.name, kind.name, _split_of(wanted)):
+        if file_name(has) != file_name(wanted):
             raise InputError(
-                f"{config.path}: a profile of {has.model} on {has.gpu} {_words(_split_of(has))}, the scenario has "
-                f"{model.name} on {kind.name} {_words(_split_of(wanted))}; name the profile that belongs to it: "
+                f"{config.path}: a profile of {has.model} on {_words(has)}, the scenario has {model.name} on "
+                f"{_words(wanted)}; name the profile that belongs to it: "
                 f"{advice(wanted, model, file_name(wanted))}"
             )
         _require_one_domain(config.path, profile.metadata.kind, kind, cluster.worker_gpus)

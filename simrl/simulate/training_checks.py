@@ -1,4 +1,4 @@
-"""Whether the train GPUs can train: their division, the precision, the memory."""
+"""Checks that the train GPUs can train: their division, the precision, the memory."""
 
 from __future__ import annotations
 

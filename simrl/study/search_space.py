@@ -45,17 +45,8 @@ DEFAULTS: Mapping[str, Sequence[Any]] = {
 }
 DRAFTER, TP = f"{PARAMETER}speculation", "cluster.tp"
 TENSOR_PARALLEL = (1, 2, 4, 8)  # where a roofline gives the step times of any
-ENGINE = (
-    "model",
-    "gpu",
-    "dp",
-    "ep",
-    "precision",
-    "kv_precision",
-    "kind",
-    "source",
-    "versions",
-)  # what profiles of one share
+# What profiles of one engine share.
+ENGINE = ("model", "gpu", "dp", "ep", "precision", "kv_precision", "kind", "source", "versions")
 TEXT_DRAFTERS = {"history": "histospec", "siblings": "siblings", "ngram": "ngram"}
 Chosen = Mapping[str, Alternative]  # an alternative of each dimension, by the name of the dimension
 Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own values of parameters that are searched

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from simrl.scenario.model import ClusterConfig, Scenario
+from simrl.profile.metadata import split_words
+from simrl.scenario.model import Scenario
 from simrl.show.inputs import not_modelled_lines, provenance
 from simrl.show.tables.ranking import ranking_lines, row_name
 from simrl.show.text import Column, Line, fitting, folded, plain_table, say
@@ -180,20 +181,15 @@ def _number(value: float) -> str:
     return f"{value:,.{max(0, digits)}f}"
 
 
-def ranks(cluster: ClusterConfig) -> str:
-    """Return how the GPUs of a worker share its work."""
-    more = [f"{key} {value}" for key, value in (("dp", cluster.dp), ("ep", cluster.ep)) if value > 1]
-    return ", ".join([f"tp {cluster.tp}", *more])
-
-
 def title(scenarios: Sequence[Scenario]) -> str:
     """Return what all runs have in common."""
     first = scenarios[0]
     gpus = first.cluster.words(len({s.cluster.words() for s in scenarios}) == 1)
+    splits = [split_words(s.cluster.model_dump()) for s in scenarios]
     parts: list[tuple[str, set[object]]] = [
         (first.model, {s.model for s in scenarios}),
         (gpus, {s.cluster.words(False) for s in scenarios}),
-        (ranks(first.cluster), {ranks(s.cluster) for s in scenarios}),
+        (splits[0], set(splits)),
         (f"updates {first.warmup_steps + 1} to {first.steps}", {(s.warmup_steps, s.steps) for s in scenarios}),
     ]
     return f"{first.name}: {', '.join(text for text, distinct in parts if len(distinct) == 1)}"

@@ -251,6 +251,8 @@ def _seal(path: Path) -> tuple[int, bytes] | None:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 8, 0))
         start = size - 8 - int.from_bytes(file.read(4), "little")
+        if file.read() != b"PAR1":  # no Parquet, or not whole
+            return None
         file.seek(max(start, 0))
         found = _SEALED.search(file.read())
     return None if found is None else (max(start, 0) + found.start(1), found[1])

@@ -210,6 +210,8 @@ def test_a_file_that_is_cut_off_is_refused(simrl, trace, profile, command, cut):
 def test_a_file_whose_column_names_are_damaged_is_refused(simrl, trace, profile, command, column):
     name = f"{command[0]}.parquet"
     Path(name).write_bytes(Path(name).read_bytes().replace(column, b"\xff" + column[1:]))
+    assert f"{name}: is damaged, or was changed after simrl wrote it" in simrl.refuses(*command, name)
+    Path(name).write_bytes(Path(name).read_bytes().replace(b"simrl.sha256", b"somebody.own"))
     assert f"{name}: cannot be read as Parquet ('utf-8' codec can't decode" in simrl.refuses(*command, name)
 
 

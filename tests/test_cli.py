@@ -503,3 +503,15 @@ def test_a_full_disk_behind_stdout_is_told(simrl):
 
 def test_the_tests_leave_ctrl_c_as_it_was():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_debuggers_python_kernels_are_refused_in_a_line(simrl):
+    process = subprocess.run(
+        [sys.executable, "-m", "simrl.commands.cli", "run", "scenario.yaml", "--system", "areal", "-o", "out"],
+        cwd=simrl.folder,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 2
+    assert process.stderr == "simrl: NUMBA_DISABLE_JIT is set, and engines run only compiled; unset it\n"

@@ -22,7 +22,7 @@ from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd, Fixed
 from simrl.trace.trace import Sample, Trace, write_trace
 
-OPEN: dict[str, Any] = {"name": "histospec", "gate": "open"}
+OPEN: dict[str, Any] = {"name": "histospec", "gate": "open", "prompt_tail_tokens": 0}
 
 
 def simulated(

@@ -114,10 +114,11 @@ def histospec(
     may be read. The window starts at 2, grows by
     2 (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting while its batch is too large
     for drafts to pay, judged from the profile and the recent acceptance rate. History workers build the indexes (scenario:
-    speculation.history_workers); a prompt whose index is not ready decodes without drafts, as all prompts do in the first
-    epoch. With `epochs_back` above 1, the indexes of all these epochs must be ready.
-    Not modelled: the transfer of an index (megabytes) to its worker; indexes that become ready while a sample runs; indexes of
-    incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in the next epoch.
+    speculation.history_workers) and send each to the host of the worker that gets a response to its prompt; until it is there,
+    the prompt decodes without drafts, as all prompts do in the first epoch. With `epochs_back` above 1, the indexes of all
+    these epochs must be there.
+    Not modelled: indexes of incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in
+    the next epoch.
     """
     rule = HistoryRule(
         longest_match_tokens=longest_match_tokens,

@@ -118,8 +118,8 @@ def history_runs(
 ) -> AcceptRuns:
     """Return what HistoSpec would draft at every position of a trace's responses, and how much of it is right.
 
-    A row of epoch e drafts from all responses to its prompt in the epochs e - epochs_back … e - 1, by its own tokens so far and,
-    if the rule says so, the last ones of its prompt. `first` is -1 where there are none (so in the first
+    A row of epoch e drafts from all responses to its prompt in the epochs e - epochs_back … e - 1, by its own tokens so far
+    and, if the rule says so, the last ones of its prompt. `first` is -1 where there are none (so in the first
     epoch), and for rows without token ids. Drafts have up to `most_tokens` (at most 32). Prompts are shared among `threads`,
     which change nothing. Raise `InputError` for a trace without token ids.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -81,6 +82,7 @@ def replay(
     tokens are really generated, weights really loaded; training takes the predicted time.
     """
     from replay.replayer import ReplayConfig
+    from replay.speculative import replayed_form
     from simrl.simulate.prepare import prepare, with_measured_loads
 
     if device not in ("cpu", "cuda"):
@@ -88,7 +90,9 @@ def replay(
     chosen = _scenario(scenario, overrides or [], system, dispatch, speculation)
     if chosen.profile.path is not None:
         chosen = with_measured_loads(chosen, chosen.profile.path)
-    prepared = _with_workers(prepare(chosen), workers)
+    prepared, changes = replayed_form(_with_workers(prepare(chosen), workers))
+    for change in changes:
+        print(f"note: {prepared.system.label} as it is replayed: {change}", file=sys.stderr)
     config = ReplayConfig(
         model=_folder(model or Path(chosen.model)),
         weights=tuple(weights or ()),

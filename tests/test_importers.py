@@ -49,6 +49,7 @@ def test_text_is_never_counted_without_a_stated_way():
     refused(token_counter, "tokenizer.json", "chars_per_token")
     refused(lambda: token_counter("tokenizer.json", 4.0), "both")
     refused(lambda: token_counter(chars_per_token=0), "0")
+    refused(lambda: token_counter(chars_per_token=1e-9), "chars_per_token is 1e-09", "a number from 0.1 to 1000")
     refused(lambda: token_counter(chars_per_token=float("nan")), "nan")
 
 

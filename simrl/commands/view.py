@@ -21,10 +21,12 @@ WIDE = 10_000  # characters of a line in a file or a pipe, where no column has t
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class View:
-    """The result of a command. `notes` are lines about the files that the command wrote. `width` holds where the
-    output is no terminal, and `ascii` says whether --json escapes other characters."""
+    """The result of a command. `notes` are lines about the files that the command wrote, `lost` the number of points that this
+    machine could not simulate: the command ends with exit code 1. `width` holds where the output is no terminal, and `ascii`
+    says whether --json escapes other characters."""
 
     notes: Sequence[str] = ()
+    lost: int = 0
     width: int = WIDE
     ascii: bool = True
 

@@ -346,5 +346,13 @@ def _decoded(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
     return column.cast(column.type.value_type)
 
 
+def is_count_like(kind: pa.DataType) -> bool:
+    """Return whether values of a type may be read as numbers or texts: dates, times and bytes would be cast to numbers."""
+    while pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    odd = (pa.types.is_temporal, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return not any(is_odd(kind) for is_odd in odd)
+
+
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -244,6 +244,11 @@ def test_a_truncated_wandb_table_is_refused(tmp_path):
     refused(lambda: import_verl(file, BY_CHARACTER), "generations.table.json: broken JSON")
 
 
+def test_a_line_of_millions_of_values_is_refused_before_it_fills_the_memory(tmp_path):
+    (tmp_path / "1.jsonl").write_bytes(b'{"step": 1, "input": [' + b"[]," * 10_000_000 + b"[]]}")
+    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "1.jsonl: line 1", "values or more in one object")
+
+
 def test_two_verl_dumps_of_one_step_are_refused(tmp_path):
     write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "xx"))
     write_jsonl(tmp_path / "01.jsonl", rollout(1, "p", "xx"))

@@ -200,10 +200,18 @@ class SimulatedWorker:
         keys = sample.prompt_id, sample.uid, sample.prompt_tokens, length < request.response.tokens
         request.slot = slot = self.engine.submit(*lengths, *keys)
         self.engine.now_s += self._costs.request_s
-        if self._drafting is not None:
-            self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)
+        self._give_drafts(request)
         self._in_slot[slot] = request
         self.decode(request, slot)
+
+    def _give_drafts(self, request: WorkerRequest) -> None:
+        """Give a request in the engine its drafts, now or when they are there."""
+        if self._drafting is None or request.slot is None or not self.is_here(request):
+            return
+        about = self.engine, request.slot, request.sample, request.response, self._env.now, self.index
+        later_s = self._drafting.give(*about)
+        if later_s is not None:
+            call_at(self._env, later_s, lambda: self.command(lambda: self._give_drafts(request)))
 
     def decode(self, request: WorkerRequest, slot: int) -> None:
         """Follow a request that the engine queues now."""
@@ -330,8 +338,8 @@ class SimulatedWorker:
         self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
         self.policy_version = version
         if self._drafting is not None and self._drafting.weights_loaded(self.engine, version):
-            for slot, request in self._in_slot.items():
-                self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)
+            for request in self._in_slot.values():
+                self._give_drafts(request)
         return WeightLoad(version, started_s, self.engine.now_s)
 
     def _change_drafter(self, drafter: str | None) -> None:

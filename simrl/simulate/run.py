@@ -34,6 +34,7 @@ from simrl.runtime.training_costs import deal, longest_first, pack
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare
+from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
 
 
@@ -114,7 +115,14 @@ class Schedule:
             rewarder=rewarder,
             recorder=self.recorder,
             workload=self.workload,
-            times=RolloutTimes(prepared.profile, trace.metadata.cap_tokens, most, prompt_tokens),
+            times=RolloutTimes(
+                prepared.profile,
+                trace.metadata.cap_tokens,
+                most,
+                prompt_tokens,
+                prepared.limits.kv_tokens,
+                draft_costs(prepared.drafts, prepared, most) if prepared.drafts else None,
+            ),
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,

@@ -13,7 +13,7 @@ from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.april import first_complete
 from simrl.pipelines.batch import MakeCollector
-from simrl.pipelines.batchwise import batchwise
+from simrl.pipelines.batchwise import batchwise, coupled
 from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.partial_rollout import token_budget
@@ -52,14 +52,23 @@ def distflow() -> System:
 
 
 @recipe("rollout_share", "dispatch", *GROUPS)
-def split() -> System:
+def split(generations: Count = 1) -> System:
     """Rollout and training on disjoint sets of GPUs without overlap: one idles while the other works; on-policy.
 
     As verl_colocated, but rollout and training have their own GPUs, so no GPU switches, and the new weights are published over
-    the network.
+    the network. Rollout and training batches are coupled (TLT §6.2): with `generations` above 1, a step's groups are generated
+    in that many parts, each when the gradients of the part before are computed, as trainers do that generate for each
+    accumulation step.
     Not modelled: rewards on dedicated GPUs.
     """
-    return in_turns(paper="Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2")
+    paper = "Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2"
+    if generations == 1:
+        return in_turns(paper=paper)
+    return in_turns(
+        paper=paper,
+        pipeline=partial(coupled, generations=generations),
+        schedule="synchronous, a rollout for each accumulation step",
+    )
 
 
 @recipe("dispatch", *GROUPS)
@@ -140,7 +149,9 @@ def seer(
 
 
 @recipe("dispatch", *GROUPS)
-def rollpacker(eta_prompts: Factor = 1.25, eta_responses: Factor = 1.25, long_rounds: bool = True) -> System:
+def rollpacker(
+    eta_prompts: Factor = 1.25, eta_responses: Factor = 1.25, long_rounds: bool = True, async_rewards: bool = True
+) -> System:
     """Prompts with long responses are deferred and rolled out together, so most steps are short; on-policy.
 
     Tail batching on verl colocated. A short round starts `eta_prompts` times a batch's prompts, with `eta_responses` times the
@@ -148,12 +159,19 @@ def rollpacker(eta_prompts: Factor = 1.25, eta_responses: Factor = 1.25, long_ro
     Surplus responses of a prompt stop as soon as the prompt has enough. The other prompts are deferred and lose all their
     responses, finished ones too. Once a batch of prompts is deferred, the next round is a long one: it rolls out these prompts
     from the start, without surplus, to the last response. `long_rounds=False` never trains deferred prompts, which long rounds
-    exist to prevent.
+    exist to prevent. The reward scheduler scores a prompt while others are still rolled out; `async_rewards=False` scores all
+    when the round is over.
     Not modelled: the planner that adapts tensor parallelism, the scheduling of rewards, and the trainer that takes over GPUs as
     a rollout runs out; so do not expect the paper's end-to-end ratios from tail batching alone.
     """
     return in_turns(
-        collector=partial(tail_batching, eta_prompts=eta_prompts, eta_responses=eta_responses, long_rounds=long_rounds),
+        collector=partial(
+            tail_batching,
+            eta_prompts=eta_prompts,
+            eta_responses=eta_responses,
+            long_rounds=long_rounds,
+            async_rewards=async_rewards,
+        ),
         schedule="synchronous, short and long rounds",
         paper="RollPacker, arXiv 2509.21009",
     )

@@ -92,6 +92,8 @@ def rlhfuse(
     round_samples: Count = 8,
     migration: bool = True,
     fusion: bool = True,
+    critic: bool = False,
+    intra_stage: bool = True,
 ) -> System:
     """verl colocated; log-probs start on GPUs from which the tail of the rollout has been moved away; on-policy.
 
@@ -102,9 +104,11 @@ def rlhfuse(
     samples, in rounds of at most `round_samples` per worker, while the tail runs; then all GPUs compute the remaining log-probs
     and the update. The paper finds the threshold by simulation, as `simrl sweep` can here; the defaults 20 %, 10 % slower and 8
     are assumed. `migration=False` leaves the tail in place, and only workers that become idle by themselves start early;
-    `fusion=False` computes no log-probs early. With both off it is verl_colocated.
-    Not modelled: intra-stage fusion (micro-batches of actor and critic that fill each other's pipeline bubbles), moving a KV
-    cache instead of prefilling it, rewards by a model on the freed GPUs.
+    `fusion=False` computes no log-probs early. With both off it is verl_colocated. A `critic` as large as the policy has its
+    values inferred and is trained, too: with `intra_stage` fusion, its micro-batches run through the pipeline stages in reverse
+    and fill the policy's bubbles (training.pipeline_parallel above 1; GRPO has no critic, and nothing to fuse). The schedule is
+    greedy, not the paper's annealed one.
+    Not modelled: moving a KV cache instead of prefilling it, rewards by a model on the freed GPUs.
     """
     return in_turns(
         pipeline=partial(
@@ -117,6 +121,7 @@ def rlhfuse(
             fusion=fusion,
         ),
         schedule="synchronous, log-probs fused with the tail" if fusion else "synchronous",
+        critic=("fused" if intra_stage else "serial") if critic else None,
         paper="RLHFuse, arXiv 2409.13221",
     )
 

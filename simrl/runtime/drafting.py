@@ -2,8 +2,8 @@
 
 Invariant: drafts have a source, decided when a sample begins at a worker, from responses finished by then, and anew only where
 other weights make the worker change its drafter, or an index arrives; siblings lend what they have so far. An index of the
-history is there once the prompt's epoch is complete, its builders were done, and the worker's host has it; nobody drafts from a response that is yet to come, though the trace
-knows it.
+history is there once the prompt's epoch is complete, its builders were done, and the worker's host has it; nobody drafts from a
+response that is yet to come, though the trace knows it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class IndexBuilders:
                 self._build(place, sum(self._finished[place].values()), now_s)
 
     def there_s(self, worker: int, prompt_id: int, epochs: range, now_s: float) -> float:
-        """Return when a worker, which gets a response to the prompt now, has all indexes that the prompt has in these epochs; or
-        when to ask again, as they are not built yet. Sends them if they are not on their way. Infinity: there will be none."""
+        """Return when a worker, which gets a response to the prompt now, has all indexes that the prompt has in these epochs;
+        or when to ask again, as they are not built yet; infinity if never. Sends them if they are not on their way."""
         places = [(prompt_id, epoch) for epoch in epochs if (prompt_id, epoch % self._epochs) in self._group_size]
         ready_s = max((self._ready_s.get(place, np.inf) for place in places), default=now_s)
         if ready_s > now_s:

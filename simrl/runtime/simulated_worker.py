@@ -47,8 +47,7 @@ class SimulatedWorker:
         drafters: Mapping[str, Drafting] | None = None,
         agents: Agents | None = None,
     ) -> None:
-        self.policy_version = 0
-        self.index = index
+        self.policy_version, self.index = 0, index
         # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
         held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
         self._engines = {
@@ -59,18 +58,14 @@ class SimulatedWorker:
         self.engine, self._drafting = self._engines[None]
         self.load_delay_s = 0.0
         self.group_runs: GroupRuns | None = None
-        self._env = env
-        self._costs = costs
-        self._responses = responses
-        self._recorder = recorder
+        self._env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], object]] = []
-        self._changes = False  # whether one of them changes something
+        self._changes, self._admits = False, True  # whether one of them changes something; whether requests may enter
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
-        self._admits = True
         self._plan = self._tokens_before = self._evaluations = self._asked_version = 0
         self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
@@ -209,8 +204,7 @@ class SimulatedWorker:
         if self._drafting is None or request.slot is None or not self.is_here(request):
             return
         about = self.engine, request.slot, request.sample, request.response, self._env.now, self.index
-        later_s = self._drafting.give(*about)
-        if later_s is not None:
+        if (later_s := self._drafting.give(*about)) is not None:
             call_at(self._env, later_s, lambda: self.command(lambda: self._give_drafts(request)))
 
     def decode(self, request: WorkerRequest, slot: int) -> None:

@@ -66,6 +66,8 @@ def streamrl(
     stream: bool = True,
     skewness_aware: bool = True,
     longest_first: bool = True,
+    ranker: Literal["history", "oracle"] = "history",
+    ranker_accuracy: Annotated[float, Field(ge=0, le=1)] = 1.0,
     long_share: Share = 0.2,
     dedicated_share: Share | None = None,
     doubling_batch: Count = 64,
@@ -79,14 +81,22 @@ def streamrl(
     the longest first (`longest_first`). Without `dedicated_share` (a share of the workers), the number of dedicated workers is
     the one with the shortest predicted makespan; the prediction assumes that a forward pass over `doubling_batch` + 1 sequences
     takes about twice as long as one over a single sequence (the paper uses a profile). `skewness_aware=False` distributes
-    prompts by counts. The first epoch has no history and is also distributed by counts.
-    Not modelled: the ranker model (replaced by the history), adjusting the number of rollout workers.
+    prompts by counts. The first epoch has no history and is also distributed by counts. With `ranker="oracle"`, lengths are
+    those of the epoch itself, for a share `ranker_accuracy` of the prompts, while the others are taken for one another: a
+    trained ranker of that accuracy, in the first epoch too. (Of the paper, the abstract says that a ranker model finds the
+    long-tail samples; no accuracy could be read there.)
+    Not modelled: the ranker's own cost and training; adjusting the number of rollout workers.
     """
     place = SkewnessAware(long_share, dedicated_share, doubling_batch) if skewness_aware else least_requests
     return System(
         pipeline=partial(batchwise, eta=eta, collector=full_batch, parts=minibatches if stream else None),
         schedule=f"{'synchronous' if eta == 0 else 'one step off'}{', mini-batches streamed' if stream else ''}",
-        dispatch=Dispatch("streamrl", place, LongestFirst if longest_first else Fifo),
+        dispatch=Dispatch(
+            "streamrl",
+            place,
+            LongestFirst if longest_first else Fifo,
+            ranker_accuracy=ranker_accuracy if ranker == "oracle" else None,
+        ),
         paper="StreamRL, arXiv 2504.15930",
         off_policyness=eta,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from simrl.compiled import kernel, part
 from simrl.engine.leaving import drop_caches, stop
 from simrl.engine.passes import iterate
 from simrl.engine.requests import (
@@ -49,7 +48,7 @@ from simrl.speculation.gates import ELASTIC_ON, next_elastic
 from simrl.speculation.siblings import sibling_draft
 
 
-@njit(cache=True)
+@kernel
 def run_speculative(
     r: Requests,
     drafts: Drafts,
@@ -105,7 +104,7 @@ def run_speculative(
     return t.now_s
 
 
-@njit(cache=True)
+@part
 def propose(
     r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Decoding, memory: Memory, speculates: bool
 ) -> tuple[float, int]:
@@ -159,7 +158,7 @@ def propose(
     return round_s + levels * interpolate(d.draft_sequences, d.step_s[arm], float(proposing)), arm
 
 
-@njit(cache=True)
+@part
 def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, arm: int, seconds: float) -> None:
     """Count the drafts of the pass that is over: windows, totals, gauges; what it yielded in `seconds`, for the bandit."""
     proposed, drafted_of_pass, accepted_of_pass, modelled, accepted_of_model = 0, 0, 0, 0, 0
@@ -182,7 +181,7 @@ def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, a
         observe(d.bandit, memory.bandit, arm, 1.0 + accepted_of_model / modelled, modelled, seconds)
 
 
-@njit(cache=True)
+@part
 def _all_may_draft(r: Requests, t: Totals) -> bool:
     """Return whether all running requests gained something in their last pass: a drafter follows what was sampled."""
     drafting = 0
@@ -191,7 +190,7 @@ def _all_may_draft(r: Requests, t: Totals) -> bool:
     return bool(drafting == t.n_running)
 
 
-@njit(cache=True)
+@part
 def _unsure(r: Requests, t: Totals) -> bool:
     """Return whether an async scheduler has blocks for draft tokens of a running request that were rejected just now."""
     rejected = 0
@@ -200,7 +199,7 @@ def _unsure(r: Requests, t: Totals) -> bool:
     return bool(rejected > 0)
 
 
-@njit(cache=True)
+@part
 def _any_source(r: Requests, drafts: Drafts, t: Totals, source: int) -> bool:
     """Return whether a running request drafts from this source (`NONE`: from any)."""
     for i in range(t.n_running):

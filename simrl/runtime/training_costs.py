@@ -12,9 +12,9 @@ from math import ceil
 from typing import Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.fused_pipelines import pipelines_s
@@ -297,7 +297,7 @@ def longest_first(lengths: Ints) -> Ints:
     return np.argsort(-lengths, kind="stable")
 
 
-@njit(cache=True)
+@kernel
 def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
     """Return the rank of each sequence: in `order`, each goes to the rank with the fewest tokens so far."""
     rank_of = np.empty(lengths.size, dtype=np.int64)
@@ -312,7 +312,7 @@ def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
     return rank_of
 
 
-@njit(cache=True)
+@kernel
 def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple[Ints, Ints]:
     """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm 1): in `order`, each sequence
     goes into the micro-batch of its rank with room that has the fewest sequences, or into a new one."""
@@ -323,9 +323,11 @@ def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple
         np.zeros(n, np.int64),
         np.zeros(n, np.int64),
     )
-    latest = np.full(
-        rank_of.max() + 1 if n else 0, -1
-    )  # of each rank, and of each micro-batch the one before on its rank
+    ranks = 0
+    for each in rank_of:
+        ranks = max(ranks, each + 1)
+    latest = np.empty(ranks, np.int64)  # of each rank, and of each micro-batch the one before on its rank
+    latest[:] = -1
     before = np.empty(n, np.int64)
     bins = 0
     for i in order:

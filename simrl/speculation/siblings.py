@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
 from simrl.trace.trace import Trace
@@ -58,7 +58,7 @@ def sibling_index(trace: Trace, shortest: int = SHORTEST, longest: int = LONGEST
     return SiblingIndex(ids, first, group_first, group_end, key, key_first, places, shortest, longest)
 
 
-@njit(cache=True)
+@kernel
 def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: int) -> tuple[Ints32, Ints32, Ints32]:
     """Return `key`, `key_first` and `places` of a `SiblingIndex`."""
     key = np.full(ids.shape[0], -1, dtype=np.int32)
@@ -91,7 +91,7 @@ def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: i
     return key, key_first, places
 
 
-@njit(cache=True)
+@kernel
 def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, most_tokens: int) -> tuple[int, int]:
     """Return (drafted, accepted) tokens of the draft for a row of the trace that has `generated` tokens, 0 <= generated < its
     length.
@@ -157,7 +157,7 @@ def sibling_runs(trace: Trace, known: Known = "lockstep") -> AcceptRuns:
     return AcceptRuns(np.where(alone, -1, index.first[:-1]), drafted, accepted)
 
 
-@njit(cache=True)
+@kernel
 def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     drafted = np.zeros(index.ids.shape[0], dtype=np.uint8)
     accepted = np.zeros(index.ids.shape[0], dtype=np.uint8)
@@ -174,7 +174,7 @@ def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArr
     return drafted, accepted
 
 
-@njit(cache=True)
+@kernel
 def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
     """Return the number of tokens at the beginning of each row that equal those of row `old[row]`; 0 where that is -1."""
     common = np.zeros(old.shape[0], dtype=np.int64)

@@ -21,8 +21,8 @@ from simrl.engine.stretches import (
     Memory,
     count_draft,
     decode_stretch,
+    draft_from_siblings,
     most_drafted,
-    read_group,
     speculative_stretch,
     stretch_length,
 )
@@ -45,7 +45,6 @@ from simrl.speculation.decoding import (
     remember,
 )
 from simrl.speculation.gates import ELASTIC_ON, next_elastic
-from simrl.speculation.siblings import sibling_draft
 
 
 @kernel
@@ -89,6 +88,8 @@ def run_speculative(
             before_s = t.now_s
             iterate(r, drafts, t, tables, limits, draft_s)
             learn(r, drafts, t, d, memory, arm, t.now_s - before_s)
+            if d.prefill_s > 0.0 and t.prefill_tokens > prefill_before and (rule.gate != ELASTIC or speculates):
+                _prefill_drafter(t, d, t.prefill_tokens - prefill_before)
         batch = t.n_running
         stop(r, t)
         if rule.gate == BATCH and not speculates:
@@ -142,8 +143,7 @@ def propose(
             accepted = min(right, drafted)
             levels = max(levels, depth)
         elif drafts[slot].source == SIBLINGS:
-            read_group(d.siblings, r, memory.places, drafts[slot].at, d.rule.own_text, memory.readable)
-            drafted, accepted = sibling_draft(d.siblings, drafts[slot].at, r[slot].generated, memory.readable, window)
+            drafted, accepted = draft_from_siblings(r, drafts[slot], r[slot].generated, d, memory, window)
             levels = max(levels, drafted)
         else:
             drafted, accepted = draft(
@@ -179,6 +179,18 @@ def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, a
         remember(t, drafted_of_pass, accepted_of_pass)
     if modelled > 0:
         observe(d.bandit, memory.bandit, arm, 1.0 + accepted_of_model / modelled, modelled, seconds)
+
+
+@part
+def _prefill_drafter(t: Totals, d: Decoding, tokens: int) -> None:
+    """Let the drafter compute the tokens that the pass has prefilled, after it."""
+    seconds = d.prefill_s * tokens
+    share = t.recent_accepted / t.recent_drafted if t.recent_drafted > 0 else 0.0
+    t.drafts_accepted_s += share * seconds
+    t.drafts_rejected_s += (1.0 - share) * seconds
+    t.slowed_s += (t.slowdown - 1.0) * seconds
+    t.slot_s += t.n_running * t.slowdown * seconds
+    t.now_s += t.slowdown * seconds
 
 
 @part

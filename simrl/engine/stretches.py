@@ -35,11 +35,12 @@ from simrl.speculation.decoding import (
     Drafts,
     Floats,
     Ints,
+    draft,
     gate_opens,
     remember,
 )
 from simrl.speculation.draws import uniform
-from simrl.speculation.siblings import SiblingIndex, sibling_draft
+from simrl.speculation.siblings import SiblingIndex, drawn_is_there, sibling_draft
 from simrl.speculation.windows import WindowRule, next_window
 
 
@@ -236,10 +237,7 @@ def speculative_stretch(
                 accepted = accepted_by(drafts[slot].at, r[slot].generated, likely, i, furthest)
                 accepted_of_model += accepted
             elif source == SIBLINGS:
-                read_group(d.siblings, r, memory.places, drafts[slot].at, d.rule.own_text, memory.readable)
-                drafted, accepted = sibling_draft(
-                    d.siblings, drafts[slot].at, r[slot].generated, memory.readable, window
-                )
+                drafted, accepted = draft_from_siblings(r, drafts[slot], r[slot].generated, d, memory, window)
             elif source == RUNS:
                 run = int(runs[drafts[slot].at + r[slot].generated])
                 drafted = min(run & 255, window)
@@ -321,6 +319,19 @@ def read_group(index: SiblingIndex, r: Requests, places: Ints, row: int, own_tex
         readable[i] = r[place - 1].generated if place > 0 else -place
     if not own_text:
         readable[row - first] = 0
+
+
+@part
+def draft_from_siblings(
+    r: Requests, own: Draft, generated: int, d: Decoding, memory: Memory, window: int
+) -> tuple[int, int]:
+    """Return (drafted, accepted) tokens of a request that has `generated` tokens and drafts from its siblings."""
+    read_group(d.siblings, r, memory.places, own.at, d.rule.own_text, memory.readable)
+    if own.runs_at < 0:
+        return sibling_draft(d.siblings, own.at, generated, memory.readable, window)
+    if not drawn_is_there(d.siblings, own.at, generated, memory.readable):
+        return 0, 0
+    return draft(RUNS, own.runs_at, generated, window, 1.0, d.runs, d.log_acceptances[0])
 
 
 @inlined

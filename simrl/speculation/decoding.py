@@ -42,6 +42,7 @@ class Draft:
 
     source: int  # NONE, RUNS, MODEL or SIBLINGS …
     at: int  # … with the offset of its runs, the key of its draws, or its row of the trace
+    runs_at: int  # the offset of what is drawn of a row's siblings; -1: their tokens are known
     hardness: float  # of its acceptance (`simrl.speculation.acceptance`)
     window: int
     proposed: int  # whether it drafts for the present pass …
@@ -116,7 +117,7 @@ def read_only(index: SiblingIndex) -> SiblingIndex:
 
 _NO_TIMES, _ONE = np.zeros((1, 1)), np.zeros(1, dtype=np.int64)
 _NONE, _NONE_32 = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-_NO_SIBLINGS = SiblingIndex(_NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(np.int32), _NONE_32, 1, 1)
+_NO_SIBLINGS = SiblingIndex(_NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(np.int32), _NONE_32, 1, 1, _NONE)
 
 
 class Decoding(NamedTuple):
@@ -129,7 +130,8 @@ class Decoding(NamedTuple):
     hardness 1 (`ModelAcceptance.log_acceptances`, `trees.tree_log_acceptances`), infinite where an arm has no such level. Of
     trees, `arm_levels` are drafted and `arm_nodes` verified with the last token, both (arms,). A round of drafting for b
     sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches `draft_sequences`; a decoupled
-    drafter's pass takes `step_s`. `bandit` chooses among the arms.
+    drafter's pass takes `step_s`. Where the drafter works, it takes `prefill_s` for each token that a pass prefills. `bandit`
+    chooses among the arms.
 
     `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %. `best_window` and `best_coupled`
     are `simrl.speculation.specactor.reconfiguration_table`. `siblings` is the index of the trace whose rows requests with the
@@ -144,6 +146,7 @@ class Decoding(NamedTuple):
     draft_sequences: Floats = _NO_TIMES[0]
     round_s: Floats = _NO_TIMES
     step_s: Floats = _NO_TIMES
+    prefill_s: float = 0.0
     gate_batch: Ints = np.zeros(101, dtype=np.int64)
     best_window: Ints = _ONE
     best_coupled: Ints = _ONE
@@ -164,6 +167,7 @@ def chains(
         draft_sequences=times.sequences,
         round_s=times.round_s[None, :],
         step_s=times.step_s[None, :],
+        prefill_s=times.prefill_s,
     )
 
 
@@ -190,6 +194,7 @@ def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptanc
         draft_sequences=times[0].sequences,
         round_s=np.stack([each.round_s for each in times]),
         step_s=np.stack([each.step_s for each in times]),
+        prefill_s=times[0].prefill_s,
         bandit=bandit_rule(bandit),
     )
 

@@ -153,6 +153,7 @@ def plan_decoupled(
     objective: Objective = "tgs",
     draft_gpus: int | None = None,
     window: int | None = None,
+    in_turns: bool = False,
 ) -> DecoupledPlan:
     """Choose the drafter GPUs, the verifier and the window with the largest objective (Algorithm 1); of equals, the first. A
     given `draft_gpus` or `window` is not chosen, and neither its bound nor the number of GPUs limits it.
@@ -164,7 +165,8 @@ def plan_decoupled(
 
     The paper leaves three things open. The drafters, one GPU each, draft for b / g_d requests each (at least one). Each window
     is compared with its own bound, and none exceeds the fits of the verifier. A verifier that leaves no GPU to a drafter is
-    skipped. Raise `InputError` where nothing is left to choose from.
+    skipped. With `in_turns`, drafters on GPUs of their own wait for each verification (§3, disaggregated but not decoupled):
+    both rates are `coupled_tgs` then. Raise `InputError` where nothing is left to choose from.
     """
     plans = []
     for verify_gpus, verify in verifiers.items():
@@ -172,8 +174,10 @@ def plan_decoupled(
             b = math.ceil((g_d + verify_gpus) * requests / gpus)
             draft_s = _shared_draft_s(draft, g_d, b)
             for w in [window] if window else _windows(Affine(draft.slope_s / g_d, draft.fixed_s), verify):
-                loop = acceptance, w, draft_s, verify[w - 1](b)
-                rates = decoupled_tgs(*loop), renewal_rate(*loop)
+                if in_turns and w == len(verify):
+                    continue
+                loop = acceptance, w, draft_s, verify[w if in_turns else w - 1](b)
+                rates = (coupled_tgs(*loop),) * 2 if in_turns else (decoupled_tgs(*loop), renewal_rate(*loop))
                 plans.append(DecoupledPlan(g_d, verify_gpus, w, b, *rates, draft, tuple(verify)))
     if not plans:
         raise InputError(

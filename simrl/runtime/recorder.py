@@ -47,6 +47,7 @@ class Recorder:
             [(0.0, "rollout" if lane.name.startswith("rollout") else "train")] for lane in lanes
         ]
         self.steps: list[Step] = []
+        self.facts: dict[str, Any] = {}  # of the pipeline
         self._rollouts: dict[int, Rollout] = {}
         self._finished: set[int] = set()  # their rows stay as they are
         self._generated: dict[int, int] = {}  # tokens of all its requests

@@ -46,8 +46,8 @@ _READS_TOKENS = {"old_response": "compares whole responses", "own": "drafts from
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A method of speculation on a deployment. Bytes are per GPU of a worker. `facts` go into the result: what was
-    measured and what assumed."""
+    """A method of speculation on a deployment. Bytes are per GPU of a worker: the drafter's weights, its KV cache, the CUDA
+    graphs of its strategies. `facts` go into the result: what was measured and what assumed."""
 
     speculation: Speculation
     inputs: SpeculationInputs
@@ -55,6 +55,7 @@ class DraftPlan:
     weight_bytes: float
     kv_bytes_per_token: float
     facts: dict[str, Any]
+    graph_bytes: float = 0.0
     acceptance: ModelAcceptance | None = None  # of a model drafter
     decoupled: DecoupledPlan | None = None
     tree_times: tuple[DraftTimes, ...] = ()  # by strategy
@@ -116,7 +117,7 @@ def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment:
     strategies = speculation.strategies.strategies if speculation.strategies else ()
     tree_times = tuple(_model_times(speculation, inputs, deployment, strategy.topk) for strategy in strategies)
     bytes_per_gpu = times.weight_bytes_per_gpu, times.kv_bytes_per_token_per_gpu
-    plan = DraftPlan(speculation, inputs, times, *bytes_per_gpu, facts, acceptance, tree_times=tree_times)
+    plan = DraftPlan(speculation, inputs, times, *bytes_per_gpu, facts, acceptance=acceptance, tree_times=tree_times)
     if strategies:
         facts["trees"] = len(strategies)
     if speculation.model_free is not None:
@@ -127,8 +128,8 @@ def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment:
             "runs": inputs.runs_of("siblings").model_dump(),
         }
     if speculation.graphs and strategies:
-        graphs = facts["graph_bytes"] = graph_bytes(speculation.graphs, deployment.model, strategies)
-        plan = replace(plan, weight_bytes=plan.weight_bytes + graphs)
+        facts["graph_bytes"] = graph_bytes(speculation.graphs, deployment.model, strategies)
+        plan = replace(plan, graph_bytes=facts["graph_bytes"])
     if speculation.decoupled:
         decoupled = _plan_decoupled(speculation.decoupled, acceptance, times, deployment, gpus)
         facts["plan"] = {name: getattr(decoupled, name) for name in ("draft_gpus", "window", "requests", "tgs")}

@@ -118,13 +118,18 @@ class TrainingCosts:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
         What an update costs once is in the part that begins it."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
-        models = 1 if self.critic is None else 2
-        each_s = self.config.minibatch_overhead_s + models * self.optimizer_s
-        times = 1 if self.critic == "fused" else models
-        train_s = sum(each_s + times * self.pass_s(part, 3) for part in parts)
+        each_s = self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
+        passes_s = self.config.ppo_epochs * each_s * max(len(parts), 1)
+        for part in parts:
+            passes_s += sum(seconds for _, seconds in self.gradients(part))
         fetched_s = self._fetched_s(WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES)
         once_s = self.config.update_overhead_s + fetched_s if begins else 0.0
-        return [("train", once_s + self.config.ppo_epochs * train_s)]
+        return [("train", once_s + passes_s)]
+
+    def gradients(self, lengths: Ints) -> list[Phase]:
+        """Return the forward and backward passes over some sequences, by the policy and the critic, in all PPO epochs."""
+        models = 2 if self.critic == "serial" else 1
+        return [("train", self.config.ppo_epochs * models * self.pass_s(lengths, 3))]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""

@@ -18,7 +18,7 @@ from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import rlhfuse as rlhfuse_pipeline
-from simrl.pipelines.rollpacker import tail_batching
+from simrl.pipelines.rollpacker import stream_training, tail_batching
 from simrl.pipelines.sortedrl import shortest_first
 from simrl.systems.system import GROUPS, MOST_ROUNDS, OF_VERSION, Count, Factor, Share, System, Version, recipe
 
@@ -161,7 +161,12 @@ def seer(
 
 @recipe("dispatch", *GROUPS, dispatch="least_requests")
 def rollpacker(
-    eta_prompts: Factor = 1.25, eta_responses: Factor = 1.25, long_rounds: bool = True, async_rewards: bool = True
+    eta_prompts: Factor = 1.25,
+    eta_responses: Factor = 1.25,
+    long_rounds: bool = True,
+    async_rewards: bool = True,
+    stream_trainer: Share | None = None,
+    stream_samples: Count = 64,
 ) -> System:
     """Prompts with long responses are deferred and rolled out together, so most steps are short; on-policy.
 
@@ -171,21 +176,30 @@ def rollpacker(
     responses, finished ones too. Once a batch of prompts is deferred, the next round is a long one: it rolls out these prompts
     from the start, without surplus, to the last response. `long_rounds=False` never trains deferred prompts, which long rounds
     exist to prevent. The reward scheduler scores a prompt while others are still rolled out; `async_rewards=False` scores all
-    when the round is over. Single responses go to the least loaded worker, as in ROLL, on
-    which it is built.
-    Not modelled: the planner that adapts tensor parallelism, the scheduling of rewards, and the trainer that takes over GPUs as
-    a rollout runs out; so do not expect the paper's end-to-end ratios from tail batching alone.
+    when the round is over. `stream_trainer` (the public script: 0.4): when that share of a long round's responses is finished,
+    the rest moves to half of the workers, once; the others' GPUs compute log-probs and gradients of scored prompts, in rounds
+    of at most `stream_samples` per worker, and the update trains what is left. None: tail batching alone. Single
+    responses go to the least loaded worker, as in ROLL, on which it is built.
+    Not modelled: the planner that adapts tensor parallelism to each kind of round, of which the abstract and the public scripts
+    say no more than that; adaptive timeouts of sandboxes and judge models that share the GPUs (a trace has no times of
+    rewards); the stream trainer of short rounds. So do not expect the paper's end-to-end ratios.
     """
+    rule: dict[str, Any] = {
+        "eta_prompts": eta_prompts,
+        "eta_responses": eta_responses,
+        "long_rounds": long_rounds,
+        "async_rewards": async_rewards,
+    }
+    streams = (
+        {}
+        if stream_trainer is None
+        else {"pipeline": partial(stream_training, stream_from=stream_trainer, stream_samples=stream_samples, **rule)}
+    )
     return in_turns(
-        collector=partial(
-            tail_batching,
-            eta_prompts=eta_prompts,
-            eta_responses=eta_responses,
-            long_rounds=long_rounds,
-            async_rewards=async_rewards,
-        ),
+        collector=partial(tail_batching, **rule),
         schedule="synchronous, short and long rounds",
-        paper="RollPacker, arXiv 2509.21009",
+        paper="RollPacker, arXiv 2509.21009; its artifact's scripts",
+        **streams,
     )
 
 

@@ -263,7 +263,10 @@ class Proposer:
         """Add the responses of a prompt in an epoch to the history; they are indexed in the background. Ignored unless the
         drafter has one."""
         if self._store is not None:
-            self._store.learn(prompt_id, epoch, [np.array(ids) for ids in token_ids], rewards)
+            tail = self._setup.history.prompt_tail
+            self._store.learn(
+                prompt_id, epoch, [np.r_[tail, np.array(ids, dtype=np.int32)] for ids in token_ids], rewards
+            )
 
     def wait_learnt(self) -> None:
         """Wait until all learnt responses are indexed."""

@@ -14,6 +14,7 @@ import numpy as np
 from simrl.errors import InputError
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
+from simrl.profile.rollout_times import DraftCosts
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees
 from simrl.speculation.deployment import Deployment, typical_context_tokens
@@ -45,8 +46,8 @@ _READS_TOKENS = {"old_response": "compares whole responses", "own": "drafts from
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A method of speculation on a deployment. Bytes are per GPU of a worker. `facts` go into the result: what was
-    measured and what assumed."""
+    """A method of speculation on a deployment. Bytes are per GPU of a worker: the drafter's weights, its KV cache, the CUDA
+    graphs of its strategies. `facts` go into the result: what was measured and what assumed."""
 
     speculation: Speculation
     inputs: SpeculationInputs
@@ -54,6 +55,7 @@ class DraftPlan:
     weight_bytes: float
     kv_bytes_per_token: float
     facts: dict[str, Any]
+    graph_bytes: float = 0.0
     acceptance: ModelAcceptance | None = None  # of a model drafter
     decoupled: DecoupledPlan | None = None
     tree_times: tuple[DraftTimes, ...] = ()  # by strategy
@@ -115,7 +117,7 @@ def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment:
     strategies = speculation.strategies.strategies if speculation.strategies else ()
     tree_times = tuple(_model_times(speculation, inputs, deployment, strategy.topk) for strategy in strategies)
     bytes_per_gpu = times.weight_bytes_per_gpu, times.kv_bytes_per_token_per_gpu
-    plan = DraftPlan(speculation, inputs, times, *bytes_per_gpu, facts, acceptance, tree_times=tree_times)
+    plan = DraftPlan(speculation, inputs, times, *bytes_per_gpu, facts, acceptance=acceptance, tree_times=tree_times)
     if strategies:
         facts["trees"] = len(strategies)
     if speculation.model_free is not None:
@@ -126,8 +128,8 @@ def _plan_model(speculation: Speculation, inputs: SpeculationInputs, deployment:
             "runs": inputs.runs_of("siblings").model_dump(),
         }
     if speculation.graphs and strategies:
-        graphs = facts["graph_bytes"] = graph_bytes(speculation.graphs, deployment.model, strategies)
-        plan = replace(plan, weight_bytes=plan.weight_bytes + graphs)
+        facts["graph_bytes"] = graph_bytes(speculation.graphs, deployment.model, strategies)
+        plan = replace(plan, graph_bytes=facts["graph_bytes"])
     if speculation.decoupled:
         decoupled = _plan_decoupled(speculation.decoupled, acceptance, times, deployment, gpus)
         facts["plan"] = {name: getattr(decoupled, name) for name in ("draft_gpus", "window", "requests", "tgs")}
@@ -233,8 +235,7 @@ def decoding_of(
         rule = rule._replace(gate=ELASTIC, threshold=threshold, patience=patience)
     elif speculation.gate == "batch":
         rule = rule._replace(gate=BATCH)
-        kv_tokens = typical_context_tokens(deployment.trace)
-        parts["gate_batch"] = batch_gate(deployment.profile, times, rule.window, kv_tokens, max_num_seqs)
+        parts["gate_batch"] = draft_costs(plan, deployment, max_num_seqs).largest_batch
     if plan.tree_times:
         assert plan.acceptance is not None and speculation.strategies is not None
         logs = [tree_log_acceptances(plan.acceptance, strategy) for strategy in speculation.strategies.strategies]
@@ -246,6 +247,17 @@ def decoding_of(
     if siblings is not None:
         parts["siblings"] = siblings
     return decoding._replace(**parts)
+
+
+def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> DraftCosts:
+    """Return what drafts cost a worker, and up to which batch it drafts, for predictions (`RolloutTimes`)."""
+    gate, times = plan.speculation.gate, plan.times
+    largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
+    if gate == "batch":
+        kv_tokens = typical_context_tokens(deployment.trace)
+        window = plan.speculation.window.rule
+        largest = batch_gate(deployment.profile, times, window, kv_tokens, max_num_seqs)
+    return DraftCosts(times.sequences, times.round_s, times.step_s, largest)
 
 
 def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:

@@ -2,7 +2,7 @@
 
     python experiments/bench/first_command.py [compare experiments/quickstart.yaml steps=4 ...]
 
-Other work on the machine makes the wall's seconds longer, the processor's hardly. The page of results goes to a folder that is
+Other work on the machine makes the wall's seconds longer, the processor's hardly. The results go to a folder that is
 deleted.
 """
 

@@ -79,6 +79,7 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         "trajectories of real engines here have no deadline (agents.deadline_s)": (
             prepared.scenario.agents.deadline_s is not None
         ),
+        "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false": system.dispatch.kv_pool,
         "it moves GPUs between rollout and training (adapt_split_every)": system.adapt_split_every > 0,
         "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
         "best_of_n: false": prepared.tail is not None,
@@ -246,7 +247,7 @@ def replay(
                 config.start_deadline_s,
                 happened.append,
                 setup,
-                prepared.costs.load_s if config.dummy_weights else 0.0,
+                prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
                 answers,
             )
             for i in range(schedule.units)

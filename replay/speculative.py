@@ -103,7 +103,7 @@ def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
         dispatch = replace(prepared.system.dispatch, kv_pool=False)
         prepared = replace(prepared, system=replace(prepared.system, dispatch=dispatch))
         changes.append(
-            "vLLM workers share no pool of KV cache: a chunk recomputes it, unless its worker has the prefix"
+            "vLLM has no pool of KV cache for several workers: a chunk computes it again, but for what its worker finds"
         )
     if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
         speculation, lost = _chains_of(prepared.drafts.speculation)

@@ -515,3 +515,17 @@ def test_a_debuggers_python_kernels_are_refused_in_a_line(simrl):
     )
     assert process.returncode == 2
     assert process.stderr == "simrl: NUMBA_DISABLE_JIT is set, and engines run only compiled; unset it\n"
+
+
+def test_what_a_strangers_trace_says_cannot_move_the_cursor(simrl, trace):
+    evil = "calm\x1b[2J\x1b]0;title\x07\rgone\x9b1m"
+    data = read_trace(trace)
+    changed_metadata = data.metadata.model_copy(update={"name": evil, "source": evil, "notes": evil, "licence": evil})
+    write_trace(Trace(data.table, changed_metadata), trace)
+    for command in (
+        ("trace", "show", str(trace)),
+        ("run", "scenario.yaml", "--system", "areal", "workload={trace: trace.parquet, synthetic: null}", "-o", "out"),
+        ("explain", "out"),
+    ):
+        code, out, said = simrl(*command)
+        assert code == 0 and not set("\x1b\r\x07\x9b") & set(out + said)

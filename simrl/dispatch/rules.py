@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from simrl.dispatch.placement import Placement, even_split, least_requests, round_robin
+from simrl.dispatch.placement import Placement, even_split, least_requests, round_robin, round_robin_groups
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Fifo, Queue
@@ -21,6 +21,7 @@ class Dispatch:
     worker and queues up anew; with `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the
     transfer, unless its worker was lost or the weights have changed. With `kv_room`, a worker takes samples while its KV cache
     has room. A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait" for its worker.
+    With `ranker_accuracy`, a length ranker takes the place of the history (`RankedLengths`).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Dispatch:
     kv_pool: bool = False
     kv_room: bool = False
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"
+    ranker_accuracy: float | None = None
 
 
 DISPATCHES: dict[str, Dispatch] = {
@@ -39,6 +41,7 @@ DISPATCHES: dict[str, Dispatch] = {
         Dispatch("even_split", even_split),
         Dispatch("least_requests", least_requests),
         Dispatch("round_robin", round_robin),
+        Dispatch("round_robin_groups", round_robin_groups),
         Dispatch("streamrl", SkewnessAware(), LongestFirst),
         Dispatch("seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True),
     )

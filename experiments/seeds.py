@@ -144,7 +144,8 @@ HEADS = ("claim", "agrees if", "simulated", "verdict", "share of range")
 
 def cells(row: Row) -> list[str]:
     """Return the cells of a row."""
-    return [row.id, CLAIMS[row.id].threshold, shown(row.figures[0]), row.verdict, f"{row.share:.0%}"]
+    share = f"{row.share:.0%}" if len(row.figures) > 1 else ""
+    return [row.id, CLAIMS[row.id].threshold, shown(row.figures[0]), row.verdict, share]
 
 
 def total(rows: Sequence[Row]) -> str:

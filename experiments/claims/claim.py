@@ -40,10 +40,15 @@ class Claim(NamedTuple):
 
 
 def measured(result: Result, warmup_steps: int) -> Measures:
-    """Return what claims measure beside `reproduce.lab.measures`, of the samples that train after the warm-up: `stale_share` of
-    their tokens; seconds from a step's first start to the mean end of its last 5 % (`last_end_s`); `longest_accepted`, drafted
-    tokens accepted of the longest 5 % over those of all; seconds by uid (`seconds`); and `part_s`, seconds by step of the
-    trace and worker."""
+    """Return what claims measure beside `reproduce.lab.measures`, of the samples that train after the warm-up.
+
+    stale_share       of their tokens; and `cut_share`, the part of it in responses of several versions
+    last_end_s        seconds from a step's first start to the mean end of its last 5 %
+    longest_accepted  drafted tokens accepted of the longest 5 %, over those of all
+    accept_lengths    tokens a verification, by update
+    seconds           of each sample, by uid
+    part_s            seconds by step of the trace and worker
+    """
     columns = ["uid", "trace_step", "worker", "generated_tokens", "started_s", "finished_s", "trained_step"]
     drafted = [name for name in ("drafted_tokens", "accepted_tokens") if name in result.samples.column_names]
     samples = result.samples.select(columns + drafted).to_pandas()
@@ -54,10 +59,12 @@ def measured(result: Result, warmup_steps: int) -> Measures:
     segments = result.segments.select(["uid", "policy_version", "tokens"]).to_pandas()
     segments = segments.merge(samples[["uid", "trained_step"]], on="uid")
     stale = segments["tokens"].where(segments["policy_version"] < segments["trained_step"], 0)
+    cut = stale.where(segments.groupby("uid")["policy_version"].transform("nunique") > 1, 0)
     steps = samples.groupby("trained_step")
     parts = samples.groupby(["trace_step", "worker"]).agg(first_s=("started_s", "min"), last_s=("finished_s", "max"))
     return {
         "stale_share": float(stale.sum() / segments["tokens"].sum()),
+        "cut_share": float(cut.sum() / segments["tokens"].sum()),
         "last_end_s": float(np.mean([_last_end_s(step) for _, step in steps])),
         "longest_accepted": _longest_accepted(samples) if drafted else None,
         "accept_lengths": None if verified is None else _accept_lengths(verified),

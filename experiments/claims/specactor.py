@@ -144,7 +144,7 @@ CLAIMS = {
     "sp-2": Claim(LEDGER, twice, "1.05 to 1.4", _WHOLE),
     "sp-3": Claim(LEDGER, fused, "1.0 to 1.1", _WHOLE),
     "sp-4": Claim(LEDGER, vanilla, "0.95 to 1.2", _TENTH),
-    "sp-5": Claim(LEDGER, apart_in_turns, "ratio < 0.95", _TENTH),
+    "sp-5": Claim(LEDGER, apart_in_turns, "ratio < 0.95", f"{_TENTH}; drafter and window of vanilla speculation"),
     "sp-6": Claim(
         LEDGER,
         decoupled,

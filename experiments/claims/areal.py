@@ -114,8 +114,8 @@ CLAIMS = {
         order,
         "order",
         _EIGHTH,
-        "the baseline's settings: verl without CUDA graphs and with 0.4 of the memory, as its scripts have it, and whole groups "
-        "at a worker; the synchronous AReaL's SGLang has graphs and 0.7",
+        "the baseline's settings: verl has no CUDA graphs, 0.4 of the memory and whole groups at a worker, as its scripts have "
+        "it; the synchronous AReaL's SGLang has graphs and 0.7",
         {
             "CUDA graphs and 0.7 of the memory in verl": _GRAPHS,
             "and groups by turns": {**_GRAPHS, "verl_dispatch": "round_robin"},

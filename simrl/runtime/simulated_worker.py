@@ -63,8 +63,11 @@ class SimulatedWorker:
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
-        self._commands: list[Callable[[], object]] = []
-        self._changes, self._admits = False, True  # whether one of them changes something; whether requests may enter
+        self._commands, self._changes, self._admits = (
+            list[Callable[[], object]](),
+            False,
+            True,
+        )  # whether one changes something; requests may enter
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
         self._plan = self._tokens_before = self._evaluations = self._asked_version = 0
         self._spot = drafting.spot if drafting else None
@@ -181,9 +184,8 @@ class SimulatedWorker:
             self._drafting.begins(request.sample)
         request.started_s = self.engine.now_s
         self._pauses.begin_deadline(request)
-        fetch_s = self._costs.fetch_s_per_token * request.computed_tokens
-        if request.cached < 1.0:  # both end together (`prepare`)
-            fetch_s = 0.0
+        fetched = request.cached >= 1.0  # else recompute and transfer end together (`prepare`)
+        fetch_s = fetched * self._costs.fetch_s_per_token * request.computed_tokens
         ready_s = max(self.engine.now_s + fetch_s, request.environment_until_s)
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
             self._enter(request)
@@ -205,8 +207,8 @@ class SimulatedWorker:
         """Give a request in the engine its drafts, now or when they are there."""
         if self._drafting is None or request.slot is None or not self.is_here(request):
             return
-        about = self.engine, request.slot, request.sample, request.response, self._env.now, self.index
-        if (later_s := self._drafting.give(*about)) is not None:
+        about = request.slot, request.sample, request.response, self._env.now, self.index
+        if (later_s := self._drafting.give(self.engine, *about)) is not None:
             call_at(self._env, later_s, lambda: self.command(lambda: self._give_drafts(request)))
 
     def decode(self, request: WorkerRequest, slot: int) -> None:

@@ -56,24 +56,20 @@ class SimulatedWorker:
         }
         self.engines = [engine for engine, _ in self._engines.values()]
         self.engine, self._drafting = self._engines[None]
-        self.load_delay_s = 0.0
         self.group_runs: GroupRuns | None = None
+        self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self._env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
-        self._commands, self._changes, self._admits = (
-            list[Callable[[], object]](),
-            False,
-            True,
-        )  # whether one changes something; requests may enter
+        self._commands: list[Callable[[], object]] = []
+        self._changes, self._admits = False, True  # whether a command changes something; whether requests may enter
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
         self._plan = self._tokens_before = self._evaluations = self._asked_version = 0
         self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
-        self._spent_before = self.engine.spent
         self._lost_since_s: float | None = None
         self._away: str | None = None  # the kind of span that says so
 

@@ -10,8 +10,9 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -217,6 +218,7 @@ MOST_INFLATED = (
     200  # bytes of a larger table for each byte of the file; lengths, the best case of real ones, reach about 50
 )
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+FEW_ROWS = 1024  # whose texts are decoded at a time to learn how many bytes they have
 TEXT_BYTES = 16  # of a text in a column of texts, on average, as an estimate before they are read
 
 
@@ -251,6 +253,8 @@ def _seal(path: Path) -> tuple[int, bytes] | None:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 8, 0))
         start = size - 8 - int.from_bytes(file.read(4), "little")
+        if file.read() != b"PAR1":  # no Parquet, or not whole
+            return None
         file.seek(max(start, 0))
         found = _SEALED.search(file.read())
     return None if found is None else (max(start, 0) + found.start(1), found[1])
@@ -295,54 +299,74 @@ def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], rem
         raise InputError(f"{path}: metadata field {field}: {first['msg']}; {remedy}") from error
 
 
-def read_parquet(path: Path) -> pa.Table:
-    """Return the table of a file, without dictionaries. Raises `InputError` for a file that is no Parquet, is damaged, has two
-    columns of a name, or is far larger in memory than on disk."""
+def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
+    """Return the table of a file, of these columns alone as far as it has them. Raises `InputError` for a file that is no
+    Parquet, is damaged, has two columns of a name, or is far larger in memory than on disk."""
     try:
         _require_seal(path)
         with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-            schema = file.schema_arrow
-            _refuse_inflated(path, file)
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if twice:
-            raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
-        texts = [field.name for field in schema if _is_text(field.type)]
-        with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True, read_dictionary=texts) as file:
-            table = file.read()
+            names = file.schema_arrow.names
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
+            chosen = [name for name in names if columns is None or name in columns]
+            _refuse_inflated(path, file, chosen)
+            table = file.read(chosen)
         table.validate(full=True)
-        columns = [_decoded(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(schema.names)]
+        plain = [_plain(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(chosen)]
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read as Parquet ({what}); is it whole?") from error
     metadata = {key: value for key, value in (table.schema.metadata or {}).items() if key != SEAL}
-    return pa.table(columns, names=schema.names, metadata=metadata or None)
+    return pa.table(plain, names=chosen, metadata=metadata or None)
 
 
-def _refuse_inflated(path: Path, file: pq.ParquetFile) -> None:
+def _refuse_inflated(path: Path, file: pq.ParquetFile, columns: Sequence[str]) -> None:
     footer, most = file.metadata, max(FREE_BYTES, MOST_INFLATED * path.stat().st_size)
     size = footer.num_rows * footer.num_columns
     if size <= most:
         file.scan_contents()  # finds damage: asking the footer of a damaged file for its columns may end the process
         groups = map(footer.row_group, range(footer.num_row_groups))
         chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-        size = sum(chunk.num_values * WIDTHS.get(chunk.physical_type, TEXT_BYTES) for chunk in chunks)
+        read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+        decoded = (chunk.num_values * WIDTHS.get(chunk.physical_type, TEXT_BYTES) for chunk in read)
+        size = max(sum(decoded), sum(chunk.total_uncompressed_size for chunk in read))
     if size > most:
         raise InputError(
             f"{path}: says that it holds {footer.num_rows:,} rows, {size / 1e9:.1f} GB, in a file of "
             f"{path.stat().st_size / 1e6:.1f} MB; is it whole? Keep fewer rows"
         )
+    for name in columns:
+        if _has_bytes(file.schema_arrow.field(name).type):
+            batches = file.iter_batches(FEW_ROWS, columns=[name])
+            for size in accumulate(batch.get_total_buffer_size() for batch in batches):
+                if size > FREE_BYTES:
+                    raise InputError(
+                        f"{path}: column {name!r} holds {size / 1e9:.1f} GB of texts or more; keep fewer rows"
+                    )
 
 
-def _decoded(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
+def _has_bytes(kind: pa.DataType) -> bool:
+    """Return whether a value of a type may be of any size, and is not in a dictionary."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return not (pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind))
+
+
+def _plain(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
     """Return a column without its dictionary. Raises `InputError` for texts that would fill the memory."""
     if not pa.types.is_dictionary(column.type):
         return column
-    if _is_text(column.type.value_type):
+    if _has_bytes(column.type.value_type):
         size = sum(pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks)
         if size > FREE_BYTES:
             raise InputError(f"{place} holds {size / 1e9:.1f} GB of repeated texts; keep fewer rows")
     return column.cast(column.type.value_type)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def is_count_like(kind: pa.DataType) -> bool:
+    """Return whether values of a type may be read as numbers or texts: dates, times and bytes would be cast to numbers."""
+    while pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    odd = (pa.types.is_temporal, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return not any(is_odd(kind) for is_odd in odd)

@@ -22,7 +22,7 @@ from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd, Fixed
 from simrl.trace.trace import Sample, Trace, write_trace
 
-OPEN: dict[str, Any] = {"name": "histospec", "gate": "open"}
+OPEN: dict[str, Any] = {"name": "histospec", "gate": "open", "prompt_tail_tokens": 0}
 
 
 def simulated(
@@ -149,12 +149,13 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
             finished.add((rollout.sample.prompt_id, rollout.sample.epoch, rollout.sample.sample))
         real_ends(self, engine, slot, rollout, now_s)
 
-    def give(self, engine, slot, sample, response, now_s):
+    def give(self, engine, slot, sample, response, now_s, worker):
         before = engine._state.drafts[slot].copy()
-        real_give(self, engine, slot, sample, response, now_s)
+        later_s = real_give(self, engine, slot, sample, response, now_s, worker)
         if before != engine._state.drafts[slot]:
             needed = range(4) if name == "histospec" else [sample.sample]
             given.append(all((sample.prompt_id, sample.epoch - 1, i) in finished for i in needed))
+        return later_s
 
     real_ends, real_give = Drafting.ends, Drafting.give
     monkeypatch.setattr(Drafting, "ends", ends)
@@ -168,7 +169,30 @@ def test_an_index_too_large_for_the_memory_evicts_none():
     builders = IndexBuilders(HistoryWorkers(memory_bytes=160), trace_of({(0, p): [[0]] for p in range(9)}))
     for prompt, tokens in ((0, 4), (1, 4), (2, 100)):
         builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
-    assert [builders.ready(prompt, range(1), 1e9) for prompt in range(3)] == [True, True, False]
+    there = [builders.there_s(0, prompt, range(1), 1e9) < np.inf for prompt in range(3)]
+    assert there == [True, True, False]
+
+
+def test_an_index_follows_its_prompt_to_each_host_once_over_its_link_one_after_another():
+    sizes = HistoryWorkers(tokens_per_s=1e9, bytes_per_token=10.0, link_bytes_per_s=100.0)
+    builders = IndexBuilders(sizes, trace_of({(0, p): [[0]] for p in range(2)}), workers_per_host=2)
+    for prompt, tokens in ((0, 20), (1, 50)):
+        builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
+    assert builders.there_s(0, 0, range(1), 10.0) == pytest.approx(12.0)  # 200 bytes
+    assert builders.there_s(1, 1, range(1), 10.0) == pytest.approx(17.0)  # then 500 bytes, on the same host
+    assert builders.there_s(1, 0, range(1), 11.0) == pytest.approx(12.0)  # on its way already
+    assert builders.there_s(2, 0, range(1), 11.0) == pytest.approx(13.0)  # another host
+
+
+def test_a_response_drafts_from_when_its_index_has_arrived():
+    trace = random_groups(3, epochs=2)
+
+    def drafted(**history_workers):
+        result = simulated(trace, OPEN, inputs={"history_workers": history_workers})
+        return int(result.samples.column("drafted_tokens").to_numpy().sum())
+
+    at_once, slow, never = drafted(), drafted(link_bytes_per_s=16.0 * 200), drafted(link_bytes_per_s=1e-3)
+    assert at_once > slow > never == 0
 
 
 def test_a_prompt_whose_index_is_not_built_yet_decodes_without_drafts():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command_line import contents
 from pydantic import BaseModel
@@ -315,3 +316,23 @@ def test_ctrl_c_pressed_again_does_not_stop_the_tidying_up(tmp_path, monkeypatch
         raise KeyboardInterrupt
     assert contents(tmp_path) == {}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_a_small_file_of_huge_texts_is_refused_before_they_fill_the_memory(tmp_path, kind):
+    path = tmp_path / "huge.parquet"
+    texts = pa.array([f"{i:04d}" + "a" * 1_000_000 for i in range(400)]).cast(kind)
+    pq.write_table(pa.table({"step": range(400), "note": texts}), path, compression="zstd", use_dictionary=False)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(InputError, match=r"says that it holds 400 rows, 0.4 GB, in a file of 0.\d MB"):
+        read_parquet(path)
+    assert pa.total_allocated_bytes() - before < 1 << 26
+    assert read_parquet(path, ["step"]).column_names == ["step"]
+
+
+def test_a_text_that_is_repeated_is_as_large_as_its_repetitions(tmp_path):
+    path = tmp_path / "repeated.parquet"
+    texts = pa.array(["a" * 100_000] * 4000)
+    pq.write_table(pa.table({"note": texts}), path, compression="zstd")
+    with pytest.raises(InputError, match=r"column 'note' holds 0.\d GB of texts or more"):
+        read_parquet(path)

@@ -46,6 +46,12 @@ def test_prompts_that_were_put_off_train_together_in_a_long_round_without_surplu
     assert [u["off_policyness_max"] for u in rows(result.steps)] == [0] * 4
 
 
+def test_rewards_of_a_prompt_begin_when_it_is_complete_or_when_the_round_is_over():
+    # The prompts of the round are complete at 8 and 10; the last sample leaves its worker at 11.
+    ends = [rows(half_more(1, reward_s=50.0, async_rewards=on).steps)[0]["started_s"] for on in (True, False)]
+    assert ends == [pytest.approx(60.0), pytest.approx(61.0)]
+
+
 def test_without_long_rounds_long_prompts_are_never_trained():
     result = half_more(6, long_rounds=False)
     assert max(row["generated_tokens"] for row in rows(result.samples) if row["status"] == "trained") == 10

@@ -39,10 +39,10 @@ class View:
 
     def print(self, console: "Console | None" = None) -> None:
         """Print the tables, then the notes."""
-        from rich.console import Console
+        from simrl.show.text import Screen
 
         if console is None:
-            console = Console(highlight=False, markup=False)
+            console = Screen()
             if not console.is_terminal and "COLUMNS" not in os.environ:
                 console.width = self.width
         self._show(console)
@@ -60,10 +60,10 @@ class View:
         return page.html
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from simrl.show.text import Screen
 
         text = io.StringIO()
-        self._show(Console(file=text, width=WIDE, highlight=False, markup=False))
+        self._show(Screen(file=text, width=WIDE))
         return text.getvalue().rstrip()
 
 

@@ -37,8 +37,9 @@ class Dispatcher:
         recorder: Recorder,
         kv_cache_tokens: int | None = None,
         max_concurrent: int | None = None,
+        history: LengthHistory | None = None,
     ) -> None:
-        self.history = LengthHistory()
+        self.history = LengthHistory() if history is None else history
         self._env = env
         self._workers = list(workers)
         self._rule = rule

@@ -17,9 +17,12 @@ from simrl.pipelines.rounds import GroupProgress, Round, times
 from simrl.trace.workload import Group
 
 
-def tail_batching(run: RunContext, *, eta_prompts: float, eta_responses: float, long_rounds: bool) -> Collector:
+def tail_batching(
+    run: RunContext, *, eta_prompts: float, eta_responses: float, long_rounds: bool, async_rewards: bool = True
+) -> Collector:
     """Collect short rounds of `eta_prompts` times the prompts and `eta_responses` times the responses, and long rounds. Without
-    `long_rounds`, a prompt that does not finish in its short round is never trained."""
+    `long_rounds`, a prompt that does not finish in its short round is never trained; without `async_rewards`, rewards begin
+    when the round is over."""
     queue: deque[Group] = deque()
 
     def long_round(size: int) -> list[GroupProgress]:
@@ -36,8 +39,12 @@ def tail_batching(run: RunContext, *, eta_prompts: float, eta_responses: float, 
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:
         prompts = (long_round if len(queue) >= batch.size else short_round)(batch.size)
-        a_round = Round(run, prompts, batch.size, on_complete=lambda group: batch.add(group.trainable))
+        a_round = Round(
+            run, prompts, batch.size, on_complete=lambda group: batch.add(group.trainable) if async_rewards else None
+        )
         yield a_round.over
+        for prompt in () if async_rewards else a_round.first:
+            batch.add(prompt.trainable)
         for prompt in a_round.first:
             run.recorder.dropped(prompt.finished[prompt.needed :] + prompt.unfinished)
         for prompt in a_round.rest:

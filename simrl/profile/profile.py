@@ -25,7 +25,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
-from simrl.files import parquet_metadata, read_parquet, write_parquet
+from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
 from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
@@ -314,7 +314,7 @@ def read_profile(path: str | Path) -> TableProfile:
             "a scenario are relative to its file), derive one with `simrl profile derive`, or measure your own engine with "
             "`simrl measure`"
         )
-    table = read_parquet(path)
+    table = read_parquet(path, [*COLUMNS.names, SHARE.name])
     metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")
     missing = [name for name in COLUMNS.names if name not in table.column_names]
     if metadata is None or missing:
@@ -322,6 +322,9 @@ def read_profile(path: str | Path) -> TableProfile:
         raise InputError(f"{path}: {found}; a profile is a file that `simrl profile derive` wrote")
     try:
         schema = COLUMNS.append(SHARE) if SHARE.name in table.column_names else COLUMNS
+        for name in schema.names:
+            if not is_count_like(table.column(name).type):
+                raise ValueError(f"{name} is {table.column(name).type}")
         columns = table.select(schema.names).cast(schema)
         rows = {name: columns[name].to_numpy() for name in schema.names}
     except (pa.ArrowException, ValueError) as error:

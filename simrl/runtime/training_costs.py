@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Literal
 
 import numpy as np
 from numba import njit
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
+from simrl.runtime.fused_pipelines import pipelines_s
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
 from simrl.runtime.weight_sync import FULL_BYTES, handing_s, pageable_bytes_per_s, publication_s
 from simrl.scenario.training import TrainingConfig
@@ -39,7 +41,8 @@ class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
     them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
     another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
-    `streams`: each micro-batch fetches the weights from the host. `precision`: of the layers' matrix products."""
+    `critic`: a critic of the model's shape is trained, too, after the policy or fused with it (`fused_pipelines`). `streams`:
+    each micro-batch fetches the weights from the host. `precision`: of the layers' matrix products."""
 
     model: ModelShape
     gpu: Gpu
@@ -52,6 +55,7 @@ class TrainingCosts:
     reference: ModelShape | None = None
     streams: bool = False
     precision: str = "bf16"
+    critic: Literal["serial", "fused"] | None = None
 
     @property
     def ranks(self) -> int:
@@ -72,7 +76,8 @@ class TrainingCosts:
         if not self.log_probs or not lengths.size:
             return []
         references = self.config.reference_passes
-        passes_s = (self.log_probs - references) * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
+        passes = self.log_probs - references + (self.critic is not None)
+        passes_s = passes * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
         if references:
             passes_s += references * self.reference_s(lengths)
         return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
@@ -110,8 +115,10 @@ class TrainingCosts:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
         What an update costs once is in the part that begins it."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
-        each_s = self.config.minibatch_overhead_s + self.optimizer_s
-        train_s = sum(each_s + self.pass_s(part, 3) for part in parts)
+        models = 1 if self.critic is None else 2
+        each_s = self.config.minibatch_overhead_s + models * self.optimizer_s
+        times = 1 if self.critic == "fused" else models
+        train_s = sum(each_s + times * self.pass_s(part, 3) for part in parts)
         fetched_s = self._fetched_s(WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES)
         once_s = self.config.update_overhead_s + fetched_s if begins else 0.0
         return [("train", once_s + self.config.ppo_epochs * train_s)]
@@ -178,6 +185,9 @@ class TrainingCosts:
         slowest_s, fill_s = np.zeros((groups.max() + 1, places.max() + 1)), np.zeros(groups.max() + 1)
         np.maximum.at(slowest_s, (groups, places), each_s)
         np.maximum.at(fill_s, groups, (stages - 1) * stage_s)
+        if self.critic == "fused" and passes > 1:
+            forward = 1.0 / (3 + bool(config.recompute))
+            return max(pipelines_s(row[row > 0], stages, forward, 2) for row in slowest_s)
         return float((slowest_s.sum(axis=1) + fill_s).max())
 
     @property
@@ -242,7 +252,8 @@ class TrainingCosts:
         copies = 0 if self.precision == "bf16" else COPY_BYTES * held
         each = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
         whole = min(each, WEIGHT_BYTES + GRADIENT_BYTES)
-        return copies + whole * held + (each - whole) * self.model.parameters / self.gpus
+        one = copies + whole * held + (each - whole) * self.model.parameters / self.gpus
+        return one if self.critic is None else 2 * one
 
     def most_tokens(self, longest_tokens: int) -> int:
         """Return the tokens of a micro-batch for which there has to be memory."""

@@ -97,6 +97,7 @@ class Prepared(Deployment):
             controller=self.system.controller,
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,
+            critic=self.system.critic,
         )
 
     def may_train(self, gpus: int) -> bool:

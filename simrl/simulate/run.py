@@ -26,6 +26,7 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.group_runs import GroupRuns
+from simrl.runtime.length_ranker import RankedLengths
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.spot_trainer import SpotTrainer
@@ -35,6 +36,7 @@ from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.drafter_training import pace_of
+from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
 
 
@@ -100,7 +102,9 @@ class Schedule:
         self.workers = list(make_workers(self))
         kv_cache_tokens = prepared.limits.dp * prepared.limits.kv_tokens
         most = scenario.agents.max_concurrent
-        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most)
+        accuracy = system.dispatch.ranker_accuracy
+        ranker = None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
+        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most, ranker)
         self._simulates = make_workers is simulated_workers
         self._group_runs = _group_runs(self) if self._simulates else None
         self.dispatcher.group_runs = self._group_runs
@@ -115,7 +119,14 @@ class Schedule:
             rewarder=rewarder,
             recorder=self.recorder,
             workload=self.workload,
-            times=RolloutTimes(prepared.profile, trace.metadata.cap_tokens, most, prompt_tokens),
+            times=RolloutTimes(
+                prepared.profile,
+                trace.metadata.cap_tokens,
+                most,
+                prompt_tokens,
+                prepared.limits.kv_tokens,
+                draft_costs(prepared.drafts, prepared, most) if prepared.drafts else None,
+            ),
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,

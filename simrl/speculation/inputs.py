@@ -28,6 +28,11 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
     )
     memory_bytes: float = Field(default=640e9, gt=0, description="total of all nodes (RhymeRL: 8 with less than 80 GB)")
     bytes_per_token: float = Field(default=16.0, gt=0, description="size of an index in memory")
+    link_bytes_per_s: float = Field(
+        default=50e9,
+        gt=0,
+        description="link to a rollout host, over which indexes follow their prompts, one after another; 400 Gb/s (RhymeRL §7)",
+    )
 
 
 class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):

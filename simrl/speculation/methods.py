@@ -114,20 +114,27 @@ def histospec(
     branch: Literal["reward", "count"] = "reward",
     longest_match_tokens: Annotated[int, Field(ge=1, le=24)] = 7,
     shortest_match_tokens: Annotated[int, Field(ge=1, le=24)] = 3,
+    prompt_tail_tokens: Annotated[int, Field(ge=0, le=16)] = 5,
     epochs_back: Annotated[int, Field(ge=1, le=100)] = 1,
 ) -> Speculation:
     """Draft from the prompt's responses of the epoch before, along the branch with the most reward (RhymeRL's paper).
 
-    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch. The window starts at 2, grows by
+    The last 7 tokens, else 6 to 3, are looked up in the responses of the prompt's last epoch. The prompt's last
+    `prompt_tail_tokens` count as the beginning of each response, as in the public code; 0: generated tokens alone, as the paper
+    may be read. The window starts at 2, grows by
     2 (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting while its batch is too large
     for drafts to pay, judged from the profile and the recent acceptance rate. History workers build the indexes (scenario:
-    speculation.history_workers); a prompt whose index is not ready decodes without drafts, as all prompts do in the first
-    epoch. With `epochs_back` above 1, the indexes of all these epochs must be ready.
-    Not modelled: the transfer of an index (megabytes) to its worker; indexes that become ready while a sample runs; indexes of
-    incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in the next epoch.
+    speculation.history_workers) and send each to the host of the worker that gets a response to its prompt; until it is there,
+    the prompt decodes without drafts, as all prompts do in the first epoch. With `epochs_back` above 1, the indexes of all
+    these epochs must be there.
+    Not modelled: indexes of incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in
+    the next epoch.
     """
     rule = HistoryRule(
-        longest_match_tokens=longest_match_tokens, shortest_match_tokens=shortest_match_tokens, branch=branch
+        longest_match_tokens=longest_match_tokens,
+        shortest_match_tokens=shortest_match_tokens,
+        branch=branch,
+        prompt_tail_tokens=prompt_tail_tokens,
     )
     paper = "RhymeRL, arXiv 2508.18588 §5"
     return Speculation("histospec", "history", paper, window or Aimd(), gate, history=rule, epochs_back=epochs_back)
@@ -138,6 +145,7 @@ def histospec_code(
     window: Window | None = None,
     gate: Literal["open", "batch"] = "open",
     least_probability: Annotated[float, Field(ge=0, le=1)] = 0.1,
+    prompt_tail_tokens: Annotated[int, Field(ge=0, le=16)] = 5,
     epochs_back: Annotated[int, Field(ge=1, le=100)] = 1,
 ) -> Speculation:
     """Like histospec, but as in its public code: branches by count, other windows, no gate.
@@ -146,7 +154,12 @@ def histospec_code(
     `least_probability`. The window doubles after a fully accepted one and halves otherwise, from 2 to 16.
     Not modelled: as in histospec.
     """
-    rule = HistoryRule(shortest_match_tokens=4, branch="count", least_probability=least_probability)
+    rule = HistoryRule(
+        shortest_match_tokens=4,
+        branch="count",
+        least_probability=least_probability,
+        prompt_tail_tokens=prompt_tail_tokens,
+    )
     paper = "RhymeRL's public code: verl recipe specRL/histoSpec"
     return Speculation(
         "histospec_code", "history", paper, window or Mimd(), gate, history=rule, epochs_back=epochs_back

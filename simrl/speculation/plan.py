@@ -14,6 +14,7 @@ import numpy as np
 from simrl.errors import InputError
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
+from simrl.profile.rollout_times import DraftCosts
 from simrl.profile.shipped import shipped_profile
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees
@@ -305,8 +306,7 @@ def decoding_of(
         rule = rule._replace(gate=ELASTIC, threshold=threshold, patience=patience)
     elif speculation.gate == "batch":
         rule = rule._replace(gate=BATCH)
-        kv_tokens = typical_context_tokens(deployment.trace)
-        parts["gate_batch"] = batch_gate(deployment.profile, times, rule.window, kv_tokens, max_num_seqs)
+        parts["gate_batch"] = draft_costs(plan, deployment, max_num_seqs).largest_batch
     if plan.tree_times:
         assert plan.acceptance is not None and speculation.strategies is not None
         logs = [tree_log_acceptances(plan.acceptance, strategy) for strategy in speculation.strategies.strategies]
@@ -318,6 +318,17 @@ def decoding_of(
     if siblings is not None:
         parts["siblings"] = siblings
     return decoding._replace(**parts)
+
+
+def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> DraftCosts:
+    """Return what drafts cost a worker, and up to which batch it drafts, for predictions (`RolloutTimes`)."""
+    gate, times = plan.speculation.gate, plan.times
+    largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
+    if gate == "batch":
+        kv_tokens = typical_context_tokens(deployment.trace)
+        window = plan.speculation.window.rule
+        largest = batch_gate(deployment.profile, times, window, kv_tokens, max_num_seqs)
+    return DraftCosts(times.sequences, times.round_s, times.step_s, largest)
 
 
 def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:

@@ -238,7 +238,8 @@ def counted(
     config = on_gpus(name, parameters, workers, steps=steps, training=training)
     metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
     profile = TableProfile(one_second_a_pass(), metadata)
-    return watch(prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=profile))
+    costs = WorkerCosts(load_s, pause_s=prepared(config).costs.pause_s)
+    return watch(prepared(config, trace, limits=limits, costs=costs, profile=profile))
 
 
 def rows(table: Any) -> list[dict[str, Any]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from simrl.compiled import kernel, part
 from simrl.engine.leaving import drop_caches, stop
 from simrl.engine.passes import iterate
 from simrl.engine.requests import (
@@ -48,7 +47,7 @@ from simrl.speculation.decoding import (
 from simrl.speculation.gates import ELASTIC_ON, next_elastic
 
 
-@njit(cache=True)
+@kernel
 def run_speculative(
     r: Requests,
     drafts: Drafts,
@@ -106,7 +105,7 @@ def run_speculative(
     return t.now_s
 
 
-@njit(cache=True)
+@part
 def propose(
     r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Decoding, memory: Memory, speculates: bool
 ) -> tuple[float, int]:
@@ -159,7 +158,7 @@ def propose(
     return round_s + levels * interpolate(d.draft_sequences, d.step_s[arm], float(proposing)), arm
 
 
-@njit(cache=True)
+@part
 def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, arm: int, seconds: float) -> None:
     """Count the drafts of the pass that is over: windows, totals, gauges; what it yielded in `seconds`, for the bandit."""
     proposed, drafted_of_pass, accepted_of_pass, modelled, accepted_of_model = 0, 0, 0, 0, 0
@@ -182,7 +181,7 @@ def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, a
         observe(d.bandit, memory.bandit, arm, 1.0 + accepted_of_model / modelled, modelled, seconds)
 
 
-@njit(cache=True)
+@part
 def _prefill_drafter(t: Totals, d: Decoding, tokens: int) -> None:
     """Let the drafter compute the tokens that the pass has prefilled, after it."""
     seconds = d.prefill_s * tokens
@@ -194,7 +193,7 @@ def _prefill_drafter(t: Totals, d: Decoding, tokens: int) -> None:
     t.now_s += t.slowdown * seconds
 
 
-@njit(cache=True)
+@part
 def _all_may_draft(r: Requests, t: Totals) -> bool:
     """Return whether all running requests gained something in their last pass: a drafter follows what was sampled."""
     drafting = 0
@@ -203,7 +202,7 @@ def _all_may_draft(r: Requests, t: Totals) -> bool:
     return bool(drafting == t.n_running)
 
 
-@njit(cache=True)
+@part
 def _unsure(r: Requests, t: Totals) -> bool:
     """Return whether an async scheduler has blocks for draft tokens of a running request that were rejected just now."""
     rejected = 0
@@ -212,7 +211,7 @@ def _unsure(r: Requests, t: Totals) -> bool:
     return bool(rejected > 0)
 
 
-@njit(cache=True)
+@part
 def _any_source(r: Requests, drafts: Drafts, t: Totals, source: int) -> bool:
     """Return whether a running request drafts from this source (`NONE`: from any)."""
     for i in range(t.n_running):

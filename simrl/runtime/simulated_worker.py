@@ -329,7 +329,7 @@ class SimulatedWorker:
 
     def _take_weights(self, version: int) -> WeightLoad:
         started_s = self.engine.now_s
-        self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
+        self.engine.now_s = started_s + self._costs.load_s + self._costs.pause_s + self.load_delay_s
         self.policy_version = version
         if self._drafting is not None and self._drafting.weights_loaded(self.engine, version):
             for request in self._in_slot.values():

@@ -1,7 +1,8 @@
 """Trainer and Rewarder: what consumes rollouts, as schedules see them, and their simulated forms.
 
 Invariant: `Trainer.version` is the number of policy updates so far; `train` and `train_parts` make exactly one. Workers
-load published versions only; an unpublished update reaches them with the next published one. Colocated GPUs switch to training
+load published versions only; an unpublished update reaches them with the next published one. Where workers pause for the
+publication, it begins with their load, which is as much longer. Colocated GPUs switch to training
 once an update: GPUs that begin earlier, with log-probs, do not switch again.
 """
 
@@ -38,9 +39,10 @@ class Trainer(Protocol):
         """Make one update on mini-batches (lists of rollouts) as they come, up to a None, and publish it."""
         ...
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
-        """Compute log-probs of some rollouts on the GPUs of some colocated lanes while the others work on: these lanes switch
-        to training now, and back after the update. Fires when done."""
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+        """Compute log-probs of some rollouts, and their part of the update's gradients if asked for, on the GPUs of some
+        colocated lanes while the others work on: these lanes switch to training now, and back after the update. Fires when
+        done."""
         ...
 
     def published(self, version: int) -> simpy.Event:
@@ -95,7 +97,9 @@ class SimulatedTrainer:
         self._recorder = recorder
         self._spot = spot
         self._publications = Publications(env)
+        self._publishing: simpy.Event | None = None  # on the trainer's GPUs, while paused workers load already
         self._switched: set[int] = set()  # lanes that train already, while others roll out
+        self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
         self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
 
     def resize(self, lanes: Sequence[int]) -> simpy.Event:
@@ -109,8 +113,8 @@ class SimulatedTrainer:
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         return self._env.process(self._train_parts(parts))
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
-        return self._env.process(self._infer(list(rollouts), lanes))
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+        return self._env.process(self._infer(list(rollouts), lanes, gradients))
 
     def published(self, version: int) -> simpy.Event:
         return self._publications.of(version)
@@ -119,7 +123,9 @@ class SimulatedTrainer:
         started_s, lengths = self._env.now, _lengths(rollouts)
         yield from self._begin(lengths)
         yield from self._work(self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
-        yield from self._work(self.costs.update(lengths, self.costs.minibatches))
+        left = _lengths([r for r in rollouts if r.sample.uid not in self._with_gradients])
+        self._with_gradients.clear()
+        yield from self._work(self.costs.update(left, self.costs.minibatches))
         return (yield from self._finish(rollouts, started_s, publish))
 
     def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
@@ -135,8 +141,9 @@ class SimulatedTrainer:
         assert rollouts, "an update without a rollout"
         return (yield from self._finish(rollouts, started_s, publish=True))
 
-    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
-        """Compute log-probs on these lanes. If they have fewer GPUs than share a sequence otherwise, these share it."""
+    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int], gradients: bool) -> simpy.events.ProcessGenerator:
+        """Compute log-probs, and gradients if asked for, on these lanes. If they have fewer GPUs than share a sequence
+        otherwise, these share it."""
         yield from self._switch(lanes)
         gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
         shared = {key: min(getattr(self.costs.config, key), gpus) for key in ("sequence_parallel", "expert_parallel")}
@@ -144,9 +151,14 @@ class SimulatedTrainer:
             shared |= {"tensor_parallel": 1, "pipeline_parallel": 1}
         costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
         yield from self._work(costs.inference(_lengths(rollouts)), lanes)
+        if gradients:
+            self._with_gradients.update(rollout.sample.uid for rollout in rollouts)
+            yield from self._work(costs.gradients(_lengths(rollouts)), lanes)
 
     def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
         """Do what precedes the work of an update. Lanes that the trainer leaves are free at once, the others move states."""
+        if self._publishing is not None:
+            yield self._publishing
         if self._resizing is not None:
             (self.lanes, resized), self._resizing = self._resizing, None
             self.costs = replace(self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes))
@@ -164,7 +176,11 @@ class SimulatedTrainer:
             yield from self._work([("switch", self.costs.switch_s)], late)
 
     def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
-        yield from self._work(self.costs.after(self.version, publish))
+        after = self.costs.after(self.version, publish)
+        if self.costs.pauses and publish:
+            self._publishing = self._env.process(self._work(after))  # a load lasts as much longer
+        else:
+            yield from self._work(after)
         self._switched.clear()
         step = step_of(rollouts, self.version, started_s, self._env.now)
         self._recorder.trained(step, rollouts)

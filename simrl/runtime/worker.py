@@ -85,7 +85,8 @@ class Worker(RolloutWorker, Protocol):
 
 
 class WorkerCosts(NamedTuple):
-    """Time that a worker's commands take in addition to forward passes. `fetch_s_per_token` is for KV cache from a pool; an
+    """Time that a worker's commands take in addition to forward passes. `pause_s` is what a load takes longer where workers are
+    paused for the publication of the weights. `fetch_s_per_token` is for KV cache from a pool; an
     evaluation of `evaluate_s` follows the load of every `evaluate_every`th version, or of the first after it that is loaded
     (0: none). `request_s` is the host's work for each request, before the next pass."""
 
@@ -94,3 +95,4 @@ class WorkerCosts(NamedTuple):
     evaluate_every: int = 0
     evaluate_s: float = 0.0
     request_s: float = 0.0
+    pause_s: float = 0.0

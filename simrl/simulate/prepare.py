@@ -95,6 +95,7 @@ class Prepared(Deployment):
             log_probs=self.system.log_probs + training.reference_passes,
             switch=self.colocated,
             controller=self.system.controller,
+            pauses=self.system.pauses,
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,
             critic=self.system.critic,
@@ -104,7 +105,8 @@ class Prepared(Deployment):
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
         if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
             return False
-        return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.train_gpu.memory_bytes
+        needed = self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace), _largest_batch(self.trace))
+        return needed <= self.train_gpu.memory_bytes
 
     @property
     def weight_sync(self) -> str | None:
@@ -211,7 +213,10 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail=tail,
         agents=agents,
     )
-    require_training_fits(prepared.training_costs(train_gpus), longest)
+    training_costs = prepared.training_costs(train_gpus)
+    if system.pauses:
+        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=training_costs.publish_s))
+    require_training_fits(training_costs, longest, _largest_batch(trace))
     return prepared
 
 
@@ -395,6 +400,11 @@ def _longest_allowed(trace: Trace) -> int:
     context's cap, if the trace has one."""
     longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
     return min(longest, trace.metadata.context_cap_tokens or longest)
+
+
+def _largest_batch(trace: Trace) -> int:
+    """Return the sequences of the largest step."""
+    return max(end - first for _, first, end in trace.step_slices)
 
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:

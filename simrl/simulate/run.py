@@ -171,6 +171,8 @@ class Schedule:
             "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
             "faults": self._faults,
         }
+        if (admission := self.recorder.facts.get("admission")) is not None:
+            metadata["admission"] = dict(admission.seconds)
         if self._simulates and self.prepared.limits.prefix_caching:
             metadata["prefix_cache"] = _prefix_cache(cast("list[SimulatedWorker]", self.workers))
         if self._simulates and (self.prepared.has_turns or self.agents.rules.deadline_s < np.inf):

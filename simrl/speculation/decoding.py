@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel, part
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import BanditRule, BegMab, Strategy, bandit_rule
@@ -207,7 +207,7 @@ def packed(runs: AcceptRuns) -> Runs:
     return both
 
 
-@njit(cache=True)
+@part
 def draft(
     source: int, at: int, generated: int, window: int, hardness: float, runs: Runs, log_acceptances: Floats
 ) -> tuple[int, int]:
@@ -222,14 +222,14 @@ def draft(
     return 0, 0
 
 
-@njit(cache=True)
+@kernel
 def remember(gauges: Gauges, drafted: int, accepted: int) -> None:
     """Count the drafts of a pass that is over among the recent ones; what came before fades."""
     gauges.recent_drafted = (gauges.recent_drafted + drafted) * (1.0 - 1.0 / MEMORY_PASSES)
     gauges.recent_accepted = (gauges.recent_accepted + accepted) * (1.0 - 1.0 / MEMORY_PASSES)
 
 
-@njit(cache=True)
+@part
 def passes_to_next_try(gauges: Gauges, most: int) -> int:
     """Return the passes without drafts, at most `most`, after which too little of the recent drafts is remembered."""
     recent, passes = gauges.recent_drafted, 0
@@ -239,7 +239,7 @@ def passes_to_next_try(gauges: Gauges, most: int) -> int:
     return max(passes, 1)
 
 
-@njit(cache=True)
+@kernel
 def gate_opens(rule: Rule, gate_batch: Ints, gauges: Gauges, batch: int) -> bool:
     """Return whether a pass over `batch` running requests verifies drafts (`simrl.speculation.gates`)."""
     if rule.gate == BATCH:

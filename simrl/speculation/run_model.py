@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
+from simrl.compiled import kernel, part
 from simrl.errors import InputError
 from simrl.speculation.acceptance import InputKind, sample_key
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
@@ -169,7 +169,7 @@ def _buckets(lengths: Ints) -> tuple[Bucket, ...]:
     return tuple(reversed(found))
 
 
-@njit(cache=True)
+@kernel
 def _misses(runs: AcceptRuns, response_tokens: Ints) -> Ints:
     """Return for each row the positions without an accepted token that decoding with whole drafts visits: their number, the
     number with a draft, and the tokens of these drafts."""
@@ -224,7 +224,7 @@ def sample_keys(trace: Trace, seed: int) -> Ints:
     return _keys(seed, *(trace.column(name).astype(np.int64) for name in ("prompt_id", "epoch", "sample")))
 
 
-@njit(cache=True)
+@kernel
 def _keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
     return np.array([sample_key(seed, prompt[i], epoch[i], sample[i]) for i in range(prompt.shape[0])])
 
@@ -273,7 +273,7 @@ def _table(classes: list[tuple[Bucket, ...]]) -> Floats:
     return table
 
 
-@njit(cache=True)
+@part
 def _length(buckets: Floats, u: float, v: float) -> int:
     i = 0
     while u > buckets[i, 0]:
@@ -281,7 +281,7 @@ def _length(buckets: Floats, u: float, v: float) -> int:
     return int(buckets[i, 1]) + int(buckets[i, 2] * v ** buckets[i, 3])
 
 
-@njit(cache=True)
+@kernel
 def _draw(runs: AcceptRuns, response_tokens: Ints, keys: Ints, long: NDArray[np.bool_], model: CompiledModel) -> None:
     """Fill `drafted` and `accepted`, which are 0."""
     for row in np.flatnonzero(runs.first >= 0):
@@ -289,7 +289,7 @@ def _draw(runs: AcceptRuns, response_tokens: Ints, keys: Ints, long: NDArray[np.
         draw_response(runs.drafted[at:], runs.accepted[at:], response_tokens[row], keys[row], long[row], model)
 
 
-@njit(cache=True)
+@part
 def draw_response(
     drafted: NDArray[np.uint8], accepted: NDArray[np.uint8], end: int, key: int, long: bool, model: CompiledModel
 ) -> None:

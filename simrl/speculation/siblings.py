@@ -21,9 +21,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
@@ -82,7 +82,7 @@ def _groups(trace: Trace) -> tuple[Ints, Ints]:
     return starts.astype(np.int64), np.r_[starts[1:], len(trace)].astype(np.int64)
 
 
-@njit(cache=True)
+@kernel
 def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: int) -> tuple[Ints32, Ints32, Ints32]:
     """Return `key`, `key_first` and `places` of a `SiblingIndex`."""
     key = np.full(ids.shape[0], -1, dtype=np.int32)
@@ -115,7 +115,7 @@ def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: i
     return key, key_first, places
 
 
-@njit(cache=True)
+@kernel
 def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, most_tokens: int) -> tuple[int, int]:
     """Return (drafted, accepted) tokens of the draft for a row of the trace that has `generated` tokens, 0 <= generated < its
     length.
@@ -167,7 +167,7 @@ def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, mo
     return drafted, common_tokens(index.ids, best, here, min(drafted, index.first[row + 1] - here))
 
 
-@njit(cache=True)
+@kernel
 def drawn_is_there(index: SiblingIndex, row: int, generated: int, known: Ints) -> bool:
     """Return whether the text that a row would draft from is there, by draws; `known` as in `sibling_draft`. The row's own text
     is one of the texts where it may be read."""
@@ -198,7 +198,7 @@ def sibling_runs(trace: Trace, known: Known = "lockstep") -> AcceptRuns:
     return AcceptRuns(np.where(alone, -1, index.first[:-1]), drafted, accepted)
 
 
-@njit(cache=True)
+@kernel
 def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     drafted = np.zeros(index.ids.shape[0], dtype=np.uint8)
     accepted = np.zeros(index.ids.shape[0], dtype=np.uint8)
@@ -215,7 +215,7 @@ def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArr
     return drafted, accepted
 
 
-@njit(cache=True)
+@kernel
 def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
     """Return the number of tokens at the beginning of each row that equal those of row `old[row]`; 0 where that is -1."""
     common = np.zeros(old.shape[0], dtype=np.int64)

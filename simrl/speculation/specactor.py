@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from simrl.compiled import kernel
 from simrl.errors import InputError
 from simrl.profile.profile import TableProfile
 from simrl.speculation.matching import Ints
@@ -221,7 +221,7 @@ def reconfiguration_table(plan: DecoupledPlan, objective: Objective = "tgs") -> 
     return np.array(windows, dtype=np.int64), np.array(coupled, dtype=np.int64)
 
 
-@njit(cache=True)
+@kernel
 def reconfigured(acceptance: float, mean: float, window: int, windows: Ints, coupled: Ints) -> tuple[int, int]:
     """Return (window, 1 if coupled) of one request: from the table at its acceptance, rounded to the nearest step, if that is
     below the mean; otherwise, and where its acceptance is not known yet (nan), the plan's `window`, decoupled."""
@@ -231,7 +231,7 @@ def reconfigured(acceptance: float, mean: float, window: int, windows: Ints, cou
     return int(windows[step]), int(coupled[step])
 
 
-@njit(cache=True)
+@kernel
 def token_acceptance(accepted: int, misses: int) -> float:
     """Return the estimate of p from verifications: the share of judged tokens that were right; nan if none was judged. (Tokens
     after a wrong one in a window never are.)"""
@@ -249,7 +249,7 @@ def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float
     return _probability(drafted / verifications, accepted / verifications)
 
 
-@njit(cache=True)
+@kernel
 def _probability(window: float, tokens: float) -> float:
     """Return the p that solves Σ_{1<=j<=window} pʲ = tokens, by bisection to 2**-50."""
     p, step = 0.5, 0.25

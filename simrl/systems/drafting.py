@@ -1,4 +1,5 @@
-"""Recipes that differ from verl colocated by their speculation."""
+"""Recipes that differ from verl colocated by their speculation. Their dispatch is that of verl 0.4: SpecActor and TLT are built
+on a verl whose workers have whole groups assigned to them (SpecActor §1, §2.2; TLT's SGLang in SPMD)."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from simrl.systems.on_policy import in_turns
 from simrl.systems.system import GROUPS, Count, DraftTokens, System, recipe
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def verl_draft_model(model: str = "qwen2.5-0.5b", draft_tokens: DraftTokens = 4) -> System:
     """verl colocated with speculative decoding by a small draft model on every worker; on-policy.
 
-    As verl_colocated; a worker drafts `draft_tokens` tokens for each running response, then verifies them (vanilla speculative
-    decoding).
+    As verl_colocated 0.4; a worker drafts `draft_tokens` tokens for each running response, then verifies them (vanilla
+    speculative decoding).
     Not modelled: as verl_colocated, and the method draft_model.
     """
     return in_turns(
@@ -33,11 +34,11 @@ def verl_draft_model(model: str = "qwen2.5-0.5b", draft_tokens: DraftTokens = 4)
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def verl_ngram(draft_tokens: DraftTokens = 4) -> System:
     """verl colocated with n-gram drafts from each response's own text; on-policy.
 
-    As verl_colocated; where a response repeats itself, a worker drafts up to `draft_tokens` tokens.
+    As verl_colocated 0.4; where a response repeats itself, a worker drafts up to `draft_tokens` tokens.
     Not modelled: as verl_colocated, and the method ngram.
     """
     return in_turns(
@@ -46,7 +47,7 @@ def verl_ngram(draft_tokens: DraftTokens = 4) -> System:
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def specactor(
     model: str | None = None,
     decoupled: bool = True,
@@ -96,7 +97,7 @@ def specactor(
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def tlt(
     adaptive: bool = True,
     bandit: bool = True,
@@ -111,7 +112,7 @@ def tlt(
 ) -> System:
     """verl colocated with an EAGLE-type drafter for the tail of the rollout, trained on idle workers; on-policy.
 
-    As verl_colocated, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses are
+    As verl_colocated 0.4, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses are
     running; BEG-MAB chooses the trees (`bandit`); idle workers train the drafter (`adaptive`), in every `train_every`th step,
     on packed responses (`packing`), long ones of the step before among them (`data_buffer`). Every `save_every_iterations` it
     is saved, in the background (`asynchronous_saves`), without its frozen layers (`selective_saves`).
@@ -133,7 +134,7 @@ def tlt(
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def tlt_base(threshold: Count = 32, draft_tokens: DraftTokens = 8) -> System:
     """TLT without its learned drafter: drafts from the other responses of the group in the tail; on-policy.
 

@@ -180,8 +180,7 @@ class SimulatedWorker:
             self._drafting.begins(request.sample)
         request.started_s = self.engine.now_s
         self._pauses.begin_deadline(request)
-        fetched = request.cached >= 1.0  # else recompute and transfer end together (`prepare`)
-        fetch_s = fetched * self._costs.fetch_s_per_token * request.computed_tokens
+        fetch_s = self._costs.fetch_s_per_token * (request.computed_tokens if request.cached == 1.0 else 0)
         ready_s = max(self.engine.now_s + fetch_s, request.environment_until_s)
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
             self._enter(request)

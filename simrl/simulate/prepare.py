@@ -203,10 +203,10 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail=tail,
         agents=agents,
     )
-    training = prepared.training_costs(train_gpus)
+    update = prepared.training_costs(train_gpus)
     if system.pauses:
-        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=training.publish_s))
-    require_training_fits(training, longest, _largest_batch(trace))
+        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=update.publish_s))
+    require_training_fits(update, longest, _largest_batch(trace))
     return prepared
 
 

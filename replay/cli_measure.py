@@ -148,10 +148,11 @@ def _describe(measured: MeasuredEngine, output: Path) -> dict[str, Any]:
 
 
 def _print(measured: MeasuredEngine, output: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(markup=False)
+    from simrl.show.text import Screen
+
+    console = Screen()
     t = measured.tables
     console.print(
         f"{len(measured.points)} points in {measured.measuring_s:.0f} s. Between passes {t.between_passes_s * 1e3:.2f} ms, of "

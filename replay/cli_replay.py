@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -81,6 +82,7 @@ def replay(
     tokens are really generated, weights really loaded; training takes the predicted time.
     """
     from replay.replayer import ReplayConfig
+    from replay.speculative import replayed_form
     from simrl.simulate.prepare import prepare, with_measured_loads
 
     if device not in ("cpu", "cuda"):
@@ -88,7 +90,9 @@ def replay(
     chosen = _scenario(scenario, overrides or [], system, dispatch, speculation)
     if chosen.profile.path is not None:
         chosen = with_measured_loads(chosen, chosen.profile.path)
-    prepared = _with_workers(prepare(chosen), workers)
+    prepared, changes = replayed_form(_with_workers(prepare(chosen), workers))
+    for change in changes:
+        print(f"note: {prepared.system.label} as it is replayed: {change}", file=sys.stderr)
     config = ReplayConfig(
         model=_folder(model or Path(chosen.model)),
         weights=tuple(weights or ()),
@@ -106,8 +110,6 @@ def replay(
 
 def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ray: str | None, as_json: bool) -> None:
     """Simulate, replay, write both to `folder`, and print the agreement."""
-    from rich.console import Console
-
     from replay.replayer import check_engine, check_replayable, engine_settings
     from replay.replayer import replay as run_replay
     from simrl.analysis.agreement import method_without_drafts
@@ -117,6 +119,7 @@ def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ra
     from simrl.show.comparison import MANIFEST
     from simrl.show.tables.agree import print_agreement
     from simrl.show.tables.compare import not_drafted
+    from simrl.show.text import Screen
     from simrl.simulate.run import simulate_prepared
     from simrl.study.executors import connect
     from simrl.study.progress import progress_bar
@@ -128,7 +131,7 @@ def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ra
         connect(ray)
     steps = prepared.scenario.steps
     replaced = (folder / "agreement.json").exists()
-    said = Console(stderr=True, highlight=False, markup=False)
+    said = Screen(stderr=True)
     for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
         said.print(f"note: the {difference}")
     with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
@@ -145,7 +148,7 @@ def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ra
     if as_json:
         print(text)
     else:
-        print_agreement(agreement, Console(highlight=False, markup=False))
+        print_agreement(agreement, Screen())
         for event in measured.result.metadata["replay"]["happened"]:
             print(f"At {event['at_s']:.1f} s: {event['message']}.")
         print(f"Training and rewards took the predicted time. Written to {folder}.")

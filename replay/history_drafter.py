@@ -1,6 +1,7 @@
 """HistoSpec's drafter for running responses: drafts from a store of what their prompts had in earlier epochs.
 
-Invariant: a response drafts from responses of earlier epochs to its prompt, and from nothing else but its own tokens so far.
+Invariant: a response drafts from responses of earlier epochs to its prompt, and from nothing else but its own tokens so far,
+with the prompt's tail before them if the rule says so; the store has that tail before each response, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class HistoryDrafter:
 
     def __init__(self, store: HistoryStore, rule: HistoryRule = PAPER) -> None:
         self.store = store
-        self._rule = rule.compiled
+        self._rule, self._prompt_tail = rule.compiled, rule.prompt_tail
         self._nothing = build_index([])
         self._indexes = List([self._nothing])  # by slot; slot 0 is unused
         self._tails = np.zeros((1, rule.longest_match_tokens), dtype=np.int32)  # the last tokens, at the row's end
@@ -44,6 +45,7 @@ class HistoryDrafter:
             self._grow()
         slot = self._slots[request] = self._free.pop()
         self._tail_tokens[slot] = 0
+        _remember(self._tails, self._tail_tokens, slot, self._prompt_tail)
         index = self.store.index(prompt_id)
         self._indexes[slot] = self._nothing if index is None else index
         if index is None and self.store.pending(prompt_id):

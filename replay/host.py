@@ -276,7 +276,7 @@ class Host:
             case DraftCall(call, arguments):
                 getattr(self._engine.drafter, call)(*arguments)
             case DraftWindow(number, tokens):
-                if number in self._requests:
+                if number in self._requests and self._engine.drafter is not None:
                     self._engine.drafter.window(self._requests[number].request_id, tokens)
             case Reset():
                 self._reset(command)
@@ -288,10 +288,8 @@ class Host:
         request_id = f"{command.number}.{self._begun}"
         request = _RunningRequest(command.number, request_id, len(command.token_ids))
         self._requests[command.number] = self._by_engine_id[request_id] = request
-        if self._drafts_here:
-            self._engine.drafter.begins(
-                request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced
-            )
+        if (drafter := self._engine.drafter) is not None:
+            drafter.begins(request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced)
         self._engine.add(request_id, command.prompt_ids + command.token_ids, command.tokens)
         self._reports.append(Begun(command.number, time.monotonic()))
 
@@ -331,7 +329,7 @@ class Host:
             self._engine.load_weights(load.folder)
             if load.held_s:
                 time.sleep(load.held_s)
-            if self._drafts_here:
+            if self._engine.drafter is not None:
                 self._engine.drafter.new_rollout()
             self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic()))
         self._engine.admit(not self._loads)
@@ -346,7 +344,7 @@ class Host:
         self._slowdown = 1.0
         if self._engine.unfinished:
             self._engine.step()  # lets the engine see what was aborted
-        if self._drafts_here:
+        if self._engine.drafter is not None:
             self._engine.drafter.configure(DrafterSetup())
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
@@ -361,7 +359,7 @@ class Host:
 
     def _forget(self, request: _RunningRequest) -> None:
         del self._requests[request.number], self._by_engine_id[request.request_id]
-        if self._drafts_here:
+        if self._engine.drafter is not None:
             self._engine.drafter.ends(request.request_id)
 
     def _tell_tokens(self, request: _RunningRequest, now_s: float) -> None:
@@ -379,13 +377,10 @@ class Host:
             self._reports += [Reached(key, now_s) for key in reached]
 
     def _drafts(self, request: _RunningRequest) -> tuple[int, int, int, int]:
-        counts = self._engine.drafter.counts(request.request_id) if self._drafts_here else request.drafts
+        drafter = self._engine.drafter
+        counts = request.drafts if drafter is None else drafter.counts(request.request_id)
         drafted, accepted, verifications, verified = counts
         return drafted, accepted, verifications, verified
-
-    @property
-    def _drafts_here(self) -> bool:
-        return self._engine.settings.speculative is not None and hasattr(self._engine.drafter, "begins")
 
     def _report(self) -> None:
         """Send the pending reports; every `REPORT_EVERY_S` also the tokens that all requests gained."""

@@ -82,11 +82,6 @@ def measure_with(
     shape = model_shape(wanted.model)
     if wanted.gpu is not None and wanted.gpu not in GPUS:
         raise InputError(f"--gpu {wanted.gpu}{meant(wanted.gpu, GPUS)}: choose one of {', '.join(GPUS)}")
-    if wanted.draft_tokens and wanted.tp > 1:
-        raise InputError(
-            f"--draft-tokens {wanted.draft_tokens}: simrl's drafter needs the engine in one process, and --tp is {wanted.tp}; "
-            "leave one of them out"
-        )
     reach = Reach(wanted.max_num_seqs, wanted.max_num_batched_tokens, wanted.max_model_len)
     engine = engine_of(wanted)
     settings = json.loads(json.dumps({**asdict(wanted), "dtype": engine.dtype}, default=str))

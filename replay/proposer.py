@@ -1,18 +1,18 @@
-"""simrl's drafters, windows and gates inside vLLM, as its custom drafter (`method: custom_class`).
+"""simrl's drafters, windows and gates beside a vLLM engine, whose scheduler gets their drafts.
 
 Invariant: pass by pass it follows the simulated engine (`engine.passes`): its drafter objects, windows by
 `next_window`, gates by `gate_opens` with its fading gauges. It counts the tokens that vLLM verified, read from the batch that
 ran, not its proposals. A draft depends on the requests and this state, never on the time.
 
-vLLM asks for drafts at the end of a pass (`propose`), when the batch of the next one is not settled: a command before the next
+It drafts in the process of the scheduler, for all ranks of the engine: they verify the drafts that the scheduler sends. Drafts
+are made at the end of a pass (`propose`), when the batch of the next one is not settled: a command before the next
 pass (an abort, a window, speculation switched off) can change what should be drafted. Nothing of the state has moved by then:
 if `stale`, call `redraft` and pass its result to `put_drafts`.
 
-The controller of the engine calls `attach` and `configure` once; then, for each request, `begins` before it is submitted
+The controller of the engine calls `configure` once; then, for each request, `begins` before it is submitted
 and `ends` when it is over. A request without `begins` (a warm-up) gets no drafts.
 
-vLLM is known here by `batch_of` and `put_drafts` alone, which touch what 0.26 and 0.32 have alike. vLLM calls `propose` only
-while the longest sequence and a whole draft fit `max_model_len`, and else has zeros verified: leave that room.
+vLLM is known here by `batch_of` and `put_drafts` alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from replay.history_drafter import HistoryDrafter
 from replay.history_store import HistoryStore
 from replay.ngram_drafter import NgramDrafter
+from replay.sibling_drafter import SiblingDrafter
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.decoding import BATCH, ELASTIC, GAUGES, OPEN, Rule, gate_opens, remember
@@ -35,7 +36,7 @@ from simrl.speculation.history_index import HistoryRule, build_index
 from simrl.speculation.ngram import NgramRule
 from simrl.speculation.windows import Fixed, Window, next_window
 
-Kind = Literal["none", "history", "ngram", "own", "oracle", "fixed"]
+Kind = Literal["none", "history", "ngram", "siblings", "own", "oracle", "fixed", "engine"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class DrafterSetup:
     "oracle" drafts the recorded continuation, made wrong where the draws of `acceptance` say: forced acceptance. These are the
     simulated engine's draws for a model drafter: with equal keys both accept equally, as long as the engine generates the
     recorded tokens (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window allows, to time
-    verification. "own" is a method's own drafter, made by `make`.
+    verification. "own" is a method's own drafter, made by `make`. "engine" is vLLM's own: a draft model or an EAGLE head, which
+    drafts as many tokens as `Proposer.levels` says. `levels_from_batch` are (smallest batch, tokens), rising, where the
+    number depends on the batch (TLT's chains); else it is the window. `own_text`: siblings also draft from their own text.
 
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100 % (`batch_gate`), or TLT's.
     """
@@ -56,6 +59,8 @@ class DrafterSetup:
     history: HistoryRule = field(default_factory=HistoryRule)
     epochs_back: int = 1
     ngram: NgramRule = field(default_factory=NgramRule)
+    own_text: bool = False
+    levels_from_batch: tuple[tuple[int, int], ...] = ()
     acceptance: ModelAcceptance | None = None
     make: Callable[[], Drafter] | None = None
 
@@ -90,28 +95,29 @@ class Ran(NamedTuple):
     most_tokens: int
 
 
-def batch_of(runner: Any, sampled: Sequence[Sequence[int]]) -> list[Ran]:
-    """Return the batch that just ran, in the order in which drafts are requested.
+def batch_of(scheduler: Any, scheduled: Any, output: Any) -> tuple[list[Ran], list[list[int]]]:
+    """Return the batch that just ran and the tokens that each request sampled, before the scheduler takes note of them.
 
     By default vLLM appends a random ending to the request ids. A request admitted with one token to compute gets placeholders
     below 0 in place of a draft (0.32).
     """
-    batch = runner.input_batch
-    known, computed = batch.num_tokens_no_spec, batch.num_computed_tokens_cpu
-    ran = []
-    for i, request_id in enumerate(batch.req_ids):
-        verified = batch.spec_token_ids[i]
-        request = runner.requests[request_id]
+    ran, sampled = [], []
+    for request_id, place in output.req_id_to_index.items():
+        request = scheduler.requests.get(request_id)
+        if request is None or request_id not in scheduled.num_scheduled_tokens:
+            continue
+        verified = scheduled.scheduled_spec_decode_tokens.get(request_id)
+        sampled.append(output.sampled_token_ids[place] if output.sampled_token_ids else [])
         ran.append(
             Ran(
                 request_id,
-                int(known[i]) - len(sampled[i]),
-                int(computed[i]),
+                request.num_tokens,
+                request.num_computed_tokens - scheduled.num_scheduled_tokens[request_id],
                 len(verified) if verified and verified[0] >= 0 else 0,
-                request.num_prompt_tokens + request.sampling_params.max_tokens,
+                request.num_prompt_tokens + request.max_tokens,
             )
         )
-    return ran
+    return ran, sampled
 
 
 def put_drafts(scheduler: Any, drafts: dict[str, list[int]]) -> None:
@@ -190,19 +196,13 @@ def _compile(drafter: HistoryDrafter) -> None:
 
 
 class Proposer:
-    """vLLM's custom drafter. `propose` is called by vLLM at the end of a step, all other methods between two steps."""
+    """The drafter of an engine that was started for drafts of `most_tokens` and sequences of `most_length`. `propose` is called
+    at the end of a step, all other methods between two steps."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        self._most_tokens: int = vllm_config.speculative_config.num_speculative_tokens
-        self._most_length: int = vllm_config.model_config.max_model_len
-        self._runner: Any = None
+    def __init__(self, most_tokens: int, most_length: int) -> None:
+        self._most_tokens = most_tokens
+        self._most_length = most_length
         self.configure(DrafterSetup())
-
-    def load_model(self, *arguments: Any, **named: Any) -> None:
-        """Do nothing: vLLM calls it on every drafter, and there is no model."""
-
-    def attach(self, runner: Any) -> None:
-        self._runner = runner
 
     def configure(self, setup: DrafterSetup) -> None:
         """Reset all state and set the configuration. Raise `InputError` for a window longer than vLLM was started for."""
@@ -229,7 +229,9 @@ class Proposer:
         self._requests: dict[str, _DraftedRequest] = {}
         self._numbers = 0
         self._enabled = True
+        self._levels = 0  # that vLLM's own drafter drafts in the running pass
         self.stale = False  # the last drafts are outdated: call `redraft`
+        self.restarts = False  # a drafter that is a model starts: let running requests recompute their caches
 
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None
@@ -241,6 +243,8 @@ class Proposer:
             return drafter
         if setup.kind == "ngram":
             return NgramDrafter(setup.ngram)
+        if setup.kind == "siblings":
+            return SiblingDrafter(setup.own_text)
         if setup.kind == "own":
             assert setup.make is not None
             return setup.make()
@@ -259,7 +263,10 @@ class Proposer:
         """Add the responses of a prompt in an epoch to the history; they are indexed in the background. Ignored unless the
         drafter has one."""
         if self._store is not None:
-            self._store.learn(prompt_id, epoch, [np.array(ids) for ids in token_ids], rewards)
+            tail = self._setup.history.prompt_tail
+            self._store.learn(
+                prompt_id, epoch, [np.r_[tail, np.array(ids, dtype=np.int32)] for ids in token_ids], rewards
+            )
 
     def wait_learnt(self) -> None:
         """Wait until all learnt responses are indexed."""
@@ -274,6 +281,7 @@ class Proposer:
     def enable(self, value: bool) -> None:
         """Switch drafting on or off."""
         self.stale |= value != self._enabled
+        self.restarts |= value and not self._enabled and self._setup.kind == "engine"
         self._enabled = value
 
     def begins(
@@ -293,7 +301,8 @@ class Proposer:
             raise ValueError(f"request {request_id} runs already")
         self._numbers += 1
         number, drafter = self._numbers, self._drafter
-        request = self._requests[request_id] = _DraftedRequest(number, drafter is not None, self._window.start_tokens)
+        has_source = drafter is not None or self._setup.kind == "engine"
+        request = self._requests[request_id] = _DraftedRequest(number, has_source, self._window.start_tokens)
         if drafter is None:
             return
         if self._store is not None:
@@ -308,6 +317,10 @@ class Proposer:
         """Set a request's window from the next pass on; a rule with moving windows continues from there."""
         if not 1 <= tokens <= self._most_tokens:
             raise InputError(f"a window of {tokens} tokens; the engine was started for 1 to {self._most_tokens}")
+        if self._setup.kind == "engine":
+            raise InputError(
+                "vLLM's own drafters have one window for all requests; choose histospec, ngram or siblings"
+            )
         self._requests[request_id].window = tokens
         self.stale = True
 
@@ -326,26 +339,38 @@ class Proposer:
         """Return new drafts for the next pass, by vLLM's ids, for `put_drafts`."""
         self.stale = False
         running = [request for request in self._requests.values() if request.ran and not request.over]
+        if self._setup.kind == "engine" and self._enabled and self._opens(len(running)):
+            return {}  # what vLLM's drafter has drafted stays
         return {request.vllm_id: draft for request, draft in zip(running, self._draft(running), strict=True)}
 
-    # Calls of vLLM.
+    # Calls of the engine.
 
-    def propose(
-        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
-    ) -> list[list[int]]:
-        """Return the drafts of the next pass, one list for each request of the batch that just ran."""
+    def levels(self, batch: int) -> int | None:
+        """Return the number of tokens that vLLM's own drafter is to draft at the end of a pass over `batch` requests that
+        begins; None to leave it to vLLM."""
+        if self._setup.kind != "engine":
+            return None
+        levels = self._window.most_tokens
+        for smallest, of_batch in self._setup.levels_from_batch:
+            levels = of_batch if batch >= smallest else levels
+        self._levels = levels if self._enabled and self._opens(batch) else 0
+        return self._levels
+
+    def propose(self, batch: list[Ran], sampled: list[list[int]]) -> dict[str, list[int]]:
+        """Return the drafts of the next pass, by vLLM's ids, after the pass that `batch_of` tells of."""
         if not self._requests:
-            return [[] for _ in sampled_token_ids]
-        if self._runner is None:
-            raise RuntimeError("the drafter was not attached to its model runner")
-        batch = batch_of(self._runner, sampled_token_ids)
+            return {}
         requests = [self._request(ran.request_id) for ran in batch]
-        self._learn_of(batch, requests, sampled_token_ids)
+        self._learn_of(batch, requests, sampled)
         self.stale = False
         going_on = [request for request in requests if request is not None and not request.over]
+        if self._setup.kind == "engine":
+            for request in going_on:
+                request.drafts = self._levels > 0 and request.decodes
+            return {}
         unknown = sum(request is None for request in requests)
-        drafts = iter(self._draft(going_on, unknown))
-        return [[] if request is None or request.over else next(drafts) for request in requests]
+        drafts = self._draft(going_on, unknown)
+        return {request.vllm_id: draft for request, draft in zip(going_on, drafts, strict=True)}
 
     def _request(self, vllm_id: str) -> _DraftedRequest | None:
         return self._requests.get(vllm_id) or self._requests.get(vllm_id.rpartition("-")[0])
@@ -391,12 +416,12 @@ class Proposer:
             self._gauges["elastic_state"] = next_elastic(
                 self._gauges["elastic_state"], len(batch), self._rule.threshold, self._rule.patience
             )
+            self.restarts = self._gauges["elastic_state"] == ELASTIC_ON and self._setup.kind in ("engine", "oracle")
 
     def _draft(self, requests: list[_DraftedRequest], others: int = 0) -> list[list[int]]:
         """Return the drafts of these requests for the next pass, with `others` in the batch; empty ones where the gate is
         shut."""
-        opens = gate_opens(self._rule, self._gate_batch, self._gauges, len(requests) + others)
-        speculates = self._enabled and self._drafter is not None and opens
+        speculates = self._enabled and self._drafter is not None and self._opens(len(requests) + others)
         for request in requests:
             request.drafts = speculates and request.has_source and request.decodes
         drafting = [request for request in requests if request.drafts]
@@ -407,3 +432,6 @@ class Proposer:
             self._drafter.propose([request.number for request in drafting], [request.window for request in drafting])
         )
         return [next(drafts).tolist() if request.drafts else [] for request in requests]
+
+    def _opens(self, batch: int) -> bool:
+        return bool(gate_opens(self._rule, self._gate_batch, self._gauges, batch))

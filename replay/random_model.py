@@ -23,6 +23,7 @@ No token followed itself. Entropy does not drift with the length. Greedy respons
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,39 @@ def nudge(folder: str | Path, out: str | Path, scale: float = 0.01, seed: int = 
                 weights.add_(torch.randn(weights.shape, generator=draws), alpha=scale * float(weights.std()))
     with _quiet(), write_whole_folder(Path(out), _MANIFEST) as temporary:
         model.save_pretrained(temporary)
+    return Path(out)
+
+
+def make_drafter(folder: str | Path, out: str | Path, eagle: bool = False) -> Path:
+    """Write a drafter of the model in `folder`: a model of its first layer alone, or an EAGLE head with that layer, which draws
+    nothing from the target's hidden states. Such models accept most of its tokens, as attention adds little to a token's own
+    next ones. Raise `InputError` for a folder without a model."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = Path(folder)
+    if not (source / "model.safetensors").is_file():
+        raise InputError(f"{source}: no model.safetensors; name what make_model wrote")
+    config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 1}
+    config.pop("layer_types", None)
+    weights = {
+        name: value
+        for name, value in load_file(source / "model.safetensors").items()
+        if not name.startswith("model.layers.") or name.startswith("model.layers.0.")
+    }
+    if eagle:
+        config |= {"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"}
+        without = ("lm_head.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight")
+        weights = {
+            name.removeprefix("model."): value
+            for name, value in weights.items()
+            if name not in without and not name.endswith(("q_norm.weight", "k_norm.weight"))
+        }
+        own = torch.eye(config["hidden_size"])
+        weights["fc.weight"] = torch.cat((own, torch.zeros_like(own)), dim=1)
+    with write_whole_folder(Path(out), _MANIFEST) as temporary:
+        (temporary / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        save_file({name: value.contiguous() for name, value in weights.items()}, temporary / "model.safetensors")
     return Path(out)
 
 

@@ -79,26 +79,17 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         "trajectories of real engines here have no deadline (agents.deadline_s)": (
             prepared.scenario.agents.deadline_s is not None
         ),
-        "its dispatch shares a pool of KV cache among workers, which a plain vLLM has not; choose --dispatch least_requests": (
-            system.dispatch.kv_pool
-        ),
+        "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false": system.dispatch.kv_pool,
         "it moves GPUs between rollout and training (adapt_split_every)": system.adapt_split_every > 0,
-        "its drafter is decoupled or best-of-N (specactor); choose another --speculation": (
-            prepared.tail is not None or (drafts is not None and drafts.decoupled is not None)
-        ),
+        "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
+        "best_of_n: false": prepared.tail is not None,
         "engines here are one rank each (cluster.dp); set it to 1": prepared.limits.dp > 1,
         "engines here split every expert (cluster.ep); set it to 1": prepared.scenario.cluster.ep > 1,
         "engines here run in bfloat16 (precision); leave it out": (
             {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"}
         ),
-        "it trains its drafter while it runs (tlt); choose another --speculation": (
-            drafts is not None and drafts.speculation.training is not None
-        ),
-        "vLLM verifies a draft model's tokens by rejection sampling (speculation.verification is exact_match)": (
-            drafts is not None
-            and drafts.acceptance is not None
-            and drafts.acceptance.verification == "exact_match"
-            and config.temperature > 0
+        "its drafter is trained while it runs, which engines here cannot; set adaptive: false": (
+            drafts is not None and drafts.speculation.training is not None and drafts.speculation.training.adaptive
         ),
         "engines here schedule no pass ahead (engine.async_scheduling); set it to false": prepared.limits.async_scheduling,
         "evaluations (training.evaluate_every) are not replayed; set it to 0": prepared.costs.evaluate_every > 0,

@@ -1,18 +1,19 @@
-"""Speculation methods on real engines: vLLM's `speculative_config`, and the setup of simrl's own drafter.
+"""Speculation methods on real engines: vLLM's `speculative_config`, and the setup of the drafter beside its scheduler.
 
-Invariant: a method runs as the simulator runs it, or is refused with a remedy; nothing of it is dropped silently.
+Invariant: a method runs as the simulator runs it, or is refused with a remedy; nothing of it is dropped silently. What
+`replayed_form` changes is changed in the prediction, too, and named.
 
-History, n-grams and external sources are drafted by `replay.proposer.Proposer`, with simrl's windows and gates.
-vLLM's own drafters have neither: its `ngram`, `draft_model` and `suffix` draft up to `num_speculative_tokens` in every pass.
-They serve methods without windows and gates; their drafts are counted by vLLM alone. Its `ngram` reads prompts too,
-and its `suffix` (for srt) has its own rule for how far to draft.
+History, n-grams, siblings and external sources are drafted by `replay.proposer.Proposer`, with simrl's windows and gates.
+Draft models and EAGLE heads are vLLM's own drafters; the proposer tells them in every pass how many tokens to draft, so TLT's
+gate and its chains by batch size are simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the
+method without window and gate; it reads prompts too.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,16 @@ from replay.proposer import DrafterSetup, Forced
 from simrl.errors import InputError
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
+from simrl.speculation.bandit import Strategy
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.gates import Elastic, batch_gate
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.ngram import DEFAULT
-from simrl.speculation.plan import DraftPlan
+from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.trace.trace import Response, Sample
 
-PROPOSER = "replay.proposer.Proposer"
+NO_DRAFTS = "replay.rank.NoDrafts"
 
 
 def speculative_config(
@@ -51,30 +53,97 @@ def speculative_config(
             "draft from; choose draft_model, which is accepted as the scenario says, or give weights"
         )
     if speculation.drafter == "model":
-        folder = draft_folder if draft_folder is not None else speculation.model
-        if not (Path(folder) / "config.json").is_file():
-            raise InputError(
-                f"speculation {speculation.label}: vLLM drafts with a model in a folder, {str(folder)!r} is none; "
-                "give model: FOLDER with a Hugging Face config.json and weights"
-            )
-        config = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": most_tokens}
-        return config | synthetic_acceptance(plan.acceptance, most_tokens) if synthetic and plan.acceptance else config
-    if speculation.drafter == "siblings":
-        if find_spec("arctic_inference") is None:
-            raise InputError(
-                f"speculation {speculation.label}: vLLM's suffix decoding, which drafts for it on real engines, needs "
-                "arctic-inference; pip install arctic-inference==0.3.0, or choose histospec or ngram"
-            )
-        return {"method": "suffix", "num_speculative_tokens": most_tokens}
+        config = _model_drafter(speculation, draft_folder)
+        if synthetic and plan.acceptance is not None:
+            return config | synthetic_acceptance(plan.acceptance, config["num_speculative_tokens"])
+        return config
     if _drafts_itself(speculation):
         return own_config(most_tokens)
     lookup = {"prompt_lookup_min": DEFAULT.shortest, "prompt_lookup_max": DEFAULT.longest}
     return {"method": "ngram", "num_speculative_tokens": most_tokens, **lookup}
 
 
+def _model_drafter(speculation: Speculation, draft_folder: str | Path | None) -> dict[str, Any]:
+    """Return the configuration of vLLM's drafter with the model in `draft_folder`, or in the folder that the method names."""
+    wants_eagle = speculation.model == EAGLE
+    folder = Path(draft_folder if draft_folder is not None else speculation.model)
+    file = folder / "config.json"
+    if not file.is_file():
+        wanted = "an EAGLE head; name its folder with --draft-model" if wants_eagle else "give model: FOLDER"
+        raise InputError(
+            f"speculation {speculation.label}: vLLM drafts with a model in a folder, {str(folder)!r} is none; {wanted} "
+            "(a Hugging Face config.json and weights)"
+        )
+    architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    method = "draft_model"
+    if any("eagle" in name.lower() for name in architectures):
+        method = "eagle3" if any("eagle3" in name.lower() for name in architectures) else "eagle"
+    if wants_eagle != (method != "draft_model"):
+        raise InputError(
+            f"speculation {speculation.label}: {file} has the architectures {architectures}; name a folder with "
+            + ("an EAGLE head (such as EagleLlamaForCausalLM)" if wants_eagle else "a language model, or choose tlt")
+        )
+    levels = max((levels for _, levels in levels_from_batch(speculation)), default=speculation.window.rule.most_tokens)
+    return {"method": method, "model": str(folder), "num_speculative_tokens": levels}
+
+
+def levels_from_batch(speculation: Speculation) -> tuple[tuple[int, int], ...]:
+    """Return the (smallest batch, drafted tokens) of a bandit over chains: a bucket of batch sizes has one of them."""
+    if speculation.strategies is None:
+        return ()
+    chains = sorted(speculation.strategies.strategies, key=lambda chain: -chain.tokens_to_verify)
+    return tuple(zip(speculation.strategies.batch_thresholds, (chain.draft_depth for chain in chains), strict=True))
+
+
+def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
+    """Return a scenario without what real engines lack and a replay can do without, and what was changed, for the user: both
+    the prediction and the replay are of the scenario returned."""
+    changes = []
+    if prepared.system.dispatch.kv_pool:
+        dispatch = replace(prepared.system.dispatch, kv_pool=False)
+        prepared = replace(prepared, system=replace(prepared.system, dispatch=dispatch))
+        changes.append(
+            "vLLM has no pool of KV cache for several workers: a chunk computes it again, but for what its worker finds"
+        )
+    if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
+        speculation, lost = _chains_of(prepared.drafts.speculation)
+        drafts = plan_drafting(speculation, prepared.scenario.speculation, prepared, prepared.rollout_gpus)
+        prepared = replace(prepared, drafts=drafts)
+        changes += lost
+    return prepared, changes
+
+
+def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
+    """Return TLT with a chain in place of the trees of each bucket, and a drafter that stays as it is; and what that loses."""
+    lost, bandit = [], speculation.strategies
+    assert bandit is not None
+    if not _are_chains(speculation):
+        deepest: dict[int, int] = {}
+        for tree in bandit.strategies:
+            deepest[tree.tokens_to_verify] = max(tree.draft_depth, deepest.get(tree.tokens_to_verify, 0))
+        depths = [deepest[tokens] for tokens in sorted(deepest, reverse=True)]
+        chains = tuple(Strategy(depth, 1, depth + 1) for depth in sorted(depths, reverse=True))
+        speculation = replace(speculation, strategies=bandit.model_copy(update={"strategies": chains}))
+        lost.append("vLLM verifies no trees; chains as long as these are deep take their place")
+    if speculation.training is not None and speculation.training.adaptive:
+        untrained = speculation.training.model_copy(update={"adaptive": False})
+        speculation = replace(speculation, training=untrained)
+        lost.append("the drafter is not trained meanwhile")
+    free = speculation.model_free
+    if free is not None and (free.before_version or free.if_slower):
+        speculation = replace(speculation, model_free=None)
+        lost.append("drafts of siblings never stand in for those of the drafter")
+    return speculation, lost
+
+
+def _are_chains(speculation: Speculation) -> bool:
+    assert speculation.strategies is not None
+    return all(s.topk == 1 and s.tokens_to_verify == s.draft_depth + 1 for s in speculation.strategies.strategies)
+
+
 def own_config(most_tokens: int) -> dict[str, Any]:
-    """Return the `speculative_config` of simrl's drafter, for windows up to `most_tokens`."""
-    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": most_tokens}
+    """Return the `speculative_config` of simrl's drafter, which is beside the scheduler, for windows up to `most_tokens`."""
+    return {"method": "custom_class", "model": NO_DRAFTS, "num_speculative_tokens": most_tokens}
 
 
 def synthetic_acceptance(acceptance: ModelAcceptance, most_tokens: int) -> dict[str, Any]:
@@ -84,15 +153,19 @@ def synthetic_acceptance(acceptance: ModelAcceptance, most_tokens: int) -> dict[
 
 
 def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
-    """Return the setup of simrl's drafter for a scenario's method; None if vLLM's own drafter is used. A batch gate comes from
+    """Return the setup of simrl's drafter for a scenario's method; None if vLLM's own n-grams are used. A batch gate comes from
     the scenario's profile. Raise `InputError` as `speculative_config` does."""
     plan = _replayable(prepared)
     speculation = plan.speculation
+    window, gate = speculation.window, _gate(prepared, plan)
+    if speculation.drafter == "model":
+        return DrafterSetup("engine", window, gate, levels_from_batch=levels_from_batch(speculation))
     if not _drafts_itself(speculation):
         return None
-    window, gate = speculation.window, _gate(prepared, plan)
     if speculation.drafter == "history":
         return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
+    if speculation.drafter == "siblings":
+        return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)
     if speculation.drafter == "own":
         return DrafterSetup("own", window, gate, make=speculation.make_drafter)
     return DrafterSetup("ngram", window, gate)
@@ -128,7 +201,6 @@ def forced_setup(prepared: Prepared) -> DrafterSetup:
         raise InputError(
             f"speculation {speculation.label}: acceptance is forced for chains of a draft model; choose draft_model"
         )
-    _require_one_process(prepared, speculation)
     return DrafterSetup("oracle", speculation.window, _gate(prepared, plan), acceptance=plan.acceptance)
 
 
@@ -142,8 +214,6 @@ def _replayable(prepared: Prepared) -> DraftPlan:
     """Return the plan; raise `InputError` for a method that no engine here supports."""
     plan = _plan(prepared)
     _refuse(plan.speculation)
-    if _drafts_itself(plan.speculation):
-        _require_one_process(prepared, plan.speculation)
     return plan
 
 
@@ -155,7 +225,7 @@ def _plain(speculation: Speculation) -> bool:
 def _drafts_itself(speculation: Speculation) -> bool:
     """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are vLLM's."""
     drafter = speculation.drafter
-    return drafter in ("history", "own") or (drafter == "ngram" and not _plain(speculation))
+    return drafter in ("history", "siblings", "own") or (drafter == "ngram" and not _plain(speculation))
 
 
 def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
@@ -169,31 +239,20 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
     return tuple(gate.tolist())
 
 
-def _require_one_process(prepared: Prepared, speculation: Speculation) -> None:
-    """Raise `InputError` for tensor parallelism: simrl's drafter runs in the loop's process, vLLM's workers in others."""
-    if (tp := prepared.scenario.cluster.tp) > 1:
-        raise InputError(
-            f"speculation {speculation.label}: simrl's drafter needs the engine in one process, and cluster.tp is {tp}; "
-            "set cluster.tp to 1, or choose vLLM's own drafters: ngram without gate and window, or draft_model"
-        )
-
-
 def _refuse(speculation: Speculation) -> None:
-    own = speculation.drafter in ("history", "ngram", "own")
+    chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
     refused = {
-        "vLLM verifies chains, not trees that a bandit chooses; choose draft_model": speculation.strategies is not None,
+        "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)": (
+            speculation.strategies is not None and not _are_chains(speculation)
+        ),
         "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false": (
             speculation.decoupled is not None
         ),
         "vLLM verifies no whole old response with the prompt; choose histospec": speculation.drafter == "old_response",
         "windows by the length of a prompt's responses are not replayed; choose histospec": speculation.budget
         is not None,
-        "vLLM's suffix decoding drafts from siblings and a response's own text together; choose srt": (
-            speculation.drafter == "siblings" and not speculation.own_text
-        ),
-        "an EAGLE head would have to be trained for the model; choose draft_model": speculation.model == EAGLE,
-        "vLLM's own drafters have no gate and a fixed window; leave out gate and window": (
-            not own and speculation.drafter != "old_response" and not _plain(speculation)
+        "vLLM's draft models have a fixed window and no batch gate; leave out gate and window": (
+            speculation.drafter == "model" and not chain
         ),
     }
     for why, is_so in refused.items():

@@ -13,19 +13,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from replay.proposer import put_drafts
+from replay.proposer import Proposer, batch_of, put_drafts
 from simrl.errors import InputError, first_line
 
 MOST_WARM_TOKENS = 512
 KNOWN = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
 TRIED = ("0.32",)
+MODEL_DRAFTERS = ("draft_model", "eagle", "eagle3")
 
 
 @dataclass(frozen=True)
@@ -158,14 +162,21 @@ class VllmEngine:
             arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
         if settings.speculative is not None:
             arguments["speculative_config"] = settings.speculative
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            arguments["worker_extension_cls"] = "replay.rank.Rank"
+        with _no_main_module():
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._verified: dict[str, list[int]] = {}  # verified drafts of the running step, by vLLM's ids
-        if hasattr(self.drafter, "attach"):
-            self.drafter.attach(self._runner)
-        elif settings.speculative is not None:
-            self._watch_drafts()
+        self._drafts: dict[str, list[int]] = {}  # of the next step
+        self.drafter: Proposer | None = None  # simrl's own
+        if settings.speculative is not None:
+            if settings.speculative["method"] in ("custom_class", *MODEL_DRAFTERS):
+                most_tokens = settings.speculative["num_speculative_tokens"]
+                self.drafter = Proposer(most_tokens, settings.max_model_len)
+            if settings.speculative["method"] in MODEL_DRAFTERS:
+                self._engine.collective_rpc("let_drafter_rest")
+            self._watch_passes()
 
     # Requests.
 
@@ -191,9 +202,14 @@ class VllmEngine:
     def step(self) -> list[Progress]:
         """Run one forward pass and return its outcome. Drafts are renewed first if commands since the last pass made them
         outdated."""
-        if getattr(self.drafter, "stale", False):
+        if self.drafter is not None and self.drafter.restarts:
+            self.recompute_running()
+            self.drafter.restarts = False
+        if self.drafter is not None and self.drafter.stale:
             put_drafts(self._scheduler, self.drafter.redraft())
         outputs = self._engine.step()
+        put_drafts(self._scheduler, self._drafts)
+        self._drafts = {}
         drafts = {vllm_id.rpartition("-")[0]: len(ids) for vllm_id, ids in self._verified.items()}
         return [
             Progress(output.request_id, output.outputs[0].token_ids, output.finished, drafts.get(output.request_id, 0))
@@ -201,16 +217,25 @@ class VllmEngine:
             if output.outputs
         ]
 
-    def _watch_drafts(self) -> None:
-        """Record verified drafts from the schedule of each step: vLLM's own drafters do not report them in all versions."""
-        schedule = self._scheduler.schedule
+    def _watch_passes(self) -> None:
+        """Record the verified drafts of each step from its schedule (vLLM's drafters do not report them in all versions).
+        Let simrl's drafter draft from its outcome, or tell vLLM's how much to draft."""
+        schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
 
         def watched(*arguments: Any, **named: Any) -> Any:
             scheduled = schedule(*arguments, **named)
             self._verified = scheduled.scheduled_spec_decode_tokens
+            levels = None if self.drafter is None else self.drafter.levels(len(scheduled.num_scheduled_tokens))
+            if levels is not None:
+                scheduled.num_spec_tokens_to_schedule = levels
             return scheduled
 
-        self._scheduler.schedule = watched
+        def drafted(scheduled: Any, output: Any) -> Any:
+            if self.drafter is not None:
+                self._drafts = self.drafter.propose(*batch_of(self._scheduler, scheduled, output))
+            return update(scheduled, output)
+
+        self._scheduler.schedule, self._scheduler.update_from_output = watched, drafted
 
     @property
     def unfinished(self) -> int:
@@ -271,17 +296,6 @@ class VllmEngine:
     def vocabulary(self) -> int:
         return int(self._engine.model_config.get_vocab_size())
 
-    @property
-    def drafter(self) -> Any:
-        """The custom drafter (`method: custom_class`), which is in this process; None without one."""
-        if (self.settings.speculative or {}).get("method") != "custom_class":
-            return None
-        return self._runner.drafter
-
-    @property
-    def _runner(self) -> Any:
-        return self._core.model_executor.driver_worker.worker.model_runner  # exists only if tp is 1
-
 
 def _require_device(settings: EngineSettings) -> None:
     """Raise `InputError` for CUDA without a device: vLLM's own error is hard to understand."""
@@ -304,6 +318,17 @@ def _let_vllm_look_at_llvmlite() -> None:
         return of_library(self, name)
 
     ffi._lib_wrapper.__getattr__ = of_library_alone
+
+
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Let the processes of ranks import nothing of the program that runs here: it may have numba, which they cannot start with
+    (`_let_vllm_look_at_llvmlite`)."""
+    before, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _mend_cpu_sampling() -> None:

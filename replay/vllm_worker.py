@@ -91,6 +91,7 @@ class VllmWorker:
         self._forced = forced
         self._stop_token = stop_token
         self._speculates = True
+        self._groups: dict[tuple[int, int, int], int] = {}  # numbers, for a drafter of siblings
         self._commands: list[host.Command] = []
         self._requests: dict[int, EngineRequest] = {}  # by number
         self._here: dict[int, EngineRequest] = {}  # by sample, the latest
@@ -115,7 +116,7 @@ class VllmWorker:
     # Calls of a schedule.
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
     ) -> simpy.Event:
         event = self._env.event()
         if self._state != "up":
@@ -128,9 +129,15 @@ class VllmWorker:
         had = tuple(request.token_ids)
         forced = self._forced(sample) if self._forced else None
         self._command(
-            host.Begin(request.number, sample.prompt_id, self._prompt_ids(sample), had, length - len(had), forced)
+            host.Begin(request.number, self._text(sample), self._prompt_ids(sample), had, length - len(had), forced)
         )
         return event
+
+    def _text(self, sample: Sample) -> int:
+        """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group in this step alone."""
+        if self._setup is None or self._setup.kind != "siblings":
+            return sample.prompt_id
+        return self._groups.setdefault((sample.epoch, sample.step, sample.prompt_id), len(self._groups))
 
     def abort(self, sample: Sample) -> simpy.Event:
         event = self._env.event()
@@ -208,7 +215,7 @@ class VllmWorker:
     def _require_own_drafter(self) -> None:
         if self._setup is None:
             raise InputError(
-                f"{self.link.name}: only simrl's own drafter has windows and can be turned off; choose histospec, or ngram "
+                f"{self.link.name}: vLLM's own n-grams have no windows and cannot be turned off; choose histospec, or ngram "
                 "with a gate or a window"
             )
 

@@ -65,12 +65,12 @@ def reproduce(
     What is not stated is a range with a reason, set once for all rows of a paper or setup: the prediction is an interval, and a
     middle. Nothing is fitted to an outcome. One row alone prints its inputs, each with where it stands or why it is assumed.
     """
-    from rich.console import Console
     from rich.progress import TimeRemainingColumn
 
     from reproduce.predict import predict
     from simrl import __version__
     from simrl.files import write_whole_file
+    from simrl.show.text import Screen
     from simrl.study.progress import compile_kernels, progress_bar
 
     if page is not None and not real:
@@ -95,7 +95,7 @@ def reproduce(
     if as_json:
         print(text)
         return
-    console = Console(highlight=False, markup=False)
+    console = Screen()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200
     board.show(content["rows"], console)

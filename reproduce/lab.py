@@ -136,8 +136,10 @@ class Rollouts(NamedTuple):
 class Lab:
     """Simulates scenarios and solves for their inputs, each at most once. Solutions belong to one set of inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Callable[[Result, int], Measures] | None = None) -> None:
+        """`more` measures a result, behind as many warm-up steps, beside `measures`."""
         self._inputs = InputCache()
+        self._more = more
         self._found: dict[str, Measures] = {}
         self._solved: dict[Callable[[Inputs], float], tuple[float | InputError, set[str]]] = {}
 
@@ -166,7 +168,8 @@ class Lab:
         if key not in self._found:
             inputs = self._inputs if trace is None else InputCache(trace)
             result = simulate_prepared(prepare(scenario, inputs))
-            self._found[key] = measures(result, scenario.warmup_steps)
+            found = measures(result, scenario.warmup_steps)
+            self._found[key] = found | (self._more(result, scenario.warmup_steps) if self._more else {})
         return self._found[key]
 
 

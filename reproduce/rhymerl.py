@@ -27,10 +27,11 @@ from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.windows import Aimd
 
 SCALE = 2
-MODEL, TP = "qwen3-14b", 2
+MODEL, TP, SIZE = "qwen3-14b", 2, 1  # and its place among the three models
 CAPS = {"8k": 8192, "16k": 16384}
 TASKS = ("math", "code")
 EPOCH_STEPS, STEPS, WARMUP_STEPS = 2, 6, 4
+ASYNCHRONOUS = (10, 4)  # as in reproduce.areal
 EARLY_STOP_FACTOR = 0.06  # simrl.synthesis.RHYMERL_CODE
 SURVEY_STEPS, MIDDLE_STEP, LAST_STEP = 320, 50, 75  # of Fig. 3a; of the measured 20 to 80, and of their last ten
 SHORT_HIT_TOKENS, LEAST_LONG_HIT_TOKENS = 1.5, 4.0  # one or two tokens; what is no short hit
@@ -130,6 +131,7 @@ def run(
     gpus: int,
     training: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
+    speculation: dict[str, Any] | None = None,
     first_epoch: bool = False,
     steps: int = STEPS,
     warmup_steps: int = WARMUP_STEPS,
@@ -159,7 +161,8 @@ def run(
         },
         engine={"gpu_memory_utilization": inputs["gpu_memory_utilization"], **(engine or {})},
         least_pass_s=launch_s(inputs, model) if on_verl else 0.0,
-        speculation={"runs": {"history": history(inputs, task, first_epoch=first_epoch)}} if drafts else None,
+        speculation=speculation
+        or ({"runs": {"history": history(inputs, task, first_epoch=first_epoch)}} if drafts else None),
     )
     return lab.run(scenario)
 
@@ -172,31 +175,40 @@ def train(
     cap: str,
     growth: float = 1.0,
     rollout_share: float | None = None,
+    size: int = SIZE,
+    updates: tuple[int, int] | None = None,
 ) -> Measures:
-    """Return a run of §7, at half its size; all systems have the split of `split`."""
+    """Return a run of §7, at half its size, of the model of this place; all systems have the split of `split`. `updates`, and
+    the first of them that are left out: more under AReaL, where the long siblings of a first batch of short responses follow
+    in its next updates."""
     prompts = inputs["prompts"] // SCALE
-    share = split(lab, inputs, cap) if rollout_share is None else rollout_share
+    steps, warmup_steps = updates or (ASYNCHRONOUS if system["name"] == "areal" else (STEPS, WARMUP_STEPS))
+    share = split(lab, inputs, cap, size) if rollout_share is None else rollout_share
     return run(
         lab,
         inputs,
         {"rollout_share": share, **system},
         task,
+        model=inputs["models"][size],
+        tp=inputs["tps"][size],
         gpus=inputs["gpus"] // SCALE,
         # A batch comes through one process, however many GPUs there are.
         training={"controller_bytes_per_token": SCALE * CONTROLLER_BYTES_PER_TOKEN},
+        steps=steps,
+        warmup_steps=warmup_steps,
         prompts_per_step=prompts,
         prompts=EPOCH_STEPS * prompts,
         **lengths(inputs, task, cap, growth),
     )
 
 
-def split(lab: Lab, inputs: Inputs, cap: str) -> float:
+def split(lab: Lab, inputs: Inputs, cap: str, size: int = SIZE) -> float:
     """Return the largest share of GPUs for rollout, of `rollout_shares`, at which the baseline's trainer takes no more than
     `trainer_over_rollout` of its rollout; on mathematics, and for both tasks. The smallest share if it always takes more."""
     shares = sorted(inputs["rollout_shares"])
 
     def trainer_waits(share: float) -> bool:
-        phase_s = train(lab, inputs, one_step_off(inputs), "math", cap, rollout_share=share)["phase_s"]
+        phase_s = train(lab, inputs, one_step_off(inputs), "math", cap, rollout_share=share, size=size)["phase_s"]
         trainer_s = sum(phase_s.get(phase, 0.0) for phase in TRAINERS_PHASES)
         return bool(trainer_s <= inputs["trainer_over_rollout"] * phase_s["rollout"])
 
@@ -204,9 +216,11 @@ def split(lab: Lab, inputs: Inputs, cap: str) -> float:
     return float(shares[fitting])
 
 
-def gain(lab: Lab, inputs: Inputs, system: System, over: System, task: str, cap: str, growth: float = 1.0) -> float:
+def gain(
+    lab: Lab, inputs: Inputs, system: System, over: System, task: str, cap: str, growth: float = 1.0, size: int = SIZE
+) -> float:
     """Return the training throughput of a system over another's, on equal batches."""
-    runs = [train(lab, inputs, each, task, cap, growth) for each in (system, over)]
+    runs = [train(lab, inputs, each, task, cap, growth, size=size) for each in (system, over)]
     return float(runs[0]["samples_per_s"] / runs[1]["samples_per_s"])
 
 

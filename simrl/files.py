@@ -1,14 +1,20 @@
-"""Files: a file or a folder gets its name only when it is whole, and nobody's own files are ever deleted. Parquet files that
-someone else may have written are read with a bound on their size in memory."""
+"""Files: a file or a folder gets its name only when it is whole, and nobody's own files are ever deleted. What simrl wrote has
+a seal, by which damage and changes are noticed; Parquet files that someone else may have written are read with a bound on
+their size in memory."""
 
+import fcntl
+import hashlib
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,30 +25,37 @@ from simrl.errors import InputError, first_line
 from simrl.interrupts import ctrl_c_ignored
 
 M = TypeVar("M", bound=BaseModel)
+LOCKED_WITHIN_S = 60.0  # a temporary file is locked soon after it is made
 LEFT_BY_SYSTEMS = (".DS_Store", "Thumbs.db")  # file managers leave them in any folder
 
 
 @contextmanager
-def write_whole_file(path: Path) -> Iterator[Path]:
+def write_whole_file(path: Path, own: bool = False) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success rename it to `path`, on any error remove it.
 
     Missing folders are made; on an error they are removed again. An existing file is replaced only by one of its kind, by the
-    first bytes. Raises `InputError` otherwise, where nothing can be written, and for a folder or /dev/null.
+    first bytes; by any if its name is simrl's `own`. Raises `InputError` otherwise, where nothing can be written, and for a
+    folder or /dev/null.
     """
     with _target(path) as target:
         if target.exists() and not target.is_file():
             raise InputError(f"{path}: is no file; name one to write")
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
-        os.close(handle)
+        handle, name = tempfile.mkstemp(prefix=_temporary_name(target), dir=target.parent)
+        fcntl.flock(handle, fcntl.LOCK_EX)
         temporary = Path(name)
         try:
+            _remove_left(target)
             yield temporary
-            if target.exists() and _first_bytes(target) not in (b"", _first_bytes(temporary)):
+            kinds = (b"", _first_bytes(temporary))
+            if not own and target.exists() and _first_bytes(target) not in kinds:
                 raise InputError(f"{path}: is another kind of file, not one that simrl would write here; name another")
             temporary.chmod(0o666 & ~_umask())
+            _on_disk(temporary)
             temporary.replace(target)
+            _on_disk(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
+            os.close(handle)
 
 
 @contextmanager
@@ -50,26 +63,33 @@ def write_whole_folder(path: Path, manifest: str | re.Pattern[str]) -> Iterator[
     """Give a temporary folder beside `path` that takes the place of `path` when the block succeeds.
 
     The file `manifest` lists the files of the folder. An existing folder is replaced only if it is empty or its manifest
-    lists every file in it, so that nobody's own files are ever deleted. For a folder of data alone, `manifest` is a pattern
-    that every file has to match.
+    lists every file in it, so that nobody's own files are ever deleted. For a folder of tables alone, `manifest` is a pattern
+    that every file has to match, and each has to have simrl's seal.
     """
     with _target(path) as target:
         _refuse_to_replace(target, path, manifest)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=_temporary_name(target), dir=target.parent))
+        handle = os.open(temporary, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
         try:
+            _remove_left(target)
             yield temporary
             if isinstance(manifest, str):
                 listed = "".join(f"{file}\n" for file in [manifest, *_files(temporary)])
                 (temporary / manifest).write_text(listed, encoding="utf-8")
             temporary.chmod(0o777 & ~_umask())
             _refuse_to_replace(target, path, manifest)  # a simulation may take hours
+            for place in (*(temporary / file for file in _files(temporary)), temporary):
+                _on_disk(place)
             with ctrl_c_ignored():
                 _take_place(temporary, target)
+            _on_disk(target.parent)
         except InputError as error:  # of a file inside: the folder is known by its own name only
             raise InputError(str(error).replace(str(temporary), str(path))) from error
         finally:
             with ctrl_c_ignored():
                 shutil.rmtree(temporary, ignore_errors=True)
+                os.close(handle)
 
 
 @contextmanager
@@ -111,7 +131,7 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]
         )
     files = _files(target)
     if isinstance(manifest, re.Pattern):
-        listed = {file for file in files if manifest.fullmatch(file)}
+        listed = {file for file in files if manifest.fullmatch(file) and _seal(target / file)}
     else:
         if files and not (target / manifest).is_file():
             raise InputError(
@@ -130,7 +150,7 @@ def _take_place(temporary: Path, target: Path) -> None:
     if not target.exists():
         temporary.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.parent))
+    old = Path(tempfile.mkdtemp(prefix=_temporary_name(target), dir=target.parent))
     target.rename(old / target.name)
     try:
         temporary.rename(target)
@@ -139,6 +159,40 @@ def _take_place(temporary: Path, target: Path) -> None:
         old.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _temporary_name(target: Path) -> str:
+    """Return how the name of a temporary file or folder for a target begins."""
+    return f".{target.name[:40]}.simrl-"
+
+
+def _remove_left(target: Path) -> None:
+    """Remove the temporary files and folders of killed processes, which nobody locks any more. One that holds what was in the
+    target's place gives it back."""
+    for left in target.parent.iterdir():
+        if not left.name.startswith(_temporary_name(target)) or left.is_symlink():
+            continue
+        with suppress(OSError):  # another process writes there
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - left.stat().st_mtime < LOCKED_WITHIN_S:
+                    continue
+                if (left / target.name).exists() and not target.exists():
+                    (left / target.name).rename(target)
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            finally:
+                os.close(handle)
+
+
+def _on_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would outlive a loss of power."""
+    with suppress(OSError):  # not every file system can tell
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -164,14 +218,74 @@ MOST_INFLATED = (
     200  # bytes of a larger table for each byte of the file; lengths, the best case of real ones, reach about 50
 )
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+FEW_ROWS = 1024  # whose texts are decoded at a time to learn how many bytes they have
 TEXT_BYTES = 16  # of a text in a column of texts, on average, as an estimate before they are read
 
 
+# A seal: the SHA-256 of a file with zeros in the seal's place, among the metadata of a Parquet file's footer.
+SEAL, ZEROS = b"simrl.sha256", b"0" * 64
+_SEALED = re.compile(re.escape(SEAL) + rb"\x18\x40([0-9a-f]{64})")  # as Thrift writes a key and a value of 64 bytes
+BROKEN_SEAL = "is damaged, or was changed after simrl wrote it"
+
+
 def write_parquet(table: pa.Table, path: Path, key: bytes, metadata: BaseModel) -> None:
-    """Write a table (zstd) with `metadata` as JSON under `key` of its schema; the file appears only when it is whole."""
-    table = table.replace_schema_metadata({key: metadata.model_dump_json().encode()})
+    """Write a table with `metadata` as JSON under `key` of its schema; the file appears only when it is whole."""
     with write_whole_file(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        write_table(table.replace_schema_metadata({key: metadata.model_dump_json().encode()}), temporary)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table (zstd) with page checksums, for other readers, and a seal."""
+    with pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({SEAL: ZEROS})
+    with path.open("r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        place = _seal(path)
+        assert place is not None
+        file.seek(place[0])
+        file.write(digest.encode())
+
+
+def _seal(path: Path) -> tuple[int, bytes] | None:
+    """Return the seal of a Parquet file and its place; None if it has none, or no footer."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 8, 0))
+        start = size - 8 - int.from_bytes(file.read(4), "little")
+        if file.read() != b"PAR1":  # no Parquet, or not whole
+            return None
+        file.seek(max(start, 0))
+        found = _SEALED.search(file.read())
+    return None if found is None else (max(start, 0) + found.start(1), found[1])
+
+
+def _require_seal(path: Path) -> None:
+    """Raise `InputError` for a Parquet file that is not what its seal says. One without a seal is somebody else's."""
+    if (found := _seal(path)) is None:
+        return
+    place, seal = found
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        at = 0
+        while block := file.read(1 << 20):
+            low, high = max(place - at, 0), min(max(place + len(ZEROS) - at, 0), len(block))
+            digest.update(block if low >= high else b"".join((block[:low], ZEROS[: high - low], block[high:])))
+            at += len(block)
+    if digest.hexdigest().encode() != seal:
+        raise InputError(f"{path}: {BROKEN_SEAL}; make it anew, or remove {SEAL.decode()} from its metadata")
+
+
+def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain data with its seal under `sha256`: the SHA-256 of the rest as JSON."""
+    rest = json.loads(json.dumps({key: value for key, value in data.items() if key != "sha256"}))
+    text = json.dumps(rest, sort_keys=True)
+    return {**rest, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def is_broken(data: Mapping[str, Any]) -> bool:
+    """Return whether data has a seal, and is not what the seal says."""
+    return "sha256" in data and data["sha256"] != sealed(data)["sha256"]
 
 
 def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], remedy: str) -> M | None:
@@ -185,52 +299,74 @@ def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], rem
         raise InputError(f"{path}: metadata field {field}: {first['msg']}; {remedy}") from error
 
 
-def read_parquet(path: Path) -> pa.Table:
-    """Return the table of a file, without dictionaries. Raises `InputError` for a file that is no Parquet, is damaged, has two
-    columns of a name, or is far larger in memory than on disk."""
+def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
+    """Return the table of a file, of these columns alone as far as it has them. Raises `InputError` for a file that is no
+    Parquet, is damaged, has two columns of a name, or is far larger in memory than on disk."""
     try:
+        _require_seal(path)
         with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-            schema = file.schema_arrow
-            _refuse_inflated(path, file)
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if twice:
-            raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
-        texts = [field.name for field in schema if _is_text(field.type)]
-        with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True, read_dictionary=texts) as file:
-            table = file.read()
+            names = file.schema_arrow.names
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
+            chosen = [name for name in names if columns is None or name in columns]
+            _refuse_inflated(path, file, chosen)
+            table = file.read(chosen)
         table.validate(full=True)
-        columns = [_decoded(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(schema.names)]
+        plain = [_plain(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(chosen)]
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read as Parquet ({what}); is it whole?") from error
-    return pa.table(columns, names=schema.names, metadata=table.schema.metadata)
+    metadata = {key: value for key, value in (table.schema.metadata or {}).items() if key != SEAL}
+    return pa.table(plain, names=chosen, metadata=metadata or None)
 
 
-def _refuse_inflated(path: Path, file: pq.ParquetFile) -> None:
+def _refuse_inflated(path: Path, file: pq.ParquetFile, columns: Sequence[str]) -> None:
     footer, most = file.metadata, max(FREE_BYTES, MOST_INFLATED * path.stat().st_size)
     size = footer.num_rows * footer.num_columns
     if size <= most:
         file.scan_contents()  # finds damage: asking the footer of a damaged file for its columns may end the process
         groups = map(footer.row_group, range(footer.num_row_groups))
         chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-        size = sum(chunk.num_values * WIDTHS.get(chunk.physical_type, TEXT_BYTES) for chunk in chunks)
+        read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+        decoded = (chunk.num_values * WIDTHS.get(chunk.physical_type, TEXT_BYTES) for chunk in read)
+        size = max(sum(decoded), sum(chunk.total_uncompressed_size for chunk in read))
     if size > most:
         raise InputError(
             f"{path}: says that it holds {footer.num_rows:,} rows, {size / 1e9:.1f} GB, in a file of "
             f"{path.stat().st_size / 1e6:.1f} MB; is it whole? Keep fewer rows"
         )
+    for name in columns:
+        if _has_bytes(file.schema_arrow.field(name).type):
+            batches = file.iter_batches(FEW_ROWS, columns=[name])
+            for size in accumulate(batch.get_total_buffer_size() for batch in batches):
+                if size > FREE_BYTES:
+                    raise InputError(
+                        f"{path}: column {name!r} holds {size / 1e9:.1f} GB of texts or more; keep fewer rows"
+                    )
 
 
-def _decoded(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
+def _has_bytes(kind: pa.DataType) -> bool:
+    """Return whether a value of a type may be of any size, and is not in a dictionary."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return not (pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind))
+
+
+def _plain(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
     """Return a column without its dictionary. Raises `InputError` for texts that would fill the memory."""
     if not pa.types.is_dictionary(column.type):
         return column
-    if _is_text(column.type.value_type):
+    if _has_bytes(column.type.value_type):
         size = sum(pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks)
         if size > FREE_BYTES:
             raise InputError(f"{place} holds {size / 1e9:.1f} GB of repeated texts; keep fewer rows")
     return column.cast(column.type.value_type)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def is_count_like(kind: pa.DataType) -> bool:
+    """Return whether values of a type may be read as numbers or texts: dates, times and bytes would be cast to numbers."""
+    while pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    odd = (pa.types.is_temporal, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return not any(is_odd(kind) for is_odd in odd)

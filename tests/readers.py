@@ -23,6 +23,7 @@ from mutations import Files
 
 from simrl.analysis.explanation import diff_results, explain_result
 from simrl.errors import InputError
+from simrl.files import SEAL
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, Tables, read_profile, write_profile
@@ -53,7 +54,16 @@ COUNTER = token_counter(chars_per_token=2.0)
 
 
 def _files(folder: Path) -> Files:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): _unsealed(path.read_bytes()) for path in files}
+
+
+def _unsealed(content: bytes) -> bytes:
+    """Return a file as somebody else would have written it: mutations are to reach the reader behind the seal."""
+    if content.startswith(b"{") and b'"sha256"' in content:
+        data = json.loads(content)
+        return json.dumps({key: value for key, value in data.items() if key != "sha256"}, indent=1).encode()
+    return content.replace(SEAL, b"somebody.own")
 
 
 def _json_lines(*rows: object) -> bytes:
@@ -65,7 +75,7 @@ def _written(write: Any, name: str) -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / name)
-        return (Path(folder) / name).read_bytes()
+        return _unsealed((Path(folder) / name).read_bytes())
 
 
 # Traces

@@ -28,9 +28,11 @@ from simrl.dispatch.allocation import (
     two_tier,
     with_leftover,
 )
+from simrl.engine.lock_step import engine_of
+from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.profile import read_profile
-from simrl.profile.rollout_times import RolloutTimes
+from simrl.profile.rollout_times import DraftCosts, Drafted, RolloutTimes
 from simrl.trace.synthesis import LengthModel, synthesise
 from simrl.trace.trace import Trace, TraceMetadata, write_trace
 
@@ -51,6 +53,15 @@ def test_prompts_are_ranked_by_the_median_of_their_group_and_represented_by_the_
     groups = ranking_groups(prompts, tokens, 2)
     assert [group.prompts for group in groups] == [(5, 7), (3, 1)]
     assert [group.representative_tokens for group in groups] == [(2 + 5 + 6 + 1 + 10 + 90) / 6, 30.0]
+
+
+def test_the_mean_that_represents_a_group_is_of_its_responses_or_of_its_prompts_medians():
+    prompts, tokens = [7, 7, 7, 5, 5, 5], [1, 10, 91, 2, 5, 5]
+    (group,) = ranking_groups(prompts, tokens, 1)
+    assert group.representative_tokens == 19.0 and sorted(group.lengths_tokens) == sorted(tokens)
+    (group,) = ranking_groups(prompts, tokens, 1, "medians")
+    assert group.representative_tokens == 7.5
+    assert sorted(group.lengths_tokens) == pytest.approx([t * 7.5 / 19 for t in sorted(tokens)])
 
 
 def test_prompts_of_equal_length_stand_in_order_of_their_id_and_the_shortest_groups_get_one_more():
@@ -86,23 +97,55 @@ def test_ranking_groups_part_the_prompts_and_their_medians_never_fall(rows, data
 def tau(profile, length_tokens, dp, accept_length=1.0, samples=1, prompt_tokens=0):
     """Seconds in which `dp` workers generate `samples` responses of `length_tokens`, pass by pass."""
     positions = np.arange(0.0, length_tokens, accept_length)
-    return sum(profile.decode_s(-(-samples // dp), prompt_tokens + position + 1) for position in positions)
+    each = -(-samples // dp)
+    prefilled = each * max(profile.prefill_s(prompt_tokens) - profile.decode_s(1, prompt_tokens), 0.0)
+    return prefilled + sum(profile.decode_s(each, prompt_tokens + position + 1) for position in positions)
 
 
 def test_the_table_of_times_is_tau_with_the_group_split_over_its_workers():
     profile = read_profile(PROFILE)
-    times = RolloutTimes(profile, 900, prompt_tokens=50, accept_length=2.0)
-    table = times.table([100.4, 900.0], [10, 7], 3)
+    times = RolloutTimes(profile, 900, prompt_tokens=50)
+    table = times.table([[100.4], [900.0] * 7], [10, 7], 3, [Drafted(2.0)] * 2)
     for i, (tokens, samples) in enumerate([(100, 10), (900, 7)]):
         for k in (1, 2, 3):
-            assert table[i, k - 1] == pytest.approx(tau(profile, tokens, k, 2.0, samples, 50))
+            assert table[i, k - 1] == pytest.approx(tau(profile, tokens, k, 2.0, samples, 50), rel=2e-3)
 
 
 def test_more_responses_than_a_worker_decodes_at_a_time_run_in_turn():
     profile = read_profile(PROFILE)
-    ((seconds, half),) = RolloutTimes(profile, 300, max_num_seqs=4).table([300.0], [10], 2)
-    assert seconds == pytest.approx(2 * tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=2))
-    assert half == pytest.approx(tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=1))
+    ((seconds, half),) = RolloutTimes(profile, 300, max_num_seqs=4).table([[300.0]], [10], 2)
+    assert seconds == pytest.approx(2 * tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=2), rel=2e-3)
+    assert half == pytest.approx(tau(profile, 300, 1, samples=4) + tau(profile, 300, 1, samples=1), rel=2e-3)
+
+
+def test_a_batch_ends_with_its_longest_response_and_passes_shorten_as_others_end():
+    times = RolloutTimes(read_profile(PROFILE), 4000)
+    uneven, longest, mean = times.responses_s([100] * 63 + [4000]), times.batch_s(4000, 64), times.batch_s(161, 64)
+    alone = times.batch_s(4000, 1)
+    assert mean < alone < uneven < longest
+
+
+def test_drafts_cost_their_round_and_their_verification_up_to_the_batch_that_drafts():
+    costs = DraftCosts(np.array([0.0, 64.0]), np.array([0.001, 0.001]), np.zeros(2), np.array([4]))
+    profile, drafted = read_profile(PROFILE), Drafted(2.0, 3.0)
+    times = RolloutTimes(profile, 400, costs=costs)
+    by_hand = sum(profile.verify_s(4, 3.0, 2 * i + 1) + 0.001 for i in range(200))
+    assert times.responses_s([400] * 4, drafted) == pytest.approx(by_hand, rel=2e-3)
+    assert times.responses_s([400] * 5, drafted) == times.batch_s(400, 5)
+
+
+@pytest.mark.parametrize("kv_tokens", [100_000, 9_000])
+def test_tau_of_a_batch_is_what_the_engine_takes_also_where_the_cache_is_too_small(kv_tokens):
+    profile = read_profile(PROFILE)
+    lengths = np.random.default_rng(3).integers(50, 1000, 40)
+    limits = Limits(max_num_seqs=32, max_num_batched_tokens=8192, block_size=16, kv_blocks=kv_tokens // 16)
+    engine = engine_of(profile.tables, limits)
+    for tokens in lengths:
+        engine.submit(60, int(tokens))
+    engine.settle(0.0)
+    engine.run_until_idle()
+    predicted = RolloutTimes(profile, 1000, 32, 60, kv_tokens).responses_s(lengths)
+    assert predicted == pytest.approx(engine.now_s, rel=0.1)
 
 
 # Tier 2, worked by hand from Fig. 12
@@ -388,7 +431,7 @@ def test_the_command_allocates_the_first_step_after_the_last_but_one_epoch(simrl
     assert d["picture"] == "trace-allocation.png"
 
 
-def test_the_predicted_times_are_tau_of_the_history_s_mean_lengths(simrl, allocate):
+def test_the_predicted_times_are_tau_of_the_history_s_lengths(simrl, allocate):
     arguments = ("--workers", "8", "--groups", "2", "--epoch", "0", "--step", "3", "--accept-length", "1.5", "--json")
     d = json.loads(simrl(*allocate(*arguments)).out)
     trace = synthesise(LengthModel.model_validate(MODEL), 1)
@@ -397,11 +440,11 @@ def test_the_predicted_times_are_tau_of_the_history_s_mean_lengths(simrl, alloca
     past = (epoch == 0) & np.isin(prompt, of_step)
     groups = ranking_groups(prompt[past], tokens[past], 2)
     prompt_tokens = round(float(trace.column("prompt_tokens")[step == 3].mean()))
+    times = RolloutTimes(read_profile(PROFILE), int(tokens[past].max()), 256, prompt_tokens)
     for shown, group in zip(d["groups"], groups, strict=True):
         assert shown["representative_tokens"] == group.representative_tokens
-        length = round(group.representative_tokens)
-        seconds = tau(read_profile(PROFILE), length, shown["workers"], 1.5, 24, prompt_tokens)
-        assert shown["predicted_s"] == pytest.approx(seconds)
+        (seconds,) = times.table([group.lengths_tokens], [24], 8, [Drafted(1.5)])
+        assert shown["predicted_s"] == pytest.approx(seconds[shown["workers"] - 1])
 
 
 def test_the_table_on_the_screen_says_what_the_paper_leaves_open(simrl, allocate):

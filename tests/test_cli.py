@@ -210,6 +210,8 @@ def test_a_file_that_is_cut_off_is_refused(simrl, trace, profile, command, cut):
 def test_a_file_whose_column_names_are_damaged_is_refused(simrl, trace, profile, command, column):
     name = f"{command[0]}.parquet"
     Path(name).write_bytes(Path(name).read_bytes().replace(column, b"\xff" + column[1:]))
+    assert f"{name}: is damaged, or was changed after simrl wrote it" in simrl.refuses(*command, name)
+    Path(name).write_bytes(Path(name).read_bytes().replace(b"simrl.sha256", b"somebody.own"))
     assert f"{name}: cannot be read as Parquet ('utf-8' codec can't decode" in simrl.refuses(*command, name)
 
 
@@ -501,3 +503,29 @@ def test_a_full_disk_behind_stdout_is_told(simrl):
 
 def test_the_tests_leave_ctrl_c_as_it_was():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_debuggers_python_kernels_are_refused_in_a_line(simrl):
+    process = subprocess.run(
+        [sys.executable, "-m", "simrl.commands.cli", "run", "scenario.yaml", "--system", "areal", "-o", "out"],
+        cwd=simrl.folder,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 2
+    assert process.stderr == "simrl: NUMBA_DISABLE_JIT is set, and engines run only compiled; unset it\n"
+
+
+def test_what_a_strangers_trace_says_cannot_move_the_cursor(simrl, trace):
+    evil = "calm\x1b[2J\x1b]0;title\x07\rgone\x9b1m"
+    data = read_trace(trace)
+    changed_metadata = data.metadata.model_copy(update={"name": evil, "source": evil, "notes": evil, "licence": evil})
+    write_trace(Trace(data.table, changed_metadata), trace)
+    for command in (
+        ("trace", "show", str(trace)),
+        ("run", "scenario.yaml", "--system", "areal", "workload={trace: trace.parquet, synthetic: null}", "-o", "out"),
+        ("explain", "out"),
+    ):
+        code, out, said = simrl(*command)
+        assert code == 0 and not set("\x1b\r\x07\x9b") & set(out + said)

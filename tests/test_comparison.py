@@ -185,7 +185,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
         (["cluster.tp=32", "cluster.gpus=32"], "cluster.tp is 32: it does not divide the 16 attention heads"),
         (["cluster.gpu=b9"], "gpu 'b9' is unknown; choose one of a100, h100"),
         (["model=gpt-5"], "model gpt-5: neither a config.json nor one of qwen3-0.6b"),
-        (["model=qwen3-32b"], "weights take 65.5 GB of a h100's .*use a larger tp|needs .* GB a GPU"),
+        (["model=qwen3-32b"], "of a h100's .*, weights 65.5 GB.*use a larger tp|needs .* GB a GPU"),
         (
             ["training.tokens_per_microbatch=10000000"],
             r"training: .*GB a GPU .*activations of 10,000,000",

@@ -22,7 +22,7 @@ from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd, Fixed
 from simrl.trace.trace import Sample, Trace, write_trace
 
-OPEN: dict[str, Any] = {"name": "histospec", "gate": "open"}
+OPEN: dict[str, Any] = {"name": "histospec", "gate": "open", "prompt_tail_tokens": 0}
 
 
 def simulated(
@@ -149,12 +149,13 @@ def test_nobody_drafts_from_what_is_not_finished(system, name, monkeypatch):
             finished.add((rollout.sample.prompt_id, rollout.sample.epoch, rollout.sample.sample))
         real_ends(self, engine, slot, rollout, now_s)
 
-    def give(self, engine, slot, sample, response, now_s):
+    def give(self, engine, slot, sample, response, now_s, worker):
         before = engine._state.drafts[slot].copy()
-        real_give(self, engine, slot, sample, response, now_s)
+        later_s = real_give(self, engine, slot, sample, response, now_s, worker)
         if before != engine._state.drafts[slot]:
             needed = range(4) if name == "histospec" else [sample.sample]
             given.append(all((sample.prompt_id, sample.epoch - 1, i) in finished for i in needed))
+        return later_s
 
     real_ends, real_give = Drafting.ends, Drafting.give
     monkeypatch.setattr(Drafting, "ends", ends)
@@ -168,7 +169,30 @@ def test_an_index_too_large_for_the_memory_evicts_none():
     builders = IndexBuilders(HistoryWorkers(memory_bytes=160), trace_of({(0, p): [[0]] for p in range(9)}))
     for prompt, tokens in ((0, 4), (1, 4), (2, 100)):
         builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
-    assert [builders.ready(prompt, range(1), 1e9) for prompt in range(3)] == [True, True, False]
+    there = [builders.there_s(0, prompt, range(1), 1e9) < np.inf for prompt in range(3)]
+    assert there == [True, True, False]
+
+
+def test_an_index_follows_its_prompt_to_each_host_once_over_its_link_one_after_another():
+    sizes = HistoryWorkers(tokens_per_s=1e9, bytes_per_token=10.0, link_bytes_per_s=100.0)
+    builders = IndexBuilders(sizes, trace_of({(0, p): [[0]] for p in range(2)}), workers_per_host=2)
+    for prompt, tokens in ((0, 20), (1, 50)):
+        builders.finished(Sample(prompt, 0, 0, prompt, 0, 4), tokens, 0.0)
+    assert builders.there_s(0, 0, range(1), 10.0) == pytest.approx(12.0)  # 200 bytes
+    assert builders.there_s(1, 1, range(1), 10.0) == pytest.approx(17.0)  # then 500 bytes, on the same host
+    assert builders.there_s(1, 0, range(1), 11.0) == pytest.approx(12.0)  # on its way already
+    assert builders.there_s(2, 0, range(1), 11.0) == pytest.approx(13.0)  # another host
+
+
+def test_a_response_drafts_from_when_its_index_has_arrived():
+    trace = random_groups(3, epochs=2)
+
+    def drafted(**history_workers):
+        result = simulated(trace, OPEN, inputs={"history_workers": history_workers})
+        return int(result.samples.column("drafted_tokens").to_numpy().sum())
+
+    at_once, slow, never = drafted(), drafted(link_bytes_per_s=16.0 * 200), drafted(link_bytes_per_s=1e-3)
+    assert at_once > slow > never == 0
 
 
 def test_a_prompt_whose_index_is_not_built_yet_decodes_without_drafts():
@@ -229,12 +253,38 @@ def test_results_say_where_acceptance_is_from():
 
 @pytest.mark.parametrize("method", ["siblings", "srt"])
 def test_who_is_alone_in_a_group_has_no_siblings(method):
-    asked = scenario({"name": "verl_colocated", "speculation": method})
+    one = {"gpu": "h100", "gpus": 1, "tp": 1}
+    asked = scenario({"name": "verl_colocated", "speculation": method}, cluster=one)
     workload = asked.workload.model_dump()
     workload["synthetic"]["group"] = 1
-    alone = simulate(scenario(method_of(asked), workload=workload))
+    alone = simulate(scenario(method_of(asked), workload=workload, cluster=one))
     assert simulate(asked).samples.column("drafted_tokens").to_numpy().sum() > 0
     assert alone.samples.column("drafted_tokens").to_numpy().sum() == 0
+
+
+def without_ids(trace: Trace) -> Trace:
+    columns = {name: trace.table.column(name) for name in trace.table.column_names if name != "response_ids"}
+    return Trace.from_columns(columns, trace.metadata)
+
+
+@pytest.mark.parametrize(
+    "method", ["siblings", {"name": "tlt", "drafter_from_update": 9, "threshold": 99, "patience": 1}]
+)
+@pytest.mark.parametrize("known", [lambda trace: trace, without_ids], ids=["ids", "drawn"])
+def test_who_has_no_sibling_at_its_worker_drafts_nothing(known, method):
+    trace = known(random_groups(2, epochs=2, prompts=2))
+    spread, together = ({"gpu": "h100", "gpus": gpus, "tp": 1} for gpus in (8, 1))
+    assert sum(drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=spread)).values()) == 0
+    assert sum(drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=together)).values()) > 0
+
+
+def test_half_a_group_drafts_less_than_all_of_it():
+    trace = without_ids(random_groups(3, prompts=1, group=16))
+    one, two, four = (
+        sum(drafted for drafted, _, _ in drafts(simulated(trace, "siblings", cluster=cluster)).values())
+        for cluster in ({"gpu": "h100", "gpus": gpus, "tp": 1} for gpus in (1, 2, 4))
+    )
+    assert one > two > four > 0
 
 
 def method_of(asked):

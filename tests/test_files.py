@@ -4,13 +4,20 @@ import errno
 import os
 import re
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command_line import contents
+from pydantic import BaseModel
 
 from simrl.errors import InputError
-from simrl.files import write_whole_file, write_whole_folder
+from simrl.files import parquet_metadata, read_parquet, write_parquet, write_whole_file, write_whole_folder
 
 MANIFEST = "files.txt"
 
@@ -136,6 +143,63 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path):
 # A folder.
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one_writes_is_not(tmp_path):
+    code = (
+        "import sys, time, pathlib; from simrl.files import write_whole_folder\n"
+        "with write_whole_folder(pathlib.Path(sys.argv[1]), 'files') as folder:\n"
+        "    (folder / 'half').touch(); print(folder.name, flush=True); time.sleep(600)"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    names = [writer.stdout.readline().strip() for writer in writers]
+    try:
+        writers[0].kill()
+        writers[0].wait()
+        for name in names:
+            os.utime(tmp_path / name, (0, 0))  # long ago
+        with write_whole_folder(tmp_path / "out", "files") as folder:
+            (folder / "whole").touch()
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[1], "out"])
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+
+
+def test_a_result_that_was_set_aside_when_the_process_was_killed_comes_back(tmp_path):
+    aside = tmp_path / ".out.simrl-12345678"
+    (aside / "out").mkdir(parents=True)
+    (aside / "out" / "files").write_text("files\nkept\n")
+    (aside / "out" / "kept").touch()
+    os.utime(aside, (0, 0))
+    with pytest.raises(RuntimeError), write_whole_folder(tmp_path / "out", "files"):
+        assert (tmp_path / "out" / "kept").exists()
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_any_flipped_bit_of_a_table_that_simrl_wrote_is_noticed(tmp_path):
+    path, rng = tmp_path / "table.parquet", np.random.default_rng(3)
+    write_parquet(
+        pa.table({"n": rng.integers(0, 50, 300), "text": ["a", "b", "c"] * 100}), path, b"key", Notes(note="kept")
+    )
+    whole, table = path.read_bytes(), read_parquet(path)
+    assert parquet_metadata(table, path, b"key", Notes, "").note == "kept"
+    for bit in rng.choice(8 * len(whole), 400, replace=False):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with suppress(InputError):  # only a seal that is no longer found leaves a table, the right one
+            found = read_parquet(path)
+            assert found.equals(table) and found.schema.metadata[b"key"] == table.schema.metadata[b"key"]
+
+
+class Notes(BaseModel):
+    note: str
+
+
 def test_a_folder_appears_whole_with_a_list_of_its_files(tmp_path):
     write_folder(tmp_path / "out", **{"a.txt": "a", "run/b.txt": "b"})
     assert (tmp_path / "out" / MANIFEST).read_text() == "files.txt\na.txt\nrun/b.txt\n"
@@ -252,3 +316,23 @@ def test_ctrl_c_pressed_again_does_not_stop_the_tidying_up(tmp_path, monkeypatch
         raise KeyboardInterrupt
     assert contents(tmp_path) == {}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_a_small_file_of_huge_texts_is_refused_before_they_fill_the_memory(tmp_path, kind):
+    path = tmp_path / "huge.parquet"
+    texts = pa.array([f"{i:04d}" + "a" * 1_000_000 for i in range(400)]).cast(kind)
+    pq.write_table(pa.table({"step": range(400), "note": texts}), path, compression="zstd", use_dictionary=False)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(InputError, match=r"says that it holds 400 rows, 0.4 GB, in a file of 0.\d MB"):
+        read_parquet(path)
+    assert pa.total_allocated_bytes() - before < 1 << 26
+    assert read_parquet(path, ["step"]).column_names == ["step"]
+
+
+def test_a_text_that_is_repeated_is_as_large_as_its_repetitions(tmp_path):
+    path = tmp_path / "repeated.parquet"
+    texts = pa.array(["a" * 100_000] * 4000)
+    pq.write_table(pa.table({"note": texts}), path, compression="zstd")
+    with pytest.raises(InputError, match=r"column 'note' holds 0.\d GB of texts or more"):
+        read_parquet(path)

@@ -18,6 +18,7 @@ from readers import READERS
 
 from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
+from simrl.files import sealed
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import read_profile
 from simrl.result.check import check_metadata
@@ -167,7 +168,7 @@ def test_a_result_without_a_column_or_with_one_of_another_type_is_refused(run):
 def test_a_result_whose_metadata_is_not_what_is_looked_up_is_refused_with_the_key(run):
     metadata = json.loads((run / "result.json").read_text())
     metadata["scenario"]["engine"]["max_num_seqs"] = "many"
-    (run / "result.json").write_text(json.dumps(metadata))
+    (run / "result.json").write_text(json.dumps(sealed(metadata)))
     assert "scenario.engine.max_num_seqs is 'many'" in refusal(read_result, run)
     (run / "result.json").write_text("[" * 100_000)
     assert "not a result folder" in refusal(read_result, run)
@@ -182,14 +183,14 @@ def test_a_part_of_a_recorded_run_cannot_be_explained_and_says_why(run):
 def test_a_result_that_does_not_say_what_was_varied_is_explained(run):
     metadata = json.loads((run / "result.json").read_text())
     del metadata["variant"]
-    (run / "result.json").write_text(json.dumps(metadata))
+    (run / "result.json").write_text(json.dumps(sealed(metadata)))
     assert explain_result(read_result(run)).variant == ""
 
 
 def test_a_result_that_does_not_say_its_workers_is_refused(run):
     metadata = json.loads((run / "result.json").read_text())
     del metadata["rollout_workers"]
-    (run / "result.json").write_text(json.dumps(metadata))
+    (run / "result.json").write_text(json.dumps(sealed(metadata)))
     assert "metadata has no rollout_workers" in refusal(explain_result, read_result(run))
 
 
@@ -198,7 +199,7 @@ def test_a_report_of_a_result_that_does_not_say_what_it_rests_on_is_refused_with
     metadata = json.loads((run / "result.json").read_text())
     *outer, key = place.split(".")
     del (metadata[outer[0]] if outer else metadata)[key]
-    (run / "result.json").write_text(json.dumps(metadata))
+    (run / "result.json").write_text(json.dumps(sealed(metadata)))
     message = refusal(write_report, run, run.parent / "report.html")
     assert f"result.json: key {place} is missing" in message
 

@@ -1,14 +1,23 @@
 """HistoPipe (RhymeRL §6): who gets which prompts, whose weights a token comes from, and where outliers go."""
 
 from collections import defaultdict
+from unittest.mock import patch
 
+import numpy as np
 import pytest
-from helpers import ROOMY, examples, on_gpus, one_second_a_pass, prepared, rows, watch
+from helpers import ROOMY, examples, on_gpus, one_second_a_pass, prepared, rows, scenario, watch
 from hypothesis import given
 from hypothesis import strategies as st
+from token_traces import trace_of
 
+from simrl.pipelines import histopipe
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile
+from simrl.profile.rollout_times import RolloutTimes
 from simrl.runtime.worker import WorkerCosts
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
 from simrl.trace.trace import Trace, TraceMetadata
 
 ABLATIONS = [
@@ -18,6 +27,8 @@ ABLATIONS = [
     {"two_tier": False, "ranking_groups": None},
     {"migration": False},
     {"alternation": "pairing"},
+    {"alternation": "none", "representative": "medians"},
+    {"weight_buffer": False},
     {"ranking_groups": 2, "alpha": 0.5, "least_beta": 1.0},
 ]
 PROFILE = TableProfile(
@@ -85,6 +96,71 @@ def test_from_the_second_epoch_on_short_and_long_prompts_alternate_between_the_e
     # Step 2, even: ascending. Prompts 1 and 3 are the short ones. Step 3, odd: descending; 4 and 6 are short.
     assert [places[2, prompt] for prompt in range(4)] == [1, 0, 1, 0]
     assert [places[3, prompt] for prompt in range(4, 8)] == [1, 0, 1, 0]
+
+
+def test_without_alternation_the_short_prompts_stay_at_one_end_of_the_workers():
+    places = worker_of(timed(epochs(TWO_STEPS, TWO_STEPS), 4, alternation="none"))
+    assert [places[2, prompt] for prompt in range(4)] == [1, 0, 1, 0]
+    assert [places[3, prompt] for prompt in range(4, 8)] == [0, 1, 0, 1]
+
+
+def test_without_weight_buffers_all_workers_begin_a_step_together_and_load_over_the_network():
+    trace = epochs([[5, 50], [50, 5], [5, 5]])
+    place = stays(timed(trace, 3, weight_buffer=False))
+    # Worker 0 has ended its part of step 0 at 5, and waits for worker 1, which ends at 50. Both end step 1 by 100; version 1 is
+    # published at 150.
+    assert [place[uid][0][3] for uid in range(4)] == [0.0, 0.0, 50.0, 50.0]
+    assert [place[uid][0][3] for uid in (4, 5)] == [pytest.approx(160, abs=0.1)] * 2
+    loads = [prepare(on_gpus("rhymerl", {"weight_buffer": on}, 2)).costs.load_s for on in (True, False)]
+    hardware = gpu("h100")
+    held = model_shape("qwen3-0.6b").weight_bytes
+    assert loads[0] - loads[1] == pytest.approx(held / hardware.host_bytes_per_s - held / hardware.network_bytes_per_s)
+
+
+def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():
+    # Of a real profile; lengths as in the epoch before. Predicted from mean lengths it was half of what the engine takes.
+    lengths = {"steps": 2, "prompts_per_step": 24, "group": 16, "cap_tokens": 2048, "mean_tokens": 800, "sigma": 0.9}
+    config = scenario(
+        {"name": "rhymerl", "rollout_share": 0.5, "speculation": "none", "migration": False},
+        steps=6,
+        model="qwen3-14b",
+        cluster={"gpu": "h100", "gpus": 16, "tp": 2},
+        workload={"synthetic": {**lengths, "prompt_share": 0.6}},
+        profile={"path": "profiles/qwen3-14b_h100_tp2.parquet"},
+    )
+    begun, begin = [], histopipe._Steps.begin
+
+    def begins(steps, step, worker):
+        begun.append((worker, steps.run.env.now, step.predicted_s[worker], len(step.parts[worker])))
+        begin(steps, step, worker)
+
+    with patch.object(histopipe._Steps, "begin", begins):
+        segments = rows(simulate(config).segments)
+    ranked = [one for one in begun if one[2]]
+    for worker, at_s, predicted_s, samples in ranked[: len(ranked) // 2]:
+        later = [other[1] for other in begun if other[0] == worker and other[1] > at_s]
+        ends = [s["ended_s"] for s in segments if s["worker"] == worker and at_s <= s["started_s"] < min(later)]
+        assert samples == 96
+        assert predicted_s == pytest.approx(max(ends) - at_s, rel=0.1)
+
+
+def test_the_drafts_of_a_ranking_group_enter_its_predicted_time():
+    # Only the short prompt has the same tokens in each epoch, so drafts help it alone.
+    rng = np.random.default_rng(0)
+    same, draws = list(range(40)), [rng.integers(100, 10_000, 60).tolist() for _ in range(4)]
+    groups = {(epoch, 0): [same] for epoch in range(4)} | {(epoch, 1): [draws[epoch]] for epoch in range(4)}
+    asked, table = [], RolloutTimes.table
+
+    def tables(times, lengths, samples, most, drafted):
+        asked.append(drafted)
+        return table(times, lengths, samples, most, drafted)
+
+    with patch.object(RolloutTimes, "table", tables):
+        timed(trace_of(groups), 4, speculation={"name": "histospec", "gate": "open"})
+    # Of step 3, when those of step 2 are known: group 0 is the short prompt.
+    short, long = asked[-1]
+    assert short.tokens > 3 and short.drafted > 2
+    assert long.tokens == 1.0
 
 
 def test_a_worker_begins_its_next_part_without_waiting_for_the_others():

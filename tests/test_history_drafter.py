@@ -7,7 +7,7 @@ import pytest
 from replay.history_drafter import HistoryDrafter
 from replay.history_store import HistoryStore
 from simrl.errors import InputError
-from simrl.speculation.history_index import PAPER, PUBLIC_CODE, build_index, draft
+from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule, build_index, draft
 from simrl.speculation.trace_runs import history_runs
 from simrl.trace.trace import Trace, TraceMetadata
 
@@ -47,9 +47,10 @@ def test_every_position_drafts_from_the_same_prompts_last_epochs(rule, epochs_ba
         if not history:
             assert runs.first[row] == -1
             continue
-        index = build_index([np.array(r[5]) for r in history], [r[4] for r in history])
+        tail = rule.prompt_tail
+        index = build_index([np.r_[tail, r[5]] for r in history], [r[4] for r in history])
         for p in range(len(ids)):
-            path = draft(index, np.array(ids[:p]), 32, rule).tolist()
+            path = draft(index, np.r_[tail, ids[:p]], 32, rule).tolist()
             right = next((k for k, t in enumerate(path) if k >= len(ids) - p or t != ids[p + k]), len(path))
             at = runs.first[row] + p
             assert (runs.drafted[at], runs.accepted[at]) == (len(path), right)
@@ -123,12 +124,20 @@ def test_a_trace_of_one_epoch_gives_no_runs():
     assert runs.first.tolist() == [-1] and len(runs.drafted) == 0
 
 
-def learnt(rows, epoch, **parameters):
+def test_a_draft_may_begin_from_the_prompts_tail_and_matches_across_it():
+    # Nothing is generated yet, or too little for a match: without the tail there is no draft before the third token.
+    rows = [(0, 0, 1, 0, 1.0, [10, 11, 12, 13, 14]), (1, 1, 1, 0, 1.0, [10, 11, 12, 13, 14])]
+    alone, with_tail = history_runs(trace_of(rows)), history_runs(trace_of(rows), HistoryRule(prompt_tail_tokens=5))
+    assert alone.accepted.tolist() == [0, 0, 0, 2, 1]
+    assert with_tail.accepted.tolist() == [5, 4, 3, 2, 1]
+
+
+def learnt(rows, epoch, rule=PAPER, **parameters):
     """A store that has an epoch of these rows."""
     store = HistoryStore(**parameters)
     for prompt in {r[2] for r in rows}:
         group = [r for r in rows if r[1:3] == (epoch, prompt)]
-        store.learn(prompt, epoch, [r[5] for r in group], [r[4] for r in group])
+        store.learn(prompt, epoch, [np.r_[rule.prompt_tail, r[5]] for r in group], [r[4] for r in group])
     store.wait()
     return store
 
@@ -139,7 +148,7 @@ def test_running_responses_get_the_drafts_that_a_trace_says(rule):
     trace = trace_of(rows)
     runs = history_runs(trace, rule)
     rng = np.random.default_rng(0)
-    drafter = HistoryDrafter(learnt(rows, 0), rule)
+    drafter = HistoryDrafter(learnt(rows, 0, rule), rule)
     running = {row: 0 for row, r in enumerate(rows) if r[1] == 1}
     for row in running:
         drafter.start_request(row, rows[row][2])

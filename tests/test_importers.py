@@ -49,6 +49,7 @@ def test_text_is_never_counted_without_a_stated_way():
     refused(token_counter, "tokenizer.json", "chars_per_token")
     refused(lambda: token_counter("tokenizer.json", 4.0), "both")
     refused(lambda: token_counter(chars_per_token=0), "0")
+    refused(lambda: token_counter(chars_per_token=1e-9), "chars_per_token is 1e-09", "a number from 0.1 to 1000")
     refused(lambda: token_counter(chars_per_token=float("nan")), "nan")
 
 
@@ -241,6 +242,22 @@ def test_a_truncated_wandb_table_is_refused(tmp_path):
     file = write_jsonl(tmp_path / "generations.table.json", table([0, "p", "x", 0]))
     file.write_text(file.read_text()[:-20])
     refused(lambda: import_verl(file, BY_CHARACTER), "generations.table.json: broken JSON")
+
+
+def test_a_line_of_millions_of_values_is_refused_before_it_fills_the_memory(tmp_path):
+    (tmp_path / "1.jsonl").write_bytes(b'{"step": 1, "input": [' + b"[]," * 10_000_000 + b"[]]}")
+    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "1.jsonl: line 1", "values or more in one object")
+
+
+def test_two_verl_dumps_of_one_step_are_refused(tmp_path):
+    write_jsonl(tmp_path / "1.jsonl", rollout(1, "p", "xx"))
+    write_jsonl(tmp_path / "01.jsonl", rollout(1, "p", "xx"))
+    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "01.jsonl and 1.jsonl are both of step 1", "keep one")
+
+
+def test_a_verl_dump_of_another_step_than_its_name_says_is_refused(tmp_path):
+    write_jsonl(tmp_path / "7.jsonl", rollout(1, "p", "xx"))
+    refused(lambda: import_verl(tmp_path, BY_CHARACTER), "7.jsonl: line 1: step is 1 in the dump of step 7")
 
 
 def test_the_real_verl_run_has_sixteen_checkpoints_of_twenty_slots_and_seventeen_prompts(shared_data):

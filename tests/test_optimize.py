@@ -134,6 +134,21 @@ def test_a_tp_without_step_times_is_left_out_and_said_so(shipped_profiles):
     assert space.point(choice).scenario.profile.path.endswith("qwen3-8b_h100_tp4.parquet")
 
 
+def test_layouts_of_a_worker_of_experts_are_tried_as_a_whole_each_with_its_step_times(file):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
+    file.write_text(
+        SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}")
+        + "vary: [{cluster: {gpus: 64, tp: 2, ep: 2}}]\n"
+    )
+    assert not any("cluster.tp" in text for text in space_of(file).asked)  # the file says it
+    file.write_text(file.read_text().replace("vary: [{cluster: {gpus: 64, tp: 2, ep: 2}}]\n", ""))
+    space = space_of(file, "cluster.gpus=64", "systems=verl_colocated")
+    layouts = "cluster.tp=1,1,2,2,4 cluster.dp=1,8,1,1,1 cluster.ep=1,8,1,2,4 --zip cluster.tp,cluster.dp,cluster.ep"
+    assert layouts in space.asked
+    paths = [space.point(chosen).scenario.profile.path for chosen in space.combinations(100)]
+    assert len({*paths}) == 5 and any(path.endswith("qwen3-30b-a3b_h100_tp1_dp8_ep8.parquet") for path in paths)
+
+
 @pytest.fixture
 def shipped_profiles(file):
     root = Path(__file__).parents[1]
@@ -695,6 +710,23 @@ def test_prefix_caching_is_the_scenarios(file, system, key, on, off):
     for cached, value in (("true", on), ("false", off)):
         (scenario,) = load_scenarios(file, [f"systems=[{system}]", f"engine.prefix_caching={cached}"])
         assert launch(prepare(scenario)).settings.get(key) == value
+
+
+@pytest.mark.parametrize(("system", "experts"), [("verl_colocated", None), ("split", "2")])
+def test_precision_and_experts_are_set_where_the_framework_has_a_key_and_else_said(file, system, experts):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
+    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    file.write_text(file.read_text().replace("training: {mfu: 0.01, log_prob_mfu: 0.01}\n", ""))
+    parts = ["cluster.gpus=64", "cluster.tp=2", "cluster.ep=2", "precision.weights=fp8-block", "precision.training=fp8"]
+    (scenario,) = load_scenarios(file, [f"systems=[{system}]", *parts, "training.expert_parallel=2"])
+    found = launch(prepare(scenario))
+    key = "actor_rollout_ref.rollout.quantization"
+    assert found.settings.get(key) == ("fp8" if found.framework == "verl" else None)
+    assert any("FP8 RL" in page for page in found.documents) == (key in found.settings)
+    (unsaid,) = [note for note in found.notes if note.startswith("precision:")]
+    assert ("weights fp8-block" in unsaid) == (key not in found.settings) and "training fp8" in unsaid
+    assert found.settings.get("--expert-model-parallel-size") == experts
+    assert any(note.startswith("training.expert_parallel=2") for note in found.notes) == (experts is None)
 
 
 def test_a_split_cluster_is_told_as_parts_of_every_node(file):

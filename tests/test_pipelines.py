@@ -531,6 +531,16 @@ def test_areal_generates_while_it_trains_and_workers_with_enough_to_do_are_never
     assert "idle" in {s["kind"] for s in lanes(one_at_a_time)["rollout-000"]}
 
 
+def test_a_split_that_generates_for_each_accumulation_step_alternates_between_rollout_and_gradients():
+    whole, parts = (timed("split", 2, EQUAL, generations=generations) for generations in (1, 2))
+    begins = [[s["started_s"] for s in lanes(run)["rollout-000"] if s["kind"] == "rollout"] for run in (whole, parts)]
+    # 30 s, rewards 5 s, and the next part once its gradients are there, in hardly any time; the update is published in 100 s.
+    assert begins[0] == [pytest.approx(t, abs=0.2) for t in (0, 30 + 5 + 100 + 10)]
+    assert begins[1] == [pytest.approx(t, abs=0.4) for t in (0, 35, 70 + 110, 70 + 110 + 35)]
+    assert [u["samples"] for u in rows(parts.steps)] == [4, 4]
+    assert [u["off_policyness_max"] for u in rows(parts.steps)] == [0, 0]
+
+
 # Failures.
 
 

@@ -72,7 +72,7 @@ class Live:
         torch.set_num_threads(1)  # another test may have loaded it
         speculative = {
             "method": "custom_class",
-            "model": "replay.proposer.Proposer",
+            "model": "replay.rank.NoDrafts",
             "num_speculative_tokens": MOST_TOKENS,
         }
         self.engine = VllmEngine(

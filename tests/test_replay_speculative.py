@@ -1,9 +1,8 @@
-"""Which drafter of a real engine a method of speculation is, and which method none can be."""
+"""Which drafter of a real engine a method of speculation is, which method none can be, and what a replay leaves out."""
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,23 @@ import pytest
 from helpers import prepared, scenario
 from token_traces import random_groups
 
+from replay.proposer import DraftCounts, DrafterSetup, Proposer, Ran
 from replay.replayer import ReplayConfig, check_replayable, engine_settings
-from replay.speculative import drafter_setup, forced_setup, own_config, speculative_config, synthetic_acceptance
+from replay.speculative import (
+    drafter_setup,
+    forced_setup,
+    own_config,
+    replayed_form,
+    speculative_config,
+    synthetic_acceptance,
+)
 from simrl.errors import InputError
 from simrl.simulate.prepare import Prepared
-from simrl.speculation.gates import RATES
-from simrl.speculation.windows import Aimd, Mimd
+from simrl.speculation.gates import RATES, Elastic
+from simrl.speculation.windows import Aimd, Fixed, Mimd
 from simrl.trace.trace import write_trace
+
+COUPLED = {"name": "specactor", "decoupled": False}
 
 Of = Callable[[str | dict[str, Any]], Prepared]
 
@@ -54,20 +63,58 @@ def test_n_grams_are_vllms_own_unless_the_method_has_a_gate_or_a_window_that_mov
     assert speculative_config(moving)["method"] == "custom_class"
 
 
-def test_a_draft_model_is_vllms_own_from_a_folder(of: Of, tmp_path: Path) -> None:
+def folder_of(architecture: str, folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return folder
+
+
+def test_a_draft_model_is_vllms_own_from_a_folder_and_simrl_tells_it_when_to_draft(of: Of, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'qwen2.5-0.5b' is none; give model: FOLDER"):
         speculative_config(of("draft_model"))
-    (tmp_path / "config.json").write_text(json.dumps({}))
-    config = speculative_config(of("draft_model"), draft_folder=tmp_path)
-    assert config == {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 4}
-    assert drafter_setup(of("draft_model")) is None
+    folder_of("Qwen3ForCausalLM", tmp_path)
+    for method in ("draft_model", COUPLED):
+        config = speculative_config(of(method), draft_folder=tmp_path)
+        assert config == {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 4}
+        assert drafter_setup(of(method)) == DrafterSetup("engine", Fixed(tokens=4))
+    with pytest.raises(InputError, match=r"'Qwen3ForCausalLM'.*name a folder with an EAGLE head"):
+        speculative_config(replayed_form(of("tlt"))[0], draft_folder=tmp_path)
 
 
-@pytest.mark.skipif(find_spec("arctic_inference") is not None, reason="arctic-inference is installed")
+def test_tlt_is_replayed_with_chains_of_an_eagle_head_that_is_not_trained_and_says_so(of: Of, tmp_path: Path) -> None:
+    prepared, changes = replayed_form(of("tlt"))
+    assert len(changes) == 3 and "no trees" in changes[0] and "not trained" in changes[1] and "siblings" in changes[2]
+    assert replayed_form(prepared)[1] == []
+    config = speculative_config(prepared, draft_folder=folder_of("EagleLlamaForCausalLM", tmp_path))
+    assert config == {"method": "eagle", "model": str(tmp_path), "num_speculative_tokens": 10}
+    setup = drafter_setup(prepared)
+    assert setup is not None and setup.gate == Elastic(threshold=32, patience=10)
+    assert setup.levels_from_batch == ((1, 10), (2, 8), (5, 6), (21, 4))  # the depths of the deepest trees
+    check_replayable(prepared, ReplayConfig(Path("model")))
+    with pytest.raises(InputError, match="'eagle' is none; an EAGLE head; name its folder with --draft-model"):
+        speculative_config(prepared)
+
+
+def test_siblings_are_drafted_by_simrl_with_the_gate_of_tlt(of: Of) -> None:
+    tlt_base = of({"name": "siblings", "gate": {"threshold": 5}})
+    assert speculative_config(tlt_base) == own_config(8)
+    assert drafter_setup(tlt_base) == DrafterSetup("siblings", Fixed(tokens=8), Elastic(threshold=5))
+    setup = drafter_setup(of("srt"))
+    assert setup is not None and setup.kind == "siblings" and setup.own_text
+
+
+def test_seer_is_replayed_without_a_pool_of_caches_and_says_so() -> None:
+    seer = prepared(scenario("seer", steps=2))
+    with pytest.raises(InputError, match="kv_pool: false"):
+        check_replayable(seer, ReplayConfig(Path("model")))
+    changed, [change] = replayed_form(seer)
+    assert "a chunk computes it again" in change and changed.system.dispatch.chunk_tokens == 8192
+    check_replayable(changed, ReplayConfig(Path("model")))
+
+
 def test_random_weights_accept_a_draft_models_tokens_as_the_scenario_says_and_draft_nothing_else(
     of: Of, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({}))
+    folder_of("Qwen3ForCausalLM", tmp_path)
     plan = of("draft_model").drafts
     assert plan is not None and plan.acceptance is not None
     config = speculative_config(of("draft_model"), draft_folder=tmp_path, synthetic=True)
@@ -76,11 +123,6 @@ def test_random_weights_accept_a_draft_models_tokens_as_the_scenario_says_and_dr
     assert rates == sorted(rates, reverse=True) and rates[0] == pytest.approx(plan.acceptance.by_position[0])
     with pytest.raises(InputError, match="choose draft_model"):
         speculative_config(of("histospec"), synthetic=True)
-
-
-def test_suffix_decoding_says_what_to_install(of: Of) -> None:
-    with pytest.raises(InputError, match="pip install arctic-inference"):
-        speculative_config(of("srt"))
 
 
 def test_forced_acceptance_is_that_of_the_scenario_position_by_position(of: Of) -> None:
@@ -95,33 +137,22 @@ def test_forced_acceptance_is_that_of_the_scenario_position_by_position(of: Of) 
         forced_setup(of("histospec"))
 
 
-def test_simrls_drafter_is_refused_with_tensor_parallelism_and_vllms_own_are_not(of: Of, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({}))
-
-    def with_tp(method: str | dict[str, Any]) -> Prepared:
-        one = of(method)
-        cluster = one.scenario.cluster.model_copy(update={"tp": 2})
-        return replace(one, scenario=one.scenario.model_copy(update={"cluster": cluster}))
-
-    for method in ("histospec", {"name": "ngram", "window": {"kind": "aimd"}}):
-        for told in (speculative_config, drafter_setup):
-            with pytest.raises(InputError, match=r"cluster\.tp is 2; set cluster.tp to 1, or choose vLLM's own"):
-                told(with_tp(method))
-    with pytest.raises(InputError, match=r"cluster\.tp is 2"):
-        forced_setup(with_tp("draft_model"))
-    assert speculative_config(with_tp("ngram"))["method"] == "ngram" and drafter_setup(with_tp("ngram")) is None
-    assert speculative_config(with_tp("draft_model"), draft_folder=tmp_path)["method"] == "draft_model"
+def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
+    one = of("histospec")
+    cluster = one.scenario.cluster.model_copy(update={"tp": 2})
+    two = replace(one, scenario=one.scenario.model_copy(update={"cluster": cluster}))
+    assert speculative_config(two) == speculative_config(one) and drafter_setup(two) == drafter_setup(one)
+    assert engine_settings(two, ReplayConfig(Path("model"))).tp == 2
 
 
 @pytest.mark.parametrize(
     ("method", "remedy"),
     [
-        ("tlt", "not trees that a bandit chooses; choose draft_model"),
+        ("tlt", r"not trees; give chains of d tokens as strategies \(d, 1, d \+ 1\)"),
         ("specactor", "decoupled: false"),
         ("spec_rl", "choose histospec"),
         ("das", "choose histospec"),
-        ("siblings", "choose srt"),
-        ({"name": "srt", "gate": "batch"}, "leave out gate and window"),
+        ({"name": "draft_model", "gate": "batch"}, "leave out gate and window"),
         ({"name": "draft_model", "window": {"kind": "aimd"}}, "leave out gate and window"),
     ],
 )
@@ -160,3 +191,37 @@ def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
     ahead = replace(one, limits=one.limits._replace(async_scheduling=True))
     with pytest.raises(InputError, match=r"schedule no pass ahead \(engine\.async_scheduling\); set it to false"):
         check_replayable(ahead, ReplayConfig(Path("model")))
+
+
+def test_vllms_own_drafter_rests_until_few_requests_are_left_and_drafts_by_their_number() -> None:
+    """A pass that prefills is not counted; when it starts, all running requests compute their caches again."""
+    proposer = Proposer(10, 512)
+    chains = ((1, 10), (2, 6))
+    assert proposer.levels(2) is None  # it is vLLM's own affair
+    proposer.configure(
+        DrafterSetup("engine", Fixed(tokens=8), Elastic(threshold=2, patience=2), levels_from_batch=chains)
+    )
+    for name in "abc":
+        proposer.begins(name, 0, (1, 2), ())
+    known = {name: 2 for name in "abc"}
+
+    def step(names: str, prefill: bool = False, accepted: int = 0) -> int | None:
+        levels = proposer.levels(len(names))
+        batch = [Ran(name, known[name], 0 if prefill else known[name] - 1, 4 if accepted else 0, 100) for name in names]
+        assert proposer.propose(batch, [[7] * (accepted + 1) for _ in names]) == {}
+        for name in names:
+            known[name] += accepted + 1
+        return levels
+
+    assert [step("abc", prefill=True), step("abc"), step("ab")] == [0, 0, 0] and not proposer.restarts
+    assert step("ab") == 0 and proposer.restarts
+    proposer.restarts = False
+    assert step("ab", prefill=True) == 6 and step("ab", accepted=3) == 6 and step("a", accepted=2) == 10
+    assert proposer.counts("a") == DraftCounts(8, 5, 2, 7) and proposer.counts("c") == DraftCounts()
+    proposer.enable(False)
+    assert proposer.levels(1) == 0 and proposer.redraft() == {"a": [], "b": [], "c": []}
+    with pytest.raises(InputError, match="one window for all requests"):
+        proposer.window("a", 2)
+    proposer.new_rollout()
+    proposer.enable(True)
+    assert step("a") == 0

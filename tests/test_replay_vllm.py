@@ -16,10 +16,12 @@ from helpers import RESPONSES, recorder, rows, sample, trained, with_status
 from test_replay_faults import eventually, is_there
 
 from replay.clock import WallClock
-from replay.host import Begin, Ended, Gained, Loaded, LoadWeights
+from replay.host import Begin, DraftCall, Ended, Gained, Loaded, LoadWeights
 from replay.link import engine_link, wait_until_ready
+from replay.proposer import DrafterSetup
+from replay.random_model import make_drafter
 from replay.replayer import ReplayConfig, ReplayEngines, check_replayable, engine_settings, process_fleet, replay, reset
-from replay.speculative import forced
+from replay.speculative import forced, own_config, replayed_form
 from replay.vllm_adapter import EngineSettings
 from replay.vllm_worker import VllmWorker
 from simrl.errors import InputError
@@ -28,8 +30,10 @@ from simrl.runtime.events import gather
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.worker import TokensReached
 from simrl.scenario.load import load_scenarios
+from simrl.scenario.model import SystemConfig
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
+from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Sample, Trace, TraceMetadata, write_trace
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -412,22 +416,85 @@ def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simul
         check_replayable(forced(case(a_trace(steps=1), "draft_model")), live)
 
 
-def test_an_engine_of_two_processes_generates_loads_and_ends_with_both(tmp_path, models):
-    settings = EngineSettings(str(two_heads(tmp_path / "model")), 4, 64, 32, 64, 16, tp=2, dtype="float32")
+def test_an_engine_of_two_processes_generates_drafts_for_both_loads_and_ends_with_both(tmp_path):
+    """A prompt's old response is what is generated again, so that its history drafts only what is right."""
+    settings = EngineSettings(
+        str(two_heads(tmp_path / "model")),
+        4,
+        64,
+        32,
+        64,
+        16,
+        tp=2,
+        dtype="float32",
+        temperature=0.0,
+        speculative=own_config(4),
+    )
     link = engine_link("worker 0", settings, tmp_path / "log")
-    try:
-        wait_until_ready([link], 300.0)
-        link.send([Begin(1, 0, tuple(range(10)), (), 54), LoadWeights(2, 1, settings.model, "recompute", 0.0)])
+
+    def generate(tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        link.send([Begin(1, 0, tuple(range(10)), (), tokens), LoadWeights(2, 1, settings.model, "recompute", 0.0)])
         reports: list = []
         while not any(isinstance(report, Ended) for report in reports):
             reports += link.connection.recv()
-        assert (
-            sum(len(report.token_ids) for report in reports if isinstance(report, Gained)) == 54
-        )  # all that it may have
         assert any(isinstance(report, Loaded) for report in reports)
+        gained = [token for report in reports if isinstance(report, Gained) for token in report.token_ids]
+        return tuple(gained), next(report.drafts for report in reports if isinstance(report, Ended))
+
+    try:
+        wait_until_ready([link], 300.0)
+        plain, nothing = generate(46)  # all that it may have, with room for drafts
+        history = DrafterSetup("history", Fixed(tokens=4))
+        link.send([DraftCall("configure", (history,)), DraftCall("learn", (0, 0, [plain]))])
+        link.send([DraftCall("wait_learnt", ())])
+        again, (drafted, accepted, verifications, verified) = generate(46)
     finally:
         link.kill()
+    assert nothing == (0, 0, 0, 0) and again == plain and len(plain) == 46
+    assert verifications > 5 and drafted >= accepted > 20 and accepted < verified <= accepted + verifications
     assert eventually(lambda: not of_group(link.process.pid), 5.0)
+
+
+def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, prepared):
+    """What a chunk finds of its KV cache it has at the worker of the chunk before alone."""
+    scenario = prepared.scenario
+    system = SystemConfig(name="split", dispatch="seer", rollout_share=0.67)
+    chosen, changes = replayed_form(prepare(scenario.model_copy(update={"system": system, "steps": 1})))
+    dispatch = replace(chosen.system.dispatch, chunk_tokens=64)
+    chosen = replace(chosen, system=replace(chosen.system, dispatch=dispatch))
+    predicted, measured = simulate_prepared(chosen), replay(chosen, fleet, config)
+    assert len(changes) == 1 and measured.stopped is None
+    for result in (predicted, measured.result):
+        chunks = rows(result.segments)
+        assert max(chunk["tokens"] for chunk in chunks) <= 64 and len(chunks) > 5 * 12
+        places = {(chunk["uid"], chunk["worker"]) for chunk in chunks}
+        assert len(places) > len({uid for uid, _ in places})  # some have moved
+
+
+@pytest.mark.parametrize(("system", "eagle"), [("tlt", True), ("specactor", False)])
+def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(models, tmp_path, system, eagle):
+    """TLT's once three responses are left, SpecActor's from the start; greedy responses are what they are without drafts."""
+    write_trace(a_trace(steps=1, prompts=2), tmp_path / "trace.parquet")
+    drafter = make_drafter(models[0], tmp_path / "drafter", eagle)
+    entry = {"tlt": "{name: tlt, threshold: 3}", "specactor": "{name: specactor, decoupled: false, best_of_n: false}"}
+    text = scenario(models[0], tmp_path, steps=1).replace("gpus: 3", "gpus: 1")
+    text = text.replace("[one_step_off]", f"[{entry[system]}]")
+    (tmp_path / "scenario.yaml").write_text(text)
+    [chosen] = load_scenarios(tmp_path / "scenario.yaml", [])
+    prepared, changes = replayed_form(prepare(chosen))
+    config = ReplayConfig(models[0], dtype="float32", temperature=0.0, draft_model=drafter)
+    with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
+        measured = replay(prepared, fleet, config)
+        plain = replay(replace(prepared, drafts=None), fleet, config)
+    assert measured.stopped is None and measured.trace is not None and plain.trace is not None
+    assert bool(changes) == (system == "tlt")
+    ids, expected = (each.trace.table.column("response_ids").to_pylist() for each in (measured, plain))
+    assert ids == expected
+    drafted = {row["generated_tokens"]: row["drafted_tokens"] for row in rows(measured.result.samples)}
+    shortest, longest = min(drafted), max(drafted)
+    assert drafted[longest] > 100
+    assert drafted[shortest] == 0 if system == "tlt" else drafted[shortest] > 100
+    assert sum(row["accepted_tokens"] for row in rows(measured.result.samples)) > 0
 
 
 def two_heads(folder: Path) -> Path:

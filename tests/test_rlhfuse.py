@@ -9,8 +9,9 @@ from test_pipelines import run, timed, traces, updates_at, workers
 
 from simrl.pipelines.rlhfuse import number_of_destinations
 from simrl.profile.model_shape import model_shape
+from simrl.runtime.fused_pipelines import pipelines_s
 from simrl.runtime.training_costs import TrainingCosts
-from simrl.simulate.run import simulate_prepared
+from simrl.simulate.run import simulate, simulate_prepared
 
 SWITCH_S = 20 + 18 * model_shape("qwen3-0.6b").parameters / 2 / 64e9  # on two GPUs
 # Ten responses, five at each of two workers; one of each five is long.
@@ -149,3 +150,26 @@ def test_lanes_switch_twice_an_update_and_never_roll_out_in_between(trace, worke
         switches = [i for i, kind in enumerate(kinds) if kind == "switch"]
         assert len(switches) == 2 * 4
         assert all(back - there == 1 for there, back in zip(switches[::2], switches[1::2], strict=True))
+
+
+def test_one_pipeline_is_1f1b_and_a_second_in_reverse_fills_its_bubbles():
+    # 4 micro-batches of 3 s on 4 stages: 12 s of work and 9 of bubbles. Two such pipelines have 24 s of work.
+    four = np.full(4, 3.0)
+    assert pipelines_s(four, 4, 1 / 3, 1) == pytest.approx(21.0)
+    assert 24.0 < pipelines_s(four, 4, 1 / 3, 2) < 0.8 * 2 * 21.0
+    assert pipelines_s(four, 1, 1 / 3, 2) == pytest.approx(24.0)  # without stages there is nothing to fill
+    uneven = np.array([5.0, 1.0, 2.0, 8.0, 1.0])
+    assert max(2 * uneven.sum(), uneven.max()) <= pipelines_s(uneven, 3, 0.25, 2) <= 2 * pipelines_s(uneven, 3, 0.25, 1)
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+def test_a_critic_takes_as_long_as_the_policy_and_less_where_intra_stage_fusion_fills_bubbles(stages):
+    def train_s(**parameters):
+        training = {"mfu": 0.4, "sharding": "optimizer", "pipeline_parallel": stages, "tokens_per_microbatch": 60}
+        config = on_gpus("rlhfuse", {"fusion": False, **parameters}, 4, steps=1, training=training)
+        spans = lanes(simulate(config))["rollout-000"]
+        return sum(s["ended_s"] - s["started_s"] for s in spans if s["kind"] == "train")
+
+    alone, serial, fused = train_s(), train_s(critic=True, intra_stage=False), train_s(critic=True)
+    assert serial == pytest.approx(2 * alone)
+    assert fused == pytest.approx(serial) if stages == 1 else fused < 0.95 * serial

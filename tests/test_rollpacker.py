@@ -46,6 +46,34 @@ def test_prompts_that_were_put_off_train_together_in_a_long_round_without_surplu
     assert [u["off_policyness_max"] for u in rows(result.steps)] == [0] * 4
 
 
+def test_rewards_of_a_prompt_begin_when_it_is_complete_or_when_the_round_is_over():
+    # The prompts of the round are complete at 8 and 10; the last sample leaves its worker at 11.
+    ends = [rows(half_more(1, reward_s=50.0, async_rewards=on).steps)[0]["started_s"] for on in (True, False)]
+    assert ends == [pytest.approx(60.0), pytest.approx(61.0)]
+
+
+# Four prompts a step, of which two are long. A short round of twice as many puts four off; the next round is a long one.
+LONG = trace([[[(4, n)] * 2 for n in (10, 10, 400, 500)], [[(4, n)] * 2 for n in (10, 10, 300, 600)]])
+
+
+def test_with_the_stream_trainer_half_of_the_workers_train_what_is_scored_while_the_others_finish_a_long_round():
+    def long_round(**parameters):
+        result = timed("rollpacker", 2, LONG, 2, eta_prompts=2.0, eta_responses=1.0, reward_s=1.0, **parameters)
+        update = rows(result.steps)[1]
+        busy = [s for lane in lanes(result).values() for s in lane if s["kind"] == "train" and s["policy_version"] == 1]
+        return result, update, busy
+
+    plain, _, at_the_end = long_round()
+    streamed, update, trains = long_round(stream_trainer=0.4)
+    last = max(s["ended_s"] for s in rows(streamed.segments) if s["policy_version"] == 1)
+    early = [s for s in trains if s["ended_s"] <= last]
+    assert {s["lane"] for s in early} == {"rollout-001"}
+    assert not [s for s in at_the_end if s["ended_s"] <= last - 100]
+    # Nothing is trained twice or left out, and every token has the version that is trained.
+    assert sorted(trained(streamed)[1]) == sorted(trained(plain)[1])
+    assert update["off_policyness_max"] == 0
+
+
 def test_without_long_rounds_long_prompts_are_never_trained():
     result = half_more(6, long_rounds=False)
     assert max(row["generated_tokens"] for row in rows(result.samples) if row["status"] == "trained") == 10

@@ -313,7 +313,7 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         (
             "model: qwen3-0.6b",
             "model: '${shell:ls}'",
-            "model: Unsupported interpolation type shell; correct the reference",
+            "line 5, column 8: ${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value",
         ),
         ("model: qwen3-0.6b", "model: '${cluster'", "${cluster"),
         ("warmup_steps: 1", "warmup_steps: 2", "warmup_steps 2 leaves none of the 2 steps; lower it"),
@@ -334,6 +334,21 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
 )
 def test_a_mistake_in_the_file_is_named_by_key_and_value_with_what_would_be_right(file, old, new, what):
     assert what in refusal(written(file, (old, new)))
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:SECRET}", "x${oc.env:SECRET}", "${${model}:SECRET}", "${ oc.env : SECRET }"]
+)
+def test_a_strangers_scenario_cannot_read_the_environment(file, text, monkeypatch):
+    monkeypatch.setenv("SECRET", "s3cret")
+    for said in (refusal(written(file, ("name: tiny", f"name: '{text}'"))), refusal(file, f"model={text}")):
+        assert "is no reference to a key of the file" in said and "s3cret" not in said
+
+
+def test_a_text_with_a_colon_beside_a_reference_is_no_call(file):
+    written(file, ("{roofline: {}}", "{path: 'a:${model}:b.parquet'}"))
+    (scenario,) = load_scenarios(file, ["systems=[areal]"])
+    assert scenario.profile.path.endswith("a:qwen3-0.6b:b.parquet")
 
 
 def test_a_workload_that_is_neither_recorded_nor_drawn_is_refused(file):

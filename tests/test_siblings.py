@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
-from reference_siblings import SiblingDrafter
 from token_traces import METADATA, random_groups, trace_of
 
+from replay.sibling_drafter import SiblingDrafter
 from simrl.errors import InputError
 from simrl.speculation.siblings import (
     sibling_draft,
@@ -71,7 +71,7 @@ def test_both_forms_draft_the_same(own: bool):
     rng = np.random.default_rng(2)
     trace = random_groups(3, prompts=2)
     index = sibling_index(trace)
-    drafter = SiblingDrafter(group=4, own=own)
+    drafter = SiblingDrafter(own=own)
     responses = [np.array(ids, dtype=np.int32) for ids in trace.table.column("response_ids").to_pylist()]
     for row, prompt in enumerate(trace.column("prompt_id").tolist()):
         drafter.start_request(row, prompt)
@@ -97,16 +97,15 @@ def test_both_forms_draft_the_same(own: bool):
     assert compared > 50
 
 
-def test_a_group_is_the_latest_requests_of_a_prompt():
-    drafter = SiblingDrafter(group=2)
+def test_a_response_that_is_over_still_helps_and_another_group_never():
+    drafter = SiblingDrafter()
     drafter.start_request(0, 7)
     drafter.observe(0, np.array([1, 2, 3, 4], dtype=np.int32))
     drafter.stop_request(0)
-    drafter.start_request(1, 7)
-    drafter.observe(1, np.array([1, 2, 3], dtype=np.int32))
-    assert drafter.propose([1], [8])[0].tolist() == [4], "a response that is over still helps"
-    drafter.start_request(2, 7)
-    assert drafter.propose([1], [8])[0].tolist() == []
+    for request, group in ((1, 7), (2, 8)):
+        drafter.start_request(request, group)
+        drafter.observe(request, np.array([1, 2, 3], dtype=np.int32))
+    assert [draft.tolist() for draft in drafter.propose([1, 2], [8, 8])] == [[4], []]
 
 
 def test_finished_siblings_give_at_least_what_siblings_in_lockstep_give():

@@ -53,7 +53,7 @@ def refusal(scenario: Scenario) -> str:
         ),
         (
             {"model": "qwen3-32b", "engine": {"gpu_memory_utilization": 0.8}},
-            "qwen3-32b at tp 1: weights take 65.5 GB of a h100's 85.5 GB",
+            "qwen3-32b at tp 1: of a h100's 85.5 GB (× gpu_memory_utilization 0.8), weights 65.5 GB",
             "use a larger tp or another GPU",
         ),
         (

@@ -12,6 +12,7 @@ from test_pipelines import run, timed, updates_at, workers
 from simrl.dispatch.placement import least_requests
 from simrl.dispatch.streamrl import Expected, LongestFirst, SkewnessAware, share_out
 from simrl.runtime.history import LengthHistory
+from simrl.runtime.length_ranker import RankedLengths
 
 IDLE = np.zeros(3, dtype=np.int64)
 
@@ -175,3 +176,29 @@ def test_where_all_responses_are_equally_long_and_nothing_streams_it_is_one_step
         assert updates_at(timed("streamrl", 5, EQUAL, workers=2, eta=eta, stream=False, minibatches=1)) == updates_at(
             plain
         )
+
+
+def test_a_ranker_knows_the_lengths_to_come_of_as_many_prompts_as_it_is_accurate():
+    true = {prompt: 10 + prompt for prompt in range(40)}
+    to_come = trace([[[(4, tokens)] * 2 for tokens in true.values()]])
+    oracle, some, none = (RankedLengths(to_come, accuracy, 0) for accuracy in (1.0, 0.8, 0.0))
+    assert {prompt: oracle.median(prompt, 0) for prompt in true} == true
+    right = sum(some.median(prompt, 0) == tokens for prompt, tokens in true.items())
+    assert 26 <= right <= 38
+    assert sorted(none.median(prompt, 0) for prompt in true) == sorted(true.values())
+    assert not any(none.median(prompt, 0) == tokens for prompt, tokens in true.items())
+
+
+def test_with_an_oracle_long_prompts_have_a_worker_of_their_own_in_the_first_epoch_too():
+    lengths = trace([[[(4, 20)], [(4, 20)], [(4, 90)], [(4, 20)]]])
+    parameters = {"long_share": 0.25, "dedicated_share": 0.5}
+    by_count, by_length = (
+        {
+            r["uid"]: r["worker"]
+            for r in rows(timed("streamrl", 1, lengths, 2, ranker=ranker, **parameters).segments)
+            if r["uid"] < 4  # of the first batch
+        }
+        for ranker in ("history", "oracle")
+    )
+    assert Counter(by_count.values()) == {0: 2, 1: 2}
+    assert by_length == {0: 0, 1: 0, 2: 1, 3: 0}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command_line import SCENARIO, contents
 
@@ -392,6 +394,49 @@ def test_an_outcome_that_is_cut_off_is_simulated_again(file):
     cut.write_text(cut.read_text()[:100])
     assert swept(found, Path("out")).simulated == 1
     assert contents(Path("out")) == whole
+
+
+def test_a_kept_figure_that_somebody_edited_is_noticed_and_simulated_again(file, caplog):
+    found = planned(file, "seed=0..1", "systems=split")
+    swept(found, Path("out"))
+    whole = contents(Path("out"))
+    kept = next(Path("out/points").glob("*/*.json"))
+    data = json.loads(kept.read_text())
+    data["outcome"]["row"]["samples_per_s"] *= 2
+    kept.write_text(json.dumps(data))
+    assert swept(found, Path("out")).simulated == 1
+    assert f"{kept}: is damaged, or was changed after simrl wrote it; the point is simulated again" in caplog.text
+    assert contents(Path("out")) == whole
+
+
+def test_an_outcome_that_became_another_kind_of_file_does_not_block_its_sweep(file):
+    found = planned(file, "seed=0", "systems=split")
+    swept(found, Path("out"))
+    (kept,) = Path("out/points").glob("*/*.json")
+    whole = kept.read_bytes()
+    kept.write_bytes(bytes(len(whole)))  # as after a loss of power
+    assert swept(found, Path("out")).simulated == 1
+    assert kept.read_bytes() == whole
+
+
+def test_a_table_of_somebody_else_at_the_place_of_a_table_is_not_deleted(file):
+    own = Path("out/table/system.name=split/part-0.parquet")
+    own.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"mine": [1]}), own)
+    with pytest.raises(InputError, match=r"holds system.name=split/part-0.parquet, which simrl did not write"):
+        swept(planned(file, "seed=0", "systems=split"), Path("out"))
+    assert pq.read_table(own, partitioning=None).to_pydict() == {"mine": [1]}
+
+
+def test_points_that_the_machine_lost_end_the_command_with_1_and_a_line(simrl, monkeypatch):
+    monkeypatch.setattr("simrl.study.executors.simulate_point", _out_of_memory)
+    code, out, said = simrl("sweep", "scenario.yaml", "seed=0,1", "systems=split", "--jobs", "1")
+    assert code == 1 and "out of memory" in out
+    assert said.startswith("simrl: points that this machine could not simulate: 2; their errors are in the table")
+
+
+def _out_of_memory(*_):
+    raise MemoryError
 
 
 def test_more_values_are_added_to_what_is_there(file):

@@ -405,7 +405,7 @@ def test_windows_that_no_engine_was_started_for_and_drafters_of_vllms_own_are_re
         with pytest.raises(InputError, match=f"started for 1 to {most}"):
             real.worker.window(sample(0, 4, 9), tokens)
     for call in (lambda: rig().worker.speculate(False), lambda: rig().worker.window(sample(0, 4, 9), 2)):
-        with pytest.raises(InputError, match="only simrl's own drafter has windows"):
+        with pytest.raises(InputError, match="vLLM's own n-grams have no windows"):
             call()
 
 

@@ -88,7 +88,7 @@ class LearningTrainer:
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
         raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
 
     def published(self, version: int) -> simpy.Event:

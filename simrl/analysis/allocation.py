@@ -1,7 +1,6 @@
 """Allocation of one step of a trace to workers in RhymeRL's two tiers, as data.
 
-Invariant: every time here is predicted by `RolloutTimes` from the profile and the history's mean lengths; nothing is
-simulated.
+Invariant: every time here is predicted by `RolloutTimes` from the profile and the history's lengths; nothing is simulated.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from simrl.dispatch.allocation import (
 )
 from simrl.errors import InputError
 from simrl.profile.profile import TableProfile
-from simrl.profile.rollout_times import RolloutTimes
+from simrl.profile.rollout_times import Drafted, RolloutTimes
 from simrl.trace.trace import Trace
 
 
@@ -63,10 +62,10 @@ def allocate_step(
     most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
     lengths = [group.representative_tokens for group in ranked]
     prompt_tokens = of_history.pop("prompt_tokens")
-    batch, longest = min(max(samples), max_num_seqs), round(max(lengths))
+    batch, longest = min(max(samples), max_num_seqs), round(max(float(group.lengths_tokens.max()) for group in ranked))
     profile.require_covers(batch, batch, prompt_tokens + longest)
-    times = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens, accept_length)
-    seconds = times.table(lengths, samples, most)
+    times = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens)
+    seconds = times.table([group.lengths_tokens for group in ranked], samples, most, [Drafted(accept_length)] * groups)
     if max_workers is None:
         most = best_max_workers(seconds, workers, train_s, min_workers, precision_s)
     table = seconds[:, :most]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
 import textwrap
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 import typer
 
 from simrl.commands.view import View
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +31,11 @@ INDENT = " " * 16
 _OPTION = re.compile(r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)(?: (\d[\w.]*|[A-Z]+\b|[^\s:;,]+(?=[:;,]|$)))?")
 _KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
 _KEYWORDS |= {"dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
+
+LOST = (
+    "points that this machine could not simulate: {}; their errors are in the table, and the next run tries them again"
+)
+log = logging.getLogger(__name__)
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
@@ -52,6 +58,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             result = function(*arguments, **keywords)
             if isinstance(result, View):
                 result.check()
+                if result.lost:
+                    log.warning(LOST.format(result.lost))
             return result
         except InputError as error:
             raise InputError(_OPTION.sub(keyword, str(error))) from error
@@ -123,6 +131,8 @@ def add_command(
         else:
             result.print()
         result.check()
+        if result.lost:
+            raise StoppedError(LOST.format(result.lost))
 
     if signature_of(inner).return_annotation is not Path:
         said = f"print JSON on stdout instead of tables; its keys are stable{keys and f': {keys}'}"

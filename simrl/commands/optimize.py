@@ -142,7 +142,7 @@ def optimize(
             write_json(written / "optimize.json", found.as_json())
     name = f"Optimization of {found.name}: {found.choice.option.row['system']}"
     rows = [{key: value for key, value in row.items() if key not in NESTED} for row in found.as_json()["best"]]
-    view = OptimizationView(found, print_optimization, name, rows, ascii=False, width=100)
+    view = OptimizationView(found, print_optimization, name, rows, lost=outcomes.lost, ascii=False, width=100)
     if output is None:
         return view
     seconds = time.monotonic() - started

@@ -54,7 +54,7 @@ class Sweep(View):
 
     def check(self) -> None:
         """Raise `InputError` if all points failed."""
-        if len(self._failed) == len(self.rows):
+        if len(self._failed) == len(self.rows) and not self.lost:
             raise InputError(f"all {len(self.rows)} points failed; the first: {self.rows[0]['error']}")
 
     @property
@@ -184,7 +184,7 @@ def sweep(
     notes = []
     if output is not None:
         notes = [f"The table: pandas.read_parquet({str(output / 'table')!r}); Polars and DuckDB open it, too."]
-    return Sweep(planned, swept, outcomes, asked, output, notes=notes, ascii=False)
+    return Sweep(planned, swept, outcomes, asked, output, notes=notes, lost=swept.lost, ascii=False)
 
 
 @contextmanager

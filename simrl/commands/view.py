@@ -21,10 +21,12 @@ WIDE = 10_000  # characters of a line in a file or a pipe, where no column has t
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class View:
-    """The result of a command. `notes` are lines about the files that the command wrote. `width` holds where the
-    output is no terminal, and `ascii` says whether --json escapes other characters."""
+    """The result of a command. `notes` are lines about the files that the command wrote, `lost` the number of points that this
+    machine could not simulate: the command ends with exit code 1. `width` holds where the output is no terminal, and `ascii`
+    says whether --json escapes other characters."""
 
     notes: Sequence[str] = ()
+    lost: int = 0
     width: int = WIDE
     ascii: bool = True
 
@@ -37,10 +39,10 @@ class View:
 
     def print(self, console: "Console | None" = None) -> None:
         """Print the tables, then the notes."""
-        from rich.console import Console
+        from simrl.show.text import Screen
 
         if console is None:
-            console = Console(highlight=False, markup=False)
+            console = Screen()
             if not console.is_terminal and "COLUMNS" not in os.environ:
                 console.width = self.width
         self._show(console)
@@ -58,10 +60,10 @@ class View:
         return page.html
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from simrl.show.text import Screen
 
         text = io.StringIO()
-        self._show(Console(file=text, width=WIDE, highlight=False, markup=False))
+        self._show(Screen(file=text, width=WIDE))
         return text.getvalue().rstrip()
 
 

@@ -5,8 +5,8 @@ hands out all workers. Groups are numbered from 0, the shortest, as in the paper
 
 Tier 1 cuts the prompts, ranked by their last epoch's lengths, into N groups. Tier 2 gives the long groups more workers, so that
 group i ends at about t0 + i·d and two successive steps, one ascending and one descending, complement each other.
-`seconds[i, k - 1]` is τ(len_i, k) everywhere: what group i takes with k workers (`RolloutTimes.table`); MAX_WKS is the number
-of its columns, or what the others' `min_workers` leave, if that is fewer.
+`seconds[i, k - 1]` is τ(len_i, k) everywhere: what group i takes with k workers (`RolloutTimes.table`), its lengths spread as
+in its history; MAX_WKS is the number of its columns, or what the others' `min_workers` leave, if that is fewer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,11 +31,16 @@ MOST_TRIED = 100  # numbers of workers
 INFEASIBLE = 2  # a status of scipy.optimize.milp
 
 
+Representative = Literal["responses", "medians"]
+
+
 class RankingGroup(NamedTuple):
-    """Prompts of similar length (tier 1), and the mean length of their responses in the history."""
+    """Prompts of similar length (tier 1), the mean that represents them, and their responses' lengths in the history, scaled
+    to it."""
 
     prompts: tuple[int, ...]
     representative_tokens: float
+    lengths_tokens: Floats
 
 
 @dataclass(frozen=True)
@@ -68,22 +73,28 @@ def median_tokens(prompt_ids: ArrayLike, response_tokens: ArrayLike) -> dict[int
     return dict(zip(ids.tolist(), medians.tolist(), strict=True))
 
 
-def ranking_groups(prompt_ids: ArrayLike, response_tokens: ArrayLike, groups: int) -> tuple[RankingGroup, ...]:
+def ranking_groups(
+    prompt_ids: ArrayLike, response_tokens: ArrayLike, groups: int, representative: Representative = "responses"
+) -> tuple[RankingGroup, ...]:
     """Cut the prompts, ranked by the median of their historical lengths, into `groups` contiguous parts (tier 1, §6.2).
 
     The arrays have one entry per historical response. The paper says "equally"; here the shortest groups get one prompt more.
-    Prompts with equal medians stand in order of their id. The representative length is the mean over all responses of a part
-    (§6.4), so it need not rise as the medians do. Raises `InputError` for fewer prompts than groups.
+    Prompts with equal medians stand in order of their id. The representative length is "the mean value of the prompts'
+    historical response lengths" (§6.4): over all responses of a part, so it need not rise as the medians do; or, as §6.2 calls
+    the medians historical response lengths, over the prompts' medians. Raises `InputError` for fewer prompts than groups.
     """
     medians = median_tokens(prompt_ids, response_tokens)
     if not 1 <= groups <= len(medians):
         raise InputError(f"groups {groups}: {len(medians)} prompts have a history; ask for 1 to {len(medians)} groups")
     prompts, tokens = np.asarray(prompt_ids), np.asarray(response_tokens)
     ranked = np.array(sorted(medians, key=lambda prompt: medians[prompt]))
-    return tuple(
-        RankingGroup(tuple(part.tolist()), float(tokens[np.isin(prompts, part)].mean()))
-        for part in np.array_split(ranked, groups)
-    )
+    found = []
+    for part in np.array_split(ranked, groups):
+        lengths = tokens[np.isin(prompts, part)].astype(np.float64)
+        mean = float(lengths.mean())
+        stands = mean if representative == "responses" else float(np.mean([medians[prompt] for prompt in part]))
+        found.append(RankingGroup(tuple(part.tolist()), stands, lengths * (stands / mean)))
+    return tuple(found)
 
 
 def two_tier(

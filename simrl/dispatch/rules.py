@@ -21,6 +21,7 @@ class Dispatch:
     worker and queues up anew; with `kv_pool` it finds its KV cache in a pool that all workers share, at the price of the
     transfer, unless its worker was lost or the weights have changed. With `kv_room`, a worker takes samples while its KV cache
     has room. A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait" for its worker.
+    With `ranker_accuracy`, a length ranker takes the place of the history (`RankedLengths`).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Dispatch:
     kv_pool: bool = False
     kv_room: bool = False
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"
+    ranker_accuracy: float | None = None
 
 
 DISPATCHES: dict[str, Dispatch] = {

@@ -7,7 +7,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import typeof
+from numba import config, typeof
+
+from simrl.errors import InputError
 
 
 class Like:
@@ -33,6 +35,8 @@ class Like:
 def resolved_for(kernel: Any, arguments: Like) -> Callable[..., Any]:
     """Return a compiled kernel for arguments like these. It takes no others: it does not look at their types, which takes numba
     7 µs a call, longer than a run to the next stop."""
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # records of numpy lack the attributes that numba gives them
+        raise InputError("NUMBA_DISABLE_JIT is set, and engines run only compiled; unset it")
     types = tuple(typeof(value) for value in arguments.values)  # type: ignore[no-untyped-call]
     compiled: Callable[..., Any] = kernel.compile(types)
     return compiled

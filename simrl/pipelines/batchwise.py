@@ -8,13 +8,16 @@ one step off (the overlap of rollout and training); it is AReaL's admission rule
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
+import numpy as np
 import simpy
 
-from simrl.pipelines.batch import Batch, MakeCollector
+from simrl.errors import InputError
+from simrl.pipelines.batch import Batch, MakeCollector, submit_groups
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import refilled
-from simrl.runtime.events import gather
+from simrl.runtime.events import Signal, gather
 
 
 def batchwise(
@@ -30,6 +33,41 @@ def batchwise(
         else:
             yield batch.complete
             yield run.trainer.train(batch.rollouts)
+
+
+class _OneByOne(simpy.Store):
+    """Parts of an update that are made when the trainer is ready for them: `asked` fires whenever it asks for one."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        super().__init__(env)
+        self.asked = Signal(env)
+
+    def get(self) -> Any:
+        self.asked.fire()
+        return super().get()
+
+
+def coupled(run: RunContext, *, generations: int) -> simpy.events.ProcessGenerator:
+    """Train step after step: a step's groups in `generations` equal parts, each rolled out when the gradients of the part
+    before are computed, all with one version."""
+    if run.dynamic_sampling is not None:
+        raise InputError("system: generations and dynamic_sampling exclude each other; leave one of them out")
+    for k in range(run.steps):
+        if k:
+            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
+        groups, parts = run.workload.next_batch(), _OneByOne(run.env)
+        asked = parts.asked.next
+        updated = run.trainer.train_parts(parts)
+        for part in np.array_split(np.arange(len(groups)), min(generations, len(groups))):
+            yield asked
+            asked, batch = parts.asked.next, Batch(run)
+            yield submit_groups(run, batch, [groups[i] for i in part])
+            batch.close()
+            yield batch.complete
+            parts.put(batch.rollouts)
+        yield asked
+        parts.put(None)
+        yield updated
 
 
 def _roll_out(

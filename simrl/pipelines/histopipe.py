@@ -8,13 +8,13 @@ workers: they wait for one another only because version k - 1 needs all of step 
 From the second epoch on, a step's prompts are ranked by the median length of their responses in their last epoch, cut into
 ranking groups (`simrl.dispatch.allocation`), and given to the workers in ascending order in even steps, counted from 0, and in
 descending order in odd ones. A response that is far longer than its ranking group ever was moves to a worker with more time
-left, or into the next step.
+left, or into the next step. Without weight buffers on the hosts there is a barrier: all workers load together.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -26,11 +26,14 @@ import simpy
 from simrl.dispatch import allocation
 from simrl.pipelines.batch import Batch
 from simrl.pipelines.context import RunContext
-from simrl.runtime.events import on_fire
+from simrl.profile.rollout_times import Drafted
+from simrl.runtime.events import gather, on_fire
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.worker import TokensReached
 from simrl.trace.trace import Sample
 from simrl.trace.workload import Group
+
+UNRANKED = -1
 
 
 class HistoPipe(NamedTuple):
@@ -40,7 +43,9 @@ class HistoPipe(NamedTuple):
     two_tier: bool
     ranking_groups: int | None
     max_workers: int | None
-    alternation: Literal["reversed", "pairing"]
+    representative: allocation.Representative
+    alternation: Literal["reversed", "pairing", "none"]
+    weight_buffer: bool
     migration: bool
     alpha: float
     least_beta: float
@@ -49,8 +54,10 @@ class HistoPipe(NamedTuple):
 def histopipe(run: RunContext, *, rule: HistoPipe) -> simpy.events.ProcessGenerator:
     """Train step after step, each when all its samples are finished or carried into the next step."""
     steps = _Steps(run, rule, simpy.Store(run.env))
-    for worker in range(len(run.workers)):
+    for worker in range(len(run.workers)) if rule.weight_buffer else ():
         run.env.process(steps.work(worker))
+    if not rule.weight_buffer:
+        run.env.process(steps.work_together())
     for _ in range(run.steps):
         batch = yield steps.batches.get()
         yield batch.complete
@@ -97,7 +104,8 @@ class _PlannedStep:
 @dataclass
 class _Steps:
     """The steps of a run: the samples that each worker begins, and what becomes of them. `train_s` is the last update's time,
-    `recent` has the rollouts that ended since the last plan, `betas` has β by epoch."""
+    `betas` has β by epoch. By the number of a ranking group, `UNRANKED` for samples of a plain plan: `recent` has the rollouts
+    that ended since the last plan, `drafted` what drafts did for those before, as far as there were any."""
 
     run: RunContext
     rule: HistoPipe
@@ -105,7 +113,8 @@ class _Steps:
     steps: list[_PlannedStep] = field(default_factory=list)
     migrated: set[int] = field(default_factory=set)
     train_s: float = 0.0
-    recent: list[Rollout] = field(default_factory=list)
+    recent: dict[int, list[Rollout]] = field(default_factory=lambda: defaultdict(list))
+    drafted: dict[int, Drafted] = field(default_factory=dict)
     betas: dict[int, float] = field(default_factory=dict)
 
     def work(self, worker: int) -> simpy.events.ProcessGenerator:
@@ -120,6 +129,21 @@ class _Steps:
                 yield run.workers[worker].load_weights(loaded)
                 run.dispatcher.weights_changed()
             self.begin(step, worker)
+
+    def work_together(self) -> simpy.events.ProcessGenerator:
+        """Take all workers through the steps, each of which they begin at once (`weight_buffer=False`)."""
+        run, loaded = self.run, 0
+        for k in count():
+            while any(run.dispatcher.number_held()):
+                yield gather(run.env, [run.dispatcher.empty(worker) for worker in range(len(run.workers))])
+            yield run.trainer.published(k - 1)
+            step = self.step(k)
+            if run.trainer.version > loaded:
+                loaded = run.trainer.version
+                yield gather(run.env, [worker.load_weights(loaded) for worker in run.workers])
+                run.dispatcher.weights_changed()
+            for worker in range(len(run.workers)):
+                self.begin(step, worker)
 
     def step(self, k: int) -> _PlannedStep:
         """Return the plan of step k, made when the first worker asks for it: until then more history may come in."""
@@ -160,16 +184,20 @@ class _Steps:
         lengths = {prompt: tokens if tokens.size else unseen for prompt, tokens in lengths.items()}
         prompts = np.repeat(list(lengths), [tokens.size for tokens in lengths.values()])
         number = min(self.rule.ranking_groups or len(active), len(active), len(groups))
-        ranking = allocation.ranking_groups(prompts, np.concatenate(list(lengths.values())), number)
+        ranking = allocation.ranking_groups(
+            prompts, np.concatenate(list(lengths.values())), number, self.rule.representative
+        )
         ranks = [[sample for prompt in part.prompts for sample in samples_of[prompt]] for part in ranking]
 
-        tokens = [part.representative_tokens for part in ranking]
-        table = self.run.times.table(tokens, [len(samples) for samples in ranks], len(active)) / self.tokens_per_pass()
+        table = self.run.times.table(
+            [part.lengths_tokens for part in ranking], list(map(len, ranks)), len(active), self.drafted_by_rank(number)
+        )
         workers = allocation.equal_workers(number, len(active))
         if self.rule.two_tier:
             workers = allocation.two_tier_workers(table, len(active), self.train_s, self.rule.max_workers)
         group_s = allocation.predicted_s(table, workers)
-        places = (allocation.reversed_fill if step.k % 2 else allocation.ascending_fill)(workers)
+        alternates = self.rule.alternation != "none" and step.k % 2
+        places = (allocation.reversed_fill if alternates else allocation.ascending_fill)(workers)
         if self.rule.alternation == "pairing" and self.steps:
             now_s, ends_s = self.run.env.now, self.steps[-1].ends_s
             busy = [max(ends_s.get(worker, now_s), now_s) - now_s for worker in active]
@@ -184,12 +212,17 @@ class _Steps:
             step.groups.append(_RankingGroup({sample.uid: sample for sample in samples}, outlier_tokens, last))
         return True
 
-    def tokens_per_pass(self) -> float:
-        """Return the tokens per forward pass of a response, recently (RhymeRL Fig. 12: τ knows the acceptance)."""
-        tokens = sum(rollout.tokens for rollout in self.recent)
-        accepted = sum(rollout.accepted_tokens for rollout in self.recent)
-        self.recent = []
-        return tokens / (tokens - accepted) if tokens > accepted else 1.0
+    def drafted_by_rank(self, groups: int) -> list[Drafted]:
+        """Return what drafts did for the responses of each ranking group recently (Fig. 12: τ knows the acceptance); of all
+        responses, where the group had none before."""
+        for rank, rollouts in self.recent.items():
+            passes = sum(r.tokens - r.verified_tokens + r.verifications for r in rollouts)
+            verified = sum(r.drafted_tokens - r.unverified_tokens for r in rollouts)
+            if passes > 0:
+                self.drafted[rank] = Drafted(sum(r.tokens for r in rollouts) / passes, verified / passes)
+        self.recent.clear()
+        any_rank = self.drafted.get(UNRANKED, Drafted())
+        return [self.drafted.get(rank, any_rank) for rank in range(groups)]
 
     def beta(self, epoch: int) -> float:
         """Return the 75th percentile of the growth of lengths over the last epoch, at least `least_beta` (§6.3)."""
@@ -225,9 +258,8 @@ class _Steps:
         if not end.ok:
             raise end.value  # a worker that died, or its engine's error
         rollout: Rollout = end.value
-        self.recent.append(rollout)
-        for group in step.groups:
-            group.unfinished.pop(sample.uid, None)
+        ranks = [rank for rank, group in enumerate(step.groups) if group.unfinished.pop(sample.uid, None)]
+        self.recent[ranks[0] if ranks else UNRANKED].append(rollout)
         self._watch_the_last(step)
         if not rollout.done:
             self._carry(step, rollout)

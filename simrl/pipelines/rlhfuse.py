@@ -20,6 +20,7 @@ from simrl.pipelines.context import RunContext
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.runtime.events import Signal, gather, on_fire, once_an_instant
 from simrl.runtime.rollout import Rollout
+from simrl.trace.workload import Group
 
 _LONGEST = 1 << 40  # tokens: more than any response has
 
@@ -39,8 +40,8 @@ def rlhfuse(
     for k in range(run.steps):
         if k:
             yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
-        step = _RolloutStep(run, threshold, destinations_of)
-        yield from step.roll_out(round_samples if fusion else 0)
+        step = RolloutStep(run, threshold, destinations_of)
+        yield from step.roll_out(run.workload.next_batch(), round_samples if fusion else 0)
         yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)
         step.give_back()
 
@@ -60,13 +61,20 @@ def number_of_destinations(
     return workers
 
 
-class _RolloutStep:
-    """The rollout of one step: what is finished, for which of that log-probs are inferred, and the workers freed for it."""
+class RolloutStep:
+    """The rollout of one step: what is finished, for which of that log-probs are inferred, and the workers freed for it. With
+    `gradients`, these are computed, too, of groups that are scored (RollPacker)."""
 
     def __init__(
-        self, run: RunContext, threshold: float, destinations_of: Callable[[int, int, int], int] | None
+        self,
+        run: RunContext,
+        threshold: float,
+        destinations_of: Callable[[int, int, int], int] | None,
+        gradients: bool = False,
     ) -> None:
         self.batch = Batch(run)
+        self.batch.accepts = self._scored
+        self._gradients = gradients
         self.inferred: list[Rollout] = []
         self._run = run
         self._threshold = threshold
@@ -84,9 +92,8 @@ class _RolloutStep:
     def _unfinished(self) -> int:
         return self._started - len(self._finished)
 
-    def roll_out(self, round_samples: int) -> simpy.events.ProcessGenerator:
-        """Roll out to the last reward, and to the end of the round of inference that runs then."""
-        groups = self._run.workload.next_batch()
+    def roll_out(self, groups: list[Group], round_samples: int) -> simpy.events.ProcessGenerator:
+        """Roll groups out to the last reward, and to the end of the round of inference that runs then."""
         self._started = sum(map(len, groups))
         finished = submit_groups(self._run, self.batch, groups, self._response_ended)
         on_fire(self._run.dispatcher.loss(), self._worker_lost)
@@ -100,6 +107,11 @@ class _RolloutStep:
         """Let the workers that were freed take samples again."""
         while self._freed:
             self._run.dispatcher.activate(self._freed.pop(0))
+
+    def _scored(self, group: list[Rollout]) -> bool:
+        """Look when a group is scored; return whether it is trained."""
+        self._wake()
+        return self._run.accepts(group)
 
     def _response_ended(self, end: Any) -> None:
         if end.ok:  # a failure reaches the run through its group
@@ -147,14 +159,15 @@ class _RolloutStep:
         while round_samples and self._unfinished:
             free = self._free_workers() if self._in_tail and not self._recalled else []
             done = len(self.inferred)
-            ready = self._finished[done : done + round_samples * len(free)]
+            usable = [each for group in self.batch.groups for each in group] if self._gradients else self._finished
+            ready = usable[done : done + round_samples * len(free)]
             if free and len(ready) >= len(free):
                 for worker in free:
                     if worker not in self._freed:
                         self._free(worker)
                 self.inferred += ready
                 self._inferring = True
-                yield self._run.trainer.infer(ready, free)
+                yield self._run.trainer.infer(ready, free, self._gradients)
                 self._inferring = False
                 self._wake()
             else:

@@ -31,11 +31,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
-from simrl.files import read_parquet
+from simrl.files import BROKEN_SEAL, is_broken, read_parquet, sealed, write_table
 from simrl.result.check import check_metadata, checked_tables
 
 METADATA_FILE = "result.json"
@@ -185,9 +184,9 @@ class Result:
     def write(self, folder: Path) -> None:
         """Write one Parquet file a table and the metadata as JSON into a folder that exists."""
         for name in TABLES:
-            pq.write_table(getattr(self, name), folder / f"{name}.parquet", compression="zstd")
+            write_table(getattr(self, name), folder / f"{name}.parquet")
         (folder / METADATA_FILE).write_text(
-            json.dumps(self.metadata, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+            json.dumps(sealed(self.metadata), indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
         )
 
 
@@ -203,6 +202,9 @@ def read_result(folder: str | Path) -> Result:
     except (OSError, ValueError, RecursionError, InputError) as error:
         raise InputError(f"{folder}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
     check_metadata(metadata, f"{folder}/{METADATA_FILE}")
+    if is_broken(metadata):
+        raise InputError(f"{folder}/{METADATA_FILE}: {BROKEN_SEAL}; simulate again, or remove its sha256")
+    metadata.pop("sha256", None)
     return Result(metadata=metadata, **checked_tables(tables, TABLES, metadata.get("end_s", math.inf), str(folder)))
 
 

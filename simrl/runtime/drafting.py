@@ -1,14 +1,15 @@
 """Drafting during a simulation: chooses the draft source of every sample, for one method of speculation.
 
 Invariant: drafts have a source, decided when a sample begins at a worker, from responses finished by then, and anew only where
-other weights make the worker change its drafter; siblings lend what they have so far. An index of the history is there once
-the prompt's epoch is complete and its builders were done; nobody drafts from a response that is yet to come, though the trace
-knows it.
+other weights make the worker change its drafter, or an index arrives; siblings lend what they have so far. An index of the
+history is there once the prompt's epoch is complete, its builders were done, and the worker's host has it; nobody drafts from a
+response that is yet to come, though the trace knows it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import zlib
 from collections import Counter, defaultdict, deque
 
@@ -28,7 +29,13 @@ from simrl.speculation.draws import mixed
 from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.matching import has_token_ids
 from simrl.speculation.plan import DraftPlan, decoding_of, with_text_times
-from simrl.speculation.siblings import SiblingIndex, WholeResponseRuns, sibling_index, whole_response_runs
+from simrl.speculation.siblings import (
+    SiblingIndex,
+    WholeResponseRuns,
+    drawn_sibling_index,
+    sibling_index,
+    whole_response_runs,
+)
 from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sibling_runs, text_runs
 from simrl.trace.trace import Response, Sample, Trace
 
@@ -37,7 +44,8 @@ MOST_BUILDERS = 4096  # more are never busy at a time
 
 
 class IndexBuilders:
-    """HistoSpec's history workers: a queue of indexes to build, served by the builders, kept while there is memory.
+    """HistoSpec's history workers: a queue of indexes to build, served by the builders, kept while there is memory, and sent to
+    the hosts of rollout workers, of which each has `workers_per_host`.
 
     The index of a prompt's epoch is asked for once all of its responses are finished (a group of which one was dropped has
     none: the trace's drafts hold for whole groups). Indexes of older epochs are evicted for newer ones; where there are none
@@ -45,8 +53,11 @@ class IndexBuilders:
     would evict the indexes that are needed first.
     """
 
-    def __init__(self, parameters: HistoryWorkers, trace: Trace) -> None:
+    def __init__(self, parameters: HistoryWorkers, trace: Trace, workers_per_host: int = 1) -> None:
         self._parameters = parameters
+        self._workers_per_host = workers_per_host
+        self._link_free_s: dict[int, float] = defaultdict(float)  # by host
+        self._sent: dict[tuple[int, int], tuple[range, float]] = {}  # by host and prompt: the epochs, and their arrival
         self._epochs = 1 + int(trace.column("epoch").max())
         groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
         self._group_size = Counter(groups)
@@ -66,13 +77,20 @@ class IndexBuilders:
             if len(self._finished[place]) == size and place not in self._ready_s:
                 self._build(place, sum(self._finished[place].values()), now_s)
 
-    def ready(self, prompt_id: int, epochs: range, now_s: float) -> bool:
-        """Return whether all indexes that a prompt has in these epochs are built."""
-        return all(
-            self._ready_s.get((prompt_id, epoch), np.inf) <= now_s
-            for epoch in epochs
-            if (prompt_id, epoch % self._epochs) in self._group_size
-        )
+    def there_s(self, worker: int, prompt_id: int, epochs: range, now_s: float) -> float:
+        """Return when a worker, which gets a response to the prompt now, has all indexes that the prompt has in these epochs;
+        or when to ask again, as they are not built yet; infinity if never. Sends them if they are not on their way."""
+        places = [(prompt_id, epoch) for epoch in epochs if (prompt_id, epoch % self._epochs) in self._group_size]
+        ready_s = max((self._ready_s.get(place, np.inf) for place in places), default=now_s)
+        if ready_s > now_s:
+            return ready_s
+        host = worker // self._workers_per_host
+        sent, arrival_s = self._sent.get((host, prompt_id), (None, 0.0))
+        if sent != epochs:
+            size = sum(self._bytes[place] for place in places)
+            arrival_s = max(self._link_free_s[host], now_s) + size / self._parameters.link_bytes_per_s
+            self._link_free_s[host], self._sent[host, prompt_id] = arrival_s, (epochs, arrival_s)
+        return arrival_s
 
     def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
         p = self._parameters
@@ -117,9 +135,11 @@ class Drafting:
         self._edges: dict[int, tuple[int, NDArray[np.float64]]] = {}  # by epoch: responses finished then, the edges
         self._finished: set[tuple[int, int, int]] = set()  # prompt, epoch, sample
         self._finished_in: Counter[int] = Counter()  # by epoch
+        self._uncovered: dict[int, tuple[float, float]] = {}  # by engine: what makes longer responses harder
         trace, drafter = deployment.trace, plan.speculation.drafter
         if drafter == "history":
-            self._builders = IndexBuilders(plan.inputs.history_workers, trace)
+            per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
+            self._builders = IndexBuilders(plan.inputs.history_workers, trace, per_host)
         if drafter == "old_response":
             old, factor = trace.once("old responses", lambda: whole_response_runs(trace)), plan.inputs.acceptance_factor
             self._old = old._replace(accepted=accepted_prefixes(old.accepted, trace, seed, factor))
@@ -129,6 +149,7 @@ class Drafting:
             if has_token_ids(trace):
                 self._siblings = trace.once("siblings", lambda: read_only(sibling_index(trace)))
             else:
+                self._siblings = read_only(drawn_sibling_index(trace, seed))
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
@@ -141,24 +162,34 @@ class Drafting:
         """Return the random key of a worker's bandit."""
         return int(mixed(self._seed, worker))
 
-    def give(self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float) -> None:
-        """Give a sample that begins at an engine the drafts that there are for it now."""
+    def give(
+        self, engine: Engine, slot: int, sample: Sample, response: Response, now_s: float, worker: int = 0
+    ) -> float | None:
+        """Give a sample at an engine the drafts that there are for it now. Return when to do so again; None if never."""
         if self._old is not None:
             old, accepted, ago = (int(column[response.row]) for column in self._old)
             if (sample.prompt_id, sample.epoch - ago, sample.sample) not in self._finished:
-                return
+                return None
             if old and not engine.generated_tokens(slot):
                 engine.verify_old(slot, old, accepted)
         elif self._acceptance is not None and not _like(engine.decoding, self._model_free):
             key = sample_key(self._seed, sample.prompt_id, sample.epoch, sample.sample)
-            engine.draft_from(slot, MODEL, key, self._acceptance.hardness(key, response.tokens))
+            covered_tokens, harder = self._uncovered.get(id(engine), (math.inf, 1.0))
+            hardness = self._acceptance.hardness(key, response.tokens)
+            engine.draft_from(slot, MODEL, key, hardness * (harder if response.tokens > covered_tokens else 1.0))
         elif self._siblings is not None:
-            engine.draft_from(slot, SIBLINGS, response.row)
+            first = self._first_run(engine, slot, response.row)
+            if first >= 0 or self._runs is None:
+                engine.draft_from(slot, SIBLINGS, response.row, runs_at=first)
         elif self._runs is not None:
             earlier = range(max(sample.epoch - self._speculation.epochs_back, 0), sample.epoch)
-            ready = self._builders is None or self._builders.ready(sample.prompt_id, earlier, now_s)
-            if ready and (first := self._first_run(engine, slot, response.row)) >= 0:
+            if self._builders is not None:
+                there_s = self._builders.there_s(worker, sample.prompt_id, earlier, now_s)
+                if there_s > now_s:
+                    return there_s if there_s < np.inf else None
+            if (first := self._first_run(engine, slot, response.row)) >= 0:
                 engine.draft_from(slot, RUNS, first, window=self._budget(sample))
+        return None
 
     def _first_run(self, engine: Engine, slot: int, row: int) -> int:
         """Return where the runs of a row begin in the array that the engine has, -1 if there are none."""
@@ -190,6 +221,8 @@ class Drafting:
             self._finished_in[sample.epoch] += 1
             if self._builders is not None:
                 self._builders.finished(sample, rollout.tokens, now_s)
+            if self.spot is not None:
+                self.spot.finished(rollout.tokens, now_s)
 
     def counted(self, engine: Engine, slot: int | None, rollout: Rollout) -> Rollout:
         """Return the rollout with what was also drafted for it in its place in the engine."""
@@ -213,6 +246,9 @@ class Drafting:
         engine.new_rollout()
         engine.forget_rows()
         engine.drift = self._drift(policy_version)
+        if self.spot is not None and self._acceptance is not None:
+            covered_tokens, behind = self.spot.beyond[policy_version]
+            self._uncovered[id(engine)] = covered_tokens, self._acceptance.drift(behind) / engine.drift
         before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
         return not _like(engine.decoding, before)
 

@@ -47,8 +47,7 @@ class SimulatedWorker:
         drafters: Mapping[str, Drafting] | None = None,
         agents: Agents | None = None,
     ) -> None:
-        self.policy_version = 0
-        self.index = index
+        self.policy_version, self.index = 0, index
         # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
         held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
         self._engines = {
@@ -59,18 +58,14 @@ class SimulatedWorker:
         self.engine, self._drafting = self._engines[None]
         self.load_delay_s = 0.0
         self.group_runs: GroupRuns | None = None
-        self._env = env
-        self._costs = costs
-        self._responses = responses
-        self._recorder = recorder
+        self._env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], object]] = []
-        self._changes = False  # whether one of them changes something
+        self._changes, self._admits = False, True  # whether one of them changes something; whether requests may enter
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
-        self._admits = True
         self._plan = self._tokens_before = self._evaluations = self._asked_version = 0
         self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
@@ -85,7 +80,7 @@ class SimulatedWorker:
         return sum(engine.generated_total for engine in self.engines)
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
     ) -> simpy.Event:
         response, before = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
@@ -187,6 +182,8 @@ class SimulatedWorker:
         request.started_s = self.engine.now_s
         self._pauses.begin_deadline(request)
         fetch_s = self._costs.fetch_s_per_token * request.computed_tokens
+        if request.cached < 1.0:  # both end together (`prepare`)
+            fetch_s = 0.0
         ready_s = max(self.engine.now_s + fetch_s, request.environment_until_s)
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
             self._enter(request)
@@ -200,10 +197,17 @@ class SimulatedWorker:
         keys = sample.prompt_id, sample.uid, sample.prompt_tokens, length < request.response.tokens
         request.slot = slot = self.engine.submit(*lengths, *keys)
         self.engine.now_s += self._costs.request_s
-        if self._drafting is not None:
-            self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)
+        self._give_drafts(request)
         self._in_slot[slot] = request
         self.decode(request, slot)
+
+    def _give_drafts(self, request: WorkerRequest) -> None:
+        """Give a request in the engine its drafts, now or when they are there."""
+        if self._drafting is None or request.slot is None or not self.is_here(request):
+            return
+        about = self.engine, request.slot, request.sample, request.response, self._env.now, self.index
+        if (later_s := self._drafting.give(*about)) is not None:
+            call_at(self._env, later_s, lambda: self.command(lambda: self._give_drafts(request)))
 
     def decode(self, request: WorkerRequest, slot: int) -> None:
         """Follow a request that the engine queues now."""
@@ -330,8 +334,8 @@ class SimulatedWorker:
         self.engine.now_s = started_s + self._costs.load_s + self._costs.pause_s + self.load_delay_s
         self.policy_version = version
         if self._drafting is not None and self._drafting.weights_loaded(self.engine, version):
-            for slot, request in self._in_slot.items():
-                self._drafting.give(self.engine, slot, request.sample, request.response, self._env.now)
+            for request in self._in_slot.values():
+                self._give_drafts(request)
         return WeightLoad(version, started_s, self.engine.now_s)
 
     def _change_drafter(self, drafter: str | None) -> None:

@@ -39,9 +39,10 @@ class Trainer(Protocol):
         """Make one update on mini-batches (lists of rollouts) as they come, up to a None, and publish it."""
         ...
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
-        """Compute log-probs of some rollouts on the GPUs of some colocated lanes while the others work on: these lanes switch
-        to training now, and back after the update. Fires when done."""
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+        """Compute log-probs of some rollouts, and their part of the update's gradients if asked for, on the GPUs of some
+        colocated lanes while the others work on: these lanes switch to training now, and back after the update. Fires when
+        done."""
         ...
 
     def published(self, version: int) -> simpy.Event:
@@ -98,6 +99,7 @@ class SimulatedTrainer:
         self._publications = Publications(env)
         self._publishing: simpy.Event | None = None  # on the trainer's GPUs, while paused workers load already
         self._switched: set[int] = set()  # lanes that train already, while others roll out
+        self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
         self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
 
     def resize(self, lanes: Sequence[int]) -> simpy.Event:
@@ -111,8 +113,8 @@ class SimulatedTrainer:
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         return self._env.process(self._train_parts(parts))
 
-    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int]) -> simpy.Event:
-        return self._env.process(self._infer(list(rollouts), lanes))
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+        return self._env.process(self._infer(list(rollouts), lanes, gradients))
 
     def published(self, version: int) -> simpy.Event:
         return self._publications.of(version)
@@ -121,7 +123,9 @@ class SimulatedTrainer:
         started_s, lengths = self._env.now, _lengths(rollouts)
         yield from self._begin(lengths)
         yield from self._work(self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared])))
-        yield from self._work(self.costs.update(lengths, self.costs.minibatches))
+        left = _lengths([r for r in rollouts if r.sample.uid not in self._with_gradients])
+        self._with_gradients.clear()
+        yield from self._work(self.costs.update(left, self.costs.minibatches))
         return (yield from self._finish(rollouts, started_s, publish))
 
     def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
@@ -137,8 +141,9 @@ class SimulatedTrainer:
         assert rollouts, "an update without a rollout"
         return (yield from self._finish(rollouts, started_s, publish=True))
 
-    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
-        """Compute log-probs on these lanes. If they have fewer GPUs than share a sequence otherwise, these share it."""
+    def _infer(self, rollouts: list[Rollout], lanes: Sequence[int], gradients: bool) -> simpy.events.ProcessGenerator:
+        """Compute log-probs, and gradients if asked for, on these lanes. If they have fewer GPUs than share a sequence
+        otherwise, these share it."""
         yield from self._switch(lanes)
         gpus = sum(self._recorder.lanes[lane].gpus for lane in lanes)
         shared = {key: min(getattr(self.costs.config, key), gpus) for key in ("sequence_parallel", "expert_parallel")}
@@ -146,6 +151,9 @@ class SimulatedTrainer:
             shared |= {"tensor_parallel": 1, "pipeline_parallel": 1}
         costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
         yield from self._work(costs.inference(_lengths(rollouts)), lanes)
+        if gradients:
+            self._with_gradients.update(rollout.sample.uid for rollout in rollouts)
+            yield from self._work(costs.gradients(_lengths(rollouts)), lanes)
 
     def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
         """Do what precedes the work of an update. Lanes that the trainer leaves are free at once, the others move states."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
+from simrl.runtime.fused_pipelines import pipelines_s
 from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
 from simrl.runtime.weight_sync import FULL_BYTES, handing_s, pageable_bytes_per_s, publication_s
@@ -40,8 +42,9 @@ class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
     them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
     another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
-    `pauses`: workers are paused while weights are published. `streams`: each micro-batch fetches the weights from the host.
-    `precision`: of the layers' matrix products."""
+    `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is trained, too, after the
+    policy or fused with it (`fused_pipelines`). `streams`: each micro-batch fetches the weights from the host. `precision`: of
+    the layers' matrix products."""
 
     model: ModelShape
     gpu: Gpu
@@ -55,6 +58,7 @@ class TrainingCosts:
     pauses: bool = False
     streams: bool = False
     precision: str = "bf16"
+    critic: Literal["serial", "fused"] | None = None
 
     @property
     def ranks(self) -> int:
@@ -75,7 +79,8 @@ class TrainingCosts:
         if not self.log_probs or not lengths.size:
             return []
         references = self.config.reference_passes
-        passes_s = (self.log_probs - references) * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
+        passes = self.log_probs - references + (self.critic is not None)
+        passes_s = passes * (self.pass_s(lengths, 1) + self._fetched_s(FULL_BYTES))
         if references:
             passes_s += references * self.reference_s(lengths)
         return [("log_prob", self.log_probs * self.config.log_prob_overhead_s + passes_s)]
@@ -113,11 +118,18 @@ class TrainingCosts:
         """Return the training phase: gradients and optimizer steps on some sequences, in `minibatches`, `ppo_epochs` times.
         What an update costs once is in the part that begins it."""
         parts = [part for part in np.array_split(lengths, minibatches) if part.size]
-        each_s = self.config.minibatch_overhead_s + self.optimizer_s
-        train_s = sum(each_s + self.pass_s(part, 3) for part in parts)
+        each_s = self.config.minibatch_overhead_s + (2 if self.critic else 1) * self.optimizer_s
+        passes_s = self.config.ppo_epochs * each_s * max(len(parts), 1)
+        for part in parts:
+            passes_s += sum(seconds for _, seconds in self.gradients(part))
         fetched_s = self._fetched_s(WEIGHT_BYTES if self.config.lora else FULL_BYTES + MOMENT_BYTES)
         once_s = self.config.update_overhead_s + fetched_s if begins else 0.0
-        return [("train", once_s + self.config.ppo_epochs * train_s)]
+        return [("train", once_s + passes_s)]
+
+    def gradients(self, lengths: Ints) -> list[Phase]:
+        """Return the forward and backward passes over some sequences, by the policy and the critic, in all PPO epochs."""
+        models = 2 if self.critic == "serial" else 1
+        return [("train", self.config.ppo_epochs * models * self.pass_s(lengths, 3))]
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
@@ -191,6 +203,9 @@ class TrainingCosts:
         groups, places = ranks // self._together, _places(ranks)
         slowest_s = np.zeros((groups.max() + 1, places.max() + 1))
         np.maximum.at(slowest_s, (groups, places), each_s)
+        if self.critic == "fused" and passes > 1:
+            forward = 1 / (3 + (self.config.recompute is not False))
+            return max(pipelines_s(row[row > 0], stages, forward, 2) for row in slowest_s)
         if stages == 1:
             return float(slowest_s.sum(axis=1).max())
         others_s = np.zeros_like(slowest_s)
@@ -270,7 +285,8 @@ class TrainingCosts:
         copies = 0 if self.precision == "bf16" else COPY_BYTES * held
         each = WEIGHT_BYTES if config.lora else BYTES_PER_PARAMETER
         whole = min(each, WEIGHT_BYTES + GRADIENT_BYTES)
-        return copies + whole * held + (each - whole) * self.model.parameters / self.gpus
+        one = copies + whole * held + (each - whole) * self.model.parameters / self.gpus
+        return one if self.critic is None else 2 * one
 
     def most_tokens(self, longest_tokens: int, batch: int = 1) -> int:
         """Return the tokens of a micro-batch for which there has to be memory, of an update of `batch` sequences."""
@@ -316,7 +332,7 @@ def longest_first(lengths: Ints) -> Ints:
     return np.argsort(-lengths, kind="stable")
 
 
-@njit(cache=True)
+@kernel
 def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
     """Return the rank of each sequence: in `order`, each goes to the rank with the fewest tokens so far."""
     rank_of = np.empty(lengths.size, dtype=np.int64)
@@ -331,7 +347,7 @@ def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
     return rank_of
 
 
-@njit(cache=True)
+@kernel
 def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple[Ints, Ints]:
     """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm 1): in `order`, each sequence
     goes into the micro-batch of its rank with room that has the fewest sequences, or into a new one."""
@@ -342,9 +358,11 @@ def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple
         np.zeros(n, np.int64),
         np.zeros(n, np.int64),
     )
-    latest = np.full(
-        rank_of.max() + 1 if n else 0, -1
-    )  # of each rank, and of each micro-batch the one before on its rank
+    ranks = 0
+    for each in rank_of:
+        ranks = max(ranks, each + 1)
+    latest = np.empty(ranks, np.int64)  # of each rank, and of each micro-batch the one before on its rank
+    latest[:] = -1
     before = np.empty(n, np.int64)
     bins = 0
     for i in order:

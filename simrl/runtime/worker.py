@@ -32,10 +32,11 @@ class RolloutWorker(Protocol):
     def policy_version(self) -> int: ...
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
     ) -> simpy.Event:
         """Start a request, going on from `partial` if given. Fires with `Rollout`: done, or not done if the response has
-        reached `max_tokens` or was aborted. `cached`: the KV cache of `partial` is fetched from a pool."""
+        reached `max_tokens` or was aborted. `cached` is the share of the KV cache of `partial` that is fetched, from a pool or
+        another worker: all of it first, or a part while the rest is recomputed."""
         ...
 
     def abort(self, sample: Sample) -> simpy.Event:

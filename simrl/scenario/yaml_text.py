@@ -7,6 +7,7 @@ libyaml ends in a crash and not in an error, and aliases of aliases make a small
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -63,8 +64,8 @@ def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> 
 
 
 def _refuse_unbounded(text: str) -> None:
-    """Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with its aliases written out, and for no YAML;
-    `ValueError` for a text that is too long."""
+    """Raise `yaml.MarkedYAMLError` for YAML that is too deep, or too large with its aliases written out, for what would read
+    more than the file (`${oc.env:HOME}`), and for no YAML; `ValueError` for a text that is too long."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"{len(text):,} characters; {MOST_BYTES:,} are the most")
     sizes: dict[str, int] = {}  # by anchor: the values in it
@@ -81,6 +82,10 @@ def _refuse_unbounded(text: str) -> None:
                 open_nodes.append((event, values))
             elif event.anchor:
                 sizes[event.anchor] = 1
+            if isinstance(event, yaml.ScalarEvent) and _calls(event.value):
+                raise _at(
+                    event, "${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value"
+                )
             values += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             begin, before = open_nodes.pop()
@@ -90,6 +95,16 @@ def _refuse_unbounded(text: str) -> None:
             raise _at(event, f"nested more than {MOST_LEVELS} levels deep; a handful will do")
         if values > MOST_VALUES:
             raise _at(event, f"more than {MOST_VALUES:,} values, aliases written out; a file has some hundreds")
+
+
+def _calls(text: str) -> bool:
+    """Return whether a text has a colon in a reference, with which OmegaConf would call a function."""
+    depth = 0
+    for sign in re.findall(r"\$\{|[}:]", text):
+        depth = max(depth + {"${": 1, "}": -1, ":": 0}[sign], 0)
+        if sign == ":" and depth:
+            return True
+    return False
 
 
 def _at(event: Any, problem: str) -> yaml.MarkedYAMLError:

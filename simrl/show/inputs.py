@@ -224,7 +224,8 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
     assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
-        passes = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}, {profile['kind']} ({profile['source']})"
+        engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
+        passes = f"{engine}, {profile['kind']} ({profile['source']})"
         lines += [
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",

@@ -14,9 +14,12 @@ from html import escape
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from simrl.errors import printable
 
 SMALL = "font-size: 85%; margin: 0.2em 0"
 WIDE = 10_000  # characters of a line on a page, in a file or a pipe
@@ -117,6 +120,23 @@ def signed(value: float) -> str:
     """Return the `number` with its sign."""
     text = number(value)
     return text if text.startswith("-") or text == "0" else f"+{text}"
+
+
+class Screen(Console):
+    """A console on which nothing is markup, and control characters of what is printed are escaped: the names and notes of a
+    stranger's file cannot move the cursor."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments of what is printed, without control characters but for ends of lines."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                text = "\n".join(map(printable, segment.text.split("\n")))
+                yield Segment(text, segment.style)
 
 
 class Page(Console):

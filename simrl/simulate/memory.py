@@ -6,6 +6,7 @@ are in groups over one pool of blocks, as vLLM 0.32 divides them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simrl.engine.requests import Limits, blocks_to_start, is_plain
@@ -55,10 +56,11 @@ def engine_limits(
     model, gpu, trace, engine = deployment.model, deployment.gpu, deployment.trace, scenario.engine
     groups = groups_of(model, deployment.tp, engine.block_size, KV_SHARE[scenario.precision.kv_cache])
     share = groups.full + groups.window + groups.state
+    parts = _parts(scenario, deployment, [plan for plan in (drafts, tail) if plan is not None])
     if engine.kv_cache_tokens:
         blocks = engine.kv_cache_tokens // groups.block_size * share
     else:
-        blocks = _kv_blocks(scenario, deployment, groups, drafts, tail)
+        blocks = _kv_blocks(scenario, deployment, groups, drafts, tail, parts)
     graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
     limits = Limits(
         engine.max_num_seqs,
@@ -86,9 +88,10 @@ def engine_limits(
         state = f", {groups.state} of {blocks} blocks for its states" if groups.state else ""
         held = engine.kv_cache_tokens or limits.kv_tokens
         remedy = "give more kv_cache_tokens" if engine.kv_cache_tokens else "use a larger tp, more memory for the cache"
+        beside = "" if engine.kv_cache_tokens else f" beside {_named(parts)}"
         raise InputError(
             f"{trace.metadata.name}: its longest sample has {longest} tokens{state}, the KV cache of a worker ({model.name}, "
-            f"tp {deployment.tp}, {gpu.name}) holds {held}; {remedy}, or a lower cap"
+            f"tp {deployment.tp}, {gpu.name}) holds {held}{beside}; {remedy}, or a lower cap"
         )
     return limits
 
@@ -103,19 +106,38 @@ def _without_prefix_cache(scenario: Scenario, model: ModelShape, limits: Limits)
     return limits._replace(prefix_caching=False)
 
 
+def _parts(scenario: Scenario, deployment: Deployment, drafters: Sequence[DraftPlan | TailPlan]) -> dict[str, float]:
+    """Return the bytes of a rollout GPU that the KV cache does not get, by what takes them. All drafters of a worker are
+    resident; one at a time drafts."""
+    cluster, precision = scenario.cluster, scenario.precision
+    weights = "weights" if precision.weights == "bf16" else f"weights in {precision.weights}"
+    return {
+        weights: weight_bytes_per_gpu(deployment.model, deployment.tp, cluster.dp, cluster.ep, precision.weights),
+        "weights of drafters": sum(plan.weight_bytes for plan in drafters),
+        "CUDA graphs of draft strategies": sum(plan.graph_bytes for plan in drafters if isinstance(plan, DraftPlan)),
+        "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": scenario.engine.reserve_bytes,
+    }
+
+
+def _named(parts: dict[str, float]) -> str:
+    return ", ".join(f"{name} {taken / 1e9:.1f} GB" for name, taken in parts.items() if taken)
+
+
 def _kv_blocks(
-    scenario: Scenario, deployment: Deployment, groups: Groups, drafts: DraftPlan | None, tail: TailPlan | None
+    scenario: Scenario,
+    deployment: Deployment,
+    groups: Groups,
+    drafts: DraftPlan | None,
+    tail: TailPlan | None,
+    parts: dict[str, float],
 ) -> int:
-    """Return the blocks of a rank's KV cache that fit in addition to the weights. All drafters of a worker are resident; one
-    at a time drafts."""
+    """Return the blocks of a rank's KV cache that fit in addition to the other parts."""
     model, gpu, tp = deployment.model, deployment.gpu, deployment.tp
-    engine, cluster, precision = scenario.engine, scenario.cluster, scenario.precision
-    drafters = [plan for plan in (drafts, tail) if plan is not None]
-    weights = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, precision.weights)
-    beside = sum(plan.weight_bytes for plan in drafters)
-    free = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes - (weights + beside)
+    engine, precision = scenario.engine, scenario.precision
+    free = gpu.memory_bytes * engine.gpu_memory_utilization - sum(parts.values())
     # A drafter's cache has the precision of the engine's.
-    drafted_bytes = KV_SHARE[precision.kv_cache] * max((plan.kv_bytes_per_token for plan in drafters), default=0.0)
+    drafted_bytes = max((plan.kv_bytes_per_token for plan in (drafts, tail) if plan is not None), default=0.0)
+    drafted_bytes *= KV_SHARE[precision.kv_cache]
     if groups.window or groups.state:
         blocks = int(free // (groups.block_bytes + drafted_bytes * groups.block_size))
     else:
@@ -123,26 +145,24 @@ def _kv_blocks(
         blocks = int(free // kv_bytes) // groups.block_size
     state = groups.state * groups.block_bytes
     if blocks <= groups.state:
-        parts = f", drafters with their CUDA graphs {beside / 1e9:.1f}" if beside else ""
         nothing = (
             f"{max(free, 0) / 1e9:.1f} GB are left, and the states of one sequence take {state / 1e9:.2f}"
             if groups.state
             else "nothing is left for the KV cache"
         )
-        written = f" in {precision.weights}" if precision.weights != "bf16" else ""
         raise InputError(
-            f"{model.name} at tp {tp}: weights{written} take {weights / 1e9:.1f} GB of a {gpu.name}'s "
-            f"{gpu.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization {engine.gpu_memory_utilization}){parts}, "
-            f"reserve_bytes (activations, CUDA graphs, buffers) {engine.reserve_bytes / 1e9:g} GB: {nothing}; use a larger tp "
-            "or another GPU"
+            f"{model.name} at tp {tp}: of a {gpu.name}'s {gpu.memory_bytes / 1e9:.1f} GB (× gpu_memory_utilization "
+            f"{engine.gpu_memory_utilization}), {_named(parts)} are taken: {nothing}; use a larger tp or another GPU"
         )
     return blocks
 
 
-def require_room_for_drafter(scenario: Scenario, deployment: Deployment, drafts: DraftPlan, limits: Limits) -> None:
-    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the drafter's weights, a worker's share of the
-    target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs at a
-    time, no more than the worker's own cache has room for."""
+def require_room_for_drafter(
+    scenario: Scenario, deployment: Deployment, drafts: DraftPlan, tail: TailPlan | None, limits: Limits
+) -> None:
+    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the weights of its drafters, a worker's share
+    of the target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs
+    at a time, no more than the worker's own cache has room for."""
     if drafts.decoupled is None:
         return
     model, gpu, times, engine = deployment.model, deployment.gpu, drafts.times, scenario.engine
@@ -151,11 +171,17 @@ def require_room_for_drafter(scenario: Scenario, deployment: Deployment, drafts:
     kept = weight_bytes_per_gpu(model, deployment.tp, precision=scenario.precision.weights)
     kv_bytes = tokens * KV_SHARE[scenario.precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
     room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
-    if times.weight_bytes_per_gpu + kept + kv_bytes > room:
-        smaller = times.weight_bytes_per_gpu + kept > room
+    own = (
+        {plan.speculation.model: plan.times.weight_bytes_per_gpu for plan in tail.plans.values() if plan.draft_gpus}
+        if tail
+        else {}
+    )
+    weights = sum((own | {drafts.speculation.model: times.weight_bytes_per_gpu}).values())
+    if weights + kept + kv_bytes > room:
+        smaller = weights + kept > room
         raise InputError(
             f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
-            f"{times.weight_bytes_per_gpu / 1e9:.1f} GB for its weights, {kept / 1e9:.1f} for the weights of "
+            f"{weights / 1e9:.1f} GB for the weights of drafters, {kept / 1e9:.1f} for the weights of "
             f"{model.name}, which it keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on "
             f"{drafts.draft_gpus}; a {gpu.name} has "
             f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "

@@ -26,6 +26,7 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.group_runs import GroupRuns
+from simrl.runtime.length_ranker import RankedLengths
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.spot_trainer import SpotTrainer
@@ -34,6 +35,8 @@ from simrl.runtime.training_costs import deal, longest_first, pack
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare
+from simrl.speculation.drafter_training import pace_of
+from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
 
 
@@ -99,7 +102,9 @@ class Schedule:
         self.workers = list(make_workers(self))
         kv_cache_tokens = prepared.limits.dp * prepared.limits.kv_tokens
         most = scenario.agents.max_concurrent
-        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most)
+        accuracy = system.dispatch.ranker_accuracy
+        ranker = None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
+        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most, ranker)
         self._simulates = make_workers is simulated_workers
         self._group_runs = _group_runs(self) if self._simulates else None
         self.dispatcher.group_runs = self._group_runs
@@ -114,7 +119,14 @@ class Schedule:
             rewarder=rewarder,
             recorder=self.recorder,
             workload=self.workload,
-            times=RolloutTimes(prepared.profile, trace.metadata.cap_tokens, most, prompt_tokens),
+            times=RolloutTimes(
+                prepared.profile,
+                trace.metadata.cap_tokens,
+                most,
+                prompt_tokens,
+                prepared.limits.kv_tokens,
+                draft_costs(prepared.drafts, prepared, most) if prepared.drafts else None,
+            ),
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,
@@ -169,6 +181,7 @@ class Schedule:
         if self.spot is not None:
             self.spot.stop(self.env.now)
             metadata["drafter_updates_behind"] = self.spot.behind
+            metadata["drafter_training"] = {"iterations": self.spot.iterations, "saving_s": self.spot.saving_s}
         return self.recorder.result(self.env.now, metadata)
 
 
@@ -235,7 +248,8 @@ def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTra
     training = prepared.drafts.speculation.training if prepared.drafts else None
     if prepared.drafts is None or training is None or not training.adaptive:
         return None
-    return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
+    pace = pace_of(prepared.model, prepared.gpu, prepared.scenario.cluster.tp, training.efficiency)
+    return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version, pace)
 
 
 def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArray[np.float64]) -> dict[str, Any] | None:

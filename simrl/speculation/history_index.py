@@ -57,6 +57,12 @@ class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         le=1,
         description="the draft ends before its path's probability, the product of the branches' shares in count, is below",
     )
+    prompt_tail_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=LONGEST_MATCH_TOKENS,
+        description="last tokens of the prompt that stand before each response, old or new, and are matched with it",
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> HistoryRule:
@@ -72,10 +78,16 @@ class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         """Return the rule as the compiled functions take it."""
         return self.longest_match_tokens, self.shortest_match_tokens, self.branch == "reward", self.least_probability
 
+    @property
+    def prompt_tail(self) -> Tokens:
+        """Return what stands for the prompt's last tokens, whose ids nobody needs: ids that no vocabulary has. (Where they also
+        occur within a response, they are not found.)"""
+        return np.arange(LARGEST_TOKEN_ID + 1 - self.prompt_tail_tokens, LARGEST_TOKEN_ID + 1, dtype=np.int32)
+
 
 PAPER = HistoryRule()
 # verl recipe specRL/histoSpec
-PUBLIC_CODE = HistoryRule(shortest_match_tokens=4, branch="count", least_probability=0.1)
+PUBLIC_CODE = HistoryRule(shortest_match_tokens=4, branch="count", least_probability=0.1, prompt_tail_tokens=5)
 
 
 def build_index(responses: Sequence[Tokens], rewards: ArrayLike | None = None) -> Tokens:
@@ -420,13 +432,14 @@ def accept_runs_of(
     rule: tuple[int, int, bool, float],
     drafted: NDArray[np.uint8],
     accepted: NDArray[np.uint8],
+    tail_tokens: int = 0,
 ) -> None:
     """Fill `drafted` and `accepted` for responses to the prompt of `index`: rows of (begin in `tokens`, end, begin in
-    `drafted`); see `AcceptRuns`."""
+    `drafted`); see `AcceptRuns`. The `tail_tokens` before a response are matched, too."""
     for r in range(rows.shape[0]):
         begin, end, out = rows[r, 0], rows[r, 1], rows[r, 2]
         for p in range(begin, end):
-            start, size = find_draft(index, tokens, begin, p, most_tokens, rule)
+            start, size = find_draft(index, tokens, begin - tail_tokens, p, most_tokens, rule)
             right = 0
             while right < size and p + right < end and index[start + right] == tokens[p + right]:
                 right += 1

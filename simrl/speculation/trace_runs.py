@@ -13,15 +13,15 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel, part
 from simrl.errors import InputError
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Drafter
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index
 from simrl.speculation.inputs import SpeculationInputs
-from simrl.speculation.matching import Ints, epoch_keys, has_token_ids, token_ids
+from simrl.speculation.matching import Ints, epoch_keys, has_token_ids, joined, token_ids
 from simrl.speculation.methods import Speculation
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.run_model import (
@@ -81,7 +81,7 @@ class DrawnRuns:
             self._free[size].append(first)
 
 
-@njit(cache=True)
+@kernel
 def _draw_packed(out: NDArray[np.uint16], key: int, long: bool, model: CompiledModel, factor: float) -> None:
     """Draw the runs of a response, as `decoding.packed` has them."""
     drafted, accepted = np.zeros(out.size, np.uint8), np.zeros(out.size, np.uint8)
@@ -118,8 +118,8 @@ def history_runs(
 ) -> AcceptRuns:
     """Return what HistoSpec would draft at every position of a trace's responses, and how much of it is right.
 
-    A row of epoch e drafts from all responses to its prompt in the epochs e - epochs_back … e - 1, and from its own tokens so
-    far (not its prompt's: the paper matches the last generated tokens). `first` is -1 where there are none (so in the first
+    A row of epoch e drafts from all responses to its prompt in the epochs e - epochs_back … e - 1, by its own tokens so far
+    and, if the rule says so, the last ones of its prompt. `first` is -1 where there are none (so in the first
     epoch), and for rows without token ids. Drafts have up to `most_tokens` (at most 32). Prompts are shared among `threads`,
     which change nothing. Raise `InputError` for a trace without token ids.
     """
@@ -143,13 +143,14 @@ def history_runs(
     lengths = np.where(drafts, ends - begins, 0)
     first = np.where(drafts, np.cumsum(lengths) - lengths, -1)
     drafted = np.zeros(int(lengths.sum()), dtype=np.uint8)
-    accepted = np.zeros_like(drafted)
+    accepted, tail = np.zeros_like(drafted), rule.prompt_tail
 
     def run(rows: Ints, history: Ints) -> None:
-        responses = [tokens[begins[row] : ends[row]] for row in history]
+        responses = [np.r_[tail, tokens[begins[row] : ends[row]]] for row in history]
         index = build_index(responses, None if rewards is None else rewards[history])
-        places = np.column_stack((begins[rows], ends[rows], first[rows]))
-        accept_runs_of(index, tokens, places, most_tokens, rule.compiled, drafted, accepted)
+        text, at = joined([np.r_[tail, tokens[begins[row] : ends[row]]] for row in rows])
+        places = np.column_stack((at[:-1] + tail.size, at[1:] - 1, first[rows]))
+        accept_runs_of(index, text, places, most_tokens, rule.compiled, drafted, accepted, tail.size)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda each: run(*each), work))
@@ -209,7 +210,7 @@ def accepted_prefixes(accepted: Ints, trace: Trace, seed: int, factor: float) ->
     return _prefixes(accepted, sample_keys(trace, seed), factor)
 
 
-@njit(cache=True)
+@kernel
 def _cut_short(first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Ints, factor: float) -> NDArray[np.uint8]:
     out = accepted.copy()
     for row in range(first.shape[0]):
@@ -219,7 +220,7 @@ def _cut_short(first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Int
     return out
 
 
-@njit(cache=True)
+@part
 def _cut(accepted: NDArray[np.uint8], key: int, factor: float) -> None:
     """Cut the accepted tokens of a response, at every position, at the first that is refused."""
     key, refused = mixed(key, _REFUSED), accepted.size
@@ -229,7 +230,7 @@ def _cut(accepted: NDArray[np.uint8], key: int, factor: float) -> None:
         accepted[p] = min(int(accepted[p]), refused - p)
 
 
-@njit(cache=True)
+@kernel
 def _prefixes(accepted: Ints, keys: Ints, factor: float) -> Ints:
     out = accepted.copy()
     for row in range(accepted.shape[0]):

@@ -21,11 +21,13 @@ from simrl.profile.hardware import Gpu
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
 
+VERL_FP8 = "verl documentation, FP8 RL (docs/advance/fp8.md)"
 VERL_HISTOSPEC = "verl-recipe, specRL/histoSpec/README.md"
 VLLM_NGRAM = "vLLM documentation, N-Gram Speculation (features/speculative_decoding/n_gram)"
 VLLM_DRAFT_MODEL = "vLLM documentation, Draft Model (features/speculative_decoding/draft_model)"
 SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"
 LONGEST_PROMPT = "data.max_prompt_length"
+VERL_QUANTIZATION, SLIME_EXPERTS = "actor_rollout_ref.rollout.quantization", "--expert-model-parallel-size"
 ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
     "rollout.n_gpus_per_node",
     "trainer.n_gpus_per_node",
@@ -62,7 +64,8 @@ def launch(prepared: Prepared) -> Launch | str:
     settings = {key: text.format_map(values) for key, text in template.settings.items()}
     settings = {key: value for key, value in settings.items() if value != "None"}
     notes = (*template.notes, *_notes(template.framework, settings, values))
-    made = replace(template, settings=settings, notes=notes)
+    documents = (*template.documents, *([VERL_FP8] if VERL_QUANTIZATION in settings else []))
+    made = replace(template, settings=settings, documents=documents, notes=notes)
     return made if system.speculation is None else _with_drafts(made, prepared)
 
 
@@ -124,6 +127,10 @@ def _values(prepared: Prepared) -> dict[str, Any]:
         "ranks": scenario.cluster.dp if scenario.cluster.dp > 1 else None,
         "ranks_flag": "" if scenario.cluster.dp > 1 else None,
         "expert_gpus": scenario.cluster.ep if scenario.cluster.ep > 1 else None,
+        "train_expert_parallel": training.expert_parallel if training.expert_parallel > 1 else None,
+        "verl_quantization": "fp8"
+        if scenario.precision.weights == "fp8-block"
+        else None,  # block by block, its page says
         "nodes": _nodes(prepared.gpus, prepared.train_gpu),
         "rollout": rollout,
         "train": train,
@@ -153,13 +160,13 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
     own, train = values["prepared"].gpu.name, values["prepared"].train_gpu.name
     if own != train:
         yield f"rollout on {own}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own"
-    precision = values["scenario"].precision
-    if {precision.weights, precision.kv_cache, precision.training} != {"bf16"}:
-        yield (
-            f"precision: weights {precision.weights}, kv_cache {precision.kv_cache}, training {precision.training}: no setting "
-            "here says so; set the engine's quantization and cache type, and the trainer's"
-        )
-    if values["scenario"].training.expert_parallel > 1:
+    precision = values["scenario"].precision.model_dump()
+    if VERL_QUANTIZATION in settings:
+        del precision["weights"]
+    unsaid = [f"{part} {kind}" for part, kind in precision.items() if kind != "bf16"]
+    if unsaid:
+        yield f"precision: {', '.join(unsaid)}: no setting here says so; set those of the engine and of the trainer"
+    if values["train_expert_parallel"] and SLIME_EXPERTS not in settings:
         yield f"training.expert_parallel={values['scenario'].training.expert_parallel}: no setting here says so; set it"
     if framework == "AReaL":
         for key in ("interruptible", "recompute_kv", "pause"):

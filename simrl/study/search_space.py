@@ -1,4 +1,4 @@
-"""The search space of `simrl optimize`: systems and their parameters, split, tensor parallelism, drafters, GPUs.
+"""The search space of `simrl optimize`: systems and their parameters, split, parallelism of a worker, drafters, GPUs.
 
 A space has the dimensions of a sweep, in the words of a sweep, so that a search can be copied and changed: the dimensions of
 the user and of the scenario's file, and the defaults below for the rest. Invariant: choices that lead to one simulation are
@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from simrl.errors import InputError
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import METADATA_KEY, ProfileMetadata
-from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, gives, takes
+from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, gives, takes
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.speculation.methods import METHODS
@@ -44,11 +44,20 @@ DEFAULTS: Mapping[str, Sequence[Any]] = {
     "staleness": (0.1, 0.3, 0.5),  # of verl's own ablation
 }
 DRAFTER, TP = f"{PARAMETER}speculation", "cluster.tp"
+LAYOUT = (
+    TP,
+    "cluster.dp",
+    "cluster.ep",
+)  # of a worker; set as a whole, as a worker of experts has few that are measured
 TENSOR_PARALLEL = (1, 2, 4, 8)  # where a roofline gives the step times of any
 # What profiles of one engine share.
-ENGINE = ("model", "gpu", "dp", "ep", "precision", "kv_precision", "kind", "source", "versions")
+ENGINE = ("model", "gpu", "precision", "kv_precision", "kind", "source", "versions")
 TEXT_DRAFTERS = {"history": "histospec", "siblings": "siblings", "ngram": "ngram"}
+Layout = tuple[int, int, int]  # tp, dp and ep
 Chosen = Mapping[str, Alternative]  # an alternative of each dimension, by the name of the dimension
+Searched = tuple[
+    tuple[str, ...], Sequence[tuple[Any, ...]], Sequence[str]
+]  # keys, their values, notes on what is left out
 Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own values of parameters that are searched
 
 
@@ -56,15 +65,15 @@ Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own valu
 class Space:
     """The dimensions, `asked` in words. `named` are the keys of the user or the file, `varied_in_file` those of the file's
     `vary`; `own` are the entries of the systems, the file's first, each with its own values of parameters that are searched.
-    `profiles` has the profile of each tp, `batch_samples` the mean number of samples in a step of the trace, `first` a
-    scenario of the file, `notes` what was left out and why."""
+    `profiles` has the profile of each layout of a worker, `batch_samples` the mean number of samples in a step of the trace,
+    `first` a scenario of the file, `notes` what was left out and why."""
 
     varied: Varied
     asked: tuple[str, ...]
     named: frozenset[str]
     varied_in_file: frozenset[str]
     own: Entries
-    profiles: Mapping[int, str]
+    profiles: Mapping[Layout, str]
     batch_samples: float
     first: Scenario
     notes: tuple[str, ...]
@@ -130,17 +139,19 @@ class Space:
         """Return every variation of the file, else the alternative that leaves a system as it is."""
         if isinstance(dimension, Listed) and self.varied_in_file.intersection(dimension.keys):
             return dimension.alternatives
-        (key,) = dimension.keys
-        value = None if scenario is None else value_of(scenario, key)
+        has = {key: None if scenario is None else value_of(scenario, key) for key in dimension.keys}
         if isinstance(dimension, Between):
+            ((key, value),) = has.items()
             inside = isinstance(value, int | float) and dimension.low <= value <= dimension.high
             return [(Setting(key, value, dimension.text),) if inside else dimension.drawn(0.5)]
-        as_it_is = [(s,) for (s,) in dimension.alternatives if s.value == value or _drafts_anyway(entry, s)]
-        return as_it_is[:1] or dimension.alternatives[:1]
+        alternatives = dimension.alternatives
+        as_it_is = [a for a in alternatives if all(s.value == has[s.key] or _drafts_anyway(entry, s) for s in a)]
+        return as_it_is[:1] or alternatives[:1]
 
     def _with_profile(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with the step times of its tp, where it names those of another tp, or a missing file."""
-        path, found = scenario.profile.path, self.profiles.get(scenario.cluster.tp)
+        """Return the scenario with the step times of its layout, where it names those of another, or a missing file."""
+        cluster = scenario.cluster
+        path, found = scenario.profile.path, self.profiles.get((cluster.tp, cluster.dp, cluster.ep))
         if path is None or found is None or (path not in self.profiles.values() and Path(path).exists()):
             return scenario
         return scenario.with_fields("profile", path=found)
@@ -153,8 +164,8 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
     trace = InputCache().trace(first)
     named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
     lists = [d.alternatives for d in (*dimensions.values(), *asked.dimensions) if isinstance(d, Listed)]
-    if any(gives(setting, TP) for alternatives in lists for alternative in alternatives for setting in alternative):
-        named.add(TP)
+    values = [setting for alternatives in lists for alternative in alternatives for setting in alternative]
+    named.update(key for key in LAYOUT if any(gives(setting, key) for setting in values))
     own: Entries = [(entry, {}) for entry in asked.file.systems]
     found = dict(dimensions)
     if SYSTEMS not in dimensions:
@@ -163,15 +174,15 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
         found[SYSTEMS] = listed(SYSTEMS, [entry for i, entry in enumerate(entries) if entry not in entries[:i]])
     profiles = _profiles(Path(first.profile.path)) if first.profile.path is not None else {}
     notes: list[str] = []
-    for key, choices, left_out in (
+    for keys, choices, left_out in (
         *(_parameters(own) if first.cluster.train is None else _pools(first, own)),
-        (TP, *_tensor_parallel(asked, first, profiles)),
-        (DRAFTER, *_drafters(first, trace, own)),
+        _layouts(asked, first, profiles),
+        _drafters(first, trace, own),
     ):
-        if key not in named:
+        if named.isdisjoint(keys):
             notes += left_out
             if len(choices) > 1:
-                found[key] = listed(key, choices)
+                found["+".join(keys)] = _listed(keys, choices)
     varied = cross(open_file, found)
     varied.require_parameters()
     return Space(
@@ -187,20 +198,25 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
     )
 
 
-def _parameters(own: Entries) -> Iterator[tuple[str, list[Any], list[str]]]:
+def _listed(keys: tuple[str, ...], choices: Sequence[tuple[Any, ...]]) -> Listed:
+    """Return the alternatives that set these keys together."""
+    return Listed(keys, [tuple(given(k, v, f"{k}={v}") for k, v in zip(keys, each, strict=True)) for each in choices])
+
+
+def _parameters(own: Entries) -> Iterator[Searched]:
     """Yield each parameter that a system has with its default values and those of the entries, and no notes."""
     has = [{**parameters_of(_parts(entry)[0]), **parameters} for entry, parameters in own]
     for parameter, default in DEFAULTS.items():
         values = [known[parameter] for known in has if parameter in known]
         if values:
             numbers = (value for value in values if isinstance(value, int | float))
-            yield f"{PARAMETER}{parameter}", sorted({*default, *numbers}), []
+            yield (f"{PARAMETER}{parameter}",), [(value,) for value in sorted({*default, *numbers})], []
 
 
-def _pools(first: Scenario, own: Entries) -> Iterator[tuple[str, list[Any], list[str]]]:
+def _pools(first: Scenario, own: Entries) -> Iterator[Searched]:
     """Yield the parameters without the split, and in its place the GPUs of both pools: all that the scenario has, a half and a
     quarter of them, as far as these are whole workers and whole ranks of training."""
-    yield from (found for found in _parameters(own) if found[0] != f"{PARAMETER}rollout_share")
+    yield from (found for found in _parameters(own) if found[0] != (f"{PARAMETER}rollout_share",))
     pools = (
         ("cluster.gpus", first.cluster.gpus, first.cluster.worker_gpus),
         (
@@ -210,7 +226,7 @@ def _pools(first: Scenario, own: Entries) -> Iterator[tuple[str, list[Any], list
         ),
     )
     for key, gpus, unit in pools:
-        yield key, [n for n in (gpus // 4, gpus // 2, gpus) if n and n % unit == 0], []
+        yield (key,), [(n,) for n in (gpus // 4, gpus // 2, gpus) if n and n % unit == 0], []
 
 
 def _each(choices: Mapping[str, Sequence[Alternative]]) -> Iterator[Chosen]:
@@ -221,8 +237,10 @@ def _in_words(key: str, dimension: Dimension) -> str:
     """Return a dimension as a command line has it."""
     if isinstance(dimension, Between):
         return dimension.text
-    values = (setting.value for alternative in dimension.alternatives for setting in alternative)
-    return f"{key}={','.join(value if isinstance(value, str) else json.dumps(value) for value in values)}"
+    columns = zip(*dimension.alternatives, strict=True)
+    texts = ([s.value if isinstance(s.value, str) else json.dumps(s.value) for s in column] for column in columns)
+    words = [f"{name}={','.join(column)}" for name, column in zip(dimension.keys, texts, strict=True)]
+    return " ".join(words if len(words) == 1 else [*words, "--zip", key.replace("+", ",")])
 
 
 def _with_families(entries: Sequence[Any], named: set[str], families: Sequence[str]) -> Entries:
@@ -237,29 +255,35 @@ def _with_families(entries: Sequence[Any], named: set[str], families: Sequence[s
     return [*found, *((name, {}) for name in families if name not in [entry for entry, _ in found])]
 
 
-def _tensor_parallel(varied: Varied, first: Scenario, profiles: Mapping[int, str]) -> tuple[list[int], list[str]]:
-    """Return the tp that have step times and divide the model's heads, and a note on those without."""
+def _layouts(varied: Varied, first: Scenario, profiles: Mapping[Layout, str]) -> Searched:
+    """Return the layouts of a worker that have step times and divide the model's heads, as tp alone where all have the dp
+    and ep of the scenario, and a note on tp without step times."""
     gpus = [setting.value for setting in varied.settings("cluster.gpus") if isinstance(setting.value, int)]
-    most, heads, path = max(gpus, default=first.cluster.gpus), model_shape(first.model).heads, first.profile.path
+    cluster, shape, path = first.cluster, model_shape(first.model), first.profile.path
+    most = max(gpus, default=cluster.gpus)
 
-    def possible(known: Iterable[int]) -> list[int]:
-        return [tp for tp in sorted(known) if heads % tp == 0 and tp <= most]
+    def possible(known: Iterable[Layout]) -> list[Layout]:
+        return [(tp, dp, ep) for tp, dp, ep in sorted(known) if shape.heads % tp == 0 and tp * dp <= most]
 
-    if path is None:
-        return possible({*TENSOR_PARALLEL, first.cluster.tp}), []
-    missing = ", ".join(map(str, possible({*TENSOR_PARALLEL} - {*profiles})))
-    lacks = f"{Path(path).parent.name}/ has no profile of {first.model} on {first.cluster.gpu} for it"
-    note = f"{TP} {missing}: left out, as {lacks}"
-    return possible(profiles), [note] if profiles and missing else []
+    measured = possible(profiles if path else ((tp, 1, 1) for tp in {*TENSOR_PARALLEL, cluster.tp}))
+    missing = ", ".join(
+        str(tp) for tp, _, _ in possible((n, 1, 1) for n in {*TENSOR_PARALLEL} - {n for n, _, _ in profiles})
+    )
+    lacks = f"{Path(path).parent.name}/ has no profile of {first.model} on {cluster.gpu} for it" if path else ""
+    note = [f"{TP} {missing}: left out, as {lacks}"] if profiles and missing else []
+    if path is None or {(dp, ep) for _, dp, ep in measured} == {(cluster.dp, cluster.ep)}:
+        return (TP,), [(tp,) for tp, _, _ in measured], note
+    return LAYOUT, measured, note
 
 
-def _profiles(path: Path) -> dict[int, str]:
-    """Return the profiles of one model, GPU and engine beside a profile, by their tp; empty if that profile cannot be read."""
-    own, found = _metadata(path), dict[int, str]()
+def _profiles(path: Path) -> dict[Layout, str]:
+    """Return the profiles of one model, GPU and engine beside a profile, by the layout of a worker; empty if that profile
+    cannot be read."""
+    own, found = _metadata(path), dict[Layout, str]()
     for file in (path, *sorted(path.parent.glob("*.parquet"))):
         metadata = _metadata(file)
         if own and metadata and all(getattr(metadata, key) == getattr(own, key) for key in ENGINE):
-            found.setdefault(metadata.tp, str(file))
+            found.setdefault((metadata.tp, metadata.dp, metadata.ep), str(file))
     return found
 
 
@@ -270,7 +294,7 @@ def _metadata(path: Path) -> ProfileMetadata | None:
         return None
 
 
-def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> tuple[list[str | None], list[str]]:
+def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
     """Return no drafts and the methods whose acceptance is counted on the trace's tokens or given by the scenario, first null
     where a system drafts with another; and notes on the rest."""
     inputs, notes = scenario.speculation, []
@@ -303,7 +327,7 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> tuple[list[str 
         notes.append(
             f"{DRAFTER}=null is what a system drafts with by itself ({', '.join(anyway)}), none is no drafts at all"
         )
-    return [*([None] if anyway else []), "none", *found], notes
+    return (DRAFTER,), [(method,) for method in (*([None] if anyway else []), "none", *found)], notes
 
 
 def whole_workers(scenario: Scenario) -> Scenario:

@@ -10,6 +10,7 @@ tried again by the next run.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -17,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from simrl.errors import StoppedError
-from simrl.files import write_whole_file
+from simrl.files import BROKEN_SEAL, is_broken, sealed, write_whole_file
 from simrl.study.executors import Executor, LostTask
 from simrl.study.point import Outcome, Point
+
+log = logging.getLogger(__name__)
 
 
 class Outcomes:
     """Outcomes on demand. `known` has them by the point's hash; `simulated` counts the simulated ones, `found` those from the
-    folder; `on_point` is called for each point that becomes known. `of_all` (" of 40") gives the number of all points, if it
-    is known."""
+    folder, `lost` those that this machine could not simulate; `on_point` is called for each point that becomes known. `of_all`
+    (" of 40") gives the number of all points, if it is known."""
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class Outcomes:
     ) -> None:
         self.folder, self.on_point = folder, on_point
         self.known: dict[str, Outcome] = dict(known or {})
-        self.simulated = self.found = self._lost = 0
+        self.simulated = self.found = self.lost = 0
         self._executor, self._of_all = executor, of_all
 
     def of(self, points: Sequence[Point]) -> list[Outcome]:
@@ -59,7 +62,7 @@ class Outcomes:
         with closing(self._executor.outcomes(points)) as coming:
             for i, outcome in coming:
                 if isinstance(outcome, LostTask):
-                    self._lost += 1
+                    self.lost += 1
                     outcome = {"error": outcome.message}
                 else:
                     write_outcome(self.folder, points[i], outcome)
@@ -68,7 +71,7 @@ class Outcomes:
 
     def interrupted(self) -> StoppedError:
         """Return the message at Ctrl-C."""
-        kept = f"{len(self.known) - self._lost}{self._of_all}"
+        kept = f"{len(self.known) - self.lost}{self._of_all}"
         return StoppedError(
             f"interrupted; {kept} points are kept in {self.folder}; the same command goes on from there"
         )
@@ -79,22 +82,30 @@ class Outcomes:
 
 
 def read_outcome(folder: Path, point: Point) -> Outcome | None:
-    """Return the outcome in the folder; None where there is none that can be read, and another may take its place."""
+    """Return the outcome in the folder; None where there is none. One that is damaged or was changed is said so, and another
+    takes its place."""
+    path = _path(folder, point)
     try:
-        kept = json.loads(_path(folder, point).read_text(encoding="utf-8"))["outcome"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        kept = None if is_broken(data) else data["outcome"]
+    except FileNotFoundError:
         return None
-    return kept if _is_outcome(kept) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        kept = None
+    if _is_outcome(kept):
+        return kept
+    log.warning(f"{path}: {BROKEN_SEAL}; the point is simulated again")
+    return None
 
 
 def write_outcome(folder: Path, point: Point, outcome: Outcome) -> None:
     """Write the outcome whole, or not at all."""
-    write_json(_path(folder, point), {"inputs": point.document, "outcome": outcome})
+    write_json(_path(folder, point), sealed({"inputs": point.document, "outcome": outcome}), own=True)
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write data as a file of JSON, whole or not at all."""
-    with write_whole_file(path) as temporary:
+def write_json(path: Path, data: Any, own: bool = False) -> None:
+    """Write data as a file of JSON, whole or not at all; any file is replaced if its name is simrl's `own`."""
+    with write_whole_file(path, own) as temporary:
         temporary.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

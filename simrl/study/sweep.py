@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 import simrl
+from simrl import files
 from simrl.errors import InputError
 from simrl.files import write_whole_folder
 from simrl.profile.model_shape import model_shape
@@ -54,6 +54,7 @@ class Swept(NamedTuple):
 
     rows: list[Row]
     simulated: int  # of them now; the others were there
+    lost: int = 0  # that this machine could not simulate
 
 
 def plan(varied: Varied, sample: int | None, seed: int, on_point: Callable[[], None] = lambda: None) -> SweepPlan:
@@ -121,7 +122,7 @@ def run(
         store.of(plan.points)
         rows = table_rows(plan, store.known)
         write_table(rows, temporary)
-    return Swept(rows, store.simulated)
+    return Swept(rows, store.simulated, store.lost)
 
 
 def table_rows(plan: SweepPlan, outcomes: Mapping[str, Outcome]) -> list[Row]:
@@ -169,7 +170,7 @@ def write_table(rows: Sequence[Row], folder: Path) -> None:
     for system, own in by_system.items():
         place = folder / f"{SYSTEM}={system}"
         place.mkdir()
-        pq.write_table(pa.Table.from_pylist(own, schema=schema), place / "part-0.parquet", compression="zstd")
+        files.write_table(pa.Table.from_pylist(own, schema=schema), place / "part-0.parquet")
 
 
 def _text(value: Any) -> str | None:

@@ -68,6 +68,8 @@ def streamrl(
     stream: bool = True,
     skewness_aware: bool = True,
     longest_first: bool = True,
+    ranker: Literal["history", "oracle"] = "history",
+    ranker_accuracy: Annotated[float, Field(ge=0, le=1)] = 1.0,
     long_share: Share = 0.2,
     dedicated_share: Share | None = None,
     doubling_batch: Count = 64,
@@ -81,14 +83,22 @@ def streamrl(
     the longest first (`longest_first`). Without `dedicated_share` (a share of the workers), the number of dedicated workers is
     the one with the shortest predicted makespan; the prediction assumes that a forward pass over `doubling_batch` + 1 sequences
     takes about twice as long as one over a single sequence (the paper uses a profile). `skewness_aware=False` distributes
-    prompts by counts. The first epoch has no history and is also distributed by counts.
-    Not modelled: the ranker model (replaced by the history), adjusting the number of rollout workers.
+    prompts by counts. The first epoch has no history and is also distributed by counts. With `ranker="oracle"`, lengths are
+    those of the epoch itself, for a share `ranker_accuracy` of the prompts, while the others are taken for one another: a
+    trained ranker of that accuracy, in the first epoch too. (Of the paper, the abstract says that a ranker model finds the
+    long-tail samples; no accuracy could be read there.)
+    Not modelled: the ranker's own cost and training; adjusting the number of rollout workers.
     """
     place = SkewnessAware(long_share, dedicated_share, doubling_batch) if skewness_aware else least_requests
     return System(
         pipeline=partial(batchwise, eta=eta, collector=full_batch, parts=minibatches if stream else None),
         schedule=f"{'synchronous' if eta == 0 else 'one step off'}{', mini-batches streamed' if stream else ''}",
-        dispatch=Dispatch("streamrl", place, LongestFirst if longest_first else Fifo),
+        dispatch=Dispatch(
+            "streamrl",
+            place,
+            LongestFirst if longest_first else Fifo,
+            ranker_accuracy=ranker_accuracy if ranker == "oracle" else None,
+        ),
         paper="StreamRL, arXiv 2504.15930",
         off_policyness=eta,
     )
@@ -101,7 +111,9 @@ def rhymerl(
     migration: bool = True,
     ranking_groups: Count | None = 8,
     max_workers: Count | None = None,
-    alternation: Literal["reversed", "pairing"] = "reversed",
+    representative: Literal["responses", "medians"] = "responses",
+    alternation: Literal["reversed", "pairing", "none"] = "reversed",
+    weight_buffer: bool = True,
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
     least_beta: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.1,
 ) -> System:
@@ -109,13 +121,17 @@ def rhymerl(
 
     Consists of HistoSpec (the method `histospec`; `speculation: none` leaves it out) and HistoPipe. When a worker has finished
     its part of a step, it loads the newest weights from its own host buffer; version k - 1 must be there before step k begins.
+    Without `weight_buffer`, all workers wait for each other and load over the network together.
     From the second epoch on, prompts are ranked by the median length of their responses in the previous epoch and cut into
     `ranking_groups` (None: one per worker). `alternation` assigns the groups to workers: ascending in even and descending in
-    odd steps ("reversed"), or to the worker that is expected to be free first ("pairing"). `two_tier` gives long groups more
-    workers, by the search of Fig. 12 (by the exact solution if the search finds no plan); one group gets at most `max_workers`
-    (None: the number with the shortest steps). `migration`: within the last `alpha` of a ranking group, a response longer than
-    β times the longest response in the group's history moves to a worker that is busy with a longer group, or, if there is
-    none, to the next step; β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
+    odd steps ("reversed"), to the worker that is expected to be free first ("pairing"), or ascending in all steps ("none").
+    `two_tier` gives long groups more workers, by the search of Fig. 12 (by the exact solution if the search finds no plan); one
+    group gets at most `max_workers` (None: the number with the shortest steps). A group's time follows from the profile, what
+    drafts recently did for the group, and the lengths of its last epoch, scaled to its representative length: the mean of its
+    "responses", or of its prompts' "medians" (`representative`; §6.4 can be read either way). `migration`: within the last
+    `alpha` of a ranking group, a response longer than β times the longest response in the group's history moves to a worker
+    that is busy with a longer group, or, if there is none, to the next step; β is the 75th percentile of the length growth over
+    the last epoch, at least `least_beta`.
     `histopipe=False`, and the first epoch, keep the independent weight loads of the workers, with equal contiguous parts of the
     batch, as verl 0.4.1 cuts it, on which it is built: compare with one_step_off of this version. Tokens
     carried into the next step are up to 2 versions old; they are counted separately and are not in the bound.
@@ -126,7 +142,9 @@ def rhymerl(
         two_tier=two_tier,
         ranking_groups=ranking_groups,
         max_workers=max_workers,
+        representative=representative,
         alternation=alternation,
+        weight_buffer=weight_buffer,
         migration=migration,
         alpha=alpha,
         least_beta=least_beta,
@@ -135,9 +153,9 @@ def rhymerl(
     ranks = (ranks if histopipe else "contiguous parts") + (", outliers migrate" if histopipe and migration else "")
     return System(
         pipeline=partial(histopipe_pipeline, rule=rule),
-        schedule="one step off, each worker on its own",
+        schedule="one step off, each worker on its own" if weight_buffer else "one step off",
         dispatch=Dispatch(ranks, least_requests),
-        host_buffer=True,
+        host_buffer=weight_buffer,
         paper="RhymeRL, arXiv 2508.18588",
         off_policyness=1,
         speculation=histospec(),

@@ -13,12 +13,12 @@ from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.april import first_complete
 from simrl.pipelines.batch import MakeCollector
-from simrl.pipelines.batchwise import batchwise
+from simrl.pipelines.batchwise import batchwise, coupled
 from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import rlhfuse as rlhfuse_pipeline
-from simrl.pipelines.rollpacker import tail_batching
+from simrl.pipelines.rollpacker import stream_training, tail_batching
 from simrl.pipelines.sortedrl import shortest_first
 from simrl.systems.system import GROUPS, MOST_ROUNDS, OF_VERSION, Count, Factor, Share, System, Version, recipe
 
@@ -55,15 +55,24 @@ def distflow() -> System:
 
 
 @recipe("rollout_share", "dispatch", *GROUPS, dispatch="even_split")
-def split() -> System:
+def split(generations: Count = 1) -> System:
     """Rollout and training on disjoint sets of GPUs without overlap: one idles while the other works; on-policy.
 
     As verl_colocated, but rollout and training have their own GPUs, so no GPU switches, and the new weights are published over
     the network. The batch is cut into contiguous equal parts: Open-R1 generates with TRL's vLLM server, which does that
-    with its prompts.
+    with its prompts. Rollout and training batches are coupled (TLT §6.2): with `generations` above 1, a step's groups are
+    generated in that many parts, each when the gradients of the part before are computed, as trainers do that generate for
+    each accumulation step.
     Not modelled: rewards on dedicated GPUs.
     """
-    return in_turns(paper="Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2")
+    paper = "Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2"
+    if generations == 1:
+        return in_turns(paper=paper)
+    return in_turns(
+        paper=paper,
+        pipeline=partial(coupled, generations=generations),
+        schedule="synchronous, a rollout for each accumulation step",
+    )
 
 
 @recipe("dispatch", *GROUPS, dispatch="even_split")
@@ -88,6 +97,8 @@ def rlhfuse(
     round_samples: Count = 8,
     migration: bool = True,
     fusion: bool = True,
+    critic: bool = False,
+    intra_stage: bool = True,
 ) -> System:
     """verl colocated; log-probs start on GPUs from which the tail of the rollout has been moved away; on-policy.
 
@@ -98,10 +109,12 @@ def rlhfuse(
     samples, in rounds of at most `round_samples` per worker, while the tail runs; then all GPUs compute the remaining log-probs
     and the update. The paper finds the threshold by simulation, as `simrl sweep` can here; the defaults 20 %, 10 % slower and 8
     are assumed. `migration=False` leaves the tail in place, and only workers that become idle by themselves start early;
-    `fusion=False` computes no log-probs early. With both off it is verl_colocated 0.4, from which it also has the dispatch:
-    SpecActor's authors built theirs on verl.
-    Not modelled: intra-stage fusion (micro-batches of actor and critic that fill each other's pipeline bubbles), moving a KV
-    cache instead of prefilling it, rewards by a model on the freed GPUs.
+    `fusion=False` computes no log-probs early. With both off it is verl_colocated 0.4, from which it also has the
+    dispatch: SpecActor's authors built theirs on verl. A `critic` as large as the policy has its
+    values inferred and is trained, too: with `intra_stage` fusion, its micro-batches run through the pipeline stages in reverse
+    and fill the policy's bubbles (training.pipeline_parallel above 1; GRPO has no critic, and nothing to fuse). The schedule is
+    greedy, not the paper's annealed one.
+    Not modelled: moving a KV cache instead of prefilling it, rewards by a model on the freed GPUs.
     """
     return in_turns(
         pipeline=partial(
@@ -114,6 +127,7 @@ def rlhfuse(
             fusion=fusion,
         ),
         schedule="synchronous, log-probs fused with the tail" if fusion else "synchronous",
+        critic=("fused" if intra_stage else "serial") if critic else None,
         paper="RLHFuse, arXiv 2409.13221",
     )
 
@@ -146,7 +160,14 @@ def seer(
 
 
 @recipe("dispatch", *GROUPS, dispatch="least_requests")
-def rollpacker(eta_prompts: Factor = 1.25, eta_responses: Factor = 1.25, long_rounds: bool = True) -> System:
+def rollpacker(
+    eta_prompts: Factor = 1.25,
+    eta_responses: Factor = 1.25,
+    long_rounds: bool = True,
+    async_rewards: bool = True,
+    stream_trainer: Share | None = None,
+    stream_samples: Count = 64,
+) -> System:
     """Prompts with long responses are deferred and rolled out together, so most steps are short; on-policy.
 
     Tail batching on verl colocated. A short round starts `eta_prompts` times a batch's prompts, with `eta_responses` times the
@@ -154,14 +175,31 @@ def rollpacker(eta_prompts: Factor = 1.25, eta_responses: Factor = 1.25, long_ro
     Surplus responses of a prompt stop as soon as the prompt has enough. The other prompts are deferred and lose all their
     responses, finished ones too. Once a batch of prompts is deferred, the next round is a long one: it rolls out these prompts
     from the start, without surplus, to the last response. `long_rounds=False` never trains deferred prompts, which long rounds
-    exist to prevent. Single responses go to the least loaded worker, as in ROLL, on which it is built.
-    Not modelled: the planner that adapts tensor parallelism, the scheduling of rewards, and the trainer that takes over GPUs as
-    a rollout runs out; so do not expect the paper's end-to-end ratios from tail batching alone.
+    exist to prevent. The reward scheduler scores a prompt while others are still rolled out; `async_rewards=False` scores all
+    when the round is over. `stream_trainer` (the public script: 0.4): when that share of a long round's responses is finished,
+    the rest moves to half of the workers, once; the others' GPUs compute log-probs and gradients of scored prompts, in rounds
+    of at most `stream_samples` per worker, and the update trains what is left. None: tail batching alone. Single
+    responses go to the least loaded worker, as in ROLL, on which it is built.
+    Not modelled: the planner that adapts tensor parallelism to each kind of round, of which the abstract and the public scripts
+    say no more than that; adaptive timeouts of sandboxes and judge models that share the GPUs (a trace has no times of
+    rewards); the stream trainer of short rounds. So do not expect the paper's end-to-end ratios.
     """
+    rule: dict[str, Any] = {
+        "eta_prompts": eta_prompts,
+        "eta_responses": eta_responses,
+        "long_rounds": long_rounds,
+        "async_rewards": async_rewards,
+    }
+    streams = (
+        {}
+        if stream_trainer is None
+        else {"pipeline": partial(stream_training, stream_from=stream_trainer, stream_samples=stream_samples, **rule)}
+    )
     return in_turns(
-        collector=partial(tail_batching, eta_prompts=eta_prompts, eta_responses=eta_responses, long_rounds=long_rounds),
+        collector=partial(tail_batching, **rule),
         schedule="synchronous, short and long rounds",
-        paper="RollPacker, arXiv 2509.21009",
+        paper="RollPacker, arXiv 2509.21009; its artifact's scripts",
+        **streams,
     )
 
 

@@ -42,7 +42,8 @@ class System:
     `rollout_share` is the share of GPUs that only roll out; None means colocated, and then `extra_rollout_gpus` times as many
     GPUs roll out in addition. `controller`: batches go through one process. `host_buffer`: workers load weights from their own
     host. `pauses`: workers that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
-    are not trained. `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise.
+    are not trained. `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a critic is
+    trained, too (`TrainingCosts`).
     """
 
     name: str = ""
@@ -63,6 +64,7 @@ class System:
     dynamic_sampling: DynamicSampling | None = None
     filter_groups: bool = False
     prefix_caching: bool = True
+    critic: Literal["serial", "fused"] | None = None
     adapt_split_every: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
 

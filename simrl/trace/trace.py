@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from simrl.errors import InputError, first_line, meant
-from simrl.files import parquet_metadata, read_parquet, write_parquet
+from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.trace.validate import list_sums, refuse, shown, validate
 
 SCHEMA_VERSION = 1
@@ -243,6 +243,8 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 def _cast(values: Any, kind: pa.DataType, name: str, origin: str) -> pa.Array:
     try:
         array = _array(values)
+        if not is_count_like(array.type):
+            raise InputError(f"{origin}: column {name!r} is {array.type}, not {kind}; convert it")
         if pa.types.is_floating(array.type) and pa.types.is_integer(kind):
             # Arrow would cast NaN to a whole number; an empty value stays empty.
             refuse(pc.not_equal(pc.floor(array), array), array, name, origin, "it must be a whole number")

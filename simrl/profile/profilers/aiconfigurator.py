@@ -7,8 +7,8 @@ the database of its successor `aisimulate`, which has the same interface and new
     experts(N)          its routed experts and the exchange before and after them, at N tokens of all attention ranks
 
 Invariant: on its grid points the profile gives aiconfigurator's own answer for a pure prefill or a pure decode step,
-except for falling times, which are evened out. aiconfigurator has no measured mixed batches: it adds the two attentions,
-and so does this.
+except for norms of queries and keys (`_norms_apart`) and for falling times, which are evened out. aiconfigurator has no
+measured mixed batches: it adds the two attentions, and so does this.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import re
 import tempfile
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +87,7 @@ RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and
 # Held against serving_measurements of vLLM 0.12 by tests/test_profilers.py; nothing here is fitted to them.
 ACCURACY = (
     "against 56 measured vLLM 0.12 runs of Qwen3-32B on H100 (tp 2 and 4, 8 to 128 concurrent), such profiles give a "
-    "time per output token 10 % too low at the median, 1.5 ms a pass at 8 concurrent: most likely the host time left out"
+    "time per output token 8 % too low at the median, 1.1 ms a pass at 8 concurrent: most likely the host time left out"
 )
 
 # Dense and sampled times are cheap to store: eight points an octave. The attention grid is a product of four axes:
@@ -250,14 +251,11 @@ def profile_of(
     more_notes: tuple[str, ...] = (),
 ) -> TableProfile:
     """Return the profile with these times, evened out where they fall."""
-    chunks, cached = np.array(PREFILL_TOKENS, float), np.array(PREFILL_KV_TOKENS, float)
-    decodes, kv = np.array(DECODE_SEQUENCES, float), np.array(DECODE_KV_TOKENS, float)
     dense = 1e-3 * np.sum(list(times.dense_ms.values()), axis=0)
     sampled, decode, prefill = (1e-3 * ms for ms in (times.sampled_ms, times.decode_ms, times.prefill_ms))
     # The formula that scales the measured, context-free prefill makes short chunks faster after some context: those
     # times are lifted to the measured one.
     lifted = np.maximum.accumulate(prefill, axis=1)
-
     experts = 1e-3 * np.sum(list(times.experts_ms.values()), axis=0) if times.experts_ms else np.zeros(0)
     even_dense, even_sampled, even_decode, even_prefill, even_experts = (
         np.round(settled(seconds) / RESOLUTION_S) * RESOLUTION_S
@@ -268,10 +266,10 @@ def profile_of(
         dense_s=even_dense,
         sampled_sequences=times.tokens,
         sampled_s=even_sampled,
-        prefill_tokens=chunks,
-        prefill_kv_tokens=cached,
-        decode_sequences=decodes,
-        decode_kv_tokens=kv,
+        prefill_tokens=np.array(PREFILL_TOKENS, float),
+        prefill_kv_tokens=np.array(PREFILL_KV_TOKENS, float),
+        decode_sequences=np.array(DECODE_SEQUENCES, float),
+        decode_kv_tokens=np.array(DECODE_KV_TOKENS, float),
         attention_s=even_prefill[:, :, None, None] + even_decode[None, None, :, :],
         between_passes_s=between_passes_s,
         expert_tokens=times.tokens * setup.dp if times.experts_ms else np.zeros(0),
@@ -283,6 +281,7 @@ def profile_of(
         f"falling times evened out: dense {moved(dense, even_dense)}; sampled {moved(sampled, even_sampled)}; "
         f"decode attention {moved(decode, even_decode)}; prefill attention {moved(prefill, even_prefill)}"
         + (f"; experts {moved(experts, even_experts)}" if times.experts_ms else ""),
+        *(["norms of queries and keys by a rule, not measured"] if "attention_q_norm" in times.dense_ms else []),
         *more_notes,
     ]
     metadata = ProfileMetadata(
@@ -303,18 +302,13 @@ def profile_of(
 
 def source_of(gpu: str, setup: EngineSetup) -> str:
     """Return the package and the part of its database, with their versions."""
-    module, distribution = (
-        PACKAGES[setup.package],
-        "aiconfigurator-core" if setup.package == "aiconfigurator" else setup.package,
-    )
-    database = import_module(f"{module}.sdk.perf_database").resolve_query_version(
-        SYSTEMS[gpu], setup.backend, "current"
-    )
-    words = {"bf16": "bfloat16"}.get(setup.precision, setup.precision)
+    distribution = "aiconfigurator-core" if setup.package == "aiconfigurator" else setup.package
+    perf_database = import_module(f"{PACKAGES[setup.package]}.sdk.perf_database")
+    database = perf_database.resolve_query_version(SYSTEMS[gpu], setup.backend, "current")
     kv = f", KV cache in {setup.kv_precision}" if setup.kv_precision != "bf16" else ""
     return (
         f"{setup.package} {importlib.metadata.version(distribution)}, measured kernels of "
-        f"{SYSTEMS[gpu]} under {setup.backend} {database}, {words}{kv}"
+        f"{SYSTEMS[gpu]} under {setup.backend} {database}, {setup.precision.replace('bf16', 'bfloat16')}{kv}"
     )
 
 
@@ -411,9 +405,8 @@ def _compiled(
     package: str, folder: str, system: str, setup: EngineSetup, shape: ModelShape, apart: bool = False
 ) -> Compiled:
     """Return the compiled model of a folder with a config.json."""
-    has_experts = bool(shape.experts)
-    core, sdk = import_module(package), (import_module(f"{package}.sdk.{name}") for name in SDK)
-    builders, models, perf_database, engine = sdk
+    has_experts, core = bool(shape.experts), import_module(package)
+    builders, models, perf_database, engine = (import_module(f"{package}.sdk.{name}") for name in SDK)
     gemm, moe = PRECISIONS[setup.precision]
     config = builders.build_model_config(
         tp_size=setup.tp,
@@ -442,18 +435,37 @@ def _compiled(
     if apart:
         for phase in ("generation_ops", "context_ops"):
             operations[phase] = [part for operation in operations[phase] for part in _parts(operation)]
-    for operation in operations["generation_ops"]:
-        for fields in operation.values():
-            if "verify_query_tokens" in fields:
-                # aisimulate adds norms and rotations to attention of decoding: a constant 26 µs a layer, by a formula and
-                # not from a measured kernel. What speaks for it is in experiments/beside_aisimulate.md.
-                fields["use_qk_norm"] = False
+    _norms_apart(operations, counted=setup.backend != "trtllm")
     handle = engine.EngineHandle(bytes(core.engine_spec_bincode_from_json(json.dumps(operations))))
     decoding, prefill = (
         [(kind, str(fields["name"])) for operation in operations[ops] for kind, fields in operation.items()]
         for ops in ("generation_ops", "context_ops")
     )
     return Compiled(handle, decoding, prefill)
+
+
+def _norms_apart(operations: dict[str, Any], counted: bool) -> None:
+    """Take norms of queries and keys out of both attentions and add them, if `counted`, as operations of their own.
+
+    A kernel for queries and one for keys, by the source's rule for elementwise kernels: 3 µs + bytes read and written / (0.8 ×
+    the memory bandwidth), for all tokens of a pass. aiconfigurator has them in attention of prefill, aisimulate in both, as
+    eight transfers of 3 µs and the bytes of one token, whatever a pass has: 26.4 µs a layer. Another GPU was measured at 2 µs
+    (1 token) to 43 µs (2,048): `experiments/beside_aisimulate.md`. Not counted: TensorRT-LLM's, in its kernel of rotations
+    (`fuse_qk_norm_rope`), and MiniMax's all-reduce of variances.
+    """
+    for operation in [*operations["context_ops"], *operations["generation_ops"]]:
+        for kind, fields in operation.items():
+            if not fields.get("use_qk_norm"):
+                continue
+            fields["use_qk_norm"] = False
+            heads = {"q_norm": "n", "k_norm": "n_kv"} if counted and kind == "ContextAttention" else {}
+            for (norm, key), phase in product(heads.items(), ("context", "generation")):
+                work = {
+                    "name": f"{phase}_{fields['name'].removeprefix('context_')}_{norm}",
+                    "scale_factor": fields["scale_factor"],
+                    "bytes_per_token": 2 * 2.0 * fields[key] * fields["head_size"],
+                }
+                operations[f"{phase}_ops"].append({"Elementwise": work | {"scale_num_tokens": 1, "seq_split": 1}})
 
 
 def _parts(operation: dict[str, Any]) -> list[dict[str, Any]]:
@@ -467,14 +479,13 @@ def _hugging_face_config(shape: ModelShape) -> dict[str, object]:
 
     Qwen3 differs from Llama by norms of queries and keys only, and its mixtures of experts from others by as much.
     """
-    qwen3 = shape.name.startswith("qwen3")
     experts = {
         "num_experts": shape.experts,
         "num_local_experts": shape.experts,
         "num_experts_per_tok": shape.experts_per_token,
         "moe_intermediate_size": shape.moe_intermediate,
     }
-    of = ("Qwen3Moe" if shape.qk_norm else "Mixtral") if shape.experts else "Qwen3" if qwen3 else "Llama"
+    of = (("Llama", "Qwen3"), ("Mixtral", "Qwen3Moe"))[bool(shape.experts)][shape.qk_norm]
     return {
         "architectures": [f"{of}ForCausalLM"],
         "model_type": {"Qwen3Moe": "qwen3_moe"}.get(of, of.lower()),

@@ -28,7 +28,7 @@ from simrl.profile.profilers.aiconfigurator import ONE_GPU, PREFILL_KV_TOKENS, P
 Floats = NDArray[np.float64]
 BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
 COLLECTIVES = ("embedding_ar", "ar_1", "ar_2", "p2p", "moe_pre_dispatch", "moe_post_dispatch")
-MEMORY_KERNELS = ("embedding", "add_norm_1", "add_norm_2", "act_gate")
+MEMORY_KERNELS = ("embedding", "add_norm_1", "add_norm_2", "attention_q_norm", "attention_k_norm", "act_gate")
 
 
 def derive(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from simrl.analysis.agreement import agree
 from simrl.analysis.explanation import explain_result
@@ -28,7 +27,7 @@ from simrl.show.style import Picture, rendered
 from simrl.show.tables.agree import print_agreement
 from simrl.show.tables.compare import columns_of, notes
 from simrl.show.tables.explain import path_shares
-from simrl.show.text import number
+from simrl.show.text import Screen, number
 
 # What the table's legend on the screen leaves out.
 MEANINGS = {
@@ -145,7 +144,7 @@ def _agreement(runs: Sequence[Run]) -> str:
         found = agree(runs[0].result, runs[1].result)
     except InputError as error:
         return str(error)
-    print_agreement(found, Console(file=text, width=100, highlight=False, markup=False))
+    print_agreement(found, Screen(file=text, width=100))
     return text.getvalue().rstrip()
 
 

@@ -32,6 +32,7 @@ from simrl.trace.validate import shown as shortened
 T = TypeVar("T")
 
 INT32_MAX = 2**31 - 1
+MOST_VALUES = 10_000_000  # of a JSON object, by its brackets and commas: each takes some 70 bytes
 FLOAT32_MAX = 3.4028234e38
 TURNS = ("turn_tokens", "turn_environment_s", "turn_observation_tokens", "turn_tool", "turn_failures")
 BATCH = 1024  # texts tokenised at once: enough to keep the tokenizer's threads busy, little enough to hold in memory
@@ -220,7 +221,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_object(raw: bytes, place: str) -> dict[str, Any]:
-    """Return the JSON object that `raw` holds. Raises `InputError` with the place where it breaks."""
+    """Return the JSON object that `raw` holds. Raises `InputError` with the place where it breaks, and for one whose values
+    would fill the memory."""
+    if (values := sum(map(raw.count, (b"[", b"{", b",")))) > MOST_VALUES:
+        raise InputError(
+            f"{place}: {values:,} values or more in one object, {MOST_VALUES:,} are the most; is it a sample?"
+        )
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
 
+FEWEST_CHARS, MOST_CHARS = 0.1, 1000.0  # a token; a rare character takes several tokens of bytes
 DECODED = "Lengths are of the decoded text, without special tokens: each misses its end token."
 
 
@@ -63,8 +63,9 @@ def token_counter(tokenizer: str | Path | None = None, chars_per_token: float | 
         raise InputError(
             "the text must be counted: name the model's tokenizer.json, or state chars_per_token (English: about 4)"
         )
-    if not math.isfinite(chars_per_token) or chars_per_token <= 0:
-        raise InputError(f"chars_per_token is {chars_per_token}; it must be a number above 0, such as 3.2")
+    if not FEWEST_CHARS <= chars_per_token <= MOST_CHARS:  # NaN is refused, too
+        most = f"a number from {FEWEST_CHARS:g} to {MOST_CHARS:g}, such as 3.2"
+        raise InputError(f"chars_per_token is {chars_per_token:g}; it must be {most}")
     return TokenCounter(f"estimated: {chars_per_token:g} characters a token", chars_per_token)
 
 

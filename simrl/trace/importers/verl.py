@@ -8,6 +8,7 @@ same prompt text and step are one group.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -92,13 +93,27 @@ def _refuse_metrics(path: Path) -> None:
 
 
 def _dumps(folder: Path) -> list[Path]:
-    return sorted((file for file in folder.glob("*.jsonl") if file.stem.isdecimal()), key=lambda file: int(file.stem))
+    """Return the dumps of a folder by their steps. Raise `InputError` for two of one step."""
+    dumps = sorted((file for file in folder.glob("*.jsonl") if file.stem.isdecimal()), key=_step_of)
+    for file, following in pairwise(dumps):
+        if _step_of(file) == _step_of(following):
+            names = f"{file.name} and {following.name}"
+            raise InputError(
+                f"{folder}: {names} are both of step {_step_of(file)}, whose groups would be twice as large; keep one"
+            )
+    return dumps
+
+
+def _step_of(file: Path) -> int:
+    return int(file.stem)
 
 
 def _dump_texts(path: Path) -> Iterator[rows.TextRow]:
     for file in _dumps(path) if path.is_dir() else [path]:
         for place, row in rows.read_jsonl(file):
             step = rows.integer(row, "step", place)
+            if file.stem.isdecimal() and step != _step_of(file):
+                raise InputError(f"{place}: step is {step} in the dump of step {_step_of(file)}; was the file renamed?")
             texts = rows.text(row, "input", place), rows.text(row, "output", place)
             yield rows.TextRow(place, step, *texts, rows.number(row, "score", place), rows.mask(row, MASKS, place))
 

@@ -1,4 +1,4 @@
-"""The sibling drafter over tokens as they come, in plain Python: what `simrl.speculation.siblings` has compiled."""
+"""The sibling drafter for running responses, over tokens as they come: what `simrl.speculation.siblings` has compiled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from simrl.speculation.drafter import Tokens
 from simrl.speculation.siblings import LONGEST, LOOKS_BACK, SHORTEST
 
+MOST_GROUPS = 1024  # then the oldest is forgotten
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
@@ -30,21 +31,21 @@ class Text:
 class SiblingDrafter:
     """Drafts from the group's other responses, as far as they are known. A `Drafter`.
 
-    A prompt's group is its `group` latest requests, in the order in which they started; older ones are forgotten. Finished
-    responses stay in it. `own` drafts from the response's own text too.
+    The requests of a `prompt_id` are its group, in the order in which they started; finished responses stay in it. `own` drafts
+    from the response's own text too.
     """
 
-    def __init__(self, group: int, own: bool = False, shortest: int = SHORTEST, longest: int = LONGEST) -> None:
-        self._group, self._own, self._shortest, self._longest = group, own, shortest, longest
+    def __init__(self, own: bool = False, shortest: int = SHORTEST, longest: int = LONGEST) -> None:
+        self._own, self._shortest, self._longest = own, shortest, longest
         self._texts: dict[int, list[Text]] = {}  # by prompt
         self._running: dict[int, tuple[int, Text]] = {}
 
     def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
         text = Text()
         self._running[request] = prompt_id, text
-        texts = self._texts.setdefault(prompt_id, [])
-        texts.append(text)
-        del texts[: -self._group]
+        self._texts.setdefault(prompt_id, []).append(text)
+        if len(self._texts) > MOST_GROUPS:
+            del self._texts[next(iter(self._texts))]
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
         return [self._draft(*self._running[r], most) for r, most in zip(requests, most_tokens, strict=True)]

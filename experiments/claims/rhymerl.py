@@ -1,0 +1,288 @@
+"""Claims of RhymeRL (arXiv 2508.18588) in the settings of `reproduce.rhymerl`: 128 GPUs at half size, verl 0.4.1, AReaL 0.3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from experiments.claims.claim import Claim, Figure, all_above, within
+from reproduce import rhymerl as paper
+from reproduce.lab import Lab, Measures
+from reproduce.ledger import Inputs
+from simrl.speculation.history_index import PAPER
+from simrl.speculation.methods import EAGLE
+from simrl.speculation.passes import run_passes
+from simrl.speculation.trace_runs import history_runs
+from simrl.speculation.windows import Aimd
+from simrl.trace.lognormal import mean_under
+from simrl.trace.trace import read_trace
+
+LEDGER = "rhymerl"
+TRACES = Path(__file__).parents[2] / "traces"
+SIZES = ("8B", "14B", "32B")
+THIRDS = {"first": 1 / 6, "last": 5 / 6}  # the middle of a third of the measured steps
+STEPS = (20, 80)  # §7: measured, after the warm-up
+WIDE = 128  # GPUs of §6.4's 32 workers, and as many that train
+BATCHES = (1, 4, 16, 136)  # prompts of 16 responses: 16 to 2,176 a worker
+
+
+def survey(lab: Lab, inputs: Inputs, cap: str) -> Measures:
+    """Return a step of §3.1's verl. Under 8K the lengths are those under 16K, cut."""
+    if cap == "32k":
+        return paper.survey(lab, inputs, "math", 2 * paper.CAPS["16k"], inputs["survey_mean_tokens_32k"])
+    mean_tokens = inputs["survey_mean_tokens"]
+    if cap == "8k":
+        mean_tokens = mean_under(paper.CAPS["8k"], mean_tokens, inputs["sigma"], paper.CAPS["16k"])
+    return paper.survey(lab, inputs, "math", paper.CAPS[cap], mean_tokens)
+
+
+def rollout_share(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-1."""
+    runs = {cap: survey(lab, inputs, cap) for cap in ("8k", "16k", "32k")}
+    shares = {cap: float(run["rollout_s"] / run["step_s"]) for cap, run in runs.items()}
+    return Figure(shares, shares["16k"] >= 0.75 and shares["8k"] < shares["16k"] < shares["32k"])
+
+
+def earliest(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-2."""
+    return within({"idle": float(survey(lab, inputs, "16k")["earliest_idle_share"])}, 0.5, 1.0)
+
+
+def idle(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-3."""
+    run = survey(lab, inputs, "16k")
+    return within({"idle": float(run["idle_share"] * run["rollout_s"] / run["step_s"])}, 0.3, 0.6)
+
+
+def gains(lab: Lab, inputs: Inputs, whole: bool, against: str, cap: str) -> dict[str, float]:
+    """Return RhymeRL's gains over a baseline by model and task; of 14B on mathematics only if not `whole`."""
+    baseline = {
+        "one step off": paper.one_step_off(inputs),
+        "AReaL 1": paper.areal(inputs, 1),
+        "AReaL 8": paper.areal(inputs, 8),
+    }[against]
+    sizes, tasks = (range(len(SIZES)), paper.TASKS) if whole else ((paper.SIZE,), paper.TASKS[:1])
+    return {
+        f"{SIZES[size]} {task} {cap}": paper.gain(
+            lab, inputs, paper.rhymerl(inputs, task), baseline, task, cap, size=size
+        )
+        for size in sizes
+        for task in tasks
+    }
+
+
+def both_caps(lab: Lab, inputs: Inputs, whole: bool, against: str) -> dict[str, float]:
+    """Return the gains of `gains` under both caps."""
+    return {key: value for cap in paper.CAPS for key, value in gains(lab, inputs, whole, against, cap).items()}
+
+
+def longer_gains_more(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-4."""
+    means = {cap: mean(gains(lab, inputs, whole, "one step off", cap).values()) for cap in paper.CAPS}
+    return Figure(means, means["16k"] > means["8k"])
+
+
+def over_one_step_off(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-5."""
+    return all_above(both_caps(lab, inputs, whole, "one step off"), 1.1)
+
+
+def over_areal(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-6."""
+    return all_above({"mean": mean(both_caps(lab, inputs, whole, "AReaL 1").values())}, 1.1)
+
+
+def lead_over_areal(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-7."""
+    means = {f"eta {eta}": mean(both_caps(lab, inputs, whole, f"AReaL {eta}").values()) for eta in (1, 8)}
+    return Figure(means, 1.0 < means["eta 8"] < means["eta 1"])
+
+
+def part(lab: Lab, inputs: Inputs, whole: bool, name: str) -> dict[str, float]:
+    """Return the gain of a part of RhymeRL on what is there before it, 14B and 16K, by task."""
+    tasks = paper.TASKS if whole else paper.TASKS[:1]
+    return {task: paper.ablation(name, task)(lab, inputs)[0] for task in tasks}
+
+
+def histopipe(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-8."""
+    return all_above(part(lab, inputs, whole, "pipe"), 1.15)
+
+
+def two_tiers(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-9."""
+    tiers, pipe = (part(lab, inputs, whole, name) for name in ("2tier", "pipe"))
+    return Figure(tiers, all(1.0 < tiers[task] < pipe[task] for task in tiers))
+
+
+def histospec(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-10."""
+    return all_above(part(lab, inputs, whole, "spec"), 1.15)
+
+
+def rollout(
+    lab: Lab,
+    inputs: Inputs,
+    speculation: Any,
+    prompts: int,
+    *,
+    size: int = 0,
+    growth: float = 1.0,
+    reuse: float = 1.0,
+    drafts: dict[str, Any] | None = None,
+) -> float:
+    """Return the seconds of one worker's rollout under 8K, with a history whose reuse is `reuse` of the ledger's."""
+    tp = inputs["tps"][size]
+    gpus = tp + paper.ALONE
+    history = {"runs": {"history": paper.history(inputs, "math", reuse, first_epoch=True)}}
+    run = paper.run(
+        lab,
+        inputs,
+        {"name": "split", "rollout_share": tp / gpus, "speculation": speculation},
+        "math",
+        model=inputs["models"][size],
+        tp=tp,
+        gpus=gpus,
+        speculation=None if speculation == paper.NO_DRAFTS else drafts or history,
+        steps=1,
+        warmup_steps=0,
+        prompts_per_step=prompts,
+        **paper.lengths(inputs, "math", "8k", growth),
+    )
+    return float(run["rollout_s"])
+
+
+def rises_with_training(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-11."""
+    workers = inputs["gpus"] * paper.split(lab, inputs, "8k") / paper.TP
+    prompts = round(inputs["prompts"] / workers)
+    first, last = inputs["survey_tokens"]
+    found = {}
+    for third, share in THIRDS.items():
+        step = STEPS[0] + share * (STEPS[1] - STEPS[0])
+        at_step, at_middle = (first + (last - first) * s / paper.SURVEY_STEPS for s in (step, paper.MIDDLE_STEP))
+        reuse = inputs["early_reuse"] + share * (1 - inputs["early_reuse"])
+        of: dict[str, Any] = {"size": paper.SIZE, "growth": at_step / at_middle}
+        plain_s = rollout(lab, inputs, paper.NO_DRAFTS, prompts, **of)
+        found[f"{third} third"] = plain_s / rollout(lab, inputs, "histospec", prompts, reuse=reuse, **of)
+    return Figure(found, found["last third"] > found["first third"])
+
+
+def migrate(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-12."""
+    tasks = paper.TASKS if whole else paper.TASKS[:1]
+    return within({task: paper.migrated(task)(lab, inputs)[0] for task in tasks}, 0.005, 0.08)
+
+
+def thousands(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-13."""
+    ratios = {}
+    for size, responses in ((2, inputs["rollouts_a_worker"][0]), (0, inputs["rollouts_a_worker"][1])):
+        of: dict[str, Any] = {"size": size, "growth": paper.late(inputs)}
+        prompts = responses // inputs["group"]
+        plain_s = rollout(lab, inputs, paper.NO_DRAFTS, prompts, **of)
+        ratios[f"{responses} of {SIZES[size]}"] = plain_s / rollout(lab, inputs, "histospec", prompts, **of)
+    return all_above(ratios, 1.3)
+
+
+def alternation(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-14."""
+    system = paper.rhymerl(inputs, "math", two_tier=False, speculation=paper.NO_DRAFTS)
+    part_s = paper.train(lab, inputs, system, "math", "16k")["part_s"].iloc[-2:]
+    single = float((part_s.std(axis=1, ddof=0) / part_s.mean(axis=1)).mean())
+    both = part_s.sum()
+    of_sums = float(both.std(ddof=0) / both.mean())
+    return Figure({"single steps": single, "two-step sums": of_sums}, of_sums < 0.5 * single)
+
+
+def tiers_fill_bubbles(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-15."""
+    prompts, bubbles = inputs["prompts"] // paper.SCALE, {}
+    for name, two_tier in (("equal workers", False), ("two tiers", True)):
+        system = paper.rhymerl(inputs, "math", two_tier=two_tier, speculation=paper.NO_DRAFTS)
+        run = paper.run(
+            lab,
+            inputs,
+            {"rollout_share": 0.5, **system},
+            "math",
+            gpus=WIDE,
+            prompts_per_step=prompts,
+            prompts=paper.EPOCH_STEPS * prompts,
+            **paper.lengths(inputs, "math", "16k"),
+        )
+        bubbles[name] = float(run["rollout_bubble"])
+    return Figure(bubbles, bubbles["two tiers"] <= 2 / 3 * bubbles["equal workers"])
+
+
+def eagle(inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the method and the acceptance of model-based speculation (§7.4)."""
+    method = {"name": "draft_model", "model": EAGLE, "window": {"kind": "fixed", "tokens": inputs["eagle_tokens"]}}
+    accepted = {"by_position": [inputs["eagle_accept"]], "source": "the ledger"}
+    return method, {"acceptance": {EAGLE: accepted}, "draft_round_s": inputs["eagle_round_s"]}
+
+
+def model_drafts_lose(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-16."""
+    method, drafts = eagle(inputs)
+    own, theirs = {}, {}
+    for prompts in BATCHES:
+        batch = prompts * inputs["group"]
+        plain_s = rollout(lab, inputs, paper.NO_DRAFTS, prompts, growth=paper.late(inputs))
+        own[batch] = plain_s / rollout(lab, inputs, "histospec", prompts, growth=paper.late(inputs))
+        theirs[batch] = plain_s / rollout(lab, inputs, method, prompts, growth=paper.late(inputs), drafts=drafts)
+    small, large = min(own), max(own)
+    shares = {batch: (theirs[batch] - 1) / (own[batch] - 1) for batch in own}
+    loses = any(theirs[batch] < 1.05 for batch in own if batch > 64) or shares[large] <= 0.5 * shares[small]
+    found = {f"{name} {batch}": of[batch] for name, of in (("HistoSpec", own), ("EAGLE", theirs)) for batch in own}
+    return Figure(found, loses and all(gain > 1.3 for gain in own.values()))
+
+
+def branches(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate rh-17."""
+    trace = read_trace(TRACES / inputs["recorded"] / "trace.parquet")
+    tokens = trace.column("response_tokens").astype(np.int64)
+    found = {}
+    for branch in ("reward", "count"):
+        runs = history_runs(trace, PAPER.model_copy(update={"branch": branch}))
+        found[branch] = run_passes(runs, tokens, Aimd().rule).of((runs.first >= 0) & (tokens > 1)).speculation_rate
+    return Figure(found, found["reward"] >= found["count"])
+
+
+_HALF = "half size: 64 GPUs, half of the prompts, 14B on mathematics in draws, all models and tasks at the middle"
+_PART = "half size: 64 GPUs, half of the prompts; math and code at the middle, math in draws"
+
+CLAIMS = {
+    "rh-1": Claim(
+        LEDGER, rollout_share, "share at 16K >= 0.75 and rising with the cap", "32B math, 64 GPUs, whole; one step"
+    ),
+    "rh-2": Claim(LEDGER, earliest, "idle share of the earliest worker >= 0.5", "as rh-1, 16K"),
+    "rh-3": Claim(LEDGER, idle, "idle share 0.3 to 0.6", "as rh-1, 16K"),
+    "rh-4": Claim(LEDGER, longer_gains_more, "gain(16K) > gain(8K) on the mean of models", _HALF),
+    "rh-5": Claim(LEDGER, over_one_step_off, "all ratios > 1.1", _HALF),
+    "rh-6": Claim(LEDGER, over_areal, "ratio > 1.1", _HALF),
+    "rh-7": Claim(LEDGER, lead_over_areal, "1 < ratio(eta 8) < ratio(eta 1)", _HALF),
+    "rh-8": Claim(LEDGER, histopipe, "ratio > 1.15", _PART),
+    "rh-9": Claim(LEDGER, two_tiers, "1 < two-tier ratio < HistoPipe ratio", _PART),
+    "rh-10": Claim(LEDGER, histospec, "ratio > 1.15", _PART),
+    "rh-11": Claim(
+        LEDGER, rises_with_training, "gain of last third > first third", "one worker of 14B with its share of a step"
+    ),
+    "rh-12": Claim(LEDGER, migrate, "between 0.5 % and 8 %", "half size, 16 (math) and 8 (code) ranking groups"),
+    "rh-13": Claim(LEDGER, thousands, "ratio > 1.3", "one worker with all of its rollouts"),
+    "rh-14": Claim(
+        LEDGER, alternation, "CV of two-step sums < half that of single steps", "half size, 14B, HistoPipe alone"
+    ),
+    "rh-15": Claim(
+        LEDGER, tiers_fill_bubbles, "bubble falls by at least a third", "32 workers with half of the prompts"
+    ),
+    "rh-16": Claim(
+        LEDGER,
+        model_drafts_lose,
+        "EAGLE gain below 1.05 beyond 64, or its share of HistoSpec's gain halves; HistoSpec > 1.3 throughout",
+        "one worker of 8B, 16 to 2,176 rollouts",
+    ),
+    "rh-17": Claim(LEDGER, branches, "accepted share not lower", "recorded runs of traces/, teacher-forced"),
+}

@@ -1,0 +1,157 @@
+"""Claims of TLT (arXiv 2511.16665), in the settings of `reproduce.tlt`: 64 H100, responses up to 32K."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from experiments.claims.claim import Claim, Figure, all_above
+from reproduce import tlt as paper
+from reproduce.lab import Lab, Measures
+from reproduce.ledger import Inputs, named
+from simrl.errors import InputError
+from simrl.speculation.bandit import BegMab, Strategy, bandit_rule, bandit_state, choose
+from simrl.speculation.trees import accept_length
+
+LEDGER = "tlt"
+MODELS = ("qwen2.5-7b", "qwen2.5-32b", "llama-3.3-70b")
+BATCHES = (1, 8, 16, 32)
+EVERY_BATCH = (1, 2, 4, 8, 16, 32, 64)
+ALWAYS = 100_000  # requests: a worker never has more
+FEW_GPUS, FEW_PROMPTS, UPDATES = 16, 64, 34  # of the run that follows the drafter
+
+
+def base(inputs: Inputs) -> paper.System:
+    """Return TLT-Base: drafts of siblings in the tail."""
+    gate = named(inputs, "threshold", "patience")
+    speculation = {"name": "siblings", "window": {"kind": "fixed", "tokens": 8}, "gate": gate}
+    return {**paper.baseline(inputs), "name": "tlt_base", "speculation": speculation}
+
+
+def own(inputs: Inputs, **drafting: Any) -> paper.System:
+    """Return TLT with other parameters of its drafting."""
+    system = paper.tlt(inputs)
+    return {**system, "speculation": {**system["speculation"], **drafting}}
+
+
+def run(lab: Lab, inputs: Inputs, system: paper.System, model: str = paper.TARGET) -> Measures:
+    """Return a run of §6.2."""
+    return lab.run(paper.scenario(inputs, model, system, inputs["prompts"]))
+
+
+def over_verl(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-1."""
+    models = MODELS if whole else (paper.TARGET,)
+    runs = {
+        model: [run(lab, inputs, of(inputs), model)["tokens_per_s"] for of in (paper.tlt, paper.baseline)]
+        for model in models
+    }
+    return all_above({model: own / verl for model, (own, verl) in runs.items()}, 1.3)
+
+
+def over_base(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-2."""
+    rates = [run(lab, inputs, of(inputs))["tokens_per_s"] for of in (paper.tlt, base)]
+    return all_above({paper.TARGET: rates[0] / rates[1]}, 1.05)
+
+
+def table(lab: Lab, inputs: Inputs) -> dict[int, dict[int, float]]:
+    """Return Table 2: the speed-up by batch and tokens to verify."""
+    sizes = inputs["verify_tokens"]
+    return {batch: {size: paper.table_2(batch, size)(lab, inputs)[0] for size in sizes} for batch in BATCHES}
+
+
+def falls(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-3."""
+    best = {str(batch): max(row.values()) for batch, row in table(lab, inputs).items()}
+    values = list(best.values())
+    return Figure(best, all(np.diff(values) < 0) and values[-1] > 1)
+
+
+def fewer_tokens(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-4."""
+    best = {str(batch): max(row, key=lambda size: row[size]) for batch, row in table(lab, inputs).items()}
+    return Figure(best, all(np.diff(list(best.values())) <= 0))
+
+
+def tail_only(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-5."""
+    always, tail = (
+        run(lab, inputs, system)["worker_s"] for system in (own(inputs, threshold=ALWAYS), paper.tlt(inputs))
+    )
+    return all_above({"rollout": always / tail}, 0.98)
+
+
+def by_update(lab: Lab, inputs: Inputs, **drafting: Any) -> Any:
+    """Return accepted tokens a pass in each update, on a quarter of the GPUs and responses."""
+    few = inputs | {"gpus": FEW_GPUS}
+    scenario = paper.scenario(few, paper.TARGET, own(inputs, **drafting), FEW_PROMPTS)
+    return lab.run(scenario.model_copy(update={"steps": UPDATES, "warmup_steps": 0}))["accept_lengths"]
+
+
+def adapts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-6."""
+    adaptive, frozen, fresh = (
+        by_update(lab, of, adaptive=trained)
+        for of, trained in ((inputs, True), (inputs, False), (inputs | {"accept_drift": 0.0}, False))
+    )
+    behind = (adaptive / fresh).to_numpy()
+    dips = float(np.mean(np.diff(behind) < 0))
+    found = {"adaptive": float(adaptive.mean()), "frozen": float(frozen.mean()), "updates that dip": dips}
+    return Figure(found, found["adaptive"] > found["frozen"] and dips >= 0.5)
+
+
+def bandit(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-7: what the bandit chooses at each batch over the best strategy there."""
+    strategies = paper.strategies(inputs)
+    rule = bandit_rule(BegMab(strategies=tuple(strategies), batch_thresholds=tuple(inputs["batch_thresholds"])))
+    found = {}
+    for batch in EVERY_BATCH:
+        speeds = [_speed(inputs, batch, strategy) for strategy in strategies]
+        arm = choose(rule, bandit_state(rule, 300), 0, batch)
+        found[str(batch)] = speeds[arm] / max(speeds)
+    return all_above(found, 0.95)
+
+
+def _speed(inputs: Inputs, batch: int, strategy: Strategy) -> float:
+    probability = paper.first_choice(inputs["accept_length"], paper.strategies(inputs)[0])
+    return paper.speedup(inputs, batch, strategy, accept_length(paper._levels(probability, strategy)))
+
+
+def spot_training(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-8: a drafter that does not fall behind, so that training shows in nothing but time."""
+    still = inputs | {"accept_drift": 0.0}
+    step_s = [
+        run(lab, still, own(still, adaptive=trained, training={"every_updates": 1}))["step_s"]
+        for trained in (True, False)
+    ]
+    ratio = step_s[0] / step_s[1]
+    return Figure({"step": ratio}, ratio <= 1.02)
+
+
+def checkpoints(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
+    """Simulate tl-9."""
+    raise InputError("checkpoints of the drafter take no time in simrl yet")
+
+
+_WHOLE = "64 GPUs, whole; three steps after one"
+
+CLAIMS = {
+    "tl-1": Claim(LEDGER, over_verl, "all ratios > 1.3", f"{_WHOLE}; 32B in draws"),
+    "tl-2": Claim(LEDGER, over_base, "ratio > 1.05", f"{_WHOLE}; 32B"),
+    "tl-3": Claim(LEDGER, falls, "monotone falling and > 1", "decode states of Table 2"),
+    "tl-4": Claim(LEDGER, fewer_tokens, "argmax not rising", "decode states of Table 2"),
+    "tl-5": Claim(LEDGER, tail_only, "ratio > 0.98", f"{_WHOLE}; 32B, 128 requests a worker"),
+    "tl-6": Claim(
+        LEDGER, adapts, "accept length higher and dips", "32B on 16 GPUs, a quarter of the responses; 34 steps"
+    ),
+    "tl-7": Claim(
+        LEDGER,
+        bandit,
+        "within 5 % of the best fixed strategy at every batch",
+        "decode states, the scripts' four strategies",
+    ),
+    "tl-8": Claim(LEDGER, spot_training, "step within 2 %", f"{_WHOLE}; 32B, training in every step"),
+    "tl-9": Claim(LEDGER, checkpoints, "checkpoint time at least 5x less", "the drafter of 32B"),
+}

@@ -1,0 +1,206 @@
+"""Claims of the papers that simrl stands on, simulated in each paper's own setting: agrees, disagrees, or open.
+
+    python experiments/seeds.py [ID ...] [--samples 6] [--json] [--page experiments/seeds.md]
+
+A claim's figure is simulated at the middle of the inputs that its paper leaves open (`reproduce/ledgers`), and at `--samples`
+points of their ranges. It agrees if the middle does; it is open if the middle does not and at least half of the points do, or
+if the middle cannot be simulated; else it disagrees. Where it does not agree, the changes of inputs that the claim names are
+simulated, each alone. Nothing is fitted.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from experiments.claims import areal, others, rhymerl, specactor, tlt
+from experiments.claims.claim import Claim, Figure, measured
+from experiments.shared import AsJson, errors_in_a_line, markdown, write_parts
+from reproduce.lab import Lab
+from reproduce.ledger import Inputs, read_ledger
+from simrl.errors import InputError, meant
+from simrl.study.executors import Processes, each
+from simrl.study.progress import compile_kernels, progress_bar
+
+CLAIMS: dict[str, Claim] = {
+    **rhymerl.CLAIMS,
+    **specactor.CLAIMS,
+    **tlt.CLAIMS,
+    **areal.CLAIMS,
+    **others.CLAIMS,
+}
+OPEN_FROM = 0.5  # share of the points from which a claim that the middle does not show is open
+BAR = 0.85  # of the claims
+
+
+class Task(NamedTuple):
+    """Claims of one ledger under one set of its inputs; 0 is the middle. `ablation` names what is changed."""
+
+    ids: tuple[str, ...]
+    number: int
+    inputs: Inputs
+    ablation: str = ""
+
+
+class Row(NamedTuple):
+    """A claim's outcome. `figures` has the figure under each set of inputs, the middle first, or why there is none."""
+
+    id: str
+    figures: Sequence[Figure | str]
+    ablated: Mapping[str, Figure | str]
+
+    @property
+    def share(self) -> float:
+        """The share of the sets of inputs that can be simulated under which the claim holds."""
+        able = [figure for figure in self.figures if isinstance(figure, Figure)]
+        return sum(figure.agrees for figure in able) / len(able) if able else 0.0
+
+    @property
+    def verdict(self) -> str:
+        middle = self.figures[0]
+        if isinstance(middle, Figure) and middle.agrees:
+            return "agrees"
+        return "open" if isinstance(middle, str) or self.share >= OPEN_FROM else "disagrees"
+
+    @property
+    def cause(self) -> str:
+        """Why it does not agree: the ablations, and what they showed."""
+        if self.verdict == "agrees":
+            return ""
+        parts = [CLAIMS[self.id].cause or "not found"]
+        parts += [f"{name}: {shown(figure)}" for name, figure in self.ablated.items()]
+        return "; ".join(parts)
+
+
+def shown(figure: Figure | str) -> str:
+    """Return a figure in words."""
+    if isinstance(figure, str):
+        return figure
+    return ", ".join(f"{name} {value:.3g}" for name, value in figure.values.items())
+
+
+def sets(ledger: str, samples: int) -> list[Inputs]:
+    """Return the middle and the points of a paper's ranges, with the inputs that only claims ask for."""
+    own, others_ = (read_ledger(name).sample(samples) for name in (ledger, "claims"))
+    return [{**more, **inputs} for inputs, more in zip(own, others_, strict=True)]
+
+
+def run(task: Task) -> dict[str, Figure | str]:
+    """Return the figures of a task's claims."""
+    lab, found = Lab(measured), dict[str, Figure | str]()
+    for name in task.ids:
+        try:
+            found[name] = CLAIMS[name].figure(lab, task.inputs, task.number == 0)
+        except InputError as error:
+            found[name] = str(error)
+    return found
+
+
+def simulate(ids: Sequence[str], samples: int, jobs: int, on_task: Callable[[], None] = lambda: None) -> list[Row]:
+    """Simulate claims, and the ablations of those that do not agree, in up to `jobs` processes."""
+    todo = []
+    for ledger in dict.fromkeys(CLAIMS[name].ledger for name in ids):
+        own = tuple(name for name in ids if CLAIMS[name].ledger == ledger)
+        todo += [Task(own, number, inputs) for number, inputs in enumerate(sets(ledger, samples))]
+    figures: dict[str, dict[int, Figure | str]] = {name: {} for name in ids}
+    ablated: dict[str, dict[str, Figure | str]] = {name: {} for name in ids}
+    with Processes(jobs, stay=True) as pool:
+        for i, found in each(run, todo, pool if jobs > 1 else None):
+            for name, figure in found.items():
+                figures[name][todo[i].number] = figure
+            on_task()
+        rows = [Row(name, [figures[name][k] for k in sorted(figures[name])], {}) for name in ids]
+        again = [
+            Task((row.id,), 0, {**sets(CLAIMS[row.id].ledger, 0)[0], **changed}, words)
+            for row in rows
+            if row.verdict != "agrees"
+            for words, changed in CLAIMS[row.id].ablations.items()
+        ]
+        for i, found in each(run, again, pool if jobs > 1 else None):
+            ablated[again[i].ids[0]][again[i].ablation] = found[again[i].ids[0]]
+    return [row._replace(ablated=ablated[row.id]) for row in rows]
+
+
+def entry(row: Row) -> dict[str, Any]:
+    """Return a row for `json.dumps`."""
+    middle = row.figures[0]
+    simulated = dict(middle.values) if isinstance(middle, Figure) else middle
+    return {
+        "id": row.id,
+        "simulated": simulated,
+        "verdict": row.verdict,
+        "share_of_range": row.share,
+        "cause": row.cause,
+    }
+
+
+HEADS = ("claim", "agrees if", "simulated", "verdict", "share of range")
+
+
+def cells(row: Row) -> list[str]:
+    """Return the cells of a row."""
+    return [row.id, CLAIMS[row.id].threshold, shown(row.figures[0]), row.verdict, f"{row.share:.0%}"]
+
+
+def total(rows: Sequence[Row]) -> str:
+    """Return the verdicts in words."""
+    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("agrees", "disagrees", "open")}
+    return (
+        f"{counts['agrees']} of {len(rows)} claims agree ({counts['agrees'] / len(rows):.0%}; the bar is {BAR:.0%}), "
+        f"{counts['disagrees']} disagree, {counts['open']} are open."
+    )
+
+
+def write_page(page: Path, rows: Sequence[Row], samples: int) -> None:
+    """Write the tables of the page anew."""
+    causes = [[row.id, row.verdict, row.cause] for row in rows if row.verdict != "agrees"]
+    settings = [[row.id, CLAIMS[row.id].setting] for row in rows]
+    parts = {
+        "total": [total(rows), "", f"The middle of the ranges and {samples} points of them."],
+        "claims": markdown(HEADS, [cells(row) for row in rows]),
+        "causes": markdown(("claim", "verdict", "cause, and what changed inputs give"), causes)
+        if causes
+        else ["All agree."],
+        "settings": markdown(("claim", "simulated setting"), settings),
+    }
+    write_parts(page, parts)
+
+
+def main(
+    ids: Annotated[list[str] | None, typer.Argument(help="claims; all without any")] = None,
+    samples: Annotated[int, typer.Option(min=0, max=1024, help="points of the ranges, beside the middle")] = 6,
+    jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count() or 1,
+    page: Annotated[Path | None, typer.Option(help="a Markdown page whose tables are written anew")] = None,
+    as_json: AsJson = False,
+) -> None:
+    with errors_in_a_line("seeds"):
+        for name in ids or ():
+            if name not in CLAIMS:
+                raise InputError(f"{name}: no claim{meant(name, CLAIMS)}; there are {', '.join(CLAIMS)}")
+        compile_kernels()
+        with progress_bar() as bar:
+            task = bar.add_task("sets of inputs", total=None)
+            rows = simulate(list(dict.fromkeys(ids or CLAIMS)), samples, jobs, lambda: bar.advance(task))
+        if page is not None:
+            write_page(page, rows, samples)
+    if as_json:
+        print(json.dumps([entry(row) for row in rows], indent=1))
+        return
+    table = Table(*HEADS, box=None)
+    for row in rows:
+        table.add_row(*cells(row))
+    console = Console(highlight=False, markup=False, width=None if Console().is_terminal else 200)
+    console.print(table)
+    for row in rows:
+        if row.cause:
+            console.print(f"{row.id}: {row.cause}")
+    console.print(total(rows))
+
+
+if __name__ == "__main__":
+    typer.run(main)

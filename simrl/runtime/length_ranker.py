@@ -1,0 +1,47 @@
+"""A length ranker: it tells how long responses will be, as a trained model would, with a stated accuracy (StreamRL).
+
+Invariant: only a dispatch rule that asks for one (`Dispatch.ranker_accuracy`) gets it; others know finished responses alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simrl.runtime.history import LengthHistory
+from simrl.speculation.draws import mixed, uniform
+from simrl.trace.trace import Trace
+
+_RANKED = -3  # the place of a prompt's draw of whether a ranker knows it
+
+
+class RankedLengths(LengthHistory):
+    """A ranker in place of a history: it is asked for a prompt and an epoch, and tells the lengths in this very epoch.
+
+    `accuracy` is the share of prompts that it knows, drawn for each prompt and epoch; the others of a step are taken for one
+    another. 1 is an oracle, 0 knows nothing but the lengths of the step.
+    """
+
+    def __init__(self, trace: Trace, accuracy: float, seed: int) -> None:
+        super().__init__()
+        columns = [trace.column(name).astype(np.int64) for name in ("step", "prompt_id", "epoch", "response_tokens")]
+        self._epochs = int(columns[2].max()) + 1
+        self._ranked: dict[tuple[int, int], NDArray[np.int64]] = {}
+        step, prompt, epoch, tokens = (column[np.lexsort((columns[1], columns[0]))] for column in columns)
+        starts = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(prompt) != 0)])
+        true: dict[int, dict[tuple[int, int], NDArray[np.int64]]] = defaultdict(dict)  # by step
+        for first, lengths in zip(starts.tolist(), np.split(tokens, starts[1:]), strict=True):
+            true[int(step[first])][int(prompt[first]), int(epoch[first])] = lengths
+        for of_step in true.values():
+            draws = {key: mixed(mixed(seed, key[0]), key[1]) for key in of_step}
+            wrong = sorted(
+                (key for key in draws if uniform(draws[key], _RANKED) >= accuracy), key=lambda key: draws[key]
+            )
+            others = [of_step[key] for key in wrong[1:] + wrong[:1]]
+            self._ranked |= of_step | dict(zip(wrong, others, strict=True))
+
+    def lengths(self, prompt_id: int, before_epoch: int) -> NDArray[np.int64]:
+        """Return the tokens that the prompt's responses in this epoch are expected to have."""
+        return self._ranked.get((prompt_id, before_epoch % self._epochs), np.zeros(0, np.int64))

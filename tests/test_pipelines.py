@@ -314,7 +314,7 @@ def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system,
     watched = run(system, trace, workers, limits=limits)
     eta = system[1].get("eta", 8)
     batch = Workload(trace).batch_groups
-    concurrent = system[1].get("max_concurrent", batch)
+    concurrent = system[1].get("max_concurrent", 4 * batch)
     reward_s = watched.prepared.scenario.training.reward_s
     finished_s = {row["uid"]: row["finished_s"] or np.inf for row in rows(watched.result.samples)}
     scored_s = [max(finished_s[s.uid] for s in sub.samples) + reward_s for sub in watched.submissions]

@@ -3,12 +3,12 @@
     python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 3] [--output FOLDER] [--page replay.md] [--json]
 
 The model is made here, random; lengths are long-tailed draws; one scenario is simulated and replayed. Nothing is fitted to a
-replay: a profile is measured before, by `simrl measure`, with as many engines running as the replay has, for minutes, because
-the speed of such a machine, whose host others share, varies by a half within seconds. Each case is replayed three times, and
-the largest difference between two of these stands beside its errors: no prediction can be shown to be better.
+replay: a profile is measured before, by `simrl measure`, with as many engines running as the replay has, for minutes, as the
+speed of a shared host varies by half within seconds. Each case is replayed three times; the largest difference between two of
+these stands beside its errors.
 
-Errors are those of the rollout: the clock stands while no worker rolls out, so that training, which is held for the
-predicted time, does not flatter them. Takes about half an hour on two cores that do nothing else.
+Errors are those of the rollout: the clock stands while no worker rolls out, as training is held for the predicted time. Takes
+about 45 minutes on two cores that do nothing else.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from experiments.shared import markdown, measure_engine
 from replay.random_model import make_model, nudge
 from replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, process_fleet, replay
 from replay.speculative import forced as with_an_oracle
+from replay.speculative import replayed_form
 from simrl.analysis.agreement import Agreement, Spread, agree, repeat_spread
 from simrl.analysis.decisions import Discrepancy
 from simrl.result.result import Result
@@ -48,8 +49,7 @@ from simrl.trace.trace import Trace, TraceMetadata, write_trace
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)
 MEDIAN_TOKENS, SIGMA, CAP_TOKENS = 120, 0.8, 400
-GPUS = 16
-DRAFT_TOKENS = 16
+GPUS, DRAFT_TOKENS = 16, 16
 PROFILE_REPEATS, PROFILE_S = 9, 200  # of each point; seconds of measuring
 ENGINE = {"max_num_seqs": 64, "max_num_batched_tokens": 256, "block_size": 32, "kv_cache_tokens": 51200}
 TRAINING = {"reward_s": 0.05, "publish_s": 0.1, "load_overhead_s": 0.0, "switch_s": 0.1}
@@ -69,8 +69,7 @@ more than a bar, their difference is the bar, as no prediction can be shown to b
 are counted separately. A *near-tie* is a decision that differs because two events, at most two engine passes apart, changed
 places; other differing decisions are real, and listed.
 
-**There are no GPU figures here: no GPU was available.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic
-acceptance) was not run; everything on this page is from a CPU.
+**There are no GPU figures here: no GPU was available.** CUDA, bf16, dummy weights and synthetic acceptance were not run.
 """
 
 Lengths = Callable[[np.random.Generator], list[list[list[int]]]]  # by step, prompt, sample
@@ -85,15 +84,16 @@ class Case(NamedTuple):
     lengths: Lengths
     epochs: bool = False
     forced: bool = False  # greedy, and accepted as the scenario says
+    tp: int = 1  # processes of an engine
 
     @property
     def drafts(self) -> bool:
         return "speculation" in self.system
 
     @property
-    def engines(self) -> tuple[int, bool, bool]:
+    def engines(self) -> tuple[int, int, bool, bool]:
         """Return the key of the cases that share engines and a profile."""
-        return self.workers, self.drafts, self.forced
+        return self.workers, self.tp, self.drafts, self.forced
 
     @property
     def plain(self) -> Case:
@@ -104,7 +104,7 @@ class Case(NamedTuple):
         return replace(config, temperature=0.0, forced_acceptance=self.drafts) if self.forced else config
 
     def prepare(self, scenario: Scenario) -> Prepared:
-        prepared = prepare(scenario)
+        prepared, _ = replayed_form(prepare(scenario))
         return with_an_oracle(prepared) if self.forced and self.drafts else prepared
 
 
@@ -121,8 +121,7 @@ def long_tailed(steps: int, prompts: int, group: int) -> Lengths:
 
 
 def with_an_outlier(steps: int, prompts: int, group: int) -> Lengths:
-    """Return long-tailed lengths in which one response of a short prompt reaches the cap in the second epoch: HistoPipe moves
-    it."""
+    """Return long-tailed lengths; a response of a short prompt reaches the cap in the second epoch: HistoPipe moves it."""
 
     def draw(rng: np.random.Generator) -> list[list[list[int]]]:
         lengths = long_tailed(steps, prompts, group)(rng)
@@ -135,6 +134,7 @@ def with_an_outlier(steps: int, prompts: int, group: int) -> Lengths:
 
 # The gate stays open: a gate that is mostly shut drafts so little that acceptance is a matter of chance.
 HISTORY = {"name": "histospec", "gate": "open", "window": {"kind": "aimd", "most_tokens": DRAFT_TOKENS}}
+SIBLINGS = {"name": "siblings", "gate": {"threshold": 16}}
 ORACLE = {"name": "draft_model", "window": {"kind": "fixed", "tokens": 4}}
 # One or two rollout workers, and a trainer on many more of these slow cores, so that nobody waits for it for long.
 CASES = (
@@ -146,6 +146,16 @@ CASES = (
     Case("two workers, one-step-off", {"name": "one_step_off"}, 2, long_tailed(3, 8, 4)),
     Case("two workers, HistoPipe", {"name": "rhymerl", "alpha": 0.5}, 2, with_an_outlier(3, 8, 4), True),
     Case("two workers, AReaL", {"name": "areal", "eta": 2}, 2, long_tailed(3, 8, 4)),
+    Case("two workers, Seer", {"name": "seer", "chunk_tokens": 100}, 2, long_tailed(2, 8, 4)),
+    Case("one worker, TLT-Base", {"name": "split", "speculation": SIBLINGS}, 1, long_tailed(1, 16, 4)),
+    Case(
+        "one worker of two processes, RhymeRL",
+        {"name": "rhymerl", "speculation": HISTORY},
+        1,
+        long_tailed(2, 8, 4),
+        True,
+        tp=2,
+    ),
 )
 
 
@@ -258,11 +268,14 @@ class Bench:
     def profile(self, case: Case, engines_draft: bool = False) -> Path:
         """Return the profile of the case, measured here if it is missing; `engines_draft` if only the engines can draft."""
         drafts = case.drafts or engines_draft
-        name = f"profile-{case.workers}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
+        name = (
+            f"profile-{case.workers}-tp{case.tp}{'-drafts' if drafts else ''}{'-greedy' if case.forced else ''}.parquet"
+        )
         return measure_engine(
             self.weights[0],
             self.folder / name,
             ENGINE,
+            tp=case.tp,
             neighbours=case.workers - 1,
             max_model_len=PROMPT_TOKENS[1] + CAP_TOKENS + 2 * DRAFT_TOKENS + 1,
             draft_tokens=DRAFT_TOKENS if drafts else 0,
@@ -277,18 +290,19 @@ class Bench:
         """Return a case as simulated and replayed; `engines_draft` if only the engines can draft."""
         path = self.folder / f"{_file_name(case)}-{seed}"
         write_trace(trace, path.with_suffix(".parquet"))
-        system = {"speculation": "none", **case.system, "rollout_share": case.workers / GPUS}
+        colocated = case.system["name"] == "seer"
+        share = {} if colocated else {"rollout_share": case.workers * case.tp / GPUS}
         scenario = {
             "name": "validation",
             "seed": seed,
             "steps": len(trace.step_slices),
             "model": str(self.weights[0]),
-            "cluster": {"gpu": "cpu", "gpus": GPUS, "tp": 1},
+            "cluster": {"gpu": "cpu", "gpus": case.workers if colocated else GPUS, "tp": case.tp},
             "workload": {"trace": str(path.with_suffix(".parquet")), "synthetic": None},
             "profile": profile or {"path": str(self.profile(case, engines_draft)), "roofline": None},
             "engine": ENGINE,
             "training": TRAINING,
-            "systems": [system],
+            "systems": [{"speculation": "none", **case.system, **share}],
         }
         path.with_suffix(".yaml").write_text(yaml.safe_dump(scenario))
         (found,) = load_scenarios(path.with_suffix(".yaml"))
@@ -303,8 +317,7 @@ class Bench:
 
     def keep(self, case: Case, seed: int, predicted: Result, measured: Sequence[Result]) -> None:
         for name, result in (("predicted", predicted), *((f"measured-{i}", m) for i, m in enumerate(measured))):
-            folder = self.folder / f"{_file_name(case)}-{seed}" / name
-            folder.mkdir(parents=True, exist_ok=True)
+            (folder := self.folder / f"{_file_name(case)}-{seed}" / name).mkdir(parents=True, exist_ok=True)
             result.write(folder)
 
     def recorded(self, case: Case, seed: int, fleet: ReplayEngines) -> Trace:
@@ -423,8 +436,7 @@ def _real_first(agreement: Agreement) -> list[Discrepancy]:
 def _in_short(outcomes: Sequence[Outcome]) -> list[str]:
     lines = []
     for workers, name in ((1, "one worker"), (2, "two workers")):
-        own = [outcome for outcome in outcomes if outcome.case.workers == workers]
-        if own:
+        if own := [outcome for outcome in outcomes if outcome.case.workers == workers]:
             mean = max(outcome.mean("makespan_err") or 0.0 for outcome in own)
             worst = max(abs(error) for outcome in own for error in outcome.errors("makespan_err"))
             sample = max(outcome.mean("sample_mape") or 0.0 for outcome in own)

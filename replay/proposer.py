@@ -281,6 +281,7 @@ class Proposer:
     def enable(self, value: bool) -> None:
         """Switch drafting on or off."""
         self.stale |= value != self._enabled
+        self.restarts |= value and not self._enabled and self._setup.kind == "engine"
         self._enabled = value
 
     def begins(

@@ -247,7 +247,7 @@ def replay(
                 config.start_deadline_s,
                 happened.append,
                 setup,
-                prepared.costs.load_s if config.dummy_weights else 0.0,
+                prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
                 answers,
             )
             for i in range(schedule.units)

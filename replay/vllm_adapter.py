@@ -202,14 +202,14 @@ class VllmEngine:
     def step(self) -> list[Progress]:
         """Run one forward pass and return its outcome. Drafts are renewed first if commands since the last pass made them
         outdated."""
+        if self.drafter is not None and self.drafter.restarts:
+            self.recompute_running()
+            self.drafter.restarts = False
         if self.drafter is not None and self.drafter.stale:
             put_drafts(self._scheduler, self.drafter.redraft())
         outputs = self._engine.step()
         put_drafts(self._scheduler, self._drafts)
         self._drafts = {}
-        if self.drafter is not None and self.drafter.restarts:
-            self.recompute_running()
-            self.drafter.restarts = False
         drafts = {vllm_id.rpartition("-")[0]: len(ids) for vllm_id, ids in self._verified.items()}
         return [
             Progress(output.request_id, output.outputs[0].token_ids, output.finished, drafts.get(output.request_id, 0))

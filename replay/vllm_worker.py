@@ -116,7 +116,7 @@ class VllmWorker:
     # Calls of a schedule.
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
     ) -> simpy.Event:
         event = self._env.event()
         if self._state != "up":

@@ -5,7 +5,6 @@ GPUs, prompts and concurrent requests are divided by `SCALE` together: each work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
@@ -15,7 +14,7 @@ from reproduce.lab import Lab, Measures, Predict, launch_s, row, run_of
 from reproduce.ledger import Inputs, named
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.runtime.training_costs import Ints, TrainingCosts, deal, longest_first
+from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.model import Scenario
 from simrl.trace.lognormal import mean_under
 from simrl.trace.synthesis import synthesise
@@ -112,7 +111,7 @@ def hours(lab: Lab, inputs: Inputs, model: str, nodes: int) -> list[float]:
     """Predict Table 1: hours under AReaL, verl and the synchronous AReaL, which shares its GPUs between the phases (Fig. 1)."""
     cap = inputs["cap_tokens"]
     # The phases of verl, without its controller, at AReaL's MFU.
-    synchronous = {**verl(inputs), "name": "distflow", "dispatch": "round_robin"}
+    synchronous = {"name": "areal_sync", "minibatches": inputs["minibatches"], "log_probs": inputs["verl_log_probs"]}
     systems = (areal(inputs, inputs["eta"]), verl(inputs), synchronous)
     steps_s = [lab.run(scenario(inputs, model, 8 * nodes, system, cap))["step_s"] for system in systems]
     return [UPDATES * step_s / 3600 for step_s in steps_s]
@@ -141,55 +140,24 @@ def dynamic_gain(inputs: Inputs, model: str, nodes: int, size: str) -> float:
     assert run.workload.synthetic is not None
     trace = synthesise(run.workload.synthetic.model_copy(update={"steps": 1}), run.seed)
     lengths = (trace.column("prompt_tokens") + trace.column("response_tokens")).astype(np.int64)
-    training = run.training.model_copy(update={"mfu": inputs["mfu"]})
-    costs = TrainingCosts(model_shape(model), gpu(inputs["gpu"]), 1, training, 1, 0, switch=False)
-    dynamic_s, fixed_s = 0.0, 0.0
-    for minibatch in np.array_split(lengths, inputs["minibatches"]):
-        rank_of = deal(minibatch, longest_first(minibatch), ranks)
-        own = [minibatch[rank_of == rank] for rank in range(ranks)]
-        by_tokens = [costs.microbatches(part, inputs["tokens_per_microbatch"]) for part in own]
-        by_count = [np.array_split(part, inputs["fixed_microbatches"]) for part in own]
-        dynamic_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_tokens)
-        fixed_s += max(_pipelined_s(costs, microbatches, stages) for microbatches in by_count)
+    staged = {"mfu": inputs["mfu"], "pipeline_parallel": stages, "sharding": "optimizer"}
+    fixed = {"microbatching": "fixed", "microbatches": inputs["fixed_microbatches"], "remove_padding": True}
+    dynamic_s, fixed_s = (
+        sum(
+            TrainingCosts(
+                model_shape(model),
+                gpu(inputs["gpu"]),
+                ranks * stages,
+                run.training.model_copy(update=staged | how),
+                1,
+                0,
+                False,
+            ).pass_s(minibatch, 3)
+            for minibatch in np.array_split(lengths, inputs["minibatches"])
+        )
+        for how in ({}, fixed)
+    )
     return fixed_s / dynamic_s - 1
-
-
-def _pipelined_s(costs: TrainingCosts, microbatches: Sequence[Ints], stages: int) -> float:
-    """Return the seconds of a rank's mini-batch: its micro-batches go through equal stages, each stage one forward, one
-    backward."""
-    seconds = [costs.pass_s(microbatch, 3) / stages for microbatch in microbatches if microbatch.size]
-    return one_forward_one_backward([s / 3 for s in seconds], [2 * s / 3 for s in seconds], stages)
-
-
-def one_forward_one_backward(forward_s: Sequence[float], backward_s: Sequence[float], stages: int) -> float:
-    """Return when the last backward pass ends; `forward_s` and `backward_s` are of each micro-batch at a stage. A stage
-    begins with a forward pass for each stage from it on, and then alternates (Megatron, without interleaving)."""
-    count = len(forward_s)
-    orders = []
-    for stage in range(stages):
-        ahead = min(stages - stage, count)
-        order = [(True, i) for i in range(ahead)]
-        for i in range(count):
-            order.append((False, i))
-            if i + ahead < count:
-                order.append((True, i + ahead))
-        orders.append(order)
-    ended_s: dict[tuple[bool, int, int], float] = {}
-    free_s, done = [0.0] * stages, [0] * stages
-    while any(done[stage] < len(orders[stage]) for stage in range(stages)):
-        for stage, order in enumerate(orders):
-            while done[stage] < len(order):
-                forward, i = order[done[stage]]
-                before = (True, i, stage - 1) if forward else (False, i, stage + 1)
-                if not forward and stage == stages - 1:
-                    before = (True, i, stage)
-                first = forward and stage == 0
-                if not first and before not in ended_s:
-                    break
-                start_s = free_s[stage] if first else max(free_s[stage], ended_s[before])
-                free_s[stage] = ended_s[forward, i, stage] = start_s + (forward_s[i] if forward else backward_s[i])
-                done[stage] += 1
-    return max(free_s)
 
 
 def trained(run: Measures) -> float:

@@ -45,6 +45,7 @@ def scenario(inputs: Inputs, trace: Trace) -> Scenario:
         training={
             "microbatching": "fixed",
             "sequences_per_microbatch": inputs["microbatch_sequences"],
+            "remove_padding": True,
             "offload": inputs["offload_states"],
             **named(inputs, "recompute", "load_overhead_s", "reward_s"),
         },

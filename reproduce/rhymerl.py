@@ -31,6 +31,7 @@ MODEL, TP, SIZE = "qwen3-14b", 2, 1  # and its place among the three models
 CAPS = {"8k": 8192, "16k": 16384}
 TASKS = ("math", "code")
 EPOCH_STEPS, STEPS, WARMUP_STEPS = 2, 6, 4
+ASYNCHRONOUS = (10, 4)  # as in reproduce.areal
 EARLY_STOP_FACTOR = 0.06  # simrl.synthesis.RHYMERL_CODE
 SURVEY_STEPS, MIDDLE_STEP, LAST_STEP = 320, 50, 75  # of Fig. 3a; of the measured 20 to 80, and of their last ten
 SHORT_HIT_TOKENS, LEAST_LONG_HIT_TOKENS = 1.5, 4.0  # one or two tokens; what is no short hit
@@ -175,9 +176,13 @@ def train(
     growth: float = 1.0,
     rollout_share: float | None = None,
     size: int = SIZE,
+    updates: tuple[int, int] | None = None,
 ) -> Measures:
-    """Return a run of §7, at half its size, of the model of this place; all systems have the split of `split`."""
+    """Return a run of §7, at half its size, of the model of this place; all systems have the split of `split`. `updates`, and
+    the first of them that are left out: more under AReaL, where the long siblings of a first batch of short responses follow
+    in its next updates."""
     prompts = inputs["prompts"] // SCALE
+    steps, warmup_steps = updates or (ASYNCHRONOUS if system["name"] == "areal" else (STEPS, WARMUP_STEPS))
     share = split(lab, inputs, cap, size) if rollout_share is None else rollout_share
     return run(
         lab,
@@ -189,6 +194,8 @@ def train(
         gpus=inputs["gpus"] // SCALE,
         # A batch comes through one process, however many GPUs there are.
         training={"controller_bytes_per_token": SCALE * CONTROLLER_BYTES_PER_TOKEN},
+        steps=steps,
+        warmup_steps=warmup_steps,
         prompts_per_step=prompts,
         prompts=EPOCH_STEPS * prompts,
         **lengths(inputs, task, cap, growth),

@@ -141,7 +141,7 @@ def on_gpus(name: str, parameters: dict[str, Any], workers: int, train_gpus: int
     """A recipe with exactly so many workers at tp 1, and train GPUs if it keeps some apart."""
     gpus, parameters = workers, dict(parameters)
     if name == "specactor" and parameters.get("decoupled", True):  # each has a drafter beside it
-        gpus, parameters = 2 * workers, {"draft_gpus": 1, **parameters}
+        gpus, parameters = 2 * workers, {"model": "qwen2.5-0.5b", "draft_gpus": 1, **parameters}
     if "rollout_share" in signature(RECIPES[name]).parameters:
         gpus += train_gpus
         parameters["rollout_share"] = workers / gpus
@@ -238,7 +238,8 @@ def counted(
     config = on_gpus(name, parameters, workers, steps=steps, training=training)
     metadata = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
     profile = TableProfile(one_second_a_pass(), metadata)
-    return watch(prepared(config, trace, limits=limits, costs=WorkerCosts(load_s), profile=profile))
+    costs = WorkerCosts(load_s, pause_s=prepared(config).costs.pause_s)
+    return watch(prepared(config, trace, limits=limits, costs=costs, profile=profile))
 
 
 def rows(table: Any) -> list[dict[str, Any]]:

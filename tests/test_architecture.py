@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "errors",
     "interrupts validation",
-    "extensions files",  # the files at simrl's top, used by all
+    "compiled extensions files",  # the files at simrl's top, used by all
     "profile trace",
     "result",
     "speculation",
@@ -29,7 +29,7 @@ LAYERS = (
     "show",
     "commands",
 )
-MOST_FILES_AT_THE_TOP = 6
+MOST_FILES_AT_THE_TOP = 7
 HEAVY = {"torch", "vllm", "ray", "transformers", "tokenizers", "aiconfigurator", "aiconfigurator_core"}
 
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
@@ -37,6 +37,7 @@ SOURCES = sorted((ROOT / "simrl").rglob("*.py"))
 PARSED = {
     path: ast.parse(path.read_text()) for name in ("simrl", "replay") for path in sorted((ROOT / name).rglob("*.py"))
 }
+COMPILED = {"kernel", "part", "inlined", "njit"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_KERNEL = 500, 80, 120
 
 
@@ -55,6 +56,11 @@ def imports(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
             for alias in node.names:
                 named = node.module == "simrl" and alias.name in LAYER_OF
                 yield (f"simrl.{alias.name}" if named else str(node.module)), node.lineno
+
+
+def decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """The names of a function's decorators, without arguments."""
+    return {ast.unparse(each).partition("(")[0] for each in function.decorator_list}
 
 
 def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -96,11 +102,34 @@ def test_files_and_functions_can_be_read_at_one_sitting():
         assert len(path.read_text().splitlines()) <= MOST_LINES, path
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                compiled = any("njit" in ast.unparse(each) for each in node.decorator_list)
                 lines = (node.end_lineno or 0) - node.lineno + 1
-                assert lines <= (MOST_LINES_OF_A_KERNEL if compiled else MOST_LINES_OF_A_FUNCTION), (
-                    f"{path}: {node.name}"
-                )
+                most = MOST_LINES_OF_A_KERNEL if decorators(node) & COMPILED else MOST_LINES_OF_A_FUNCTION
+                assert lines <= most, f"{path}: {node.name}"
+
+
+def test_python_calls_no_compiled_function_without_a_wrapper_for_it():
+    """Such a call ends the process (`simrl.compiled`)."""
+    folders = ("simrl", "replay", "reproduce", "experiments", "tests")
+    trees = {path: ast.parse(path.read_text()) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))}
+    functions = {
+        path: [node for node in tree.body if isinstance(node, ast.FunctionDef)] for path, tree in trees.items()
+    }
+    parts = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): {f.name for f in found if "part" in decorators(f)}
+        for path, found in functions.items()
+    }
+    wrong = []
+    for path, tree in trees.items():
+        names = set(parts[".".join(path.relative_to(ROOT).with_suffix("").parts)])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                names |= {
+                    alias.asname or alias.name for alias in node.names if alias.name in parts.get(node.module or "", ())
+                }
+        compiled = {id(node) for f in functions[path] if decorators(f) & COMPILED for node in ast.walk(f)}
+        used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        wrong += [f"{path}:{node.lineno}" for node in used if node.id in names and id(node) not in compiled]
+    assert not wrong
 
 
 def test_a_module_imports_only_what_stands_above_it():

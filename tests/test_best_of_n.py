@@ -1,6 +1,7 @@
 """Best-of-N speculation: duplicates at the dispatcher, freed workers in a rollout, what it costs and what it may not change."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -308,7 +309,7 @@ def test_best_of_n_shortens_a_tail_whose_own_drafter_fails():
     took = {}
     for best_of_n in (False, True):
         given_ = scenario(
-            {"name": "specactor", "best_of_n": best_of_n, "decoupled": False},
+            {**OWN, "best_of_n": best_of_n, "decoupled": False},
             steps=2,
             model="qwen2.5-7b",
             cluster={"gpu": "h100", "gpus": 4, "tp": 1},
@@ -326,7 +327,8 @@ rules = st.fixed_dictionaries(
     {
         "b_max": st.integers(1, 4),
         "assignment": st.sampled_from(["by_drafter", "by_request"]),
-        "kv": st.sampled_from(["recompute", "transfer"]),
+        "kv": st.sampled_from(["mixed", "recompute", "transfer"]),
+        "copies": st.sampled_from(["decoupled", "coupled"]),
         "drafters": st.lists(
             st.sampled_from(["ngram", "qwen2.5-0.5b", "qwen2.5-1.5b"]), min_size=1, max_size=3, unique=True
         ).map(tuple),
@@ -410,15 +412,17 @@ def test_dynamic_sampling_refills_after_the_tail():
 
 # What it takes, and what is refused.
 
+OWN = {"name": "specactor", "model": "qwen2.5-0.5b"}
+
 
 def test_drafters_of_freed_workers_take_room_from_the_kv_cache_of_all():
     tokens = {}
     for drafters in ((), ("ngram",), ("qwen2.5-0.5b",), ("ngram", "qwen2.5-0.5b", "qwen2.5-1.5b")):
-        ready = prepare(scenario({"name": "specactor", "drafters": drafters, "decoupled": False}, model="qwen2.5-7b"))
+        ready = prepare(scenario({**OWN, "drafters": drafters, "decoupled": False}, model="qwen2.5-7b"))
         tokens[len(drafters), drafters[:1]] = ready.inputs()["kv_cache_tokens_per_worker"]
     none, ngram, own, three = tokens.values()
     assert none == ngram == own, "a text drafter takes nothing, and the own one is there already"
-    ready = prepare(scenario({"name": "specactor", "decoupled": False}, model="qwen2.5-7b"))
+    ready = prepare(scenario({**OWN, "decoupled": False}, model="qwen2.5-7b"))
     gpu, engine = ready.gpu, ready.scenario.engine
     drafters_bytes = ready.drafts.weight_bytes + ready.tail.weight_bytes
     free = (
@@ -434,7 +438,7 @@ def test_drafters_of_freed_workers_take_room_from_the_kv_cache_of_all():
 
 def test_where_the_first_drafter_has_gpus_of_its_own_all_drafters_come_to_the_workers():
     apart, without = (
-        prepare(scenario({"name": "specactor", "best_of_n": best}, model="qwen2.5-7b")) for best in (True, False)
+        prepare(scenario({**OWN, "copies": "coupled", "best_of_n": best}, model="qwen2.5-7b")) for best in (True, False)
     )
     weights = sum(plan.weight_bytes for plan in apart.tail.plans.values())
     assert apart.tail.weight_bytes == weights > 0
@@ -442,7 +446,7 @@ def test_where_the_first_drafter_has_gpus_of_its_own_all_drafters_come_to_the_wo
 
 
 def test_windows_and_order_come_from_the_draft_ladder():
-    ready = prepare(scenario({"name": "specactor", "assignment": "by_request"}, model="qwen2.5-7b"))
+    ready = prepare(scenario({**OWN, "copies": "coupled", "assignment": "by_request"}, model="qwen2.5-7b"))
     ladder = ready.inputs()["best_of_n"]["ladder"]
     assert tuple(ladder) == ready.tail.rule.order
     speedups = [entry["speedup"] for entry in ladder.values()]
@@ -450,7 +454,7 @@ def test_windows_and_order_come_from_the_draft_ladder():
     for name, plan in ready.tail.plans.items():
         assert plan.speculation.window.rule.start_tokens == ladder[name]["window"]
         assert plan.decoupled is None
-        assert ladder[name]["acceptance"] == (0.65 if name != "ngram" else pytest.approx(0.4, abs=0.1))
+        assert ladder[name]["acceptance"] == (0.75 if name != "ngram" else pytest.approx(0.4, abs=0.1))
         assert ladder[name]["source"] == "assumed"
 
 
@@ -473,8 +477,8 @@ def test_the_place_of_the_ngram_is_that_of_its_run_model():
         return prepare(scenario("specactor", speculation={"runs": runs})).tail.facts["ladder"]["ngram"]
 
     seldom, often = place(30, 2), place(2, 30)
-    assert seldom["acceptance"] == pytest.approx(2 / 32, abs=0.02)
-    assert often["acceptance"] == pytest.approx(30 / 32, abs=0.02)
+    assert seldom["acceptance"] == pytest.approx(2 / 32, abs=0.03)  # a response begins with a gap
+    assert often["acceptance"] == pytest.approx(30 / 32, abs=0.06)
     assert often["window"] > seldom["window"] and often["speedup"] > seldom["speedup"]
 
 
@@ -504,8 +508,11 @@ def test_without_drafters_it_is_specactor_without_best_of_n():
 
 def test_a_rule_is_complete_once_it_is_prepared():
     ready = prepare(scenario({"name": "specactor", "speculation": "ngram", "drafters": ("ngram",)}))
-    assert ready.system.best_of_n == BestOfN(("ngram",), 8, "by_drafter", "recompute")
-    assert ready.tail.rule == BestOfN(("ngram",), 8, "by_drafter", "recompute", "ngram", ("ngram",))
+    rule = BestOfN(("ngram",), 8, "by_drafter", "mixed", "decoupled")
+    assert ready.system.best_of_n == rule
+    share = ready.tail.rule.fetched_share
+    assert ready.tail.rule == replace(rule, own="ngram", order=("ngram",), fetched_share=share)
+    assert 0 < share < 1
 
 
 # The acceptance that decides.

@@ -78,26 +78,65 @@ def stays(watched, uid):
 def test_areal_admits_a_group_exactly_if_its_inequality_holds(eta, version, batch, submitted, allowed):
     assert ((submitted + 1 - 1) // batch <= version + eta) == allowed  # the table is right
     for running in (0, submitted // 2, submitted):
-        room = capacity(eta, version, batch, 10**9, running, submitted - running)
+        room = min(capacity(eta, version, batch, 10**9, running, submitted - running))
         assert (room > 0) == allowed
 
 
 def test_areal_submits_a_batch_more_with_every_version_and_eta_of_them_ahead():
     """B = 2, η = 1, ten tokens each, twenty seconds an update: four groups at once, then two with every update."""
-    run = counted("areal", {"eta": 1, "max_concurrent": 99}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0)
+    run = counted(
+        "areal", {"eta": 1, "max_concurrent": 99, "pause": False}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0
+    )
     assert finished_at(run) == [30, 50, 70]
     assert submissions(run) == [(0, 0, 4), (30, 1, 2), (50, 2, 2)]
 
 
 def test_areal_submits_no_more_than_may_run_at_once():
-    run = counted("areal", {"eta": 1, "max_concurrent": 3}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0)
+    run = counted(
+        "areal", {"eta": 1, "max_concurrent": 3, "pause": False}, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0
+    )
     assert submissions(run) == [(0, 0, 3), (10, 0, 1), (30, 1, 2), (50, 2, 2)]
-    by_default = counted("areal", {"eta": 1}, singles(2, *[10] * 2), 2, load_s=0.0, publish_s=20.0)
-    assert submissions(by_default)[:2] == [(0, 0, 2), (10, 0, 2)]  # a batch at once
+    by_default = counted("areal", {"eta": 9, "pause": False}, singles(2, *[10] * 2), 2, load_s=0.0, publish_s=20.0)
+    assert submissions(by_default)[:2] == [(0, 0, 8), (10, 0, 8)]  # four batches at once
+
+
+def test_areal_says_which_bound_held_groups_back():
+    """B = 2, ten tokens each, twenty seconds an update: three at once fill the six groups of η = 2 by 10 s."""
+
+    def seconds(eta):
+        parameters = {"eta": eta, "max_concurrent": 3, "pause": False}
+        return counted("areal", parameters, singles(2, *[10] * 2), 3, load_s=0.0, publish_s=20.0).result.metadata[
+            "admission"
+        ]
+
+    tight, loose = seconds(2), seconds(100)
+    assert tight["concurrency"] == pytest.approx(10) and tight["eta"] > 30
+    assert loose["eta"] == 0 and loose["concurrency"] > 40
+
+
+def test_areal_pauses_generation_while_weights_are_published_and_loaded():
+    """The first group is trained at 10. The second has 11 tokens when its pass ends; publication and load take 20 + 10 s. The
+    third, submitted at 10, has its ten tokens at 51, and a pass ends later the next load begins. The trainer has its GPUs
+    until 30."""
+    run = counted("areal", {"eta": 5, "max_concurrent": 2}, singles(1, 10, 40, 10), 2, publish_s=20.0)
+    assert finished_at(run) == [10, 51]
+    assert stays(run, 1)[:2] == [(0, 0, 11, 0.0, 11.0), (0, 1, 11, 11.0, pytest.approx(52, abs=0.1))]
+    published = [(s["started_s"], s["ended_s"]) for s in rows(run.result.spans) if s["kind"] == "publish"]
+    assert published == [(pytest.approx(10, abs=0.1), pytest.approx(30, abs=0.1))]
+
+
+def test_areal_may_keep_the_cache_of_what_runs():
+    """The prompt and 11 tokens take two passes of ten tokens; if the cache is kept, the first pass gives the next token."""
+    ends = []
+    for anew in (True, False):
+        parameters = {"eta": 5, "max_concurrent": 2, "recompute_kv": anew}
+        run = counted("areal", parameters, singles(1, 10, 40), 2, limits=ROOMY._replace(max_num_batched_tokens=10))
+        ends.append(stays(run, 1)[-1][-1])
+    assert ends[1] == ends[0] - 1
 
 
 def test_areal_without_staleness_waits_for_the_update_before_it_submits_again():
-    run = counted("areal", {"eta": 0, "max_concurrent": 99}, singles(2, 10, 30), 3, publish_s=20.0)
+    run = counted("areal", {"eta": 0, "max_concurrent": 99, "pause": False}, singles(2, 10, 30), 3, publish_s=20.0)
     assert finished_at(run) == [50, 110, 170]  # 30 generated, 20 published, 10 loaded
     assert submissions(run) == [(0, 0, 2), (50, 1, 2), (110, 2, 2)]
     assert oldest(run) == [0, 0, 0]
@@ -106,14 +145,21 @@ def test_areal_without_staleness_waits_for_the_update_before_it_submits_again():
 def test_areal_interrupts_loads_prefills_anew_and_goes_on():
     """The first group is published at 30. The second has 30 tokens then, and one more when the pass ends that runs. The load
     takes until 41; a pass prefills its prompt and 31 tokens and gives the 32nd; the last comes 9 passes later."""
-    run = counted("areal", {"eta": 5, "max_concurrent": 2}, singles(1, 10, 40), 2, publish_s=20.0)
+    run = counted("areal", {"eta": 5, "max_concurrent": 2, "pause": False}, singles(1, 10, 40), 2, publish_s=20.0)
     assert finished_at(run)[0] == 30
     assert stays(run, 1) == [(0, 0, 31, 0.0, 31.0), (0, 1, 9, 31.0, 50.0)]
 
 
 def test_areal_takes_what_was_submitted_first_of_what_is_finished():
     """At 35 the second (of 30 tokens) and the third (of 20) are both finished; the code sorts by when they were submitted."""
-    run = counted("areal", {"eta": 2, "max_concurrent": 3}, singles(1, 10, 30, 20, 10), 3, load_s=0.0, publish_s=25.0)
+    run = counted(
+        "areal",
+        {"eta": 2, "max_concurrent": 3, "pause": False},
+        singles(1, 10, 30, 20, 10),
+        3,
+        load_s=0.0,
+        publish_s=25.0,
+    )
     assert finished_at(run) == [35, 60, 85]
     assert [row["trained_step"] for row in rows(run.result.samples)][:3] == [0, 1, 2]
 
@@ -133,7 +179,7 @@ STRAGGLER = singles(1, 5, 30, 5, 5)
 def test_areal_goes_on_without_a_straggler_or_waits_for_it(on_stale, updates, ages, trained_steps):
     """η = 1, a group an update, two at once. Version 1 is published at 15 and loaded from 16, when the straggler has 16 tokens,
     to 26. Then it goes on, and the third begins: that has its five tokens at 31, the straggler all at 40."""
-    parameters = {"eta": 1, "max_concurrent": 2, "on_stale": on_stale, "log_probs": 0}
+    parameters = {"eta": 1, "max_concurrent": 2, "on_stale": on_stale, "log_probs": 0, "pause": False}
     run = counted("areal", parameters, STRAGGLER, 3, publish_s=10.0)
     assert stays(run, 1)[0] == (0, 0, 16, 0.0, 16.0)
     assert stays(run, 2)[0] == (0, 1, 5, 26.0, 31.0)
@@ -268,7 +314,7 @@ def test_verl_updates_twice_and_synchronises_once_in_a_sequence_worked_out_by_ha
     70   the count begins with 2, four are submitted
     """
     parameters = {"staleness": 0.5, "sync_step": 2}
-    run = counted("verl_fully_async", parameters, singles(4, *[10] * 4), 4, publish_s=20.0)
+    run = counted("verl_fully_async", parameters | {"pause": False}, singles(4, *[10] * 4), 4, publish_s=20.0)
     assert finished_at(run) == [10, 30, 40, 70]
     assert oldest(run) == [0, 1, 2, 1]
     assert submissions(run)[:2] == [(0, 0, 6), (30, 2, 4)]
@@ -279,7 +325,7 @@ def test_verl_updates_twice_and_synchronises_once_in_a_sequence_worked_out_by_ha
 def test_verl_interrupts_what_runs_at_a_synchronisation():
     """Two groups an update, each published; four may be submitted. The third has 50 tokens and is interrupted at 31."""
     parameters = {"staleness": 1.0, "sync_step": 1}
-    run = counted("verl_fully_async", parameters, singles(2, 10, 10, 50, 10), 2, publish_s=20.0)
+    run = counted("verl_fully_async", parameters | {"pause": False}, singles(2, 10, 10, 50, 10), 2, publish_s=20.0)
     assert submissions(run)[:2] == [(0, 0, 4), (30, 1, 2)]  # one runs and one is left: two more
     assert stays(run, 2)[0] == (0, 0, 31, 0.0, 31.0)
     assert stays(run, 2)[1] == (0, 1, 19, 31.0, 60.0)  # loaded until 41
@@ -288,7 +334,7 @@ def test_verl_interrupts_what_runs_at_a_synchronisation():
 
 def test_verl_without_partial_rollout_waits_for_what_runs_and_submits_nothing_meanwhile():
     parameters = {"staleness": 1.0, "sync_step": 1, "partial_rollout": False}
-    run = counted("verl_fully_async", parameters, singles(2, 10, 10, 50, 10), 2, publish_s=20.0)
+    run = counted("verl_fully_async", parameters | {"pause": False}, singles(2, 10, 10, 50, 10), 2, publish_s=20.0)
     assert submissions(run)[:2] == [(0, 0, 4), (50, 1, 2)]
     assert stays(run, 2) == [(0, 0, 50, 0.0, 50.0)]
     assert finished_at(run) == [30, 80]  # loaded until 60, then the fourth and the third
@@ -313,6 +359,7 @@ def test_verl_never_submits_more_than_its_count_allows(trace, workers, staleness
         "mini_batch": mini_batch,
         "per_replica": 2,
         "partial_rollout": partial,
+        "pause": False,
     }
     run = watch(prepared(on_gpus("verl_fully_async", parameters, workers, steps=3 * sync_step), trace, limits=ROOMY))
     update = mini_batch * require_batches

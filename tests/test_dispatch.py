@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simrl.dispatch.dispatcher import Dispatcher
-from simrl.dispatch.placement import even_split, least_requests, round_robin
+from simrl.dispatch.placement import even_split, least_requests, round_robin, round_robin_groups
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.engine.requests import Limits
+from simrl.errors import InputError
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.history import LengthHistory
+from simrl.systems.recipes import make_system
 
 NO_HISTORY = LengthHistory()
 
@@ -38,6 +40,32 @@ def test_least_requests_fills_up_the_workers_that_hold_least():
 
 def test_round_robin_goes_on_where_it_stopped_whatever_the_workers_hold():
     assert round_robin(samples(4), np.array([9, 0, 0]), 5, NO_HISTORY) == [2, 0, 1, 2]
+
+
+def test_round_robin_of_groups_sends_all_responses_of_a_prompt_to_one_worker_and_the_next_prompt_to_the_next():
+    groups = [sample(uid)._replace(prompt_id=uid // 3) for uid in range(12)]
+    assert round_robin_groups(groups[:6], nothing_unfinished(3), 0, NO_HISTORY) == [0] * 3 + [1] * 3
+    assert round_robin_groups(groups[6:], np.array([9, 9, 0]), 6, NO_HISTORY) == [2] * 3 + [0] * 3
+    assert round_robin_groups(groups[:1], nothing_unfinished(3), 7, NO_HISTORY) == [1]  # one that goes on elsewhere
+
+
+# Recipes take the dispatch of the version that their paper cites.
+
+
+def test_verl_hands_out_whole_groups_in_0_4_and_single_responses_since():
+    for version in ("0.4", 0.4):
+        assert make_system("verl_colocated", {"version": version}).dispatch.name == "even_split"
+    assert make_system("verl_colocated", {}).dispatch.name == "least_requests"
+    assert make_system("verl_colocated", {"version": "0.4", "dispatch": "round_robin"}).dispatch.name == "round_robin"
+    with pytest.raises(InputError, match=r"system verl_colocated: version is '0.9'"):
+        make_system("verl_colocated", {"version": 0.9})
+
+
+@pytest.mark.parametrize(
+    "name", ["one_step_off", "verl_2x", "rlhfuse", "verl_draft_model", "verl_ngram", "specactor", "tlt"]
+)
+def test_what_a_paper_built_on_or_compared_with_verl_0_4_has_its_dispatch(name):
+    assert make_system(name, {}).dispatch.name == "even_split"
 
 
 @given(st.sampled_from(sorted(DISPATCHES)), st.integers(0, 50), st.integers(1, 9), st.integers(0, 100))

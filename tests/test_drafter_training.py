@@ -1,15 +1,20 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simrl.profile.hardware import GPUS
+from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.drafter_training import (
     Coordinator,
     DrafterStaleness,
+    Pace,
     SpotTraining,
     WorkerState,
+    pace_of,
 )
 
 BUSY, IDLE, TRAINING = WorkerState.BUSY, WorkerState.IDLE, WorkerState.TRAINING
@@ -27,6 +32,13 @@ def after_idling(parameters, workers, order):
         state, now = state.fell_idle(worker)
         started.append(now)
     return state, started
+
+
+def after(drafter, iterations, parameters, workers=1):
+    """The drafter after this number of iterations."""
+    for _ in range(iterations):
+        drafter = drafter.iterated(workers, parameters)
+    return drafter
 
 
 def test_training_starts_once_enough_workers_are_idle_and_later_ones_join():
@@ -99,53 +111,81 @@ def test_nobody_trains_who_serves_or_when_the_rollout_is_over(events: list[tuple
 
 def test_each_update_makes_a_drafter_staler_and_training_makes_it_good():
     """Fig. 15: a dip at each update, recovered within a few iterations."""
-    parameters = SpotTraining(recovery_iterations=3, iteration_s=2.0)
+    parameters = SpotTraining(recovery_iterations=3)
     acceptance = ModelAcceptance(by_position=(0.8,), drift_per_update=0.2)
     drafter = DrafterStaleness().policy_updated()
     assert drafter.staleness == 1
     curve = []
     for iterations in range(13):
-        session = drafter.session_started().trained_for(2.0 * iterations, 1, parameters)
+        session = after(drafter.session_started(), iterations, parameters)
         curve.append(0.8 ** acceptance.drift(session.session_over(parameters).staleness))
     assert curve[0] == pytest.approx(0.8 ** math.exp(0.2))
     assert curve == sorted(curve) and curve[-1] == pytest.approx(0.8, abs=0.001)
-    assert drafter.session_started().trained_for(6.0, 1, parameters).trained == pytest.approx(math.exp(-1))
+    assert after(drafter.session_started(), 3, parameters).trained == pytest.approx(math.exp(-1))
 
 
 def test_what_decodes_is_the_published_drafter_until_the_session_is_over():
     parameters = SpotTraining()
-    training = DrafterStaleness(5.0, 5.0, 5.0).session_started().trained_for(10.0, 1, parameters)
+    training = after(DrafterStaleness(5.0, 5.0, 5.0).session_started(), 10, parameters)
     assert training.staleness == 5 and training.trained < 1
     assert training.session_over(parameters).staleness == training.trained
 
 
 def test_a_session_that_does_not_save_at_its_end_falls_back_to_its_last_checkpoint():
-    parameters = SpotTraining(save_every_iterations=4, save_at_end=False, recovery_iterations=5)
-    drafter = DrafterStaleness(2.0, 2.0, 2.0).session_started()
-    assert drafter.trained_for(3.0, 1, parameters).session_over(parameters).staleness == 2
-    assert drafter.trained_for(11.5, 1, parameters).session_over(parameters).staleness == pytest.approx(
-        2 * math.exp(-8 / 5)
-    )
-    twice = drafter.trained_for(5.0, 1, parameters).trained_for(6.0, 1, parameters)
-    once = drafter.trained_for(11.0, 1, parameters)
-    assert (twice.trained, twice.saved) == (pytest.approx(once.trained), pytest.approx(once.saved))
+    parameters = SpotTraining(save_at_end=False, recovery_iterations=5)
+    drafter = after(DrafterStaleness(2.0, 2.0, 2.0).session_started(), 3, parameters)
+    assert drafter.session_over(parameters).staleness == 2
+    saved = replace(drafter, saved=1.5)
+    assert after(saved, 3, parameters).session_over(parameters).staleness == 1.5
 
 
-def test_iterations_are_whole_and_a_session_has_only_so_many():
-    parameters = SpotTraining(most_iterations=7, iteration_s=0.5)
-    drafter = DrafterStaleness(1.0, 1.0, 1.0).session_started()
-    assert drafter.trained_for(0.49, 1, parameters) == drafter
-    assert drafter.trained_for(100.0, 1, parameters).iterations == 7
-    assert drafter.trained_for(100.0, 0, parameters) == drafter
-
-
-def test_more_workers_help_as_much_as_is_said():
+def test_iterations_of_more_workers_count_as_much_as_is_said():
     drafter = DrafterStaleness(1.0, 1.0, 1.0).session_started()
     alone, useless, full = (
-        drafter.trained_for(3.0, workers, SpotTraining(scaling=scaling)).trained
+        after(drafter, 3, SpotTraining(scaling=scaling, iteration_s=1.0), workers).trained
         for workers, scaling in ((1, 0.0), (4, 0.0), (4, 1.0))
     )
     assert alone == useless > full == pytest.approx(alone**4)
+
+
+PACE = Pace(token_s=1e-4, trained_bytes=1e9, frozen_bytes=3e9, host_bytes_per_s=25e9)
+
+
+def test_an_iteration_takes_as_long_as_its_tokens_and_workers_share_it():
+    packed, padded = SpotTraining(), SpotTraining(packing=False)
+    tokens = [1000, 2000, 9000]
+    assert PACE.iteration_s(tokens, 1, packed) == pytest.approx(1.2)
+    assert PACE.iteration_s(tokens, 4, packed) == pytest.approx(0.3)
+    assert PACE.iteration_s(tokens, 1, padded) == pytest.approx(2.7)
+    assert PACE.iteration_s(tokens, 4, SpotTraining(iteration_s=0.5)) == 0.5
+
+
+def test_the_pace_follows_from_the_drafter_and_its_gpus():
+    alone, four = (pace_of(MODELS["qwen2.5-32b"], GPUS["h100"], tp, 0.4) for tp in (1, 4))
+    assert alone.token_s == pytest.approx(4 * four.token_s)
+    assert 1 / four.token_s == pytest.approx(237_000, rel=0.1)  # 6.7 GFLOP a token
+    assert alone.frozen_bytes > 2 * alone.trained_bytes  # embedding and output head
+
+
+def test_a_selective_asynchronous_checkpoint_keeps_training_waiting_least():
+    waits = {
+        (asynchronous, selective): PACE.save_s(
+            SpotTraining(asynchronous_saves=asynchronous, selective_saves=selective)
+        )[0]
+        for asynchronous in (True, False)
+        for selective in (True, False)
+    }
+    assert waits[False, False] == 4 * waits[False, True] > 5 * waits[True, True]
+    assert waits[True, False] == 4 * waits[True, True]
+
+
+def test_without_a_data_buffer_long_responses_are_not_learnt():
+    drafter = DrafterStaleness().policy_updated().session_started()
+    with_buffer, without = SpotTraining(), SpotTraining(data_buffer=False)
+    covered = after(drafter, 5, with_buffer).session_over(with_buffer, 500)
+    short = after(drafter, 5, without).session_over(without, 500)
+    assert covered.staleness == covered.beyond == short.staleness < 1
+    assert (short.covered_tokens, short.beyond) == (500, 1)
 
 
 def test_a_static_drafter_drifts_until_drift_is_full():

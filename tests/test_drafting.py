@@ -253,12 +253,38 @@ def test_results_say_where_acceptance_is_from():
 
 @pytest.mark.parametrize("method", ["siblings", "srt"])
 def test_who_is_alone_in_a_group_has_no_siblings(method):
-    asked = scenario({"name": "verl_colocated", "speculation": method})
+    one = {"gpu": "h100", "gpus": 1, "tp": 1}
+    asked = scenario({"name": "verl_colocated", "speculation": method}, cluster=one)
     workload = asked.workload.model_dump()
     workload["synthetic"]["group"] = 1
-    alone = simulate(scenario(method_of(asked), workload=workload))
+    alone = simulate(scenario(method_of(asked), workload=workload, cluster=one))
     assert simulate(asked).samples.column("drafted_tokens").to_numpy().sum() > 0
     assert alone.samples.column("drafted_tokens").to_numpy().sum() == 0
+
+
+def without_ids(trace: Trace) -> Trace:
+    columns = {name: trace.table.column(name) for name in trace.table.column_names if name != "response_ids"}
+    return Trace.from_columns(columns, trace.metadata)
+
+
+@pytest.mark.parametrize(
+    "method", ["siblings", {"name": "tlt", "drafter_from_update": 9, "threshold": 99, "patience": 1}]
+)
+@pytest.mark.parametrize("known", [lambda trace: trace, without_ids], ids=["ids", "drawn"])
+def test_who_has_no_sibling_at_its_worker_drafts_nothing(known, method):
+    trace = known(random_groups(2, epochs=2, prompts=2))
+    spread, together = ({"gpu": "h100", "gpus": gpus, "tp": 1} for gpus in (8, 1))
+    assert sum(drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=spread)).values()) == 0
+    assert sum(drafted for drafted, _, _ in drafts(simulated(trace, method, cluster=together)).values()) > 0
+
+
+def test_half_a_group_drafts_less_than_all_of_it():
+    trace = without_ids(random_groups(3, prompts=1, group=16))
+    one, two, four = (
+        sum(drafted for drafted, _, _ in drafts(simulated(trace, "siblings", cluster=cluster)).values())
+        for cluster in ({"gpu": "h100", "gpus": gpus, "tp": 1} for gpus in (1, 2, 4))
+    )
+    assert one > two > four > 0
 
 
 def method_of(asked):

@@ -80,7 +80,7 @@ def test_a_system_prompt_that_all_prompts_share_is_an_entry_with_a_prefix_cache(
 
 def test_a_recipe_that_names_another_leaves_out_what_that_one_does():
     assert omitted(RECIPES, "verl_ngram") == omitted(RECIPES, "verl_colocated") != ""
-    assert omitted(RECIPES, "specactor").startswith(omitted(RECIPES, "verl_colocated") + "; the choice of the first")
+    assert omitted(RECIPES, "specactor").startswith(omitted(RECIPES, "verl_colocated") + "; correlated acceptance")
     assert omitted(METHODS, "histospec_code") == omitted(METHODS, "histospec") != ""
     assert omitted(RECIPES, "one_step_off") == omitted(RECIPES, "a system of somebody else") == ""
 

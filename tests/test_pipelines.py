@@ -68,6 +68,7 @@ ABLATIONS = [
     ("rlhfuse", {"threshold": 0.6, "migration": False}),
     ("rlhfuse", {"threshold": 0.6, "fusion": False}),
     ("areal", {"eta": 1, "on_stale": "wait"}),
+    ("areal", {"eta": 3, "recompute_kv": False, "pause": False}),
     ("areal", {"eta": 2, "on_stale": "wait", "max_concurrent": 100, "interruptible": False}),
     ("verl_fully_async", {"staleness": 0.0, "sync_step": 2}),
     ("verl_fully_async", {"staleness": 1.0, "sync_step": 2, "partial_rollout": False}),
@@ -222,7 +223,8 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
             expected = Counter()
             for step, sequences in batch.items():
                 tokens = np.array([sum(sequence) for sequence in sequences])
-                for kind, seconds in costs.phases(tokens, publish=publishes(system, step)):
+                published = publishes(system, step) and not (ready.system.pauses and step == 3)  # after the end
+                for kind, seconds in costs.phases(tokens, publish=published):
                     expected[kind] += seconds
             if "fused" in ready.system.schedule:  # some log-probs on some GPUs
                 del expected["log_prob"]
@@ -234,7 +236,8 @@ def test_time_is_what_engines_loads_and_updates_take_and_no_less(system, trace, 
                 if span["kind"] == "load_weights":
                     version = span["policy_version"]
                     seconds = span["ended_s"] - span["started_s"]
-                    assert seconds == pytest.approx(ready.costs.load_s) or span["ended_s"] == end_s
+                    load_s = ready.costs.load_s + ready.costs.pause_s
+                    assert seconds == pytest.approx(load_s) or span["ended_s"] == end_s
                 elif span["kind"] == "rollout":
                     assert span["policy_version"] == version  # new weights are had only by loading them
     # One pass gives each running sequence a token, and takes longer the more there are and the longer they are.
@@ -291,16 +294,16 @@ def test_areal_without_staleness_is_on_policy(trace, workers, interruptible):
 def test_capacity_counted_by_hand():
     """AReaL §5.1 with B = 4: at version i, at most (η + i + 1) · 4 groups may have been admitted."""
     #               η  i  B  concurrent running accepted
-    assert capacity(0, 0, 4, 100, 0, 0) == 4
-    assert capacity(0, 0, 4, 100, 3, 0) == 1
-    assert capacity(0, 0, 4, 100, 0, 4) == 0
-    assert capacity(0, 1, 4, 100, 0, 4) == 4
-    assert capacity(2, 0, 4, 100, 0, 0) == 12
-    assert capacity(2, 3, 4, 100, 5, 15) == 4
-    assert capacity(2, 3, 4, 7, 5, 15) == 2  # seven at once at most
-    assert capacity(2, 3, 4, 5, 5, 15) == 0
-    assert capacity(8, 0, 4, 0, 0, 0) == 1  # one runs, whatever is asked
-    assert capacity(0, 0, 4, 100, 2, 4) == -2  # accepted ones that a lower η would not have admitted
+    assert min(capacity(0, 0, 4, 100, 0, 0)) == 4
+    assert min(capacity(0, 0, 4, 100, 3, 0)) == 1
+    assert min(capacity(0, 0, 4, 100, 0, 4)) == 0
+    assert min(capacity(0, 1, 4, 100, 0, 4)) == 4
+    assert min(capacity(2, 0, 4, 100, 0, 0)) == 12
+    assert min(capacity(2, 3, 4, 100, 5, 15)) == 4
+    assert min(capacity(2, 3, 4, 7, 5, 15)) == 2  # seven at once at most
+    assert min(capacity(2, 3, 4, 5, 5, 15)) == 0
+    assert min(capacity(8, 0, 4, 0, 0, 0)) == 1  # one runs, whatever is asked
+    assert min(capacity(0, 0, 4, 100, 2, 4)) == -2  # accepted ones that a lower η would not have admitted
 
 
 def test_capacity_is_how_often_the_inequality_still_holds():
@@ -423,6 +426,23 @@ def test_a_synchronous_step_waits_for_its_longest_response_on_its_slowest_worker
     assert idle["train"] == pytest.approx(75, abs=0.1)
 
 
+def test_groups_of_unlike_lengths_leave_bubbles_under_the_dispatch_of_verl_0_4_alone():
+    """Two groups of four, of 80 and 20 tokens, on two workers: whole groups leave one worker idle for 60 of 80 seconds."""
+    uneven = trace([[[(4, 80)] * 4, [(4, 20)] * 4]])
+
+    def idle_s(**parameters):
+        spans = rows(timed("verl_colocated", 1, uneven, workers=2, switch_s=0.0, **parameters).spans)
+        first_end = min(s["started_s"] for s in spans if s["kind"] == "transfer")
+        return sum(
+            min(s["ended_s"], first_end) - s["started_s"]
+            for s in spans
+            if s["kind"] == "idle" and s["started_s"] < first_end
+        )
+
+    assert idle_s(version="0.4") == pytest.approx(60 + 2 * 5, abs=0.1)  # and the rewards
+    assert idle_s(version="0.7") == idle_s() == pytest.approx(2 * 5, abs=0.1)
+
+
 STRAGGLER = trace([[[(4, 5)]], [[(4, 30)]], [[(4, 5)]], [[(4, 5)]]])  # B = 1: one group of one response a step
 
 
@@ -431,7 +451,16 @@ def areal(steps, **parameters):
     20; the third is admitted then. A pass takes ten tokens."""
     limits = ROOMY._replace(max_num_batched_tokens=10)
     return timed(
-        "areal", steps, STRAGGLER, limits=limits, publish_s=10.0, eta=1, max_concurrent=2, log_probs=0, **parameters
+        "areal",
+        steps,
+        STRAGGLER,
+        limits=limits,
+        publish_s=10.0,
+        eta=1,
+        max_concurrent=2,
+        pause=False,
+        log_probs=0,
+        **parameters,
     )
 
 

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from reproduce import board as board_module
 from reproduce import ledger as ledger_module
 from reproduce import predict, score, tlt
-from reproduce.areal import one_forward_one_backward
 from reproduce.board import board, in_words, totals
 from reproduce.lab import GIVEN, run_of
 from reproduce.ledger import Asked, Ledger, LedgerInput, PaperError, read_ledger
@@ -436,14 +435,6 @@ def test_the_tree_of_table_1_accepts_what_is_printed_of_it():
     probability = tlt.first_choice(8.67, strategy)
     acceptance = ModelAcceptance(by_position=(probability,))
     assert accept_length(tree_log_acceptances(acceptance, strategy)) == pytest.approx(8.67, abs=1e-3)
-
-
-def test_a_pipeline_of_equal_micro_batches_has_the_known_bubble():
-    assert one_forward_one_backward([1.0] * 5, [2.0] * 5, 1) == 15
-    # Each further stage adds a forward pass to fill it, and a backward one to drain it.
-    assert one_forward_one_backward([1.0] * 5, [2.0] * 5, 4) == 15 + 3 * 3
-    # The last stage: 1-2 forward, 2-4 backward, 4-7 forward, 7-13 backward; then the first one's last backward pass.
-    assert one_forward_one_backward([1.0, 3.0], [2.0, 6.0], 2) == 13 + 6
 
 
 def test_other_outcomes_change_scores_and_no_prediction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -14,7 +14,7 @@ from simrl.result.result import Result
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
-from simrl.speculation.drafter_training import SpotTraining
+from simrl.speculation.drafter_training import Pace, SpotTraining
 from simrl.trace.trace import Trace
 
 NEVER = {"threshold": 1, "patience": 100_000}  # its elastic gate: no drafts, so that times can be counted
@@ -111,7 +111,8 @@ def test_a_worker_whose_sample_waits_for_its_environment_does_not_train():
 
 def spot(workers: int, colocated: bool, **training: Any) -> tuple[SpotTrainer, Any]:
     record = recorder(*(f"rollout-{i:03d}" for i in range(workers)))
-    return SpotTrainer(SpotTraining(**{**EVERY_STEP, **training}), record, workers, colocated), record
+    pace = Pace(token_s=1e-3, trained_bytes=1e9, frozen_bytes=3e9, host_bytes_per_s=10e9)
+    return SpotTrainer(SpotTraining(**{**EVERY_STEP, **training}), record, workers, colocated, pace=pace), record
 
 
 def test_gpus_that_the_trainer_takes_are_its_own_until_their_worker_has_loaded_weights():
@@ -157,6 +158,62 @@ def test_iterations_go_on_while_workers_come_and_go():
     trainer.policy_updated(4.6)
     # At 1.5 one worker, at 2.5 two of them, at 3.5 and 4.5 the other one.
     assert trainer.behind[-1] == pytest.approx(np.exp(-(1 + 2 + 1 + 1) / 3) + 1)
+
+
+def trained_in_100_s(idle: int = 1, seen: int = 2, **training: Any) -> SpotTrainer:
+    """The trainer after the second of two rollouts, of which each has `seen` responses of 1,000 and 3,000 tokens, and the first
+    one of 8,000; `idle` of four workers train for 100 s of it, in iterations of 4 responses."""
+    trainer, _ = spot(4, colocated=False, **{"iteration_s": None, "batch_sequences": 4, **training})
+    for worker in range(4):
+        trainer.serves(worker, 0.0)
+    for tokens in [*[1000, 3000] * seen, 8000]:
+        trainer.finished(tokens, 1.0)
+    trainer.policy_updated(2.0)
+    for tokens in [1000, 3000] * seen:
+        trainer.finished(tokens, 3.0)
+    for worker in range(idle):
+        trainer.idle(worker, 10.0)
+    for worker in range(idle):
+        trainer.serves(worker, 110.0)
+    trainer.policy_updated(200.0)
+    return trainer
+
+
+def test_more_workers_train_more_and_padding_trains_less():
+    one, two, padded = (trained_in_100_s(**given) for given in ({}, {"idle": 2}, {"packing": False}))
+    assert padded.iterations < one.iterations < two.iterations
+    assert padded.behind[-1] > one.behind[-1] > two.behind[-1]
+    # Batches of 8,000 + 3 × (1,000 or 3,000), and then of the five in turn: 16 s for five of them or 32 padded.
+    assert two.iterations == pytest.approx(2 * one.iterations, abs=1)
+
+
+def test_without_responses_there_is_nothing_to_train_on():
+    assert trained_in_100_s(seen=0, data_buffer=False).iterations == 0
+    assert trained_in_100_s(seen=0).iterations > 0  # the long one of the rollout before
+
+
+def test_the_data_buffer_keeps_the_drafter_good_for_long_responses():
+    assert trained_in_100_s().beyond[-1] == (np.inf, trained_in_100_s().behind[-1])
+    covered, behind = trained_in_100_s(data_buffer=False).beyond[-1]
+    assert (covered, behind) == (3000, 2.0)
+
+
+def test_checkpoints_cost_training_time_the_more_of_them_and_the_more_they_wait():
+    often, seldom = ({"save_every_iterations": n} for n in (1, 100))
+    whole, synchronous = {"selective_saves": False}, {"asynchronous_saves": False}
+    assert trained_in_100_s(**seldom).saving_s == 0 < trained_in_100_s(**often).saving_s
+    assert trained_in_100_s(**often).iterations <= trained_in_100_s(**seldom).iterations
+    naive = trained_in_100_s(**often, **whole, **synchronous)
+    assert naive.saving_s / naive.iterations == pytest.approx(2.0)  # 4 GB at 2 GB/s
+    ours = trained_in_100_s(**often)
+    assert naive.saving_s / naive.iterations > 5 * ours.saving_s / ours.iterations
+    assert naive.iterations < ours.iterations
+
+
+def test_a_checkpoint_counts_once_it_is_stored():
+    lost = {"save_at_end": False, "iteration_s": 10.0, "save_every_iterations": 10}
+    assert trained_in_100_s(**lost).behind[-1] == 2.0  # the tenth iteration ends with the session
+    assert trained_in_100_s(**lost | {"save_every_iterations": 9}).behind[-1] == pytest.approx(np.exp(-9 / 3) + 1)
 
 
 DRIFTING = {
@@ -290,7 +347,8 @@ def test_siblings_take_its_place_where_it_is_predicted_to_be_slower():
 
     def run(**parameters: Any) -> Result:
         given = {**FEW, **parameters, "adaptive": False}
-        return simulate_prepared(prepared(on_gpus("verl_colocated", tlt(**given), 2, steps=2, speculation=poor)))
+        together = {**tlt(**given), "dispatch": "even_split"}  # a group at one worker
+        return simulate_prepared(prepared(on_gpus("verl_colocated", together, 2, steps=2, speculation=poor)))
 
     falls_back, stays = run(model_free_if_slower=True), run(model_free_if_slower=False)
     assert falls_back.metadata["end_s"] < stays.metadata["end_s"]
@@ -308,7 +366,8 @@ def test_a_drafter_falls_back_when_it_has_drifted_too_far_and_returns_with_train
         "model_free_if_slower": True,
         "training": {**EVERY_STEP, "every_updates": 2, "iteration_s": 0.02},
     }
-    config = on_gpus("verl_colocated", tlt(**parameters), 2, steps=4, speculation=steep)
+    together = {**tlt(**parameters), "dispatch": "even_split"}
+    config = on_gpus("verl_colocated", together, 2, steps=4, speculation=steep)
     result = simulate_prepared(prepared(config))
     drafted: defaultdict[int, list[float]] = defaultdict(list)
     for row in rows(result.samples):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simrl.profile.hardware import GPUS, LINK_SHARE, Gpu
 from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
 from simrl.runtime.training_costs import TrainingCosts, deal, longest_first, pack
 from simrl.runtime.training_kernels import COLLECTIVE_S
 from simrl.runtime.weight_sync import PAGEABLE_NODE_BYTES_PER_S
@@ -208,7 +209,7 @@ def test_a_micro_batch_never_takes_less_than_gathering_the_sharded_weights():
 def test_ranks_that_gather_weights_wait_for_each_other_in_every_micro_batch_and_others_at_the_end_alone():
     """Two ranks: 100 and 10 + 10 + 10 tokens, then 60 and 40: the longer of each place, or of the sums."""
     lengths = np.array([100, 60, 50, 40, 40])  # dealt: 100 + 40, 60 + 50 + 40; micro-batches of one sequence
-    alone = {"microbatching": "fixed", "sequences_per_microbatch": 1}
+    alone = {"microbatching": "fixed", "sequences_per_microbatch": 1, "remove_padding": True}
     together = costs(gpus=2, **alone).pass_s(lengths, 1)
     apart = costs(gpus=2, sharding="optimizer", **alone).pass_s(lengths, 1)
     assert together == pytest.approx(sum(map(flops, (100, 50, 40))) / (0.35 * 1e6))
@@ -220,6 +221,56 @@ def test_micro_batches_of_a_number_of_sequences_have_that_many_whatever_their_to
     assert [part.tolist() for part in parts] == [[9, 1], [500, 2], [3]]
 
 
+@given(lengths.filter(lambda n: n.size > 1 and n.min() < n.max()), st.integers(1, 4))
+def test_a_fixed_number_of_sequences_never_beats_a_token_budget(lengths, gpus):
+    """Both have the memory of the budget. What is fixed is padded, and has at least as many micro-batches."""
+    of = {"gpus": gpus, "sharding": "optimizer", "tokens_per_microbatch": 20_000}
+    dynamic, packed, padded = (
+        costs(**of, **how).pass_s(lengths, 3)
+        for how in ({}, {"microbatching": "fixed", "remove_padding": True}, {"microbatching": "fixed"})
+    )
+    assert dynamic <= packed * (1 + 1e-9)
+    assert packed <= padded * (1 + 1e-9)
+
+
+def test_a_fixed_number_of_sequences_is_padded_to_the_longest_even_where_one_micro_batch_holds_all():
+    """What a scenario has whose ranks have few sequences: there the number of micro-batches is one, whatever packs them."""
+    lengths = np.array([300, 100, 200, 200])
+    dynamic, fixed = costs().pass_s(lengths, 1), costs(microbatching="fixed").pass_s(lengths, 1)
+    padded = sum(map(flops, lengths)) + DENSE * (4 * 300 - 800)  # attention sees no padding
+    assert dynamic == pytest.approx(sum(map(flops, lengths)) / (0.35 * 1e6))
+    assert fixed == pytest.approx(padded / (0.35 * 1e6))
+    assert costs(microbatching="fixed", remove_padding=True).pass_s(lengths, 1) == pytest.approx(dynamic)
+
+
+def test_micro_batches_of_a_fixed_count_have_equal_numbers_of_sequences_and_room_for_the_longest():
+    config = costs(gpus=2, minibatches=3, microbatching="fixed", microbatches=4)
+    parts = config.microbatches(np.array([9, 1, 500, 2, 3]), 10)
+    assert [part.tolist() for part in parts] == [[9, 1], [500], [2], [3]]
+    assert config.most_tokens(1000, batch=48) == 2 * 1000  # of 48: 3 mini-batches, 2 ranks, 4 micro-batches
+    assert config.memory_bytes(1000, 480) > config.memory_bytes(1000, 48)
+
+
+def test_a_pipeline_of_equal_micro_batches_has_the_known_bubble():
+    equal = np.ones((5, 4))
+    assert one_forward_one_backward(equal[:, :1], 2 * equal[:, :1]) == 15
+    # Each further stage adds a forward pass to fill it, and a backward one to drain it.
+    assert one_forward_one_backward(equal, 2 * equal) == 15 + 3 * 3
+    assert forward_only(equal) == 5 + 3
+    # The last stage: 1-2 forward, 2-4 backward, 4-7 forward, 7-13 backward; then the first one's last backward pass.
+    unequal = np.array([[1.0, 1.0], [3.0, 3.0]])
+    assert one_forward_one_backward(unequal, 2 * unequal) == 13 + 6
+    assert forward_only(unequal) == 1 + 3 + 3
+
+
+def test_micro_batches_by_tokens_fill_a_pipeline_better_than_a_fixed_count():
+    """AReaL §7.5: 32 micro-batches against a budget of 32,768 tokens; its gain, 30 % on average, is not an input."""
+    drawn = np.random.default_rng(1).lognormal(np.log(6000), 0.9, 2048).clip(100, 27_648).astype(np.int64)
+    staged = {"gpus": 32, "pipeline_parallel": 2, "sharding": "optimizer"}
+    fixed = costs(microbatching="fixed", microbatches=32, remove_padding=True, **staged).pass_s(drawn, 3)
+    assert 1.1 < fixed / costs(**staged).pass_s(drawn, 3) < 1.6
+
+
 def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_alone():
     lengths = np.array([4096, 1000])
     staged = {"tokens_per_microbatch": 4096, "gpus": 2, "pipeline_parallel": 2, "mfu": None, "log_prob_mfu": None}
@@ -229,7 +280,7 @@ def test_padded_micro_batches_cost_as_much_as_the_longest_with_pipeline_stages_a
         for how, of in (("dynamic", lengths), ("padded", lengths), ("dynamic", np.array([4096, 4096])))
     )
     assert dynamic < padded
-    assert padded == pytest.approx(equal, rel=0.04)  # but for attention, which sees no padding
+    assert padded == pytest.approx(equal, rel=0.06)  # but for attention, which sees no padding
     one_stage = {**staged, "pipeline_parallel": 1}
     assert costs(microbatching="padded", **one_stage).pass_s(lengths, 3) == costs(**one_stage).pass_s(lengths, 3)
 

@@ -13,7 +13,9 @@ from simrl.profile.model_shape import MODELS
 from simrl.profile.profile import read_profile
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import Strategy
-from simrl.speculation.draft_times import eagle_drafts
+from simrl.speculation.draft_times import Overheads, eagle_drafts
+from simrl.speculation.inputs import assumed_acceptance
+from simrl.speculation.methods import TLT_STRATEGIES
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 
 PROFILE = Path(__file__).parents[1] / "profiles" / "qwen3-32b_h100_tp4.parquet"
@@ -147,3 +149,25 @@ def test_how_much_of_a_published_round_the_kernels_leave_open():
 def test_trees_beyond_all_bounds_are_refused():
     with pytest.raises(InputError, match="more than 100000; draft less"):
         tree_log_acceptances(ModelAcceptance(by_position=(0.8,)), Strategy(8, 400, 64))
+
+
+def test_trees_lose_in_large_batches_unless_reading_the_cache_takes_most_of_a_pass():
+    """Every drafted token is a token of the pass: TLT §5 drafts in the tail only."""
+    profile = read_profile(Path(__file__).parents[1] / "profiles" / "qwen2.5-32b_h100_tp4.parquet")
+    acceptance = assumed_acceptance("eagle", "rejection_sampling")
+
+    def speedup(strategy: Strategy, batch: int, context: int) -> float:
+        times = eagle_drafts(MODELS["qwen2.5-32b"], GPUS["h100"], 4, context, strategy.topk, Overheads(2e-3))
+        draft_s = times.draft_s(batch, strategy.draft_depth)
+        verify_s = profile.verify_s(batch, strategy.tokens_to_verify - 1, context)
+        tokens = accept_length(tree_log_acceptances(acceptance, strategy))
+        return tokens * profile.decode_s(batch, context) / (draft_s + verify_s)
+
+    few = [strategy for strategy in TLT_STRATEGIES if strategy.tokens_to_verify == 16]
+    most = [strategy for strategy in TLT_STRATEGIES if strategy.tokens_to_verify == 64]
+    assert min(speedup(strategy, 32, 2000) for strategy in few) > 1.5
+    assert max(speedup(strategy, 128, 2000) for strategy in few) < 1
+    assert max(speedup(strategy, 128, 2000) for strategy in most) < 0.5
+    # 128 caches of 10,000 tokens take longer to read than 16 tokens of each take to compute.
+    assert profile.decode_s(128, 10_000) > 2 * profile.decode_s(128, 2000)
+    assert max(speedup(strategy, 128, 10_000) for strategy in few) > 1

@@ -66,6 +66,7 @@ def in_parts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     found = {
         "throughput": float(own["samples_per_s"] / run(lab, inputs, VERL)["samples_per_s"]),
         "stale tokens": own["stale_share"],
+        "of cut responses": own["carried_share"],
     }
     return Figure(found, found["throughput"] > 1.1 and found["stale tokens"] < 0.3)
 

@@ -94,7 +94,9 @@ def warmed_up(config: RunConfig, folder: Path, say: Say) -> Path:
 def scenario_of(config: RunConfig, folder: RunFolder, trace: Path) -> dict[str, Any]:
     """Return the scenario of the run: a worker is a GPU (on a CPU, a core), the trainer has one of its own."""
     gpus = config.workers + 1
+    recorded = {"max_concurrent": config.prompts_per_step, "pause": False}  # the learner publishes while engines go on
     system = {
+        **(recorded if config.system.name == "areal" else {}),
         **config.system.model_dump(exclude_none=True),
         "rollout_share": config.workers / gpus,
         "minibatches": config.update.minibatches,

@@ -60,6 +60,7 @@ class Explanation:
     weight_sync: str | None
     prefix_cache: PrefixCache | None
     agents: Mapping[str, Any] | None
+    admission: str | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -98,6 +99,7 @@ class Explanation:
             **({"weight_sync": self.weight_sync} if self.weight_sync else {}),
             **({"prefix_cache": asdict(self.prefix_cache)} if self.prefix_cache else {}),
             **({"agents": dict(self.agents)} if self.agents else {}),
+            **({"admission": self.admission} if self.admission else {}),
             "parts": parts,
             "critical_path": {
                 "step": self.path.step,
@@ -166,6 +168,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         weight_sync=result.metadata.get("weight_sync"),
         prefix_cache=_prefix_cache(result, whole),
         agents=result.metadata.get("agents"),
+        admission=_admission(result.metadata, row["occupancy"]),
         whole=whole,
         steady=steady,
         path=paths.of(chosen),
@@ -190,6 +193,22 @@ def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
     )
     for (use, gpus, kind), price in zip(of_uses, prices(cluster), strict=True):
         yield PoolShare(use, gpus, kind, gpus * hours, gpus * hours * (price or 0.0))
+
+
+def _admission(metadata: Mapping[str, Any], occupancy: float | None) -> str | None:
+    """Say which bounds held groups back: on those that run, η, or what an engine can hold."""
+    seconds, full = metadata.get("admission") or {}, metadata.get("full_batch")
+    if not (total_s := sum(seconds.values())):
+        return None
+    shares = {"max_concurrent": seconds["concurrency"] / total_s, "η": seconds["eta"] / total_s}
+    words = " and ".join(f"by {bound} {share:.0%} of the time" for bound, share in shares.items())
+    if full is None or occupancy is None:
+        return f"groups were held back {words}"
+    seats = full["sequences"]
+    limit = "max_num_seqs" if seats == metadata["scenario"]["engine"]["max_num_seqs"] else "KV memory"
+    return (
+        f"groups were held back {words}; of the {seats:,} responses that {limit} allows a worker, {occupancy:.0%} ran"
+    )
 
 
 def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:

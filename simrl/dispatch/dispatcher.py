@@ -190,9 +190,9 @@ class Dispatcher:
             job.fate, job.destination = "move", worker
             self._workers[job.own.worker].abort(sample)
 
-    def duplicate(self, sample: Sample, worker: int, partial: Rollout, cached: bool = False) -> bool:
-        """Let a sample that is at a worker be generated at another one, too, from `partial` on; `cached`: its KV cache comes
-        over the network. The first copy to come to its end counts, and the others are aborted at once.
+    def duplicate(self, sample: Sample, worker: int, partial: Rollout, cached: float = 0.0) -> bool:
+        """Let a sample that is at a worker be generated at another one, too, from `partial` on; `cached` is the share of its KV
+        cache that comes over the network. The first copy to come to its end counts, and the others are aborted at once.
 
         Returns whether there is a duplicate now: not of a sample that ends, moves or waits, nor at a worker that has it
         already, takes no samples, or has too old weights.
@@ -392,10 +392,10 @@ class Dispatcher:
         job.own = Copy(job, worker, end_tokens)
         self._submit(job.own, job.partial, job.pooled)
 
-    def _submit(self, copy: Copy, partial: Rollout | None, cached: bool) -> None:
+    def _submit(self, copy: Copy, partial: Rollout | None, cached: float) -> None:
         """Start a copy at its worker from `partial` on; its KV cache comes along if it is of the worker's weights."""
         worker, segments = self._workers[copy.worker], partial.segments if partial else ()
-        cached = cached and bool(segments) and segments[-1].policy_version == worker.policy_version
+        cached = cached if segments and segments[-1].policy_version == worker.policy_version else 0.0
         end = worker.submit(copy.job.sample, partial, copy.end_tokens, cached)
         on_fire(end, lambda end: self._copy_ended(copy, end))
 

@@ -37,5 +37,13 @@ def least_requests(samples: Sequence[Sample], unfinished: Ints, placed: int, his
 
 
 def round_robin(samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory) -> list[int]:
-    """Place each sample at the next worker in turn, whatever it holds: AReaL's default schedule over its inference servers."""
+    """Place each sample at the next worker in turn, whatever it holds, as asynchronous NeMo-RL does."""
     return [(placed + i) % unfinished.size for i in range(len(samples))]
+
+
+def round_robin_groups(samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory) -> list[int]:
+    """Place each group of samples, of equal sizes, at the next worker in turn, whatever it holds: AReaL 0.3 asks for a server
+    once a prompt and sends all its responses there."""
+    groups = {prompt: i for i, prompt in enumerate(dict.fromkeys((each.step, each.prompt_id) for each in samples))}
+    before = placed * len(groups) // max(len(samples), 1)
+    return [(before + groups[each.step, each.prompt_id]) % unfinished.size for each in samples]

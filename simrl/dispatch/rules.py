@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from simrl.dispatch.placement import Placement, even_split, least_requests, round_robin
+from simrl.dispatch.placement import Placement, even_split, least_requests, round_robin, round_robin_groups
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Fifo, Queue
@@ -41,6 +41,7 @@ DISPATCHES: dict[str, Dispatch] = {
         Dispatch("even_split", even_split),
         Dispatch("least_requests", least_requests),
         Dispatch("round_robin", round_robin),
+        Dispatch("round_robin_groups", round_robin_groups),
         Dispatch("streamrl", SkewnessAware(), LongestFirst),
         Dispatch("seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True),
     )

@@ -22,8 +22,8 @@ Not modelled: the drafter's own prefill, and the messages between the loops, whi
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from simrl.compiled import inlined, kernel, part
 from simrl.engine.leaving import stop
 from simrl.engine.passes import iterate
 from simrl.engine.requests import (
@@ -47,7 +47,7 @@ from simrl.speculation.decoding import MODEL, NONE, Decoding, Draft, Drafts, Flo
 from simrl.speculation.specactor import reconfigured, token_acceptance
 
 
-@njit(cache=True)
+@part
 def _end_draft(r: Requests, drafts: Drafts, t: Totals) -> None:
     """End the drafter's pass: the requests that it was for have one more token."""
     for i in range(t.n_running):
@@ -57,7 +57,7 @@ def _end_draft(r: Requests, drafts: Drafts, t: Totals) -> None:
     t.draft_ends_s = np.inf
 
 
-@njit(cache=True)
+@part
 def _start_draft(r: Requests, drafts: Drafts, t: Totals, d: Decoding, now_s: float) -> None:
     """Start a drafter pass for the requests that may draft now, if there are any."""
     n = 0
@@ -78,7 +78,7 @@ def _start_draft(r: Requests, drafts: Drafts, t: Totals, d: Decoding, now_s: flo
         t.draft_tokens += n
 
 
-@njit(cache=True)
+@part
 def _abandon(r: Requests, drafts: Drafts, t: Totals) -> None:
     """End a drafter pass that drafts for no request any more."""
     if t.draft_ends_s == np.inf:
@@ -89,7 +89,7 @@ def _abandon(r: Requests, drafts: Drafts, t: Totals) -> None:
     t.draft_ends_s = np.inf
 
 
-@njit(cache=True)
+@part
 def _take_windows(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Decoding) -> bool:
     """Put the windows that are ready into the pass to come. Returns whether there is anything to compute."""
     works = admissible(r, drafts, t, limits, limits.max_num_batched_tokens) > 0
@@ -116,7 +116,7 @@ def _take_windows(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Dec
     return works
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _take_window(request: Request, draft: Draft, right: int, kv_capacity: int) -> None:
     """Put a window, of which the first `right` tokens are right, into the pass to come."""
     window, coupled = draft.window, draft.coupled == 1
@@ -134,7 +134,7 @@ def _take_window(request: Request, draft: Draft, right: int, kv_capacity: int) -
         draft.drafting = 0
 
 
-@njit(cache=True)
+@part
 def _put_back(r: Requests, drafts: Drafts, t: Totals) -> None:
     """Put back the windows for which the pass had no room: they wait for the next one."""
     for i in range(t.n_running):
@@ -144,7 +144,7 @@ def _put_back(r: Requests, drafts: Drafts, t: Totals) -> None:
             drafts[slot].in_verification = 0
 
 
-@njit(cache=True)
+@part
 def _verified(r: Requests, drafts: Drafts, t: Totals, d: Decoding) -> None:
     """End a verification."""
     drafted_of_pass, accepted_of_pass = 0, 0
@@ -159,7 +159,7 @@ def _verified(r: Requests, drafts: Drafts, t: Totals, d: Decoding) -> None:
         remember(t, drafted_of_pass, accepted_of_pass)
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _judge(request: Request, draft: Draft) -> int:
     """End the verification of a window: count it, and throw away what was drafted after a miss. Returns the accepted tokens."""
     window, right, left = draft.in_verification, draft.right, draft.left
@@ -179,13 +179,13 @@ def _judge(request: Request, draft: Draft) -> int:
     return accepted
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _is_due(request: Request, draft: Draft, every: int) -> bool:
     """Return whether a request passed a multiple of `every` tokens in the verification that is over."""
     return bool(every > 0 and (request.stop_at - draft.left) // every < request.generated // every)
 
 
-@njit(cache=True)
+@part
 def _reconfigure(r: Requests, drafts: Drafts, t: Totals, d: Decoding, slot: int) -> None:
     """Give a request the window and the mode that suit its acceptance."""
     drafts[slot].window, drafts[slot].coupled = reconfigured(
@@ -197,7 +197,7 @@ def _reconfigure(r: Requests, drafts: Drafts, t: Totals, d: Decoding, slot: int)
     )
 
 
-@njit(cache=True)
+@part
 def _mean_acceptance(r: Requests, drafts: Drafts, t: Totals) -> float:
     """Return the mean acceptance of a token over the running requests whose acceptance is known."""
     total, known = 0.0, 0
@@ -210,7 +210,7 @@ def _mean_acceptance(r: Requests, drafts: Drafts, t: Totals) -> float:
     return total / known if known > 0 else 0.0
 
 
-@njit(cache=True)
+@part
 def _only_decodes(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Decoding) -> bool:
     """Return whether the batch decodes with a model's drafts, nothing else happens, and there surely is room for a pass."""
     n, levels = t.n_running, d.log_acceptances.shape[1]
@@ -226,13 +226,13 @@ def _only_decodes(r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Dec
     return admissible(r, drafts, t, limits, limits.max_num_batched_tokens) == 0
 
 
-@njit(cache=True)
+@part
 def _surely_enough(n: int, limits: Limits, d: Decoding) -> int:
     """Return the blocks that suffice for a pass of n requests, whatever they draft."""
     return n * (blocks_of(d.log_acceptances.shape[1] + 1, limits.block_size) + 1) if is_plain(limits) else NEVER
 
 
-@njit(cache=True)
+@part
 def _stretch(
     r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limits, d: Decoding, until_s: float
 ) -> None:
@@ -351,7 +351,7 @@ def _stretch(
             remember(t, drafted_of_pass, accepted_of_pass)
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _next_pass(
     t: Totals, step_s: Floats, having: Ints, passes: int, drafting: int, now_s: float
 ) -> tuple[float, int, int]:
@@ -363,7 +363,7 @@ def _next_pass(
     return now_s + step_s[drafting], passes + 1, drafting - having[passes + 1]
 
 
-@njit(cache=True)
+@kernel
 def run_decoupled(
     r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits, d: Decoding, until: Until
 ) -> float:

@@ -269,13 +269,13 @@ class Engine:
             lacking = short_of_nodes(capacity, self._total("n_spare"), free, 1)
         return bool(lacking > 0)
 
-    def draft_from(self, slot: int, source: int, at: int, hardness: float = 1.0, window: int | None = None) -> None:
+    def draft_from(
+        self, slot: int, source: int, at: int, hardness: float = 1.0, window: int | None = None, runs_at: int = -1
+    ) -> None:
         """Let a request draft from a source (see `simrl.speculation.decoding`) from the next pass on, its window as at first.
 
-        With the source SIBLINGS, `at` is its row of the trace, and its tokens may be drafted from by the group's other rows, as
-        long as it is here; what it had when it ended or was aborted stays known until `forget_rows`. Of requests for the same
-        row, the latest counts. Raises ValueError for SIBLINGS where drafting is decoupled.
-        """
+        With SIBLINGS, `at` is its row of the trace; the group's other rows may draft from its tokens, which stay known when it
+        has left until `forget_rows`. Of requests for one row, the latest counts. `runs_at`: the offset of drawn drafts."""
         assert self.decoding is not None
         self._leave_row(slot)
         if source == SIBLINGS:
@@ -283,7 +283,7 @@ class Engine:
                 raise ValueError("a decoupled drafter is a model; siblings are drafted from where the verifier is")
             self._state.memory.places[at] = slot + 1  # -t: it left with t tokens; 0: it was never here
         d = self._state.d
-        d["source"][slot], d["at"][slot], d["hardness"][slot] = source, at, hardness
+        d["source"][slot], d["at"][slot], d["hardness"][slot], d["runs_at"][slot] = source, at, hardness, runs_at
         d["window"][slot] = self.decoding.rule.window.start_tokens if window is None else window
 
     def forget_rows(self) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import inlined, kernel, part
 from simrl.engine.engine import Engine
 from simrl.engine.leaving import remove, stop
 from simrl.engine.passes import one_pass, run
@@ -28,6 +28,7 @@ from simrl.speculation.decoding import Floats, Ints, Records, fields_of
 # What `advance` returns: nothing is to be done before a time; a group is complete, or has ended; an engine has no ticket left;
 # a loud one stops.
 WAIT, GROUP, IDLE, LOUD = range(4)
+NOTHING = np.int64(0)  # of a prompt is computed already
 
 
 class Ticket:
@@ -82,62 +83,70 @@ class Engines(NamedTuple):
     ends: Ints  # … and whose time has come, shape (1,)
 
 
-@njit(cache=True)
+@kernel
 def begin(
-    f: Engines, tables: Tables, limits: Limits, numbers: Ints, lengths: Ints, now_s: float, request_s: float
+    f: Engines,
+    tables: Tables,
+    limits: Limits,
+    numbers: Ints,
+    workers: Ints,
+    lengths: Ints,
+    now_s: float,
+    request_s: float,
 ) -> Floats:
-    """Queue tickets at their engines, at the first boundary after `now_s`; `lengths` has prompt, response and generated tokens
-    of each, and the keys of its prompt and its sample. Return the boundary before at which each engine had lost its last one,
-    infinity if it had not."""
+    """Queue tickets at their engines (`workers`), at the first boundary after `now_s`, and find the next stops of all `workers`
+    in turn, also of those beyond the tickets. `lengths` has prompt, response and generated tokens of each ticket, and the keys
+    of its prompt and its sample. Return the boundary before at which each engine had lost its last ticket, infinity if it had
+    not."""
     settled = np.zeros(f.next_step_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)
     for i in range(numbers.shape[0]):
-        number = numbers[i]
-        worker = f.tickets[number].worker
+        number, worker = numbers[i], workers[i]
         r, totals = f.requests[worker], f.totals[worker]
         if not settled[worker]:
             settled[worker] = True
             emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
         prompt, response, generated = lengths[i, 0], lengths[i, 1], lengths[i, 2]
         prompt_key, sample_key, cut = lengths[i, 3], lengths[i, 4], f.tickets[number].whole == 0
-        slot = enqueue(r, totals, prompt, response, generated, 0, prompt_key, prompt, sample_key, cut)
+        slot = enqueue(r, totals, prompt, response, generated, NOTHING, prompt_key, prompt, sample_key, cut)
         totals[0].now_s += request_s
         r[slot].ticket = number
         f.tickets[number].slot = slot
         f.tickets[number].started_s = totals[0].now_s
         f.here[worker] += 1
-    _look_ahead_in_turn(f, tables, limits, numbers, settled)
+    _look_ahead_in_turn(f, tables, limits, workers)
     return emptied_s
 
 
-@njit(cache=True)
-def withdraw(f: Engines, tables: Tables, limits: Limits, numbers: Ints, now_s: float) -> Floats:
-    """Take tickets out of their engines, at the first boundary after `now_s`, unless they have ended by then. Return the
+@kernel
+def withdraw(f: Engines, tables: Tables, limits: Limits, numbers: Ints, workers: Ints, now_s: float) -> Floats:
+    """Take tickets out of their `workers`, at the first boundary after `now_s`, unless they have ended by then. Return the
     boundary at which each engine has lost its last one, infinity if it has not."""
     settled = np.zeros(f.next_step_s.shape[0], np.bool_)
     emptied_s = np.full(settled.shape[0], np.inf)
-    for number in numbers:
-        worker = f.tickets[number].worker
+    for i in range(numbers.shape[0]):
+        number, worker = numbers[i], workers[i]
         if not settled[worker]:
             settled[worker] = True
             emptied_s[worker] = _settle(f, worker, tables, limits, now_s)
         if take_out(f, number) and f.here[worker] == 0:
             emptied_s[worker] = f.totals[worker, 0].now_s
-    _look_ahead_in_turn(f, tables, limits, numbers, settled)
+    _look_ahead_in_turn(f, tables, limits, workers)
     return emptied_s
 
 
-@njit(cache=True)
-def _look_ahead_in_turn(f: Engines, tables: Tables, limits: Limits, numbers: Ints, settled: NDArray[np.bool_]) -> None:
-    """Find the next stops of the engines that tickets changed, in the order of the tickets."""
-    for number in numbers:
-        worker = f.tickets[number].worker
-        if settled[worker]:
-            settled[worker] = False
-            look_ahead(f, worker, tables, limits)
+@inlined
+def _look_ahead_in_turn(f: Engines, tables: Tables, limits: Limits, workers: Ints) -> None:
+    """Plan the next stops of engines from where they stand, in the order in which they come first."""
+    planned = np.zeros(f.next_step_s.shape[0], np.bool_)
+    for worker in workers:
+        if not planned[worker]:
+            planned[worker] = True
+            f.planned[worker] = next_turn(f)
+            _plan_step(f, worker, tables, limits)
 
 
-@njit(cache=True)
+@inlined
 def take_out(f: Engines, number: int) -> bool:
     """Take a ticket out of its engine, where that stands. Return whether it was there."""
     worker, slot = f.tickets[number].worker, f.tickets[number].slot
@@ -151,7 +160,7 @@ def take_out(f: Engines, number: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@inlined
 def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: float) -> float:
     """Do as `Engine.settle`; what stops are tickets. Return the boundary at which the last one has ended, or infinity."""
     r, totals = f.requests[worker], f.totals[worker]
@@ -167,14 +176,7 @@ def _settle(f: Engines, worker: int, tables: Tables, limits: Limits, now_s: floa
     return emptied_s
 
 
-@njit(cache=True)
-def look_ahead(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
-    """Plan an engine's next stop from where it stands."""
-    f.planned[worker] = next_turn(f)
-    _plan_step(f, worker, tables, limits)
-
-
-@njit(cache=True)
+@inlined
 def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     """Plan an engine's next step."""
     r, t = f.requests[worker], f.totals[worker, 0]
@@ -196,14 +198,14 @@ def _plan_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
             f.next_step_s[worker], f.stops[worker] = f.tried_totals[0, 0].now_s, 1
 
 
-@njit(cache=True)
+@inlined
 def _copy(here: Ints, there: Ints, row: int) -> None:
     """Copy a row; an assignment to it takes a second to compile."""
     for i in range(here.shape[1]):
         there[0, i] = here[row, i]
 
 
-@njit(cache=True)
+@inlined
 def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     """Let an engine do its next step."""
     r, totals = f.requests[worker], f.totals[worker]
@@ -215,14 +217,14 @@ def take_step(f: Engines, worker: int, tables: Tables, limits: Limits) -> None:
     f.next_step_s[worker] = np.inf
 
 
-@njit(cache=True)
+@kernel
 def next_turn(f: Engines) -> int:
     """Return the next turn."""
     f.turns[0] += 1
     return int(f.turns[0])
 
 
-@njit(cache=True)
+@inlined
 def _note_all(f: Engines, worker: int, turn: int) -> None:
     """Note what has stopped in an engine's last pass, at a stop planned at that turn."""
     r = f.requests[worker]
@@ -230,7 +232,7 @@ def _note_all(f: Engines, worker: int, turn: int) -> None:
         note(f, worker, r[i].stopped, turn)
 
 
-@njit(cache=True)
+@kernel
 def note(f: Engines, worker: int, slot: int, turn: int) -> None:
     """Note the end of a ticket: it is due at that boundary."""
     r = f.requests[worker]
@@ -254,7 +256,7 @@ def note(f: Engines, worker: int, slot: int, turn: int) -> None:
     f.due[place] = number
 
 
-@njit(cache=True)
+@inlined
 def _pop_due(f: Engines) -> None:
     """Take the earliest ticket off the heap."""
     f.n_due[0] -= 1
@@ -270,7 +272,7 @@ def _pop_due(f: Engines) -> None:
     f.due[place] = number
 
 
-@njit(cache=True)
+@part
 def _earlier(f: Engines, one: int, other: int) -> bool:
     """Return whether one ticket ended before another; of those that ended at once, the one whose stop was planned first."""
     a, b = f.tickets[one], f.tickets[other]
@@ -279,7 +281,7 @@ def _earlier(f: Engines, one: int, other: int) -> bool:
     return bool(a.turn < b.turn or (a.turn == b.turn and a.noted < b.noted))
 
 
-@njit(cache=True)
+@part
 def _next_to_step(f: Engines) -> int:
     """Return the engine whose step comes first; of those at once, the one whose stop was planned first."""
     first = 0
@@ -290,7 +292,7 @@ def _next_to_step(f: Engines) -> int:
     return first
 
 
-@njit(cache=True)
+@kernel
 def advance(f: Engines, tables: Tables, limits: Limits, now_s: float, event_s: float) -> tuple[int, int, float]:
     """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), up to one that is an event itself.
     Return it: WAIT, GROUP, IDLE or LOUD, the group or the engine, and the time of the stop."""
@@ -365,15 +367,14 @@ class Fleet:
             noted=np.zeros(1, np.int64),
             ends=np.zeros(1, np.int64),
         )
-        self._look_ahead = resolved(look_ahead, self.arrays, 0, *self._shared)
         self._groups = 0
         self._free_groups: list[int] = []
         self._numbers = 0
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
-        self._make_slots(16)
-        f, numbers, lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 5), np.int64)
-        self._begin = resolved(begin, f, *self._shared, numbers, lengths, 0.0, 0.0)
+        f, self._no_numbers, self._no_lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 5), np.int64)
+        self._begin = resolved(begin, f, *self._shared, self._no_numbers, self._no_numbers, self._no_lengths, 0.0, 0.0)
         self._advance = resolved(advance, f, *self._shared, 0.0, 0.0)
+        self._make_slots(16)
 
     def open_group(self, workers: list[int], needed: int) -> tuple[int, int]:
         """Return the number of a new group, complete with `needed` responses, and of the first of its tickets, which are for
@@ -408,7 +409,8 @@ class Fleet:
         f = self.arrays
         lengths_of_longest = lengths[int(lengths[:, :2].sum(axis=1).argmax())].tolist()
         self.engines[0].require_fits(*lengths_of_longest[:2])
-        more = np.bincount(f.tickets["worker"][numbers], minlength=len(self.engines))
+        workers = f.tickets["worker"][numbers]
+        more = np.bincount(workers, minlength=len(self.engines))
         free, spare = f.totals["n_free"][:, 0], f.totals["n_spare"][:, 0]
         lacking = int((more - free).max())
         if f.totals["prefix_caching"].any():
@@ -418,12 +420,13 @@ class Fleet:
             lacking = max(lacking, int(short_of_nodes(f.drafts.size, spare, free, more).max()))
         if lacking > 0:
             self._make_slots(max(2 * f.drafts.size, f.drafts.size + lacking))
-        emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, lengths, now_s, request_s)
+        emptied_s: Floats = self._begin(self.arrays, *self._shared, numbers, workers, lengths, now_s, request_s)
         return emptied_s
 
     def withdraw(self, numbers: Ints, now_s: float) -> Floats:
         """See the function `withdraw`."""
-        emptied_s: Floats = withdraw(self.arrays, *self._shared, numbers, now_s)
+        workers = self.arrays.tickets["worker"][numbers]
+        emptied_s: Floats = withdraw(self.arrays, *self._shared, numbers, workers, now_s)
         return emptied_s
 
     def take_out(self, number: int) -> bool:
@@ -445,7 +448,7 @@ class Fleet:
 
     def look_ahead(self, worker: int) -> None:
         """Find when an engine stops next."""
-        self._look_ahead(self.arrays, worker, *self._shared)
+        self._begin(self.arrays, *self._shared, self._no_numbers, np.array([worker]), self._no_lengths, 0.0, 0.0)
 
     def move_to_next_stop(self, worker: int) -> None:
         """Move a loud engine, which stops next, to that stop."""

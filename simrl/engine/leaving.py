@@ -7,8 +7,7 @@ aborted ones take part in it (`n_going`).
 
 from __future__ import annotations
 
-from numba import njit
-
+from simrl.compiled import inlined, kernel, part
 from simrl.engine.prefix_cache import forget_prefixes
 from simrl.engine.requests import (
     END,
@@ -32,7 +31,7 @@ from simrl.engine.requests import (
 from simrl.speculation.decoding import Records
 
 
-@njit(cache=True)
+@part
 def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     """Preempt the youngest running request: it gives its blocks back and waits, first in line, to recompute its cache. One that
     stopped in the pass in flight, or was aborted, is gone."""
@@ -59,14 +58,14 @@ def preempt_last(r: Requests, t: Totals, cause: int) -> None:
     r[t.waiting_head].waiting = slot
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _unhash_in_flight(request: Request, t: Totals) -> None:
     """Let nobody find the tokens of the pass in flight: the scheduler does not know them."""
     if t.ahead == 1 and t.prefix_caching == 1:
         request.computed -= max(request.gained, 0)
 
 
-@njit(cache=True)
+@part
 def leave(r: Requests, t: Totals, slot: int, kind: int) -> None:
     """Let a request that has stopped go, or rest."""
     if kind == END:
@@ -76,7 +75,7 @@ def leave(r: Requests, t: Totals, slot: int, kind: int) -> None:
         free(r, t, slot, PREEMPTED if t.prefix_caching == 1 else MOVED)
 
 
-@njit(cache=True)
+@inlined
 def _leave_now(r: Requests, t: Totals, slot: int) -> None:
     """Let one go that stopped in the last pass."""
     kept = 0
@@ -92,7 +91,7 @@ def _leave_now(r: Requests, t: Totals, slot: int) -> None:
     t.n_leaving = kept
 
 
-@njit(cache=True)
+@part
 def let_leave(r: Requests, t: Totals) -> None:
     """Let those go that stopped in the last pass."""
     for i in range(t.n_leaving):
@@ -101,7 +100,7 @@ def let_leave(r: Requests, t: Totals) -> None:
     t.leaving_places = 0
 
 
-@njit(cache=True)
+@kernel
 def drop_held(r: Requests, totals: Records, slot: int) -> None:
     """Drop the cache of a paused request whose pause was reported just now. An async scheduler knows that a pass later."""
     t = totals[0]
@@ -115,7 +114,7 @@ def drop_held(r: Requests, totals: Records, slot: int) -> None:
     t.n_leaving += 1
 
 
-@njit(cache=True)
+@part
 def stop(r: Requests, t: Totals) -> None:
     """List the running requests that reached a stop; after a pause the next one is the end. Only watched ones run on.
 
@@ -163,7 +162,7 @@ def stop(r: Requests, t: Totals) -> None:
     t.n_stopped = stopped
 
 
-@njit(cache=True)
+@kernel
 def remove(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of its list, and free its blocks and slot: after the pass that an async scheduler has scheduled."""
     for i in range(t.n_leaving):
@@ -188,7 +187,7 @@ def remove(r: Requests, t: Totals, slot: int) -> None:
     free_slot(r, t, slot)
 
 
-@njit(cache=True)
+@inlined
 def _go_on_once(r: Requests, t: Totals, slot: int, going: int) -> None:
     """Let a request take part in the pass that is scheduled already, and gain nothing."""
     r[slot].going = going
@@ -198,7 +197,7 @@ def _go_on_once(r: Requests, t: Totals, slot: int, going: int) -> None:
     t.n_going += 1
 
 
-@njit(cache=True)
+@inlined
 def is_running(r: Requests, t: Totals, slot: int) -> bool:
     """Return whether a request runs."""
     at = 0
@@ -207,7 +206,7 @@ def is_running(r: Requests, t: Totals, slot: int) -> bool:
     return bool(at < t.n_running)
 
 
-@njit(cache=True)
+@inlined
 def _waits(r: Requests, t: Totals, slot: int) -> bool:
     """Return whether a request waits in the queue."""
     at = 0
@@ -216,7 +215,7 @@ def _waits(r: Requests, t: Totals, slot: int) -> bool:
     return bool(at < t.n_waiting)
 
 
-@njit(cache=True)
+@part
 def _take_from_running(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of the running ones."""
     kept = 0
@@ -228,7 +227,7 @@ def _take_from_running(r: Requests, t: Totals, slot: int) -> None:
     t.n_running = kept
 
 
-@njit(cache=True)
+@part
 def _take_from_queue(r: Requests, t: Totals, slot: int) -> None:
     """Take a request out of the queue, if it is there."""
     kept = 0
@@ -240,7 +239,7 @@ def _take_from_queue(r: Requests, t: Totals, slot: int) -> None:
     t.n_waiting = kept
 
 
-@njit(cache=True)
+@part
 def _let_go(r: Requests, t: Totals) -> None:
     """Take those out that have had one more pass, or would not have been in it."""
     for i in range(t.n_running + t.n_waiting - 1, -1, -1):
@@ -259,7 +258,7 @@ def _let_go(r: Requests, t: Totals) -> None:
     t.n_going = 0
 
 
-@njit(cache=True)
+@part
 def know_all(r: Requests, t: Totals) -> None:
     """Let an async scheduler that could schedule nothing ahead know who has left and who has come: it has waited."""
     t.ahead = 0
@@ -272,7 +271,7 @@ def know_all(r: Requests, t: Totals) -> None:
         r[r[waiting_at(r, t, i)].waiting].seen_at = 0
 
 
-@njit(cache=True)
+@kernel
 def drop_caches(r: Requests, t: Totals, cause: int) -> None:
     """Drop the caches of all requests, also those that waiting ones would bring. Running ones go to the head of the queue. No
     pass is in flight then, or scheduled."""

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel, part
 from simrl.engine.engine import COUNTED, SPENT, Engine
 from simrl.engine.leaving import know_all, stop
 from simrl.engine.passes import PassWork, end_pass, schedule, work_of
@@ -44,7 +44,7 @@ class Ranks(NamedTuple):
     drafts: Records
 
 
-@njit(cache=True)
+@kernel
 def run_in_step(e: Ranks, tables: Tables, limits: Limits, until: Until) -> float:
     """Do as `passes.run`, for all ranks."""
     n_ranks = e.totals.shape[0]
@@ -65,7 +65,7 @@ def run_in_step(e: Ranks, tables: Tables, limits: Limits, until: Until) -> float
     return float(e.totals[0, 0].now_s)
 
 
-@njit(cache=True)
+@part
 def any_busy(e: Ranks) -> bool:
     """Return whether a next pass would do something at some rank."""
     busy_ones = 0
@@ -74,13 +74,13 @@ def any_busy(e: Ranks) -> bool:
     return bool(busy_ones > 0)
 
 
-@njit(cache=True)
+@part
 def _rests(t: Totals) -> bool:
     """Return whether a rank makes dummy passes, and nothing else, until somebody asks for something."""
     return bool(not busy(t) and t.n_leaving + t.n_going == 0)
 
 
-@njit(cache=True)
+@part
 def _stretch_length(e: Ranks, limits: Limits) -> int:
     """Return for how many passes every rank surely decodes or rests; 0 if unsure."""
     passes = NEVER
@@ -90,7 +90,7 @@ def _stretch_length(e: Ranks, limits: Limits) -> int:
     return passes
 
 
-@njit(cache=True)
+@part
 def _experts_s(tables: Tables, tokens: int) -> float:
     """Return the seconds of what sees the tokens of all ranks."""
     if tables.expert_tokens.shape[0] == 0:
@@ -98,13 +98,13 @@ def _experts_s(tables: Tables, tokens: int) -> float:
     return interpolate(tables.expert_tokens, tables.experts_s, float(tokens))
 
 
-@njit(cache=True)
+@part
 def _padded(tokens: Ints, limits: Limits) -> int:
     """Return the tokens to which every rank is padded; 0 if none is."""
     return tokens.max() if tokens.max() <= limits.graph_tokens else 0
 
 
-@njit(cache=True)
+@part
 def _pass(e: Ranks, tables: Tables, limits: Limits) -> None:
     """Run one pass of all ranks."""
     n_ranks = e.totals.shape[0]
@@ -139,7 +139,7 @@ def _pass(e: Ranks, tables: Tables, limits: Limits) -> None:
         end_pass(e.requests[k], e.drafts, e.totals[k, 0], tables, work, seconds, own_s[k], 0.0)
 
 
-@njit(cache=True)
+@part
 def _schedule(e: Ranks, limits: Limits) -> int:
     """Schedule a pass at each rank; an async scheduler as of when the pass before it starts. Return its tokens in all."""
     tokens = 0
@@ -153,7 +153,7 @@ def _schedule(e: Ranks, limits: Limits) -> int:
     return tokens
 
 
-@njit(cache=True)
+@part
 def _stretch(e: Ranks, tables: Tables, limits: Limits, passes: int, until_s: float) -> None:
     """Run up to `passes` passes in which ranks only decode or rest, no further than the first boundary after `until_s`."""
     n_ranks, grid = e.totals.shape[0], tables.decode_kv_tokens
@@ -197,7 +197,7 @@ def _stretch(e: Ranks, tables: Tables, limits: Limits, passes: int, until_s: flo
         _go_to_end(e, k, limits, done, now_s, waited_s[k])
 
 
-@njit(cache=True)
+@part
 def _lengths(e: Ranks, rank: int, tables: Tables) -> tuple[float, float]:
     """Return the mean length of a rank's sequences in the pass to come, and what it waits for the longest ones."""
     r, n = e.requests[rank], e.totals[rank, 0].n_running
@@ -207,7 +207,7 @@ def _lengths(e: Ranks, rank: int, tables: Tables) -> tuple[float, float]:
     return lengths.sum() / n, straggler_s(tables, lengths)
 
 
-@njit(cache=True)
+@part
 def _fixed_s(tables: Tables, slowdown: float, tokens: int, n: int, straggler: float, experts_s: float) -> float:
     """Return the seconds of a rank's pass that decodes, without attention."""
     own_s = (
@@ -218,7 +218,7 @@ def _fixed_s(tables: Tables, slowdown: float, tokens: int, n: int, straggler: fl
     return slowdown * own_s + slowdown * (straggler + experts_s)
 
 
-@njit(cache=True)
+@part
 def _go_to_end(e: Ranks, rank: int, limits: Limits, done: int, now_s: float, waited_s: float) -> None:
     """Give a rank's requests what they gain in a stretch, in which it waited for other ranks."""
     t = e.totals[rank, 0]
@@ -232,7 +232,7 @@ def _go_to_end(e: Ranks, rank: int, limits: Limits, done: int, now_s: float, wai
         t.lock_step_s += unslowed_s
 
 
-@njit(cache=True)
+@kernel
 def least_loaded(e: Ranks, limits: Limits, first: int) -> int:
     """Return the rank that a new request goes to; of equal ones the first from `first` on, in turn."""
     n_ranks, best, least = e.totals.shape[0], 0, np.inf

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from simrl.compiled import inlined, kernel, part
 from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
 from simrl.engine.prefix_cache import cover, find, held_alone, take_found
 from simrl.engine.requests import (
@@ -37,7 +37,7 @@ from simrl.profile.profile import Tables, pass_s, straggler_beside_prefill_s, st
 from simrl.speculation.decoding import Draft, Drafts, Records
 
 
-@njit(cache=True)
+@kernel
 def run(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits, until: Until) -> float:
     """Run passes without drafts. Returns the boundary reached.
 
@@ -58,7 +58,7 @@ def run(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Li
     return t.now_s
 
 
-@njit(cache=True)
+@part
 def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limits, draft_s: float) -> None:
     """Run one pass with the drafts of `drafts.drafted` tokens, which took `draft_s`; where it is -1, a request waits for its
     draft and takes no part."""
@@ -80,7 +80,7 @@ def iterate(r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limi
     end_pass(r, drafts, t, tables, work, seconds, seconds, draft_s)
 
 
-@njit(cache=True)
+@part
 def end_pass(
     r: Requests,
     drafts: Drafts,
@@ -108,14 +108,14 @@ def end_pass(
     t.prefill_tokens += work.prefill
 
 
-@njit(cache=True)
+@inlined
 def one_pass(r: Requests, drafts: Drafts, totals: Records, tables: Tables, limits: Limits) -> None:
     """Run one pass without drafts, and list what stops in it."""
     iterate(r, drafts, totals[0], tables, limits, 0.0)
     stop(r, totals[0])
 
 
-@njit(cache=True)
+@inlined
 def _schedule_ahead(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> None:
     """Schedule a pass as of when the one before it starts; if there is nothing to do then, as of its end."""
     if t.ahead == 0:
@@ -127,7 +127,7 @@ def _schedule_ahead(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> N
         schedule(r, drafts, t, limits)
 
 
-@njit(cache=True)
+@part
 def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     """Set the tokens that each running request has in the pass to come (`r.scheduled`, 0 before); vLLM's `schedule()`. Returns
     their sum."""
@@ -200,7 +200,7 @@ def schedule(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     return int(limits.max_num_batched_tokens - budget)
 
 
-@njit(cache=True)
+@inlined
 def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_running: int) -> int:
     """Return the draft tokens that vLLM gives the first waiting request, which may start: where it has one token to compute, so
     that a CUDA graph of decoding still fits the pass. They are rejected."""
@@ -217,7 +217,7 @@ def _padding(r: Requests, drafts: Drafts, t: Totals, limits: Limits, scheduled_r
     return t.padding if fits_alone else 0
 
 
-@njit(cache=True)
+@inlined
 def _fits(r: Requests, drafts: Drafts, t: Totals, limits: Limits, padding: int) -> bool:
     """Return whether there is room for `padding` tokens more than the known ones of the first waiting request, which may
     start."""
@@ -247,7 +247,7 @@ class PassWork(NamedTuple):
 Work = PassWork  # its name in kernels that an earlier version kept on disk
 
 
-@njit(cache=True, inline="always")
+@inlined
 def work_of(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
     """Return what the scheduled pass computes."""
     query, sampled, prefill, prefill_work, decoding, decode_kv = 0, 0, 0, 0.0, 0, 0
@@ -272,14 +272,14 @@ def work_of(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> PassWork:
     return PassWork(query, sampled, prefill, prefill_work, decoding, decode_kv, straggler, straggler_of_all)
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _decodes(request: Request, draft: Draft) -> bool:
     """Return whether a request decodes in the scheduled pass, with drafts or without."""
     new = request.scheduled
     return bool(new > 0 and request.computed > 0 and new == 1 + draft.drafted)
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _old_tokens(request: Request, draft: Draft) -> int:
     """Return how many tokens of an old response are verified in the scheduled chunk."""
     if draft.old_tokens == 0:
@@ -288,27 +288,29 @@ def _old_tokens(request: Request, draft: Draft) -> int:
     return max(computed + request.scheduled - max(computed, request.prompt), 0)
 
 
-@njit(cache=True)
+@part
 def _stragglers(r: Requests, drafts: Drafts, t: Totals, tables: Tables) -> tuple[float, float]:
     """Return `straggler_s` and `straggler_of_all_s` of a pass that decodes."""
     decoding, lengths, longest_prefill = 0, np.empty(t.n_running), 0
+    longest, summed = 0, 0
     for i in range(t.n_running):
         slot = r[i].running
         new, computed = r[slot].scheduled, r[slot].computed
         if _decodes(r[slot], drafts[slot]):
             lengths[decoding] = computed
+            longest = max(longest, computed)
+            summed += computed
             decoding += 1
         elif new > 0:
             longest_prefill = max(longest_prefill, computed + new)
-    lengths = lengths[:decoding]
-    alone_s = straggler_s(tables, lengths)
+    alone_s = straggler_s(tables, lengths[:decoding])
     if longest_prefill == 0:
         return alone_s, alone_s
-    ahead = lengths.max() - max(lengths.mean(), float(longest_prefill))
+    ahead = longest - max(summed / decoding, float(longest_prefill))
     return alone_s, straggler_beside_prefill_s(tables, float(decoding), ahead)
 
 
-@njit(cache=True)
+@part
 def _account(
     r: Requests, drafts: Drafts, t: Totals, tables: Tables, work: PassWork, seconds: float, draft_s: float
 ) -> None:
@@ -348,7 +350,7 @@ def _account(
         t.drafts_rejected_s += (old - old_accepted) * token_s
 
 
-@njit(cache=True)
+@inlined
 def _recomputed(t: Totals, cause: int, seconds: float) -> None:
     """Add the seconds in which a lost cache was computed again."""
     if cause == MOVED:
@@ -361,7 +363,7 @@ def _recomputed(t: Totals, cause: int, seconds: float) -> None:
         t.recompute_redrafted_s += seconds
 
 
-@njit(cache=True)
+@inlined
 def _advance(r: Requests, drafts: Drafts, t: Totals) -> None:
     """Give the requests what they gain in the scheduled pass, which is over."""
     for i in range(t.n_running):

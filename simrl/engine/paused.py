@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 
+from simrl.compiled import kernel
 from simrl.engine.leaving import drop_held
 from simrl.engine.requests import MOVED, Requests, Until, free, hold, queue_up, release
 from simrl.speculation.decoding import Records
@@ -83,19 +83,19 @@ class Paused:
         self._kernels[kernel](state.requests, state.totals, slot, *more)
 
 
-@njit(cache=True)
+@kernel
 def pin(r: Requests, totals: Records, slot: int) -> None:
     """Let nobody have the blocks of a paused request."""
     release(r, totals[0], slot)
 
 
-@njit(cache=True)
+@kernel
 def drop_pinned(r: Requests, totals: Records, slot: int) -> None:
     """Drop the cache of a request whose blocks nobody could have."""
     free(r, totals[0], slot, MOVED)
 
 
-@njit(cache=True)
+@kernel
 def requeue(r: Requests, totals: Records, slot: int, prompt: int, cached: int) -> None:
     """Append a request to the queue again, with this context; if it has no cache, `cached` tokens need not be computed."""
     r[slot].prompt = prompt

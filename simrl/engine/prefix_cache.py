@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from numba import njit
+from simrl.compiled import inlined, kernel, part
 
 if TYPE_CHECKING:
     from simrl.engine.requests import Requests, Totals
@@ -69,7 +69,7 @@ def short_of_nodes(capacity: Any, spare: Any, free: Any, more: Any) -> Any:
     return 2 * (capacity - free) + 3 * more - spare
 
 
-@njit(cache=True)
+@kernel
 def forget_oldest(r: Requests, totals: Records, spare: int) -> None:
     """Forget texts that nobody may ask for now, the oldest first, until there are `spare` nodes or no more such texts."""
     t = totals[0]
@@ -90,7 +90,7 @@ def forget_oldest(r: Requests, totals: Records, spare: int) -> None:
         node = after
 
 
-@njit(cache=True)
+@inlined
 def node_of(r: Requests, kind: int, key: int) -> int:
     """Return the node of a prompt, or of a sample that left; -1 if there is none."""
     node = r[key % len(r)].node_bucket - 1
@@ -99,7 +99,7 @@ def node_of(r: Requests, kind: int, key: int) -> int:
     return node
 
 
-@njit(cache=True)
+@inlined
 def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     """Return a new node, which `node_of` finds if it has a key."""
     t.n_spare -= 1
@@ -120,7 +120,7 @@ def new_node(r: Requests, t: Totals, kind: int, key: int, blocks: int) -> int:
     return node
 
 
-@njit(cache=True)
+@inlined
 def _enter(r: Requests, node: int) -> None:
     """Let `node_of` find a node."""
     bucket = r[node].node_key % len(r)
@@ -128,7 +128,7 @@ def _enter(r: Requests, node: int) -> None:
     r[bucket].node_bucket = node + 1
 
 
-@njit(cache=True)
+@kernel
 def enter_all(r: Requests) -> None:
     """Let `node_of` find all nodes, in arrays of a new size."""
     for bucket in range(len(r)):
@@ -138,7 +138,7 @@ def enter_all(r: Requests) -> None:
             _enter(r, node)
 
 
-@njit(cache=True)
+@inlined
 def _strike_out(r: Requests, node: int) -> None:
     """Let nobody find a node that is dropped."""
     prompt = r[node].node_prompt
@@ -156,14 +156,14 @@ def _strike_out(r: Requests, node: int) -> None:
         r[other].node_next = r[node].node_next
 
 
-@njit(cache=True)
+@inlined
 def leave_node(r: Requests, t: Totals, node: int) -> None:
     """Let a node have a user less."""
     r[node].node_users -= 1
     drop_if_unused(r, t, node)
 
 
-@njit(cache=True)
+@part
 def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
     """Forget a node that has no blocks and no user."""
     while node >= 0 and r[node].node_blocks == 0 and r[node].node_users == 0 and r[node].node_refs == 0:
@@ -177,7 +177,7 @@ def drop_if_unused(r: Requests, t: Totals, node: int) -> None:
             r[node].node_users -= 1
 
 
-@njit(cache=True)
+@inlined
 def append(r: Requests, t: Totals, node: int) -> None:
     """Append a node that nobody holds any more to the list. Its blocks are free."""
     last = t.list_last
@@ -192,7 +192,7 @@ def append(r: Requests, t: Totals, node: int) -> None:
     t.free_blocks += r[node].node_blocks
 
 
-@njit(cache=True)
+@inlined
 def append_dead(r: Requests, t: Totals, blocks: int) -> None:
     """Append blocks to the list that nobody finds again."""
     if t.list_last >= 0:
@@ -203,7 +203,7 @@ def append_dead(r: Requests, t: Totals, blocks: int) -> None:
     t.free_blocks += blocks
 
 
-@njit(cache=True)
+@part
 def unlist(r: Requests, t: Totals, node: int) -> None:
     """Take a node out of the list, which keeps the dead blocks behind it. Its blocks are not free any more."""
     before, after = r[node].node_before, r[node].node_after
@@ -222,7 +222,7 @@ def unlist(r: Requests, t: Totals, node: int) -> None:
     t.free_blocks -= r[node].node_blocks
 
 
-@njit(cache=True)
+@part
 def evict(r: Requests, t: Totals) -> None:
     """Take the blocks out of the list that passes have used."""
     while t.listed_blocks > t.free_blocks and t.listed_blocks > 0:
@@ -241,7 +241,7 @@ def evict(r: Requests, t: Totals) -> None:
             drop_if_unused(r, t, node)
 
 
-@njit(cache=True)
+@part
 def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     """Return how many blocks of a request's `known` tokens, without the last one, are found, and how many of them are free
     or held."""
@@ -267,14 +267,14 @@ def find(r: Requests, t: Totals, slot: int, known: int) -> tuple[int, int]:
     return found, free
 
 
-@njit(cache=True)
+@kernel
 def found_blocks(r: Requests, totals: Records, slot: int, known: int) -> int:
     """Return how many blocks of a request that has none would be found now."""
     evict(r, totals[0])
     return find(r, totals[0], slot, known)[0]
 
 
-@njit(cache=True)
+@part
 def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
     """Give an admitted request what it finds. If more comes from elsewhere, that has blocks of its own."""
     found, _ = find(r, t, slot, known)
@@ -302,7 +302,7 @@ def take_found(r: Requests, t: Totals, slot: int, known: int) -> None:
         leave_node(r, t, own)
 
 
-@njit(cache=True)
+@inlined
 def _hold(r: Requests, t: Totals, node: int) -> None:
     """Let a request hold a node's blocks."""
     if r[node].node_refs == 0 and r[node].node_blocks > 0:
@@ -312,7 +312,7 @@ def _hold(r: Requests, t: Totals, node: int) -> None:
     r[node].node_refs += 1
 
 
-@njit(cache=True)
+@part
 def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
     """Let others find the blocks of a prompt that a request computes in the pass to come, up to `tokens`. Others that start in
     it find them already."""
@@ -332,7 +332,7 @@ def cover(r: Requests, t: Totals, slot: int, tokens: int) -> None:
         r[slot].last_node = copy
 
 
-@njit(cache=True)
+@inlined
 def _append_copy(r: Requests, prompt: int, copy: int) -> None:
     """Append a copy of a prompt's last block to those that there are, of which the first is found."""
     last = r[prompt].node_copy - 1
@@ -344,7 +344,7 @@ def _append_copy(r: Requests, prompt: int, copy: int) -> None:
     r[last].node_next = copy + 1
 
 
-@njit(cache=True)
+@part
 def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again: bool) -> None:
     """Give a request's blocks back: full ones of its first `hashed_tokens` tokens to the list, from which others may find its
     prompt, and it the rest, if it is `found_again`."""
@@ -369,7 +369,7 @@ def give_back(r: Requests, t: Totals, slot: int, hashed_tokens: int, found_again
     r[slot].covering = 0
 
 
-@njit(cache=True)
+@inlined
 def _let_go(r: Requests, t: Totals, node: int) -> None:
     """Undo `_hold`."""
     r[node].node_refs -= 1
@@ -379,7 +379,7 @@ def _let_go(r: Requests, t: Totals, node: int) -> None:
         t.held_blocks += r[node].node_blocks
 
 
-@njit(cache=True)
+@inlined
 def count_held(r: Requests, t: Totals, slot: int, change: int) -> None:
     """Count a request among those that hold blocks without running (`change` 1), or no more (-1)."""
     if change == -1:
@@ -391,7 +391,7 @@ def count_held(r: Requests, t: Totals, slot: int, change: int) -> None:
         t.held_blocks += held_alone(r, slot)
 
 
-@njit(cache=True)
+@part
 def held_alone(r: Requests, slot: int) -> int:
     """Return the blocks of a request that holds them that no running request has."""
     blocks = r[slot].blocks
@@ -403,7 +403,7 @@ def held_alone(r: Requests, slot: int) -> int:
     return int(blocks)
 
 
-@njit(cache=True)
+@part
 def forget_prefixes(r: Requests, t: Totals) -> None:
     """Forget all texts; no request holds blocks of one."""
     evict(r, t)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import inlined, kernel, part
 from simrl.engine.prefix_cache import (
     OWN,
     PROMPT,
@@ -38,7 +38,8 @@ Stop = tuple[int, float, int]
 # Kinds of stops: the response ends; the request leaves the batch and keeps its cache; the caller is informed, no more.
 END, PAUSE, WATCH = range(3)
 # Why a request lost its cache: it moved to another worker, was preempted, got new weights, or a drafter started that needs it.
-MOVED, PREEMPTED, RELOADED, REDRAFTED = range(4)
+MOVED, PREEMPTED, RELOADED, REDRAFTED = np.arange(4)
+FOUND_AGAIN = np.bool_(True)
 NEVER = 2**62
 UNKNOWN = -2
 
@@ -182,26 +183,26 @@ class Until(NamedTuple):
     first_stop: bool
 
 
-@njit(cache=True)
+@part
 def busy(t: Totals) -> bool:
     """Return whether a next pass would do something."""
     return t.n_running > 0 or (t.n_waiting > t.n_going and t.admitting == 1)
 
 
-@njit(cache=True)
+@part
 def blocks_of(tokens: int, block_size: int) -> int:
     """Return the blocks that hold `tokens`."""
     return (tokens + block_size - 1) // block_size
 
 
-@njit(cache=True)
+@part
 def most_in_window(limits: Limits) -> int:
     """Return the most blocks that a sequence has in a window group: of the window and of the tokens that passes compute."""
     computing = limits.max_num_batched_tokens * (2 if limits.async_scheduling else 1)
     return blocks_of(limits.window_tokens - 1 + computing, limits.block_size) + 1
 
 
-@njit(cache=True)
+@kernel
 def blocks_to_start(tokens: int, limits: Limits) -> int:
     """Return the blocks that have to be there before a sequence of `tokens` starts."""
     columns = blocks_of(tokens, limits.block_size)
@@ -211,7 +212,7 @@ def blocks_to_start(tokens: int, limits: Limits) -> int:
     return blocks
 
 
-@njit(cache=True, inline="always")
+@inlined
 def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     """Return the blocks that a request takes to have room for `tokens`; below 0: it gives back what left its windows."""
     columns = blocks_of(tokens, limits.block_size)
@@ -222,7 +223,7 @@ def more_blocks(request: Request, tokens: int, limits: Limits) -> int:
     return blocks - request.blocks
 
 
-@njit(cache=True)
+@kernel
 def capacity_tokens(limits: Limits) -> int:
     """Return the tokens of the longest sequence that fits alone."""
     room = limits.kv_blocks - limits.state_blocks
@@ -233,25 +234,25 @@ def capacity_tokens(limits: Limits) -> int:
     return max(columns, 0) * limits.block_size
 
 
-@njit(cache=True)
+@kernel
 def is_plain(limits: Limits) -> bool:
     """Return whether all layers keep every token, so that a sequence has a block for each `block_size` tokens."""
     return limits.full_groups == 1 and limits.window_groups == 0 and limits.state_blocks == 0
 
 
-@njit(cache=True, inline="always")
+@inlined
 def known_tokens(request: Request, draft: Draft) -> int:
     """Return the tokens whose KV a request needs before it decodes; an old response yet to be verified counts."""
     return request.prompt + request.generated + draft.old_tokens
 
 
-@njit(cache=True)
+@part
 def waiting_at(r: Requests, t: Totals, place: int) -> int:
     """Return where the ring has entry `place` of the queue; -1 and `n_waiting` are free entries before and behind it."""
     return (t.waiting_head + place) % len(r)
 
 
-@njit(cache=True)
+@inlined
 def queue_up(r: Requests, t: Totals, slot: int) -> None:
     """Append a request to the queue."""
     r[waiting_at(r, t, t.n_waiting)].waiting = slot
@@ -259,7 +260,7 @@ def queue_up(r: Requests, t: Totals, slot: int) -> None:
     t.n_waiting += 1
 
 
-@njit(cache=True)
+@kernel
 def enqueue(
     r: Requests,
     totals: Records,
@@ -309,7 +310,7 @@ def enqueue(
     return slot
 
 
-@njit(cache=True)
+@inlined
 def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: int) -> None:
     """Let a new request find its prompt, and what it left here before."""
     most = (shared_tokens - 1) // t.block_size
@@ -326,14 +327,14 @@ def _ask_for(r: Requests, t: Totals, slot: int, prompt_key: int, shared_tokens: 
         r[slot].own_node = UNKNOWN
 
 
-@njit(cache=True, inline="always")
+@inlined
 def free_slot(r: Requests, t: Totals, slot: int) -> None:
     """Let a slot be used again. Until then it has what its request had at its end."""
     r[t.n_free].free = slot
     t.n_free += 1
 
 
-@njit(cache=True)
+@inlined
 def admit(r: Requests, t: Totals) -> int:
     """Move the first waiting request to the running ones. Returns it."""
     slot = r[t.waiting_head].waiting
@@ -345,18 +346,18 @@ def admit(r: Requests, t: Totals) -> int:
     return slot
 
 
-@njit(cache=True)
+@part
 def free(r: Requests, t: Totals, slot: int, cause: int) -> None:
     """Take a request's blocks and its cache; it may come back."""
     if t.prefix_caching == 0:
         t.free_blocks += r[slot].blocks
         r[slot].blocks = 0
     elif r[slot].blocks > 0:
-        give_back(r, t, slot, _hashed_tokens(r[slot], t), True)
+        give_back(r, t, slot, _hashed_tokens(r[slot], t), FOUND_AGAIN)
     forget(r[slot], cause)
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _hashed_tokens(request: Request, t: Totals) -> int:
     """Return the tokens whose full blocks others may find, of a request that leaves between two passes: without what drafts
     gained in the last one, which a scheduler that waits for it would have noted in the next."""
@@ -364,7 +365,7 @@ def _hashed_tokens(request: Request, t: Totals) -> int:
     return computed if t.async_scheduling == 1 else computed - max(request.gained - 1, 0)
 
 
-@njit(cache=True)
+@part
 def end(r: Requests, t: Totals, slot: int, found_again: bool) -> None:
     """Take the blocks and the cache of a request that has ended here; `found_again`: its text may be asked for later."""
     if t.prefix_caching == 0:
@@ -381,7 +382,7 @@ def end(r: Requests, t: Totals, slot: int, found_again: bool) -> None:
     forget(r[slot], MOVED)
 
 
-@njit(cache=True, inline="always")
+@inlined
 def forget(request: Request, cause: int) -> None:
     """Forget what a request had computed."""
     if request.computed > 0:
@@ -393,7 +394,7 @@ def forget(request: Request, cause: int) -> None:
     request.in_flight = 0
 
 
-@njit(cache=True)
+@kernel
 def hold(r: Requests, t: Totals, slot: int) -> None:
     """Let a request keep its blocks without running."""
     r[t.n_holding].holding = slot
@@ -404,7 +405,7 @@ def hold(r: Requests, t: Totals, slot: int) -> None:
         t.held_blocks += r[slot].blocks
 
 
-@njit(cache=True)
+@part
 def release(r: Requests, t: Totals, slot: int) -> None:
     """Undo `hold`, if the request holds blocks: they are those of a running request now, or about to be freed."""
     if r[slot].blocks == 0:
@@ -422,7 +423,7 @@ def release(r: Requests, t: Totals, slot: int) -> None:
         t.held_blocks -= r[slot].blocks
 
 
-@njit(cache=True)
+@part
 def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
     """Drop held caches, oldest first, until `blocks` are free or none is held."""
     while blocks > t.free_blocks and t.n_holding > 0:
@@ -431,7 +432,7 @@ def make_room(r: Requests, t: Totals, blocks: int, cause: int) -> None:
         free(r, t, slot, cause)
 
 
-@njit(cache=True)
+@part
 def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: int) -> int:
     """Return the tokens of the first waiting request that may start now; 0 if it has to wait on.
 
@@ -466,7 +467,7 @@ def admissible(r: Requests, drafts: Drafts, t: Totals, limits: Limits, budget: i
     return min(known - computed, budget)
 
 
-@njit(cache=True)
+@inlined
 def may_stop(r: Requests, t: Totals, passes: int, admitted: int) -> bool:
     """Return whether a request that runs, or is among the first `admitted` to wait, may stop within some passes."""
     for i in range(t.n_running + min(t.n_waiting, admitted)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from simrl.compiled import kernel, part
 from simrl.engine.leaving import drop_caches, stop
 from simrl.engine.passes import iterate
 from simrl.engine.requests import (
@@ -22,8 +21,8 @@ from simrl.engine.stretches import (
     Memory,
     count_draft,
     decode_stretch,
+    draft_from_siblings,
     most_drafted,
-    read_group,
     speculative_stretch,
     stretch_length,
 )
@@ -46,10 +45,9 @@ from simrl.speculation.decoding import (
     remember,
 )
 from simrl.speculation.gates import ELASTIC_ON, next_elastic
-from simrl.speculation.siblings import sibling_draft
 
 
-@njit(cache=True)
+@kernel
 def run_speculative(
     r: Requests,
     drafts: Drafts,
@@ -90,6 +88,8 @@ def run_speculative(
             before_s = t.now_s
             iterate(r, drafts, t, tables, limits, draft_s)
             learn(r, drafts, t, d, memory, arm, t.now_s - before_s)
+            if d.prefill_s > 0.0 and t.prefill_tokens > prefill_before and (rule.gate != ELASTIC or speculates):
+                _prefill_drafter(t, d, t.prefill_tokens - prefill_before)
         batch = t.n_running
         stop(r, t)
         if rule.gate == BATCH and not speculates:
@@ -105,7 +105,7 @@ def run_speculative(
     return t.now_s
 
 
-@njit(cache=True)
+@part
 def propose(
     r: Requests, drafts: Drafts, t: Totals, limits: Limits, d: Decoding, memory: Memory, speculates: bool
 ) -> tuple[float, int]:
@@ -143,8 +143,7 @@ def propose(
             accepted = min(right, drafted)
             levels = max(levels, depth)
         elif drafts[slot].source == SIBLINGS:
-            read_group(d.siblings, r, memory.places, drafts[slot].at, d.rule.own_text, memory.readable)
-            drafted, accepted = sibling_draft(d.siblings, drafts[slot].at, r[slot].generated, memory.readable, window)
+            drafted, accepted = draft_from_siblings(r, drafts[slot], r[slot].generated, d, memory, window)
             levels = max(levels, drafted)
         else:
             drafted, accepted = draft(
@@ -159,7 +158,7 @@ def propose(
     return round_s + levels * interpolate(d.draft_sequences, d.step_s[arm], float(proposing)), arm
 
 
-@njit(cache=True)
+@part
 def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, arm: int, seconds: float) -> None:
     """Count the drafts of the pass that is over: windows, totals, gauges; what it yielded in `seconds`, for the bandit."""
     proposed, drafted_of_pass, accepted_of_pass, modelled, accepted_of_model = 0, 0, 0, 0, 0
@@ -182,7 +181,19 @@ def learn(r: Requests, drafts: Drafts, t: Totals, d: Decoding, memory: Memory, a
         observe(d.bandit, memory.bandit, arm, 1.0 + accepted_of_model / modelled, modelled, seconds)
 
 
-@njit(cache=True)
+@part
+def _prefill_drafter(t: Totals, d: Decoding, tokens: int) -> None:
+    """Let the drafter compute the tokens that the pass has prefilled, after it."""
+    seconds = d.prefill_s * tokens
+    share = t.recent_accepted / t.recent_drafted if t.recent_drafted > 0 else 0.0
+    t.drafts_accepted_s += share * seconds
+    t.drafts_rejected_s += (1.0 - share) * seconds
+    t.slowed_s += (t.slowdown - 1.0) * seconds
+    t.slot_s += t.n_running * t.slowdown * seconds
+    t.now_s += t.slowdown * seconds
+
+
+@part
 def _all_may_draft(r: Requests, t: Totals) -> bool:
     """Return whether all running requests gained something in their last pass: a drafter follows what was sampled."""
     drafting = 0
@@ -191,7 +202,7 @@ def _all_may_draft(r: Requests, t: Totals) -> bool:
     return bool(drafting == t.n_running)
 
 
-@njit(cache=True)
+@part
 def _unsure(r: Requests, t: Totals) -> bool:
     """Return whether an async scheduler has blocks for draft tokens of a running request that were rejected just now."""
     rejected = 0
@@ -200,7 +211,7 @@ def _unsure(r: Requests, t: Totals) -> bool:
     return bool(rejected > 0)
 
 
-@njit(cache=True)
+@part
 def _any_source(r: Requests, drafts: Drafts, t: Totals, source: int) -> bool:
     """Return whether a running request drafts from this source (`NONE`: from any)."""
     for i in range(t.n_running):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from simrl.compiled import inlined, part
 from simrl.engine.requests import (
     NEVER,
     PREEMPTED,
@@ -35,11 +35,12 @@ from simrl.speculation.decoding import (
     Drafts,
     Floats,
     Ints,
+    draft,
     gate_opens,
     remember,
 )
 from simrl.speculation.draws import uniform
-from simrl.speculation.siblings import SiblingIndex, sibling_draft
+from simrl.speculation.siblings import SiblingIndex, drawn_is_there, sibling_draft
 from simrl.speculation.windows import WindowRule, next_window
 
 
@@ -55,7 +56,7 @@ class Memory(NamedTuple):
 LARGEST_COUNTED_BLOCK = 4096  # tokens; with larger ones, passes are counted one by one where blocks are short
 
 
-@njit(cache=True)
+@part
 def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> int:
     """Return for how many passes the batch surely decodes and nothing else happens, up to the first stop; 0 if unsure."""
     n = t.n_running
@@ -77,7 +78,7 @@ def stretch_length(r: Requests, drafts: Drafts, t: Totals, limits: Limits) -> in
     return min(passes, _passes_with_room(r, t, limits, passes))
 
 
-@njit(cache=True)
+@inlined
 def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> int:
     """Return for how many passes of pure decoding there are blocks, at least; `enough` or more where that is clear at once."""
     n, size = t.n_running, limits.block_size
@@ -100,14 +101,14 @@ def _passes_with_room(r: Requests, t: Totals, limits: Limits, enough: int) -> in
     return passes
 
 
-@njit(cache=True)
+@inlined
 def decode_stretch(r: Requests, t: Totals, tables: Tables, limits: Limits, passes: int, until_s: float) -> None:
     """Run up to `passes` passes of pure decoding, no further than the first boundary after `until_s`."""
     done, now_s = end_of_stretch(r, t, tables, passes, until_s)
     go_to_end(r, t, limits, done, now_s)
 
 
-@njit(cache=True)
+@part
 def end_of_stretch(r: Requests, t: Totals, tables: Tables, passes: int, until_s: float) -> tuple[int, float]:
     """Return how many passes `decode_stretch` runs, and the boundary after them. Changes nothing."""
     n, slowdown = t.n_running, t.slowdown
@@ -143,7 +144,7 @@ def end_of_stretch(r: Requests, t: Totals, tables: Tables, passes: int, until_s:
     return done, now_s
 
 
-@njit(cache=True, inline="always")
+@inlined
 def along_row(grid: Floats, row: Floats, mean_kv: float, cell: int) -> float:
     """Return a row of the attention's grid at a mean length, which is in that cell unless it is beyond the grid."""
     last = grid.shape[0] - 1
@@ -155,7 +156,7 @@ def along_row(grid: Floats, row: Floats, mean_kv: float, cell: int) -> float:
     return row[cell] + slope * (mean_kv - grid[cell])
 
 
-@njit(cache=True)
+@part
 def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -> None:
     """Give the requests what they gain in a stretch of `done` passes up to `now_s`."""
     n, slowdown = t.n_running, t.slowdown
@@ -185,7 +186,7 @@ def go_to_end(r: Requests, t: Totals, limits: Limits, done: int, now_s: float) -
     t.now_s = now_s
 
 
-@njit(cache=True)
+@part
 def speculative_stretch(
     r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limits, d: Decoding, memory: Memory, until_s: float
 ) -> None:
@@ -236,10 +237,7 @@ def speculative_stretch(
                 accepted = accepted_by(drafts[slot].at, r[slot].generated, likely, i, furthest)
                 accepted_of_model += accepted
             elif source == SIBLINGS:
-                read_group(d.siblings, r, memory.places, drafts[slot].at, d.rule.own_text, memory.readable)
-                drafted, accepted = sibling_draft(
-                    d.siblings, drafts[slot].at, r[slot].generated, memory.readable, window
-                )
+                drafted, accepted = draft_from_siblings(r, drafts[slot], r[slot].generated, d, memory, window)
             elif source == RUNS:
                 run = int(runs[drafts[slot].at + r[slot].generated])
                 drafted = min(run & 255, window)
@@ -302,7 +300,7 @@ def speculative_stretch(
     t.passes += passes
 
 
-@njit(cache=True)
+@part
 def most_drafted(d: Decoding) -> int:
     """Return the most draft tokens that a request brings to a pass."""
     most = d.rule.window.most_tokens
@@ -312,7 +310,7 @@ def most_drafted(d: Decoding) -> int:
     return most
 
 
-@njit(cache=True)
+@part
 def read_group(index: SiblingIndex, r: Requests, places: Ints, row: int, own_text: bool, readable: Ints) -> None:
     """Set how many tokens of each row of a row's group may be read now; see `Engine.draft_from` about `places`."""
     first = index.group_first[row]
@@ -323,7 +321,20 @@ def read_group(index: SiblingIndex, r: Requests, places: Ints, row: int, own_tex
         readable[row - first] = 0
 
 
-@njit(cache=True, inline="always")
+@part
+def draft_from_siblings(
+    r: Requests, own: Draft, generated: int, d: Decoding, memory: Memory, window: int
+) -> tuple[int, int]:
+    """Return (drafted, accepted) tokens of a request that has `generated` tokens and drafts from its siblings."""
+    read_group(d.siblings, r, memory.places, own.at, d.rule.own_text, memory.readable)
+    if own.runs_at < 0:
+        return sibling_draft(d.siblings, own.at, generated, memory.readable, window)
+    if not drawn_is_there(d.siblings, own.at, generated, memory.readable):
+        return 0, 0
+    return draft(RUNS, own.runs_at, generated, window, 1.0, d.runs, d.log_acceptances[0])
+
+
+@inlined
 def count_draft(draft: Draft, window_rule: WindowRule, chain: bool, drafted: int, accepted: int, left: int) -> None:
     """Count a verified draft of a request that had `left` tokens to gain; a chain's draft moves the window."""
     if chain:
@@ -343,7 +354,7 @@ class Chances(NamedTuple):
     known: Ints
 
 
-@njit(cache=True)
+@part
 def fill_chances(chances: Chances, arm: int, r: Requests, drafts: Drafts, t: Totals, d: Decoding) -> None:
     """Compute the chances of an arm."""
     chances.known[arm] = True
@@ -355,7 +366,7 @@ def fill_chances(chances: Chances, arm: int, r: Requests, drafts: Drafts, t: Tot
                 chances.accepted[arm, i, j] = np.exp(-hardness * d.log_acceptances[arm, j])
 
 
-@njit(cache=True, inline="always")
+@inlined
 def accepted_by(key: int, generated: int, chances: Floats, i: int, furthest: int) -> int:
     """Do as `accepted_tokens`, with chances that are known."""
     draw = uniform(key, generated)
@@ -365,7 +376,7 @@ def accepted_by(key: int, generated: int, chances: Floats, i: int, furthest: int
     return accepted
 
 
-@njit(cache=True)
+@part
 def _between(grid: Floats, values: Floats, x: float, cell: int) -> float:
     """Do as `interpolate`, in a cell that is known."""
     last = grid.shape[0] - 1
@@ -376,7 +387,7 @@ def _between(grid: Floats, values: Floats, x: float, cell: int) -> float:
     return values[cell] + (values[cell + 1] - values[cell]) * (x - grid[cell]) / (grid[cell + 1] - grid[cell])
 
 
-@njit(cache=True)
+@part
 def _cell(grid: Floats, x: float, cell: int) -> int:
     """Return the cell of a grid that holds x, found from one nearby."""
     while cell < grid.shape[0] - 2 and x >= grid[cell + 1]:

@@ -13,6 +13,7 @@ open what happens then: the straggler is trained, dropped, or waited for (`in_ti
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import simpy
@@ -20,11 +21,31 @@ import simpy
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.runtime.events import gather
+from simrl.runtime.worker import LoadMode
 
 
-def capacity(eta: int, version: int, batch: int, max_concurrent: int, running: int, accepted: int) -> int:
-    """Return how many more groups may be submitted now (AReaL's `StalenessManager`); not positive means none."""
-    return min(max(1, max_concurrent) - running, (eta + version + 1) * batch - (accepted + running))
+def capacity(eta: int, version: int, batch: int, max_concurrent: int, running: int, accepted: int) -> tuple[int, int]:
+    """Return how many more groups may be submitted now by the bound on running ones, and by η; the smaller counts, and if it is
+    not positive, none (AReaL's `StalenessManager`)."""
+    return max(1, max_concurrent) - running, (eta + version + 1) * batch - (accepted + running)
+
+
+CONCURRENT_BATCHES = 4  # that run at once: AReaL 0.3's launch files of qwen3-code have 512 prompts, of 128 a batch
+
+
+@dataclass
+class Admission:
+    """What holds back the next group, and for how many seconds it has: the bound on running groups, or η."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: {"concurrency": 0.0, "eta": 0.0})
+    _now: tuple[str, float] | None = None
+
+    def note(self, running: int, submitted: int, time_s: float) -> int:
+        """Take note of the room under both bounds. Return the smaller one."""
+        if self._now is not None:
+            self.seconds[self._now[0]] += time_s - self._now[1]
+        self._now = ("concurrency" if running < submitted else "eta", time_s)
+        return min(running, submitted)
 
 
 def in_time(left: Iterable[int], version: int, eta: int, batch: int) -> bool:
@@ -39,17 +60,20 @@ def areal(
     run: RunContext,
     *,
     eta: int,
-    interruptible: bool = True,
+    running: LoadMode = "recompute",
     max_concurrent: int | None = None,
     on_stale: Literal["train", "wait", "drop"] = "train",
 ) -> simpy.events.ProcessGenerator:
-    """Train whenever a batch of groups is finished, then update every worker in flight."""
+    """Train whenever a batch of groups is finished, then update every worker in flight; `running` says what happens to
+    responses that run then."""
     trainer, batch = run.trainer, run.workload.batch_groups
+    admission = run.recorder.facts["admission"] = Admission()
+    most = max_concurrent or CONCURRENT_BATCHES * batch
 
     def room() -> int:
-        running = len(stream.running)
-        accepted = stream.submitted - stream.dropped - running
-        return capacity(eta, trainer.version, batch, max_concurrent or batch, running, accepted)
+        active = len(stream.running)
+        accepted = stream.submitted - stream.dropped - active
+        return admission.note(*capacity(eta, trainer.version, batch, most, active, accepted), run.env.now)
 
     def next_batch() -> list[Finished] | None:
         """Return the finished groups submitted first, if they make a batch and no missing one has to train before."""
@@ -70,6 +94,6 @@ def areal(
         while (groups := next_batch()) is None:
             yield stream.news_for(batch)
         yield trainer.train(stream.take(groups))
-        loads = [w.load_weights(trainer.version, "recompute" if interruptible else "drain") for w in run.workers]
+        loads = [w.load_weights(trainer.version, running) for w in run.workers]
         stream.admit()
         yield gather(run.env, loads)

@@ -112,7 +112,7 @@ class _FreedWorkers:
                     self._drafter[worker] = name
                     workers[worker].draft_with(name)
         for (uid, _), worker in chosen.added.items():
-            dispatcher.duplicate(active[uid], worker, progress[uid], rule.kv == "transfer")
+            dispatcher.duplicate(active[uid], worker, progress[uid], rule.fetched_share)
 
 
 def _acceptances(rollouts: Sequence[Rollout]) -> dict[int, float]:

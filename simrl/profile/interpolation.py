@@ -5,13 +5,14 @@ the profile first, so that no number is extrapolated in silence.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from simrl.compiled import kernel, part
 
 Floats = NDArray[np.float64]
 
 
-@njit(cache=True)
+@part
 def locate(grid: Floats, x: float) -> tuple[int, float]:
     """Return the cell i and the fraction f in [0, 1] with x = grid[i] + f * (grid[i + 1] - grid[i])."""
     last = grid.shape[0] - 1
@@ -29,7 +30,7 @@ def locate(grid: Floats, x: float) -> tuple[int, float]:
     return i, (x - grid[i]) / (grid[i + 1] - grid[i])
 
 
-@njit(cache=True)
+@part
 def interpolate(grid: Floats, values: Floats, x: float) -> float:
     """Return the piecewise-linear `values` over `grid` at x."""
     i, f = locate(grid, x)
@@ -38,7 +39,7 @@ def interpolate(grid: Floats, values: Floats, x: float) -> float:
     return values[i] + f * (values[i + 1] - values[i])
 
 
-@njit(cache=True)
+@part
 def interpolate_row(grid: Floats, rows: Floats, x: float, out: Floats) -> None:
     """Interpolate `rows` (len(grid), m) at x along the first axis, into `out` (m)."""
     i, f = locate(grid, x)
@@ -46,7 +47,7 @@ def interpolate_row(grid: Floats, rows: Floats, x: float, out: Floats) -> None:
         out[j] = rows[i, j] if f == 0.0 else rows[i, j] + f * (rows[i + 1, j] - rows[i, j])
 
 
-@njit(cache=True)
+@kernel
 def interpolate4(
     g0: Floats, g1: Floats, g2: Floats, g3: Floats, values: Floats, x: tuple[float, float, float, float]
 ) -> float:

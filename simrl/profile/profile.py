@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import inlined, kernel, part
 from simrl.errors import InputError, first_line
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.interpolation import interpolate, interpolate4
@@ -86,7 +86,21 @@ def joined(tables: Tables, ranks: int = 1) -> Tables:
     return tables._replace(dense_tokens=tokens, dense_s=seconds, expert_tokens=NOT_MEASURED, experts_s=NOT_MEASURED)
 
 
-@njit(cache=True)
+@inlined
+def _sort(values: Floats) -> None:
+    """Sort a few hundred values (Shell's sort: numpy's takes two seconds to compile)."""
+    gap = values.shape[0] // 2
+    while gap > 0:
+        for i in range(gap, values.shape[0]):
+            value, at = values[i], i
+            while at >= gap and values[at - gap] > value:
+                values[at] = values[at - gap]
+                at -= gap
+            values[at] = value
+        gap //= 2
+
+
+@kernel
 def straggler_s(tables: Tables, lengths: Floats) -> float:
     """Return the seconds that a pass without prefill waits for its longest decoding sequences; sorts their `lengths`.
 
@@ -99,7 +113,7 @@ def straggler_s(tables: Tables, lengths: Floats) -> float:
     if tables.straggler_sequences.shape[0] == 0:
         return seconds
     each_s = tables.straggler_s[_straggler_row(tables, float(n))]
-    lengths.sort()
+    _sort(lengths)
     for k in range(1, n):
         more = lengths[n - k] - lengths[n - k - 1]
         if more > 0.0:
@@ -107,7 +121,7 @@ def straggler_s(tables: Tables, lengths: Floats) -> float:
     return seconds
 
 
-@njit(cache=True)
+@kernel
 def straggler_beside_prefill_s(tables: Tables, sequences: float, tokens: float) -> float:
     """Return the seconds that a pass with prefill waits for its longest decoding sequence, `tokens` longer than the mean, or
     than a prefill that lasts longer. Kernels split no sequence there."""
@@ -116,7 +130,7 @@ def straggler_beside_prefill_s(tables: Tables, sequences: float, tokens: float) 
     return tokens * tables.straggler_beside_prefill_s[_straggler_row(tables, sequences)]
 
 
-@njit(cache=True)
+@part
 def _straggler_row(tables: Tables, sequences: float) -> int:
     """Return the row of a number of decoding sequences: between two measured ones, the larger one's."""
     measured, i = tables.straggler_sequences, 0
@@ -125,7 +139,7 @@ def _straggler_row(tables: Tables, sequences: float) -> int:
     return i
 
 
-@njit(cache=True)
+@kernel
 def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float, float]:
     """Return one chunk (tokens, cached context) with the attention work of several.
 
@@ -139,7 +153,7 @@ def equivalent_chunk(prefill_tokens: float, prefill_work: float) -> tuple[float,
     return np.sqrt(2.0 * prefill_work), 0.0
 
 
-@njit(cache=True)
+@kernel
 def pass_s(
     tables: Tables,
     query_tokens: float,
@@ -206,7 +220,7 @@ class TableProfile:
         """Return the seconds of a pass with one prefill chunk and `decode_sequences` that hold `decode_kv_tokens` evenly."""
         work = prefill_tokens * (prefill_kv_tokens + 0.5 * prefill_tokens)
         arguments = (query_tokens, sequences, prefill_tokens, work, decode_sequences, decode_kv_tokens)
-        return float(pass_s(self.even, *map(float, arguments)))
+        return float(pass_s(self.even, *map(float, arguments), 0.0))
 
     def decode_s(self, sequences: int, kv_tokens: float) -> float:
         """Return the seconds in which each of `sequences`, `kv_tokens` long, gains one token."""

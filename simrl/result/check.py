@@ -63,7 +63,7 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (bool, "prefix_caching?"),
     (_COUNT, "rollout_workers? train_gpus? scenario?.warmup_steps scenario?.system.eta?"),
     (_POSITIVE, "gpus? full_batch?.sequences scenario?.engine.max_num_seqs"),
-    (_AMOUNT, "end_s? scenario?.training.reward_s"),
+    (_AMOUNT, "end_s? scenario?.training.reward_s admission?.concurrency admission?.eta"),
     (_TOKENS, "prefix_cache?.lookup_tokens prefix_cache?.hit_tokens prefix_cache?.prefill_tokens"),
     (str, "agents?.kv_while_tool_runs"),
     (_COUNT, "agents?.not_offloaded agents?.killed"),

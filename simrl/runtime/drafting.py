@@ -9,6 +9,7 @@ response that is yet to come, though the trace knows it.
 from __future__ import annotations
 
 import heapq
+import math
 import zlib
 from collections import Counter, defaultdict, deque
 
@@ -28,7 +29,13 @@ from simrl.speculation.draws import mixed
 from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.matching import has_token_ids
 from simrl.speculation.plan import DraftPlan, decoding_of, with_text_times
-from simrl.speculation.siblings import SiblingIndex, WholeResponseRuns, sibling_index, whole_response_runs
+from simrl.speculation.siblings import (
+    SiblingIndex,
+    WholeResponseRuns,
+    drawn_sibling_index,
+    sibling_index,
+    whole_response_runs,
+)
 from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sibling_runs, text_runs
 from simrl.trace.trace import Response, Sample, Trace
 
@@ -128,6 +135,7 @@ class Drafting:
         self._edges: dict[int, tuple[int, NDArray[np.float64]]] = {}  # by epoch: responses finished then, the edges
         self._finished: set[tuple[int, int, int]] = set()  # prompt, epoch, sample
         self._finished_in: Counter[int] = Counter()  # by epoch
+        self._uncovered: dict[int, tuple[float, float]] = {}  # by engine: what makes longer responses harder
         trace, drafter = deployment.trace, plan.speculation.drafter
         if drafter == "history":
             per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
@@ -141,6 +149,7 @@ class Drafting:
             if has_token_ids(trace):
                 self._siblings = trace.once("siblings", lambda: read_only(sibling_index(trace)))
             else:
+                self._siblings = read_only(drawn_sibling_index(trace, seed))
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
@@ -165,9 +174,13 @@ class Drafting:
                 engine.verify_old(slot, old, accepted)
         elif self._acceptance is not None and not _like(engine.decoding, self._model_free):
             key = sample_key(self._seed, sample.prompt_id, sample.epoch, sample.sample)
-            engine.draft_from(slot, MODEL, key, self._acceptance.hardness(key, response.tokens))
+            covered_tokens, harder = self._uncovered.get(id(engine), (math.inf, 1.0))
+            hardness = self._acceptance.hardness(key, response.tokens)
+            engine.draft_from(slot, MODEL, key, hardness * (harder if response.tokens > covered_tokens else 1.0))
         elif self._siblings is not None:
-            engine.draft_from(slot, SIBLINGS, response.row)
+            first = self._first_run(engine, slot, response.row)
+            if first >= 0 or self._runs is None:
+                engine.draft_from(slot, SIBLINGS, response.row, runs_at=first)
         elif self._runs is not None:
             earlier = range(max(sample.epoch - self._speculation.epochs_back, 0), sample.epoch)
             if self._builders is not None:
@@ -208,6 +221,8 @@ class Drafting:
             self._finished_in[sample.epoch] += 1
             if self._builders is not None:
                 self._builders.finished(sample, rollout.tokens, now_s)
+            if self.spot is not None:
+                self.spot.finished(rollout.tokens, now_s)
 
     def counted(self, engine: Engine, slot: int | None, rollout: Rollout) -> Rollout:
         """Return the rollout with what was also drafted for it in its place in the engine."""
@@ -231,6 +246,9 @@ class Drafting:
         engine.new_rollout()
         engine.forget_rows()
         engine.drift = self._drift(policy_version)
+        if self.spot is not None and self._acceptance is not None:
+            covered_tokens, behind = self.spot.beyond[policy_version]
+            self._uncovered[id(engine)] = covered_tokens, self._acceptance.drift(behind) / engine.drift
         before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
         return not _like(engine.decoding, before)
 

@@ -24,7 +24,7 @@ class WorkerRequest:
     response: Response
     before: Rollout
     length: int
-    cached: bool
+    cached: float
     started_s: float = 0.0
     slot: int | None = None
     watches: list[tuple[int, simpy.Event]] = field(default_factory=list)
@@ -46,13 +46,13 @@ class WorkerRequest:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens whose KV cache the pool has when the request begins: all but the last generated one and
-        the environment's answer to it."""
+        """Tokens whose KV cache is fetched when the request begins: of all but the last generated one and the environment's
+        answer to it, the share `cached`."""
         if not self.cached or not self.tokens:
             return 0
         turn = self.turn_at(self.tokens)
         unseen = 1 if turn is None else 1 + turn.observation_tokens
-        return self.sample.prompt_tokens + self.observation_tokens + self.tokens - unseen
+        return int(self.cached * (self.sample.prompt_tokens + self.observation_tokens + self.tokens - unseen))
 
     def turn_at(self, tokens: int) -> Turn | None:
         """Return the turn that the environment answers when the response has `tokens`."""

@@ -80,7 +80,7 @@ class SimulatedWorker:
         return sum(engine.generated_total for engine in self.engines)
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
     ) -> simpy.Event:
         response, before = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
@@ -182,6 +182,8 @@ class SimulatedWorker:
         request.started_s = self.engine.now_s
         self._pauses.begin_deadline(request)
         fetch_s = self._costs.fetch_s_per_token * request.computed_tokens
+        if request.cached < 1.0:  # both end together (`prepare`)
+            fetch_s = 0.0
         ready_s = max(self.engine.now_s + fetch_s, request.environment_until_s)
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
             self._enter(request)
@@ -329,7 +331,7 @@ class SimulatedWorker:
 
     def _take_weights(self, version: int) -> WeightLoad:
         started_s = self.engine.now_s
-        self.engine.now_s = started_s + self._costs.load_s + self.load_delay_s
+        self.engine.now_s = started_s + self._costs.load_s + self._costs.pause_s + self.load_delay_s
         self.policy_version = version
         if self._drafting is not None and self._drafting.weights_loaded(self.engine, version):
             for request in self._in_slot.values():

@@ -14,10 +14,13 @@ while others serve or wait, and every policy update ends the session, saves, and
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from simrl.runtime.recorder import Recorder
-from simrl.speculation.drafter_training import Coordinator, DrafterStaleness, SpotTraining, WorkerState
+from simrl.speculation.drafter_training import Coordinator, DrafterStaleness, Pace, SpotTraining, WorkerState
 
 KIND = "train_drafter"  # of its spans
 
@@ -26,9 +29,16 @@ class SpotTrainer:
     """Follows workers and the trainer, event by event in order of time, and knows how stale each drafter is."""
 
     def __init__(
-        self, parameters: SpotTraining, recorder: Recorder, workers: int, colocated: bool, first_version: int = 0
+        self,
+        parameters: SpotTraining,
+        recorder: Recorder,
+        workers: int,
+        colocated: bool,
+        first_version: int = 0,
+        pace: Pace = Pace(),  # noqa: B008 (frozen)
     ) -> None:
         self._parameters = parameters
+        self._pace = pace
         self._recorder = recorder
         self._colocated = colocated
         self._first_version = first_version  # with it comes the first drafter
@@ -37,9 +47,18 @@ class SpotTrainer:
         self._rolling = False
         self._drafter = DrafterStaleness()
         self.behind = [0.0]  # by policy version: the updates that the drafter saved with its weights is behind them
+        self.beyond = [(math.inf, 0.0)]  # in responses with more tokens it is that far behind
+        self.iterations = 0
+        self.saving_s = 0.0  # for which checkpoints kept it waiting
         self._since_s: dict[int, float] = {}  # workers in the session
         self._counted_s = 0.0  # to here its iterations are counted
-        self._over_s = 0.0  # then it has had all it may have
+        self._over_s = math.inf  # then it has had all it may have
+        self._stored: deque[tuple[float, float]] = deque()  # when checkpoints will be stored, and their staleness
+        self._stored_s = 0.0  # then the last of them is
+        self._finished: list[int] = []  # tokens of the responses of this step …
+        self._before: list[int] = []  # … and of the step before
+        self._pool: list[int] | None = None  # the buffer; None: to be made
+        self._longest = 0  # that the session has trained on
         self._look(0.0)
 
     def serves(self, worker: int, now_s: float) -> None:
@@ -71,7 +90,15 @@ class SpotTrainer:
         no_drafter_yet = len(self.behind) <= self._first_version
         self._drafter = DrafterStaleness() if no_drafter_yet else self._drafter.policy_updated()
         self.behind.append(self._drafter.staleness)
+        self.beyond.append((self._drafter.covered_tokens, self._drafter.beyond))
+        self._before, self._finished, self._pool = self._finished, [], None
         self._look(now_s)
+
+    def finished(self, tokens: int, now_s: float) -> None:
+        """Record a response that has ended: its hidden states go into the buffer."""
+        self._count(now_s)
+        self._finished.append(tokens)
+        self._pool = None
 
     def _look(self, now_s: float) -> None:
         """Begin or end the rollout if workers have, or no longer have, something to serve."""
@@ -101,10 +128,10 @@ class SpotTrainer:
 
     def _start(self, started: Sequence[int], now_s: float) -> None:
         if started and not self._since_s:
-            p = self._parameters
             self._drafter = self._drafter.session_started()
-            self._counted_s = now_s + p.activation_s
-            self._over_s = self._counted_s + p.most_iterations * p.iteration_s
+            self._counted_s, self._over_s = now_s + self._parameters.activation_s, math.inf
+            self._stored.clear()
+            self._stored_s, self._longest = 0.0, 0
         self._since_s.update(dict.fromkeys(started, now_s))
 
     def _leave(self, stopped: Sequence[int], now_s: float) -> None:
@@ -113,12 +140,46 @@ class SpotTrainer:
             if until_s > since_s:
                 self._recorder.span(worker, KIND, since_s, until_s, len(self.behind) - 1)
         if stopped and not self._since_s:
-            self._drafter = self._drafter.session_over(self._parameters)
+            self._drafter = self._drafter.session_over(self._parameters, self._longest)
 
     def _count(self, now_s: float) -> None:
-        """Count the session's iterations that have ended, each with the workers at its end."""
-        iteration_s = self._parameters.iteration_s
-        done = int((now_s - self._counted_s) / iteration_s + 1e-9)
-        if self._since_s and done > 0:
-            self._drafter = self._drafter.trained_for(done * iteration_s, len(self._since_s), self._parameters)
-            self._counted_s += done * iteration_s
+        """Count the session's iterations that have ended, each with the workers at its end, and its checkpoints."""
+        p, workers = self._parameters, len(self._since_s)
+        while workers and self._drafter.iterations < p.most_iterations:
+            batch = self._batch()
+            if not batch and p.iteration_s is None:  # it waits for a response to end
+                self._counted_s = max(self._counted_s, now_s)
+                break
+            ends_s = self._counted_s + self._pace.iteration_s(batch, workers, p)
+            if ends_s > now_s + 1e-9:
+                break
+            self._drafter = self._drafter.iterated(workers, p)
+            self._counted_s, self._longest = ends_s, max([self._longest, *batch])
+            self.iterations += 1
+            if self._drafter.iterations % p.save_every_iterations == 0:
+                self._save()
+            if self._drafter.iterations == p.most_iterations:
+                self._over_s = self._counted_s
+        while self._stored and self._stored[0][0] <= now_s + 1e-9:
+            self._drafter = replace(self._drafter, saved=self._stored.popleft()[1])
+
+    def _save(self) -> None:
+        """Begin a checkpoint, once the one before is stored."""
+        waits_s, stored_s = self._pace.save_s(self._parameters)
+        starts_s = max(self._counted_s, self._stored_s)
+        self._stored_s = starts_s + stored_s
+        self._stored.append((self._stored_s, self._drafter.trained))
+        self.saving_s += starts_s + waits_s - self._counted_s
+        self._counted_s = starts_s + waits_s
+
+    def _batch(self) -> list[int]:
+        """Return the tokens of the responses of the next iteration: the buffer's, in turn."""
+        if self._pool is None:
+            longest = max(self._finished, default=0)
+            long = (
+                sorted((n for n in self._before if n > longest), reverse=True) if self._parameters.data_buffer else []
+            )
+            self._pool = long + self._finished
+        number, pool = self._parameters.batch_sequences, self._pool
+        first = self._drafter.iterations * number
+        return [pool[(first + i) % len(pool)] for i in range(min(number, len(pool)))]

@@ -1,7 +1,8 @@
 """Trainer and Rewarder: what consumes rollouts, as schedules see them, and their simulated forms.
 
 Invariant: `Trainer.version` is the number of policy updates so far; `train` and `train_parts` make exactly one. Workers
-load published versions only; an unpublished update reaches them with the next published one. Colocated GPUs switch to training
+load published versions only; an unpublished update reaches them with the next published one. Where workers pause for the
+publication, it begins with their load, which is as much longer. Colocated GPUs switch to training
 once an update: GPUs that begin earlier, with log-probs, do not switch again.
 """
 
@@ -96,6 +97,7 @@ class SimulatedTrainer:
         self._recorder = recorder
         self._spot = spot
         self._publications = Publications(env)
+        self._publishing: simpy.Event | None = None  # on the trainer's GPUs, while paused workers load already
         self._switched: set[int] = set()  # lanes that train already, while others roll out
         self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
         self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
@@ -155,6 +157,8 @@ class SimulatedTrainer:
 
     def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
         """Do what precedes the work of an update. Lanes that the trainer leaves are free at once, the others move states."""
+        if self._publishing is not None:
+            yield self._publishing
         if self._resizing is not None:
             (self.lanes, resized), self._resizing = self._resizing, None
             self.costs = replace(self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes))
@@ -172,7 +176,11 @@ class SimulatedTrainer:
             yield from self._work([("switch", self.costs.switch_s)], late)
 
     def _finish(self, rollouts: list[Rollout], started_s: float, publish: bool) -> simpy.events.ProcessGenerator:
-        yield from self._work(self.costs.after(self.version, publish))
+        after = self.costs.after(self.version, publish)
+        if self.costs.pauses and publish:
+            self._publishing = self._env.process(self._work(after))  # a load lasts as much longer
+        else:
+            yield from self._work(after)
         self._switched.clear()
         step = step_of(rollouts, self.version, started_s, self._env.now)
         self._recorder.trained(step, rollouts)

@@ -12,12 +12,13 @@ from math import ceil
 from typing import Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.fused_pipelines import pipelines_s
+from simrl.runtime.pipeline_stages import forward_only, one_forward_one_backward
 from simrl.runtime.training_kernels import MEMORY_SHARE, MicroBatch, microbatches_s
 from simrl.runtime.weight_sync import FULL_BYTES, handing_s, pageable_bytes_per_s, publication_s
 from simrl.scenario.training import TrainingConfig
@@ -41,8 +42,9 @@ class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch; `log_probs` forward passes before
     them (old policy, reference, AReaL's proximal policy), the config's `reference_passes` among them, by `reference` if it is
     another model. `switch`: rollout runs on these GPUs, too. `controller`: the batch goes through one process on its way.
-    `critic`: a critic of the model's shape is trained, too, after the policy or fused with it (`fused_pipelines`). `streams`:
-    each micro-batch fetches the weights from the host. `precision`: of the layers' matrix products."""
+    `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is trained, too, after the
+    policy or fused with it (`fused_pipelines`). `streams`: each micro-batch fetches the weights from the host. `precision`: of
+    the layers' matrix products."""
 
     model: ModelShape
     gpu: Gpu
@@ -53,6 +55,7 @@ class TrainingCosts:
     switch: bool
     controller: bool = False
     reference: ModelShape | None = None
+    pauses: bool = False
     streams: bool = False
     precision: str = "bf16"
     critic: Literal["serial", "fused"] | None = None
@@ -130,15 +133,19 @@ class TrainingCosts:
 
     def after(self, version: int, publish: bool = True) -> list[Phase]:
         """Return the phases after the work: the weights go to the rollout workers (if published), and at times to disk."""
-        if self.config.weight_sync:
-            publish_s = publication_s(self.config, self.model, self.gpu, self.gpus)
-        else:
-            publish_s = self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
+        publish_s = self.publish_s
         handed_s = handing_s(self.model) if self.config.switch_transfer_s is None else 0.0
         phases = [("switch", self.switch_s + handed_s)] if self.switch else [("publish", publish_s)] if publish else []
         if self.config.checkpoint_every and (version + 1) % self.config.checkpoint_every == 0:
             phases.append(("checkpoint", self.config.checkpoint_s))
         return phases
+
+    @property
+    def publish_s(self) -> float:
+        """Seconds of a publication, on GPUs of the trainer's own."""
+        if self.config.weight_sync:
+            return publication_s(self.config, self.model, self.gpu, self.gpus)
+        return self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
 
     @property
     def switch_s(self) -> float:
@@ -157,11 +164,13 @@ class TrainingCosts:
     def pass_s(self, lengths: Ints, passes: int) -> float:
         """Return the seconds of one sweep over the sequences: `passes` is 1 for a forward pass, 3 with the backward pass.
 
+        A fixed number of sequences is padded to the longest of the micro-batch, for all but attention, unless padding is
+        removed.
+
         A micro-batch takes its work, or (FSDP) the gathering of the sharded weights, once for each of forward and backward, and
         the reduction of the gradients, whichever is longer. These bring the ranks together, so all wait for the slowest in each
-        micro-batch, as ranks that divide experts do for each other; otherwise they wait at the end alone. With pipeline stages,
-        micro-batches follow one another at the pace of the last stage, which has the output head and is taken to have no fewer
-        layers than others, and the first is waited for through all others (1F1B).
+        micro-batch, as ranks that divide experts do for each other; otherwise they wait at the end alone. Pipeline stages are
+        executed pass by pass (`pipeline_stages`); the last one has the output head, and no fewer layers than others.
         """
         config = self.config
         room = (config.log_prob_tokens_per_microbatch if passes == 1 else None) or config.tokens_per_microbatch
@@ -171,7 +180,12 @@ class TrainingCosts:
         if config.microbatching == "fixed":
             parts = [self.microbatches(lengths[rank_of == rank], budget) for rank in range(self.ranks)]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
-            sums = [(part.sum(), (part**2).sum(), part.size) for each in parts for part in each]
+            packed = config.remove_padding
+            sums = [
+                (part.sum() if packed else part.size * part.max(), (part**2).sum(), part.size)
+                for each in parts
+                for part in each
+            ]
             tokens, squares, sequences = np.array(sums, np.float64).T
         else:
             bin_of, ranks = pack(lengths, order, rank_of, budget)
@@ -187,13 +201,25 @@ class TrainingCosts:
         host_s = sequences * (config.log_prob_sequence_s if passes == 1 else config.update_sequence_s)
         each_s = np.maximum(stage_s + config.correction * work.head_s + host_s, self._gather_s(passes))
         groups, places = ranks // self._together, _places(ranks)
-        slowest_s, fill_s = np.zeros((groups.max() + 1, places.max() + 1)), np.zeros(groups.max() + 1)
+        slowest_s = np.zeros((groups.max() + 1, places.max() + 1))
         np.maximum.at(slowest_s, (groups, places), each_s)
-        np.maximum.at(fill_s, groups, (stages - 1) * stage_s)
         if self.critic == "fused" and passes > 1:
-            forward = 1.0 / (3 + bool(config.recompute))
+            forward = 1 / (3 + (self.config.recompute is not False))
             return max(pipelines_s(row[row > 0], stages, forward, 2) for row in slowest_s)
-        return float((slowest_s.sum(axis=1) + fill_s).max())
+        if stages == 1:
+            return float(slowest_s.sum(axis=1).max())
+        others_s = np.zeros_like(slowest_s)
+        np.maximum.at(others_s, (groups, places), stage_s)
+        each_stage_s = np.repeat(others_s[:, :, None], stages, axis=2)
+        each_stage_s[:, :, -1] = slowest_s
+        return max(self._staged_s(of_group[of_group[:, -1] > 0], passes) for of_group in each_stage_s)
+
+    def _staged_s(self, each_stage_s: Floats, passes: int) -> float:
+        """Return the seconds of micro-batches through pipeline stages; forward passes are their part of the sweeps."""
+        if passes == 1:
+            return forward_only(each_stage_s)
+        forward = 1 / (3 + (self.config.recompute is not False))
+        return one_forward_one_backward(forward * each_stage_s, (1 - forward) * each_stage_s)
 
     @property
     def _together(self) -> int:
@@ -243,6 +269,8 @@ class TrainingCosts:
     def microbatches(self, lengths: Ints, budget_tokens: int) -> list[Ints]:
         """Pack the sequences of one rank into micro-batches, none above the budget."""
         if self.config.microbatching == "fixed":
+            if self.config.microbatches:
+                return [part for part in np.array_split(lengths, self.config.microbatches) if part.size]
             each = self.config.sequences_per_microbatch or max(1, budget_tokens // int(lengths.max(initial=1)))
             return [lengths[i : i + each] for i in range(0, lengths.size, each)]
         bins, _ = pack(lengths, longest_first(lengths), np.zeros(lengths.size, np.int64), budget_tokens)
@@ -260,19 +288,21 @@ class TrainingCosts:
         one = copies + whole * held + (each - whole) * self.model.parameters / self.gpus
         return one if self.critic is None else 2 * one
 
-    def most_tokens(self, longest_tokens: int) -> int:
-        """Return the tokens of a micro-batch for which there has to be memory."""
+    def most_tokens(self, longest_tokens: int, batch: int = 1) -> int:
+        """Return the tokens of a micro-batch for which there has to be memory, of an update of `batch` sequences."""
+        if count := self.config.microbatches:
+            return ceil(batch / (self.minibatches * self.ranks * count)) * longest_tokens
         if sequences := self.config.sequences_per_microbatch:
             return sequences * longest_tokens
         return max(self.config.tokens_per_microbatch, longest_tokens)
 
-    def memory_bytes(self, longest_tokens: int) -> float:
+    def memory_bytes(self, longest_tokens: int, batch: int = 1) -> float:
         """Return the bytes per GPU: sharded states, a resident reference, gathered weights of one layer, checkpointed
         activations of one micro-batch (a sequence of `longest_tokens` has to fit), the working set of one layer, or of all
         layers if nothing is recomputed, logits in chunks of 4,096 tokens (as the frameworks' fused log-prob kernels keep
         them)."""
         m, config = self.model, self.config
-        tokens = self.most_tokens(longest_tokens) / config.sequence_parallel
+        tokens = self.most_tokens(longest_tokens, batch) / config.sequence_parallel
         tp = config.tensor_parallel
         away = m.experts * m.expert_parameters * (1 - 1 / config.expert_parallel) if m.experts else 0.0
         layer = 2 * 2 * (m.layer_parameters - away) / tp if config.sharding == "fsdp" else 0.0
@@ -302,7 +332,7 @@ def longest_first(lengths: Ints) -> Ints:
     return np.argsort(-lengths, kind="stable")
 
 
-@njit(cache=True)
+@kernel
 def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
     """Return the rank of each sequence: in `order`, each goes to the rank with the fewest tokens so far."""
     rank_of = np.empty(lengths.size, dtype=np.int64)
@@ -317,7 +347,7 @@ def deal(lengths: Ints, order: Ints, ranks: int) -> Ints:
     return rank_of
 
 
-@njit(cache=True)
+@kernel
 def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple[Ints, Ints]:
     """Return the micro-batch of each sequence, and the rank of each micro-batch (AReaL Algorithm 1): in `order`, each sequence
     goes into the micro-batch of its rank with room that has the fewest sequences, or into a new one."""
@@ -328,9 +358,11 @@ def pack(lengths: Ints, order: Ints, rank_of: Ints, budget_tokens: int) -> tuple
         np.zeros(n, np.int64),
         np.zeros(n, np.int64),
     )
-    latest = np.full(
-        rank_of.max() + 1 if n else 0, -1
-    )  # of each rank, and of each micro-batch the one before on its rank
+    ranks = 0
+    for each in rank_of:
+        ranks = max(ranks, each + 1)
+    latest = np.empty(ranks, np.int64)  # of each rank, and of each micro-batch the one before on its rank
+    latest[:] = -1
     before = np.empty(n, np.int64)
     bins = 0
     for i in order:

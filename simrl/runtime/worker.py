@@ -32,10 +32,11 @@ class RolloutWorker(Protocol):
     def policy_version(self) -> int: ...
 
     def submit(
-        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: bool = False
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
     ) -> simpy.Event:
         """Start a request, going on from `partial` if given. Fires with `Rollout`: done, or not done if the response has
-        reached `max_tokens` or was aborted. `cached`: the KV cache of `partial` is fetched from a pool."""
+        reached `max_tokens` or was aborted. `cached` is the share of the KV cache of `partial` that is fetched, from a pool or
+        another worker: all of it first, or a part while the rest is recomputed."""
         ...
 
     def abort(self, sample: Sample) -> simpy.Event:
@@ -84,7 +85,8 @@ class Worker(RolloutWorker, Protocol):
 
 
 class WorkerCosts(NamedTuple):
-    """Time that a worker's commands take in addition to forward passes. `fetch_s_per_token` is for KV cache from a pool; an
+    """Time that a worker's commands take in addition to forward passes. `pause_s` is what a load takes longer where workers are
+    paused for the publication of the weights. `fetch_s_per_token` is for KV cache from a pool; an
     evaluation of `evaluate_s` follows the load of every `evaluate_every`th version, or of the first after it that is loaded
     (0: none). `request_s` is the host's work for each request, before the next pass."""
 
@@ -93,3 +95,4 @@ class WorkerCosts(NamedTuple):
     evaluate_every: int = 0
     evaluate_s: float = 0.0
     request_s: float = 0.0
+    pause_s: float = 0.0

@@ -59,10 +59,16 @@ class TrainingConfig(BaseModel):
     log_prob_tokens_per_microbatch: PositiveInt | None = None
     """tokens of a micro-batch in log-prob passes; tokens_per_microbatch if not given"""
     microbatching: Literal["dynamic", "fixed", "padded"] = "dynamic"
-    """dynamic: first-fit-decreasing by tokens (AReaL Alg. 1); fixed: as many sequences as fit at the batch's greatest length;
-    padded: as dynamic, but with pipeline stages each micro-batch is padded to the longest one (NeMo-RL)"""
+    """dynamic: sequences packed first-fit-decreasing by tokens (AReaL Alg. 1; verl's use_dynamic_bsz); fixed: a number of
+    sequences, in the order of the batch, whatever their tokens: as many as fit at the batch's greatest length, or as the next
+    two settings say; padded: as dynamic, but with pipeline stages each micro-batch is padded to the longest one (NeMo-RL)"""
     sequences_per_microbatch: PositiveInt | None = None
     """fixed: sequences of a micro-batch of a data-parallel rank, whatever their tokens (verl's ppo_micro_batch_size_per_gpu)"""
+    microbatches: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """fixed: micro-batches of a mini-batch of a data-parallel rank, of equal numbers of sequences (AReaL's n_mbs)"""
+    remove_padding: bool = False
+    """fixed: sequences are packed (verl's use_remove_padding, AReaL); if not, each is padded to the longest of its micro-batch.
+    The other settings of microbatching always pack"""
     extra_log_probs: NonNegativeInt = 0
     """log-prob passes in addition to the system's own (a reference, a teacher), each as long as the policy's unless
     `reference_model` is given"""
@@ -139,10 +145,13 @@ class TrainingConfig(BaseModel):
     def _settings_agree(self) -> TrainingConfig:
         if self.lora and self.weight_sync == "delta":
             raise ValueError("weight_sync is delta with lora: merging adapters changes all weights; use another method")
-        if self.sequences_per_microbatch and self.microbatching != "fixed":
+        for key in ("sequences_per_microbatch", "microbatches", "remove_padding"):
+            if (value := getattr(self, key)) and self.microbatching != "fixed":
+                given = str(value).lower()
+                raise ValueError(f"{key} is {given}, and microbatching {self.microbatching}; use microbatching: fixed")
+        if self.sequences_per_microbatch and self.microbatches:
             raise ValueError(
-                f"sequences_per_microbatch is {self.sequences_per_microbatch}, and microbatching {self.microbatching}; "
-                "use microbatching: fixed"
+                f"sequences_per_microbatch is {self.sequences_per_microbatch}, and microbatches {self.microbatches}; use one"
             )
         return self
 

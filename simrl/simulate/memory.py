@@ -157,10 +157,12 @@ def _kv_blocks(
     return blocks
 
 
-def require_room_for_drafter(scenario: Scenario, deployment: Deployment, drafts: DraftPlan, limits: Limits) -> None:
-    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the drafter's weights, a worker's share of the
-    target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs at a
-    time, no more than the worker's own cache has room for."""
+def require_room_for_drafter(
+    scenario: Scenario, deployment: Deployment, drafts: DraftPlan, tail: TailPlan | None, limits: Limits
+) -> None:
+    """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the weights of its drafters, a worker's share
+    of the target's (every worker keeps these, SpecActor §4.2), and the KV cache of its part of the requests that a worker runs
+    at a time, no more than the worker's own cache has room for."""
     if drafts.decoupled is None:
         return
     model, gpu, times, engine = deployment.model, deployment.gpu, drafts.times, scenario.engine
@@ -169,11 +171,17 @@ def require_room_for_drafter(scenario: Scenario, deployment: Deployment, drafts:
     kept = weight_bytes_per_gpu(model, deployment.tp, precision=scenario.precision.weights)
     kv_bytes = tokens * KV_SHARE[scenario.precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
     room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
-    if times.weight_bytes_per_gpu + kept + kv_bytes > room:
-        smaller = times.weight_bytes_per_gpu + kept > room
+    own = (
+        {plan.speculation.model: plan.times.weight_bytes_per_gpu for plan in tail.plans.values() if plan.draft_gpus}
+        if tail
+        else {}
+    )
+    weights = sum((own | {drafts.speculation.model: times.weight_bytes_per_gpu}).values())
+    if weights + kept + kv_bytes > room:
+        smaller = weights + kept > room
         raise InputError(
             f"speculation {drafts.speculation.name}: a GPU of the drafter {drafts.speculation.model} needs "
-            f"{times.weight_bytes_per_gpu / 1e9:.1f} GB for its weights, {kept / 1e9:.1f} for the weights of "
+            f"{weights / 1e9:.1f} GB for the weights of drafters, {kept / 1e9:.1f} for the weights of "
             f"{model.name}, which it keeps, and {kv_bytes / 1e9:.1f} for the KV cache of {running} requests on "
             f"{drafts.draft_gpus}; a {gpu.name} has "
             f"{room / 1e9:.1f} (with gpu_memory_utilization {engine.gpu_memory_utilization}, less "

@@ -6,7 +6,7 @@ Invariant: every mistake in a scenario is an `InputError` of `prepare`, before a
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
-from simrl.profile.profile import ProfileMetadata, read_profile
+from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
+from simrl.profile.shipped import shipped_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
@@ -94,6 +95,7 @@ class Prepared(Deployment):
             log_probs=self.system.log_probs + training.reference_passes,
             switch=self.colocated,
             controller=self.system.controller,
+            pauses=self.system.pauses,
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,
             critic=self.system.critic,
@@ -103,7 +105,8 @@ class Prepared(Deployment):
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
         if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
             return False
-        return self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace)) <= self.train_gpu.memory_bytes
+        needed = self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace), _largest_batch(self.trace))
+        return needed <= self.train_gpu.memory_bytes
 
     @property
     def weight_sync(self) -> str | None:
@@ -157,9 +160,12 @@ class Prepared(Deployment):
 def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     """Return the scenario with its inputs; traces and profiles come from `inputs`. Raise `InputError` for an impossible
     scenario: GPUs that do not divide, too little memory, a trace or profile of another setup."""
-    cluster, engine, training = scenario.cluster, scenario.engine, scenario.training
+    inputs = inputs or InputCache()
     system = make_system(scenario.system.name, scenario.system.parameters)
-    model, kind, inputs = model_shape(scenario.model), cluster.rollout_kind, inputs or InputCache()
+    if system.speculation is not None and system.speculation.verifiers:
+        scenario = _with_best_verifier(scenario, system, inputs)
+    cluster, engine, training = scenario.cluster, scenario.engine, scenario.training
+    model, kind = model_shape(scenario.model), cluster.rollout_kind
     _require_own_pools(cluster, system)
     require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
     require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
@@ -168,8 +174,9 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
     drafts = tail = None
     if system.speculation is not None:
-        gpus = cluster.gpus if cluster.train else _share(cluster.gpus, system.rollout_share or 1.0)
-        drafts = plan_drafting(system.speculation, scenario.speculation, deployment, gpus)
+        drafts = plan_drafting(
+            system.speculation, scenario.speculation, deployment, _rollout_share_gpus(cluster, system)
+        )
     if system.best_of_n is not None:
         tail = plan_tail(system.best_of_n, drafts, scenario.speculation, deployment, cluster.gpus)
     workers, train_gpus = _split(cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system)
@@ -185,10 +192,14 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     agents = agent_rules(scenario.agents, limits, model, kind, cluster.tp, kv_share)
     limits = agents.limits(limits)
     if drafts is not None:
-        require_room_for_drafter(scenario, deployment, drafts, limits)
+        require_room_for_drafter(scenario, deployment, drafts, tail, limits)
     longest = _longest_allowed(trace)
     verified = limits.max_num_batched_tokens if drafts or tail else 0
     deployment.profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
+    costs = _worker_costs(scenario, system, deployment, train_gpus, workers)
+    if tail is not None:
+        share = _fetched_share(tail.rule.kv, costs, deployment.profile, limits)
+        tail = replace(tail, rule=replace(tail.rule, fetched_share=share))
     prepared = Prepared(
         **vars(deployment),
         scenario=scenario,
@@ -197,13 +208,64 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         workers=workers,
         train_gpu=cluster.train_kind,
         train_gpus=train_gpus,
-        costs=_worker_costs(scenario, system, deployment, train_gpus, workers),
+        costs=costs,
         drafts=drafts,
         tail=tail,
         agents=agents,
     )
-    require_training_fits(prepared.training_costs(train_gpus), longest)
+    training_costs = prepared.training_costs(train_gpus)
+    if system.pauses:
+        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=training_costs.publish_s))
+    require_training_fits(training_costs, longest, _largest_batch(trace))
     return prepared
+
+
+def _with_best_verifier(scenario: Scenario, system: System, inputs: InputCache) -> Scenario:
+    """Return the scenario with the tensor-parallel size of a worker whose plan is the fastest, as Algorithm 1 of SpecActor goes
+    through its verifiers. Raise `InputError` where none of them fits its GPUs."""
+    model, kind, speculation = model_shape(scenario.model), scenario.cluster.rollout_kind, system.speculation
+    assert speculation is not None
+    rated = []
+    for tp in speculation.verifiers:
+        update: dict[str, Any] = {"cluster": scenario.cluster.model_copy(update={"tp": tp})}
+        if scenario.profile.path is not None and tp != scenario.cluster.tp:
+            precision = scenario.precision
+            path = shipped_profile(model.name, kind.name, tp, 1, 1, precision.weights, precision.kv_cache)
+            if path is None:
+                raise InputError(
+                    f"speculation {speculation.name}: verifiers has {tp}, and no profile of {model.name} on {tp} {kind.name} "
+                    "is shipped; leave it out"
+                )
+            update["profile"] = scenario.profile.model_copy(update={"path": str(path)})
+        one = scenario.model_copy(update=update)
+        with suppress(InputError):
+            require_divisor("cluster.tp", tp, model.heads, f"attention heads of {model.name}", one.cluster.gpus)
+            deployment = Deployment(model, kind, tp, inputs.profile(one, model, kind), inputs.trace(one))
+            gpus = _rollout_share_gpus(one.cluster, system)
+            plan = plan_drafting(speculation, one.speculation, deployment, gpus)
+            engine_limits(one, deployment, plan, None, prefix_caching=False)
+            decoupled = (
+                plan.decoupled if plan.speculation.decoupled and plan.speculation.decoupled.objective == "tgs" else None
+            )
+            rated.append((decoupled.tgs if decoupled else plan.rate, one))
+    if not rated:
+        raise InputError(
+            f"speculation {speculation.name}: no verifier of {speculation.verifiers} GPUs holds {model.name}; give larger ones"
+        )
+    return max(rated, key=lambda each: each[0])[1]
+
+
+def _rollout_share_gpus(cluster: ClusterConfig, system: System) -> int:
+    return cluster.gpus if cluster.train else _share(cluster.gpus, system.rollout_share or 1.0)
+
+
+def _fetched_share(kv: str, costs: WorkerCosts, profile: TableProfile, limits: Limits) -> float:
+    """Return the share of a duplicate's KV cache that is fetched. "mixed": its tail is, while its head is recomputed, and both
+    take equally long (SpecActor §4.3)."""
+    tokens = limits.max_num_batched_tokens
+    recompute_s = profile.prefill_s(tokens) / tokens
+    shares = {"recompute": 0.0, "transfer": 1.0, "mixed": recompute_s / (recompute_s + costs.fetch_s_per_token)}
+    return shares[kv]
 
 
 def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) -> None:
@@ -338,6 +400,11 @@ def _longest_allowed(trace: Trace) -> int:
     context's cap, if the trace has one."""
     longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max()) + trace.metadata.cap_tokens
     return min(longest, trace.metadata.context_cap_tokens or longest)
+
+
+def _largest_batch(trace: Trace) -> int:
+    """Return the sequences of the largest step."""
+    return max(end - first for _, first, end in trace.step_slices)
 
 
 def _require_unequal_rewards(trace: Trace, system: str) -> None:

@@ -35,6 +35,7 @@ from simrl.runtime.training_costs import deal, longest_first, pack
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import Prepared, prepare
+from simrl.speculation.drafter_training import pace_of
 from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
 
@@ -170,6 +171,8 @@ class Schedule:
             "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
             "faults": self._faults,
         }
+        if (admission := self.recorder.facts.get("admission")) is not None:
+            metadata["admission"] = dict(admission.seconds)
         if self._simulates and self.prepared.limits.prefix_caching:
             metadata["prefix_cache"] = _prefix_cache(cast("list[SimulatedWorker]", self.workers))
         if self._simulates and (self.prepared.has_turns or self.agents.rules.deadline_s < np.inf):
@@ -178,6 +181,7 @@ class Schedule:
         if self.spot is not None:
             self.spot.stop(self.env.now)
             metadata["drafter_updates_behind"] = self.spot.behind
+            metadata["drafter_training"] = {"iterations": self.spot.iterations, "saving_s": self.spot.saving_s}
         return self.recorder.result(self.env.now, metadata)
 
 
@@ -244,7 +248,8 @@ def _spot_trainer(prepared: Prepared, recorder: Recorder, units: int) -> SpotTra
     training = prepared.drafts.speculation.training if prepared.drafts else None
     if prepared.drafts is None or training is None or not training.adaptive:
         return None
-    return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version)
+    pace = pace_of(prepared.model, prepared.gpu, prepared.scenario.cluster.tp, training.efficiency)
+    return SpotTrainer(training, recorder, units, prepared.colocated, prepared.drafts.first_version, pace)
 
 
 def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArray[np.float64]) -> dict[str, Any] | None:

@@ -54,12 +54,13 @@ def require_training_precision(precision: str, gpu: Gpu, training: TrainingConfi
         )
 
 
-def require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
-    """Raise `InputError` if the training state and a micro-batch of the longest sequence do not fit a GPU."""
-    needed, gpu, microbatch = costs.memory_bytes(longest_tokens), costs.gpu, costs.most_tokens(longest_tokens)
+def require_training_fits(costs: TrainingCosts, longest_tokens: int, batch: int) -> None:
+    """Raise `InputError` if the training state and a micro-batch of the longest sequences of a batch do not fit a GPU."""
+    gpu = costs.gpu
+    needed, microbatch = costs.memory_bytes(longest_tokens, batch), costs.most_tokens(longest_tokens, batch)
     if needed <= gpu.memory_bytes:
         return
-    fitting = list(_fitting(costs, longest_tokens))
+    fitting = list(_fitting(costs, longest_tokens, batch))
     remedies = f"it fits with {' or with '.join(fitting)}" if fitting else "use a GPU with more memory"
     raise InputError(
         f"training: {costs.model.name} on {costs.gpus} {gpu.name} needs {needed / 1e9:.0f} GB a GPU "
@@ -68,13 +69,14 @@ def require_training_fits(costs: TrainingCosts, longest_tokens: int) -> None:
     )
 
 
-def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
+def _fitting(costs: TrainingCosts, longest_tokens: int, batch: int) -> Iterator[str]:
     """Yield the least change of each setting of the training, and of the GPUs, with which it would fit."""
     config, sizes = costs.config, [2**power for power in range(1, 8)]
     shards = config.sharding == "optimizer"
     changes: dict[str, list[Any]] = {
         "tokens_per_microbatch": [n for size in sizes if (n := config.tokens_per_microbatch // size) >= longest_tokens],
         "sequences_per_microbatch": [n for size in sizes if (n := (config.sequences_per_microbatch or 0) // size)],
+        "microbatches": [size * config.microbatches for size in sizes if config.microbatches],
         "recompute": [True] if config.recompute is False else [],
         "sequence_parallel": sizes,
         "tensor_parallel": [n for n in sizes if n <= costs.gpu.nvlink_domain and costs.model.heads % n == 0]
@@ -89,10 +91,10 @@ def _fitting(costs: TrainingCosts, longest_tokens: int) -> Iterator[str]:
             changed = replace(costs, config=config.model_copy(update={key: value}))
             whole = value != getattr(config, key) and costs.gpus % changed.config.gpus_per_rank == 0
             whole &= costs.gpus // changed.config.pipeline_parallel % changed.config.expert_parallel == 0
-            if whole and changed.memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
+            if whole and changed.memory_bytes(longest_tokens, batch) <= costs.gpu.memory_bytes:
                 yield f"training.{key}={value}"
                 break
     for gpus in (costs.gpus * size for size in sizes):
-        if replace(costs, gpus=gpus).memory_bytes(longest_tokens) <= costs.gpu.memory_bytes:
+        if replace(costs, gpus=gpus).memory_bytes(longest_tokens, batch) <= costs.gpu.memory_bytes:
             yield f"{gpus:,} train GPUs"
             break

@@ -13,9 +13,9 @@ import math
 from typing import Annotated, Literal
 
 import numpy as np
-from numba import njit
 from pydantic import BaseModel, Field
 
+from simrl.compiled import kernel
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
 
@@ -76,13 +76,13 @@ class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         return math.exp(min(self.drift_per_update * updates, self.most_drift))
 
 
-@njit(cache=True)
+@kernel
 def sample_key(seed: int, prompt_id: int, epoch: int, sample: int) -> int:
     """Return the key of a response's draws: equal in all systems, whatever number the sample has there."""
     return mixed(mixed(mixed(seed, prompt_id), epoch), sample)
 
 
-@njit(cache=True)
+@kernel
 def accepted_tokens(key: int, generated: int, hardness: float, log_acceptances: Floats, drafted: int) -> int:
     """Return how many of `drafted` tokens are accepted when a response has `generated` tokens."""
     draw, accepted = uniform(key, generated), 0

@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba import njit
 from pydantic import BaseModel, Field, model_validator
 
+from simrl.compiled import kernel, part
 from simrl.speculation.draws import uniform
 from simrl.speculation.matching import Floats, Ints
 
@@ -114,7 +114,7 @@ def copied(state: BanditState) -> BanditState:
     return BanditState(state.arrived.copy(), state.ordered.copy(), state.counts.copy())
 
 
-@njit(cache=True)
+@kernel
 def choose(rule: BanditRule, state: BanditState, key: int, batch: int) -> int:
     """Return the arm for the next pass over `batch` >= 1 sequences; advance the draws of `state`. With probability epsilon it
     is any arm of the group, also while another one has no reward yet."""
@@ -133,7 +133,7 @@ def choose(rule: BanditRule, state: BanditState, key: int, batch: int) -> int:
     return best
 
 
-@njit(cache=True)
+@kernel
 def value(rule: BanditRule, state: BanditState, arm: int) -> float:
     """Return the median of the arm's recent rewards, tokens per second; infinity while there is none."""
     window = rule.window_of[arm]
@@ -143,7 +143,7 @@ def value(rule: BanditRule, state: BanditState, arm: int) -> float:
     return (state.ordered[window, size // 2] + state.ordered[window, size - 1 - size // 2]) / 2
 
 
-@njit(cache=True)
+@kernel
 def observe(rule: BanditRule, state: BanditState, arm: int, accept_length: float, batch: int, step_s: float) -> None:
     """Add the reward of a pass: `accept_length` tokens a sequence (with the bonus token, so at least 1), mean over the `batch`
     sequences, in `step_s` seconds of drafting and verifying. (The code takes the strategy's median accept_length so far.)"""
@@ -172,7 +172,7 @@ def observe(rule: BanditRule, state: BanditState, arm: int, accept_length: float
     state.counts[_SIZE, window] = size + 1
 
 
-@njit(cache=True)
+@part
 def _draw(state: BanditState, key: int) -> float:
     place = state.counts[0, -1]
     state.counts[0, -1] = place + 1

@@ -4,92 +4,47 @@ Invariant: pure functions; ties go to the drafter named first, the smaller worke
 several drafters is over when the first of them has finished it; the others' copies are duplicates.
 
 The drafters that freed workers may get are planned before anything runs. Such a drafter works coupled, on the worker's own tp
-GPUs, and verifies by exact match. It is resident: the weights of all drafters are on every worker's GPUs from the start, and
-the KV cache is laid out for the one that takes most a token, so a worker changes its drafter at once; the price is room for
-requests.
+GPUs, or decoupled on its drafter GPUs, and verifies by exact match. It is resident: the weights of all drafters are there from
+the start, and the KV cache is laid out for the one that takes most a token, so a worker changes its drafter at once; the price
+is room for requests.
 
-The draft ladder gives each drafter's window, and their order by the speed-up at a batch of `most_load` and at the acceptance
-rate known before the run, which is the scenario's: of a model its acceptance; of the n-gram the share of positions whose next
-token it would draft right in responses of typical length, by its run model.
+The draft ladder gives each drafter's window where it is coupled, and their order by the speed-up at a batch of `most_load` and
+at the acceptance rate known before the run, which is the scenario's: of a model its acceptance; of the n-gram the share of
+positions whose next token it would draft right in responses of mean length, by its run model.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from simrl.errors import InputError
-from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.inputs import SpeculationInputs
-from simrl.speculation.matching import Floats, Ints
-from simrl.speculation.methods import Speculation, draft_model, ngram
-from simrl.speculation.plan import PREDICTED_RESPONSES, DraftPlan, plan_drafting
-from simrl.speculation.run_model import RunModel, draw_runs
-from simrl.speculation.specactor import RATES, coupled_tgs, fit_verify
+from simrl.speculation.ladder import MOST_WINDOW, draft_ladder, ladder_order
+from simrl.speculation.methods import NGRAM, Speculation, draft_model, ngram
+from simrl.speculation.plan import DraftPlan, plan_drafting, token_rate
+from simrl.speculation.specactor import fit_verify
 from simrl.speculation.windows import Fixed
-
-NGRAM: Literal["ngram"] = "ngram"
-MOST_WINDOW = 15  # as far as the planner of decoupled drafting looks: verifications of 16 tokens
 
 
 @dataclass(frozen=True)
 class BestOfN:
     """The rule of freed workers: their drafters, the most requests that a worker drafts for (b_max), the routine that assigns
-    them, and how a duplicate gets its KV cache. `own` is the drafter that all workers begin with, `order` the draft ladder, the
-    fastest first; both are known once a scenario is prepared."""
+    them, how a duplicate gets its KV cache, and how its drafter works: coupled, or where workers have drafter GPUs, decoupled
+    on those of the freed worker. `own` is the drafter that all workers begin with, `order` the draft ladder, the fastest first;
+    both are known once a scenario is prepared."""
 
     drafters: tuple[str, ...]
     most_load: int
     assignment: Literal["by_drafter", "by_request"]
-    kv: Literal["recompute", "transfer"]
+    kv: Literal["mixed", "recompute", "transfer"]
+    copies: Literal["decoupled", "coupled"] = "coupled"
     own: str = "none"
     order: tuple[str, ...] = ()
-
-
-class Ladder(NamedTuple):
-    """The speed-up of each drafter over plain decoding at each acceptance rate, with its best window; shapes (drafters,
-    acceptances)."""
-
-    drafters: tuple[str, ...]
-    acceptances: Floats
-    speedups: Floats
-    windows: Ints
-
-    def speedup(self, drafter: str, acceptance: float) -> float:
-        """Return a drafter's speed-up, linear between two rates of the ladder."""
-        return float(np.interp(acceptance, self.acceptances, self.speedups[self.drafters.index(drafter)]))
-
-
-def draft_ladder(
-    drafters: Mapping[str, Callable[[int, int], float]],
-    verify: Sequence[Callable[[int], float]],
-    requests: int,
-) -> Ladder:
-    """Return the ladder at a batch of `requests`, at the acceptance rates 0, 1, … 100 % (§4.2, Figure 10a).
-
-    `drafters` give the seconds in which (b, n): n tokens are drafted for each of b requests; `verify` the seconds of
-    verifications with 1, 2, … query tokens a request, the first of which is plain decoding. SpecActor runs drafter and target
-    on random verdicts; here it is the long-run rate of such runs, `coupled_tgs`.
-    """
-    acceptances, windows = np.linspace(0.0, 1.0, RATES), range(1, len(verify))
-    verify_s = [v(requests) for v in verify]
-    rates = []
-    for draft in drafters.values():
-        draft_s = [0.0, *(draft(requests, window) / window for window in windows)]
-        rates.append([[coupled_tgs(p, w, draft_s[w], verify_s[w]) for w in windows] for p in acceptances.tolist()])
-    best = np.array(rates)
-    return Ladder(tuple(drafters), acceptances, best.max(axis=2) * verify_s[0], best.argmax(axis=2) + 1)
-
-
-def ladder_order(ladder: Ladder, acceptances: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the drafters from the fastest to the slowest, each at its own acceptance rate; even the first may be slower than
-    no drafter (`Ladder.speedup` below 1)."""
-    return tuple(sorted(ladder.drafters, key=lambda drafter: -ladder.speedup(drafter, acceptances[drafter])))
+    fetched_share: float = 0.0  # of a duplicate's KV cache that comes over the network
 
 
 class Assignment(NamedTuple):
@@ -168,8 +123,9 @@ def plan_tail(
             raise InputError(f"best_of_n: drafter {name!r} is named twice; name each once")
     profile = deployment.profile
     most = int(min(rule.most_load, profile.tables.decode_sequences[-1]))
+    apart = own.speculation.decoupled if own is not None and rule.copies == "decoupled" else None
     plans = {name: plan_drafting(_speculation(name, 1), inputs, deployment, gpus) for name in rule.drafters}
-    rates = {name: _rate(plan) for name, plan in plans.items()}
+    rates = {name: token_rate(plan, deployment.trace) for name, plan in plans.items()}
     batches = sorted({1, 2, max(most // 2, 1), most})
     # As functions: to a type checker, a NamedTuple is a tuple.
     kv_tokens = typical_context_tokens(deployment.trace)
@@ -180,7 +136,13 @@ def plan_tail(
         step = round(rates[name] * (len(ladder.acceptances) - 1))
         windows[name] = int(ladder.windows[i, step])
         plans[name] = replace(plans[name], speculation=_speculation(name, windows[name]))
+        if apart is not None and own is not None and not apart.in_turns and name != NGRAM:
+            beside = replace(apart, draft_gpus=own.draft_gpus, window=None, requests=most)
+            ahead = replace(own.speculation, model=name, candidates=(), decoupled=beside)
+            plans[name] = plan_drafting(ahead, inputs, deployment, gpus)
     first = "none" if own is None else own.speculation.model or own.speculation.name
+    if own is not None and own.speculation.drafter == "ngram":
+        first = NGRAM
     order = ladder_order(ladder, rates)
     resident = own.speculation.model if own is not None and not own.draft_gpus else ""
     weight_bytes = sum(plan.weight_bytes for name, plan in plans.items() if name != resident)
@@ -193,7 +155,7 @@ def plan_tail(
             "ladder": {
                 name: {
                     "acceptance": rates[name],
-                    "source": _known(plans[name]).source,
+                    "source": (plans[name].acceptance or inputs.runs_of(NGRAM)).source,
                     "window": windows[name],
                     "speedup": ladder.speedup(name, rates[name]),
                 }
@@ -209,17 +171,3 @@ def _speculation(name: str, window: int) -> Speculation:
     if name == NGRAM:
         return ngram(Fixed(tokens=window))
     return replace(draft_model(name, Fixed(tokens=window)), exact_match=True)
-
-
-def _known(plan: DraftPlan) -> ModelAcceptance | RunModel:
-    """Return the acceptance that a scenario states for a drafter."""
-    return plan.acceptance or plan.inputs.runs_of(NGRAM)
-
-
-def _rate(plan: DraftPlan) -> float:
-    """Return the probability that the next token is drafted right."""
-    known = _known(plan)
-    if isinstance(known, ModelAcceptance):
-        return known.by_position[0]
-    lengths = np.full(PREDICTED_RESPONSES, max(round(known.typical_tokens), 2))
-    return float((draw_runs(known, lengths, np.arange(PREDICTED_RESPONSES)).accepted > 0).mean())

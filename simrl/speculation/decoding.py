@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel, part
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import BanditRule, BegMab, Strategy, bandit_rule
@@ -42,6 +42,7 @@ class Draft:
 
     source: int  # NONE, RUNS, MODEL or SIBLINGS …
     at: int  # … with the offset of its runs, the key of its draws, or its row of the trace
+    runs_at: int  # the offset of what is drawn of a row's siblings; -1: their tokens are known
     hardness: float  # of its acceptance (`simrl.speculation.acceptance`)
     window: int
     proposed: int  # whether it drafts for the present pass …
@@ -116,7 +117,7 @@ def read_only(index: SiblingIndex) -> SiblingIndex:
 
 _NO_TIMES, _ONE = np.zeros((1, 1)), np.zeros(1, dtype=np.int64)
 _NONE, _NONE_32 = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-_NO_SIBLINGS = SiblingIndex(_NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(np.int32), _NONE_32, 1, 1)
+_NO_SIBLINGS = SiblingIndex(_NONE_32, _ONE, _NONE, _NONE, _NONE_32, _ONE.astype(np.int32), _NONE_32, 1, 1, _NONE)
 
 
 class Decoding(NamedTuple):
@@ -129,7 +130,8 @@ class Decoding(NamedTuple):
     hardness 1 (`ModelAcceptance.log_acceptances`, `trees.tree_log_acceptances`), infinite where an arm has no such level. Of
     trees, `arm_levels` are drafted and `arm_nodes` verified with the last token, both (arms,). A round of drafting for b
     sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches `draft_sequences`; a decoupled
-    drafter's pass takes `step_s`. `bandit` chooses among the arms.
+    drafter's pass takes `step_s`. Where the drafter works, it takes `prefill_s` for each token that a pass prefills. `bandit`
+    chooses among the arms.
 
     `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %. `best_window` and `best_coupled`
     are `simrl.speculation.specactor.reconfiguration_table`. `siblings` is the index of the trace whose rows requests with the
@@ -144,6 +146,7 @@ class Decoding(NamedTuple):
     draft_sequences: Floats = _NO_TIMES[0]
     round_s: Floats = _NO_TIMES
     step_s: Floats = _NO_TIMES
+    prefill_s: float = 0.0
     gate_batch: Ints = np.zeros(101, dtype=np.int64)
     best_window: Ints = _ONE
     best_coupled: Ints = _ONE
@@ -164,6 +167,7 @@ def chains(
         draft_sequences=times.sequences,
         round_s=times.round_s[None, :],
         step_s=times.step_s[None, :],
+        prefill_s=times.prefill_s,
     )
 
 
@@ -190,6 +194,7 @@ def trees(rule: Rule, bandit: BegMab, times: Sequence[DraftTimes], log_acceptanc
         draft_sequences=times[0].sequences,
         round_s=np.stack([each.round_s for each in times]),
         step_s=np.stack([each.step_s for each in times]),
+        prefill_s=times[0].prefill_s,
         bandit=bandit_rule(bandit),
     )
 
@@ -202,7 +207,7 @@ def packed(runs: AcceptRuns) -> Runs:
     return both
 
 
-@njit(cache=True)
+@part
 def draft(
     source: int, at: int, generated: int, window: int, hardness: float, runs: Runs, log_acceptances: Floats
 ) -> tuple[int, int]:
@@ -217,14 +222,14 @@ def draft(
     return 0, 0
 
 
-@njit(cache=True)
+@kernel
 def remember(gauges: Gauges, drafted: int, accepted: int) -> None:
     """Count the drafts of a pass that is over among the recent ones; what came before fades."""
     gauges.recent_drafted = (gauges.recent_drafted + drafted) * (1.0 - 1.0 / MEMORY_PASSES)
     gauges.recent_accepted = (gauges.recent_accepted + accepted) * (1.0 - 1.0 / MEMORY_PASSES)
 
 
-@njit(cache=True)
+@part
 def passes_to_next_try(gauges: Gauges, most: int) -> int:
     """Return the passes without drafts, at most `most`, after which too little of the recent drafts is remembered."""
     recent, passes = gauges.recent_drafted, 0
@@ -234,7 +239,7 @@ def passes_to_next_try(gauges: Gauges, most: int) -> int:
     return max(passes, 1)
 
 
-@njit(cache=True)
+@kernel
 def gate_opens(rule: Rule, gate_batch: Ints, gauges: Gauges, batch: int) -> bool:
     """Return whether a pass over `batch` running requests verifies drafts (`simrl.speculation.gates`)."""
     if rule.gate == BATCH:

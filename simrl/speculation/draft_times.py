@@ -3,7 +3,8 @@
     draft_s(b, levels) = round_s(b) + levels × step_s(b)
 
 A round drafts for all b sequences of a pass; a level is one token further for each of them, and the levels of a model come one
-after another. Invariant: times are not negative, and neither falls where the batch grows.
+after another. A model also computes, in `prefill_s` a token, what its target prefills. Invariant: times are not negative, and
+neither falls where the batch grows.
 
 A small model's time is as much its layers' as its bytes': each layer waits for its kernels to be launched and joined, however
 little they do. `LAYER_S` is that time, in CUDA graphs, in measured kernels.
@@ -40,6 +41,7 @@ COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.7, 0.8  # of the data sheet's rates
 TEXT_REQUEST_S = 5e-6
 WEIGHT_BYTES = 2  # bfloat16
 MOST_SEQUENCES = 1024
+PREFILLED_TOKENS = 4096  # of a profiled pass that computes nothing else
 
 
 class Overheads(NamedTuple):
@@ -63,6 +65,7 @@ class DraftTimes:
     kv_bytes_per_token_per_gpu: float
     kind: Kind
     source: str
+    prefill_s: float = 0.0
 
     def __post_init__(self) -> None:
         seconds = (self.round_s, self.step_s)
@@ -152,7 +155,8 @@ def model_drafts(
         + (f" and {level_s * 1e3:g} ms a level" if level_s else "")
     )
     times = np.full(sequences.size, round_s), step_s
-    return DraftTimes(sequences, *times, WEIGHT_BYTES * held / tp, kv_bytes, "assumed", source)
+    prefill_s = 2.0 * (shape.layers * shape.layer_parameters + projection) / tp / flops_per_s
+    return DraftTimes(sequences, *times, WEIGHT_BYTES * held / tp, kv_bytes, "assumed", source, prefill_s)
 
 
 eagle_drafts = partial(model_drafts, eagle=True)
@@ -183,6 +187,7 @@ def profiled_drafts(
         shape.kv_bytes_per_token / min(m.tp, shape.kv_heads),
         "measured" if m.kind == "measured" else "derived" if m.kind == "derived" else "assumed",
         f"{m.model} on {m.tp} {m.gpu}: {m.source}; {kv_tokens:g} tokens a sequence, {round_s * 1e3:g} ms a round",
+        profile.prefill_s(PREFILLED_TOKENS) / PREFILLED_TOKENS,
     )
 
 

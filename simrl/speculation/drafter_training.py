@@ -4,19 +4,28 @@ fastrl).
 Invariant: training never keeps a worker from its rollout: it takes idle workers only, and all of it ends the moment the rollout
 ends. A drafter decodes with the weights that were published last; training that was not saved is lost when it stops.
 
-Two values, neither with a clock: `Coordinator` is the state of the workers, `DrafterStaleness` how far the policy has moved
-since the drafter was trained, in policy updates: an update adds one, training reduces it, in the shape of the paper's Fig. 15
-(a dip at each update, recovered within a few iterations). `ModelAcceptance.drift` turns it into hardness.
+Values without a clock: `Coordinator` is the state of the workers, `Pace` how long an iteration and a checkpoint take,
+`DrafterStaleness` how far the policy has moved since the drafter was trained, in policy updates: an update adds one, training
+reduces it, in the shape of the paper's Fig. 15 (a dip at each update, recovered within a few iterations).
+`ModelAcceptance.drift` turns it into hardness.
+
+An iteration takes a batch from the buffer: the responses that have finished in this rollout, and with `data_buffer` those of
+the rollout before that are longer than all of them, which go first (one-step offset sampling). The workers of a session share
+it. Without the buffer, a drafter learns nothing of responses longer than those finished by then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from pydantic import BaseModel, Field
+
+from simrl.profile.hardware import Gpu
+from simrl.profile.model_shape import ModelShape
+from simrl.speculation.draft_times import WEIGHT_BYTES, eagle_shape
 
 
 class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -37,22 +46,37 @@ class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     activation_s: float = Field(
         default=0.0, ge=0, description="before the first iteration; the code allows 30 s, the paper states no time"
     )
-    iteration_s: float = Field(
-        default=1.0,
-        gt=0,
-        description="one iteration (assumed, well above the 20 to 50 ms of work and pause in the code's batches)",
+    iteration_s: float | None = Field(
+        default=None, gt=0, description="one iteration; null derives it from the batch, the drafter and the workers"
+    )
+    batch_sequences: int = Field(default=8, ge=1, description="responses of an iteration (assumed)")
+    packing: bool = Field(
+        default=True, description="concatenate the responses of a batch (§4.2); false: pad them to its longest"
+    )
+    efficiency: float = Field(
+        default=0.4, gt=0, le=1, description="share of the GPUs' bf16 rate that training reaches (assumed)"
+    )
+    data_buffer: bool = Field(
+        default=True, description="train on long responses of the rollout before, too (§4.2, DataBuffer)"
     )
     most_iterations: int = Field(default=200, ge=1, description="of one session (code)")
     recovery_iterations: float = Field(
-        default=3.0, gt=0, description="iterations of one worker after which 1/e of the staleness is left (assumed)"
+        default=3.0, gt=0, description="iterations after which 1/e of the staleness is left (assumed)"
     )
     scaling: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="w workers recover w ** scaling times as fast; 0: a larger batch does not help",
+        description="where iteration_s is given, an iteration of w workers counts as w ** scaling; 0: more workers do not help",
     )
-    save_every_iterations: int = Field(default=100, ge=1, description="an asynchronous checkpoint (code)")
+    save_every_iterations: int = Field(default=100, ge=1, description="iterations from checkpoint to checkpoint (code)")
+    asynchronous_saves: bool = Field(
+        default=True, description="training waits for the copy to host memory only; false: until it is stored (§4.2)"
+    )
+    selective_saves: bool = Field(
+        default=True, description="checkpoints without the frozen embedding and output head (§4.2)"
+    )
+    storage_bytes_per_s: float = Field(default=2e9, gt=0, description="rate at which a checkpoint is stored (assumed)")
     save_at_end: bool = Field(
         default=True,
         description="a session that is stopped saves what it has (code); false: it falls back to the last checkpoint",
@@ -122,34 +146,69 @@ class Coordinator:
 @dataclass(frozen=True)
 class DrafterStaleness:
     """Policy updates that each copy of the drafter is behind: `staleness` of the published one, which decodes, `trained` of the
-    weights in training, `saved` of their last checkpoint."""
+    weights in training, `saved` of their last checkpoint. In responses longer than `covered_tokens`, the published one is
+    `beyond` behind."""
 
     staleness: float = 0.0
     trained: float = 0.0
     saved: float = 0.0
     iterations: int = 0
+    covered_tokens: float = math.inf
+    beyond: float = 0.0
 
     def policy_updated(self) -> DrafterStaleness:
         """Count a policy update: every copy of the drafter is one further behind."""
-        return replace(self, staleness=self.staleness + 1, trained=self.trained + 1, saved=self.saved + 1)
+        staleness, trained, saved, beyond = (n + 1 for n in (self.staleness, self.trained, self.saved, self.beyond))
+        return replace(self, staleness=staleness, trained=trained, saved=saved, beyond=beyond)
 
     def session_started(self) -> DrafterStaleness:
         """Start a session from the published weights, with no iteration done yet."""
         return replace(self, trained=self.staleness, saved=self.staleness, iterations=0)
 
-    def trained_for(self, seconds: float, workers: int, parameters: SpotTraining) -> DrafterStaleness:
-        """Train for `seconds` of a session (without its activation) with this number of workers: the whole iterations that fit
-        and that the session may have."""
-        done = min(int(seconds / parameters.iteration_s + 1e-9), parameters.most_iterations - self.iterations)
-        if done <= 0 or workers < 1:
-            return self
-        pace = workers**parameters.scaling / parameters.recovery_iterations
-        before, after = self.iterations, self.iterations + done
-        last_save = after // parameters.save_every_iterations * parameters.save_every_iterations
-        saved = self.saved if last_save <= before else self.trained * math.exp(-pace * (last_save - before))
-        return replace(self, trained=self.trained * math.exp(-pace * done), saved=saved, iterations=after)
+    def iterated(self, workers: int, parameters: SpotTraining) -> DrafterStaleness:
+        """Train for an iteration."""
+        gain = workers**parameters.scaling if parameters.iteration_s else 1.0
+        trained = self.trained * math.exp(-gain / parameters.recovery_iterations)
+        return replace(self, trained=trained, iterations=self.iterations + 1)
 
-    def session_over(self, parameters: SpotTraining) -> DrafterStaleness:
-        """End the session: the saved weights are published with the next policy weights, and decode from then on."""
+    def session_over(self, parameters: SpotTraining, longest_tokens: int = 0) -> DrafterStaleness:
+        """End the session: the saved weights are published with the next policy weights, and decode from then on. Without a
+        data buffer, they know responses of up to `longest_tokens`."""
         kept = self.trained if parameters.save_at_end else self.saved
-        return replace(self, staleness=kept, trained=kept, saved=kept)
+        over = replace(self, staleness=kept, trained=kept, saved=kept)
+        if parameters.data_buffer:
+            return replace(over, covered_tokens=math.inf, beyond=kept)
+        return replace(over, covered_tokens=longest_tokens) if self.iterations else over
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast workers train: seconds a token of one worker, bytes of the drafter's weights, and the rate at which a GPU copies
+    to its host."""
+
+    token_s: float = 0.0
+    trained_bytes: float = 0.0
+    frozen_bytes: float = 0.0
+    host_bytes_per_s: float = math.inf
+
+    def iteration_s(self, tokens: Sequence[int], workers: int, parameters: SpotTraining) -> float:
+        """Return the seconds of an iteration over responses of these lengths."""
+        if parameters.iteration_s is not None:
+            return parameters.iteration_s
+        return (sum(tokens) if parameters.packing else len(tokens) * max(tokens)) * self.token_s / workers
+
+    def save_s(self, parameters: SpotTraining) -> tuple[float, float]:
+        """Return the seconds for which a checkpoint keeps training waiting, and those until it is stored."""
+        saved_bytes = self.trained_bytes + (0.0 if parameters.selective_saves else self.frozen_bytes)
+        stored_s, copied_s = saved_bytes / parameters.storage_bytes_per_s, saved_bytes / self.host_bytes_per_s
+        return (copied_s, copied_s + stored_s) if parameters.asynchronous_saves else (stored_s, stored_s)
+
+
+def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:
+    """Return the pace of an EAGLE-type drafter's training on workers of `tp` GPUs: forward and backward through its layer and
+    projection, and through the frozen output head without the gradient of its weights. Attention over the sequence is left out.
+    """
+    shape = eagle_shape(target)
+    trained, head = shape.layer_parameters + 2 * shape.hidden * shape.hidden, shape.vocab * shape.hidden
+    token_s = (6.0 * trained + 4.0 * head) / (tp * efficiency * gpu.bf16_flops)
+    return Pace(token_s, WEIGHT_BYTES * trained, WEIGHT_BYTES * 2 * head, gpu.host_bytes_per_s)

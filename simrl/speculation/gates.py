@@ -13,9 +13,9 @@ TLT (arXiv 2511.16665, §5.1; code fastrl) speculates once few requests are left
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from pydantic import BaseModel, Field
 
+from simrl.compiled import kernel
 from simrl.errors import InputError
 from simrl.profile.interpolation import interpolate4
 from simrl.profile.profile import TableProfile
@@ -99,7 +99,7 @@ def _stationary(rule: WindowRule, p: Floats) -> tuple[Floats, Floats]:
     return share @ np.array(windows, dtype=np.float64), (share * accepted).sum(axis=1)
 
 
-@njit(cache=True)
+@kernel
 def gate_allows(thresholds: Ints, recently_drafted: float, recently_accepted: float, batch: int) -> bool:
     """Return whether a pass over `batch` running requests speculates, by `batch_gate` and the recently drafted and accepted
     tokens (counts that fade, so floats). With less than one recent draft token, acceptance counts as perfect: without a try
@@ -115,7 +115,7 @@ class Elastic(BaseModel, frozen=True, extra="forbid"):
     patience: int = Field(default=10, ge=1, description="consecutive decode passes that small before it starts (code)")
 
 
-@njit(cache=True)
+@kernel
 def next_elastic(state: int, running: int, threshold: int, patience: int) -> int:
     """Return the state after a pass that only decodes `running` requests: `ELASTIC_ON`, or the number of consecutive small
     passes. Speculation begins after the pass that makes it `ELASTIC_ON`, when the drafter has computed the caches of all

@@ -75,7 +75,7 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         ge=0,
         le=1,
         description="time of a round of a model's drafts outside its passes: host, sampling, hand-over; null: the method's "
-        "value (tlt 2 ms, the others 0, both assumed)",
+        "value (tlt 2 ms, assumed; the others the time between the engine's passes, at least a layer's launch)",
     )
 
     @field_validator("acceptance")
@@ -115,30 +115,30 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
 
 def assumed_acceptance(model: str, verification: Verification) -> ModelAcceptance:
     """Return the default where nothing was measured. EAGLE: such that a tree of 48 tokens and depth 8 accepts 6.5 tokens
-    freshly trained, and 4.6 with the initial drafter (TLT Table 4). Small models: 0.75, and 0.65 by exact match (Σ p·q instead
-    of Σ min(p, q)). Long responses accept less (SpecActor §5: 49 to 72 % on the last ones)."""
-    exact = verification == "exact_match"
+    freshly trained, and 4.6 with the initial drafter (TLT Table 4). Small models: 0.75. Long responses accept less (SpecActor
+    §5: 49 to 72 % on the last ones). Both rules of verification accept alike: how much less exact match accepts (Σ p·q instead
+    of Σ min(p, q), if the draws are independent) is known only where it was measured."""
     differs: dict[str, Any]
     if model == EAGLE:
-        level, source = 0.75 if exact else 0.85, "assumed; the level is TLT Table 4's, read through a tree of 48 tokens"
+        level, source = 0.85, "assumed; the level is TLT Table 4's, read through a tree of 48 tokens"
         differs = {"drift_per_update": 0.05, "most_drift": 0.78}
     else:
-        level, source = 0.65 if exact else 0.75, "assumed"
+        level, source = 0.75, "assumed"
         differs = {"spread": 0.2, "length_exponent": 0.1}
     return ModelAcceptance(by_position=(level,), verification=verification, source=source, **differs)
 
 
-def _assumed(gap_tokens: float, hit_tokens: float, first_epoch: bool) -> RunModel:
+def _assumed(gap_tokens: float, hit_tokens: float, first_epoch: bool, length_exponent: float = 0.0) -> RunModel:
     """Return a model with hits of two lengths, few long ones with most of the tokens (RhymeRL Fig. 8), and short gaps."""
     short = Bucket(up_to_tokens=2, share=0.7, mean_tokens=1.4)
     long = Bucket(up_to_tokens=128, share=0.3, mean_tokens=hit_tokens)
     gap = Bucket(up_to_tokens=64, share=1.0, mean_tokens=gap_tokens)
     every = ResponseClass(share=1.0, share_of_long=1.0, wrong_drafts=0.5, gaps=(gap,), hits=(short, long))
-    return RunModel(classes=(every,), first_epoch=first_epoch, source="assumed")
+    return RunModel(classes=(every,), first_epoch=first_epoch, length_exponent=length_exponent, source="assumed")
 
 
 ASSUMED_RUNS: dict[str, RunModel] = {
     "history": _assumed(2.0, 16.0, False),
     "siblings": _assumed(3.0, 12.0, True),
-    "ngram": _assumed(5.0, 8.0, True),
+    "ngram": _assumed(5.0, 8.0, True, 1.0),  # almost nothing in the last responses (SpecActor §5.2)
 }

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import part
 from simrl.errors import InputError
 from simrl.trace.trace import Trace
 
@@ -60,7 +60,7 @@ def joined(responses: Sequence[Ints32]) -> tuple[Ints32, Ints]:
     return text, begins
 
 
-@njit(cache=True)
+@part
 def table_size(entries: int) -> int:
     """Return the size of a hash table, a power of two that at most half of it fill."""
     size = 16
@@ -69,7 +69,7 @@ def table_size(entries: int) -> int:
     return size
 
 
-@njit(cache=True)
+@part
 def hashed(ids: Ints32, end: int, count: int) -> int:
     """Return a hash, not negative, of the `count` tokens before `end`."""
     h = np.uint64(1469598103934665603)
@@ -79,7 +79,7 @@ def hashed(ids: Ints32, end: int, count: int) -> int:
     return int(np.int64(h >> np.uint64(1)))
 
 
-@njit(cache=True)
+@part
 def _same(text: Ints32, a: int, ids: Ints32, b: int, count: int) -> bool:
     for i in range(1, count + 1):  # noqa: SIM110 (compiled: a generator is slower)
         if text[a - i] != ids[b - i]:
@@ -87,7 +87,7 @@ def _same(text: Ints32, a: int, ids: Ints32, b: int, count: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@part
 def slot_of(text: Ints32, table: Ints32, size: int, ids: Ints32, end: int, count: int) -> int:
     """Return the slot where the table of places in `text` has, or would have, the `count` tokens before `end` of `ids`."""
     slot = hashed(ids, end, count) & (size - 1)
@@ -96,7 +96,7 @@ def slot_of(text: Ints32, table: Ints32, size: int, ids: Ints32, end: int, count
     return slot
 
 
-@njit(cache=True)
+@part
 def common_tokens(ids: Ints32, a: int, b: int, most: int) -> int:
     """Return how many tokens from a on and from b on are equal, at most `most`."""
     common = 0

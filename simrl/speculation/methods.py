@@ -29,6 +29,8 @@ from simrl.validation import call_error
 Tokens = Annotated[int, Field(ge=1, le=255)]
 DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model", "own"]
 EAGLE = "eagle"
+NGRAM: Literal["ngram"] = "ngram"
+SPECACTOR_DRAFTERS = (NGRAM, "qwen2.5-0.5b", "qwen2.5-1.5b")  # §5.1
 # Tokens to verify are from TLT's Table 2; a deep and a shallow tree for each are assumed.
 _TREES = ((64, (10, 6)), (48, (8, 6)), (32, (6, 4)), (16, (4, 3)))
 TLT_STRATEGIES = tuple(Strategy(depth, 8, tokens) for tokens, depths in _TREES for depth in depths)
@@ -44,12 +46,15 @@ class LengthBudget:
 
 @dataclass(frozen=True)
 class Decoupled:
-    """SpecActor: drafters on GPUs of their own. Algorithm 1 chooses what is None before the run, by the objective."""
+    """SpecActor: drafters on GPUs of their own. Algorithm 1 chooses what is None before the run, by the objective, for
+    `requests` of a verifier (None: its share of a batch). `in_turns`: drafter and verifier wait for each other all the same."""
 
     draft_gpus: int | None
     window: int | None
     objective: Literal["tgs", "renewal"]
     reconfigure_every: int
+    in_turns: bool = False
+    requests: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,9 @@ class ModelFree:
 @dataclass(frozen=True)
 class Speculation:
     """A worker's way to draft. `model` names a model drafter: `eagle`, or a model of `simrl.profile.hardware`; `round_s` is the
-    time of a round of its drafts outside its passes, `level_s` the time of each pass of `eagle` outside its kernels.
+    time of a round of its drafts outside its passes (None: the host's time between passes), `level_s` the time of each pass of
+    `eagle` outside its kernels. Of `candidates`, models or `ngram`, the draft ladder chooses the drafter before the run, and
+    where drafting is coupled its window, if `ladder_window`. `verifiers` are the tensor-parallel sizes that a worker may have.
     `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so that other processes find
     it too. `gate` decides when it drafts at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the
     method verifies by exact match only."""
@@ -83,7 +90,10 @@ class Speculation:
     model_free: ModelFree | None = None
     graphs: Capture | None = None
     decoupled: Decoupled | None = None
-    round_s: float = 0.0
+    candidates: tuple[str, ...] = ()
+    ladder_window: bool = False
+    verifiers: tuple[int, ...] = ()
+    round_s: float | None = None
     level_s: float = 0.0
     own_text: bool = False
     exact_match: bool = False
@@ -172,9 +182,11 @@ def siblings(
 ) -> Speculation:
     """Draft from the other responses of the group that are, or were, on the same worker (TLT's model-free drafter).
 
-    Running responses lend the tokens that they have so far. `own_text` also looks in the response itself. On a trace without
-    token ids, drafts are drawn from the run model of siblings.
-    Not modelled: siblings on other workers; on a trace without token ids, that siblings may be on other workers.
+    Running responses lend the tokens that they have so far. `own_text` also looks in the response itself. No text is sent to
+    other workers, so where a dispatch spreads the responses of a group, there is little or nothing to draft from. On a trace
+    without token ids, drafts are drawn from the run model of siblings, each from one of the group's other responses; where that
+    one is not at the worker, there is no draft.
+    Not modelled: on a trace without token ids, a text that several siblings have.
     """
     paper = "Taming the Long Tail, arXiv 2511.16665 §5.3"
     return Speculation("siblings", "siblings", paper, window or Fixed(tokens=8), gate, own_text=own_text)
@@ -184,8 +196,8 @@ def siblings(
 def srt(window: Window | None = None, gate: Literal["open", "batch"] = "open") -> Speculation:
     """Draft from siblings and the response's own text: a tree for each prompt, updated while its responses run.
 
-    Like siblings with `own_text`: every token that the group has generated on a worker can be drafted from at once.
-    Not modelled: responses of earlier epochs in the tree (see histospec), and siblings on other workers.
+    Like siblings with `own_text`: every token that the group has generated on a worker can be drafted from at once there.
+    Not modelled: responses of earlier epochs in the tree (see histospec).
     """
     return replace(siblings(window, gate, own_text=True), name="srt", paper="SRT, arXiv 2601.09083")
 
@@ -228,9 +240,8 @@ def draft_model(
 ) -> Speculation:
     """Draft with a small model of the family on the worker's own GPUs; then the target verifies (vanilla, coupled).
 
-    The drafter's weights and KV cache take memory of the worker. Its acceptance is an input of the scenario
-    (speculation.acceptance).
-    Not modelled: the drafter's prefill of prompts.
+    The drafter's weights and KV cache take memory of the worker, and it computes what the target prefills. Its acceptance is an
+    input of the scenario (speculation.acceptance).
     """
     paper = "speculative decoding, arXiv 2211.17192"
     return Speculation("draft_model", "model", paper, window or Fixed(tokens=4), gate, model)
@@ -258,16 +269,19 @@ def tlt(
     (`bandit`; without it, always 8 levels and 48 tokens), among the trees of Table 2's sizes or the given `strategies` (of
     four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes `round_s`
     (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree: host time and tree building.
-    Workers without samples train the drafter until the rollout ends (`adaptive`), in every 10th step; `training` sets this
-    and the rest (every_updates, iteration_s, recovery_iterations, idle_workers, join …). Saved drafter weights arrive with
-    the next policy weights; an untrained drafter falls behind the policy. Before policy version `drafter_from_update` there
-    is no learned drafter (0: it was trained before the run, as in the paper): a worker then drafts from the group's other
-    responses (method siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in tokens
-    per second of one response of typical length: from the profile, the drafting times, the drifted acceptance of the learned
-    drafter, and the scenario's run model of siblings (speculation.runs). The CUDA graphs of all strategies, captured in
-    buckets or not, take memory of the KV cache.
-    Not modelled: the drafter's prefill next to the target's; the drafter's optimizer states on the GPUs that train it; the
-    cost of its training data in the inference phase.
+    Workers without samples train the drafter until the rollout ends (`adaptive`), in every 10th step. An iteration takes packed
+    responses from the buffer: those finished by then, and longer ones of the step before. Its time follows from their tokens,
+    the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and the rest (every_updates,
+    packing, data_buffer, asynchronous_saves, recovery_iterations, idle_workers, join …). Saved drafter weights arrive with the
+    next policy weights; an untrained drafter falls behind the policy. The drafter also computes what its target prefills from
+    the moment it starts. Before policy version `drafter_from_update` there is no learned drafter (0: it was trained before the
+    run, as in the paper): a worker then drafts from the group's other responses (method siblings). It also does so where
+    siblings are predicted to be faster (`model_free_if_slower`), in tokens per second of one response of typical length: from
+    the profile, the drafting times, the drifted acceptance of the learned drafter, and the scenario's run model of siblings
+    (speculation.runs), as if whole groups were at a worker. The CUDA graphs of all strategies, captured in buckets or not, take
+    memory of the KV cache.
+    Not modelled: the drafter's optimizer states on the GPUs that train it; the cost of its training data in the inference
+    phase.
     """
     training = training or SpotTraining()
     strategies = (strategies or TLT_STRATEGIES) if bandit else TLT_STRATEGIES[2:3]
@@ -290,27 +304,45 @@ def tlt(
 
 @validate_call
 def specactor(
-    model: str = "qwen2.5-0.5b",
+    model: str | None = None,
     decoupled: bool = True,
+    disaggregated: bool = False,
     draft_gpus: Annotated[int, Field(ge=1, le=1024)] | None = None,
     window: Tokens | None = None,
     objective: Literal["tgs", "renewal"] = "tgs",
     reconfigure: bool = True,
+    drafters: tuple[str, ...] = SPECACTOR_DRAFTERS,
+    verifiers: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = (),
 ) -> Speculation:
     """Draft ahead with a model on GPUs of its own while windows are verified, planned by Algorithm 1.
 
-    The verifier is the worker's tp group; Algorithm 1 chooses the number of drafter GPUs and the window, by the published TGS
-    or by the renewal rate of the loops as executed (`objective`). If `draft_gpus` or `window` is set, it chooses only the
-    other. Every 1,000 tokens, a response whose acceptance is below its worker's mean gets its own window and mode
-    (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold the drafter's weights, a
-    worker's share of the target's weights (drafter GPUs keep them too) and the KV cache of its requests at typical length.
-    `decoupled=False` drafts on the worker's own GPUs, in turns with verification.
-    Not modelled: the drafter's prefill; messages between drafter and verifier; drafters that have no room for requests longer
-    than typical; verifiers of another size than the worker's tp, which Algorithm 1 also compares.
+    Without a `model`, the draft ladder chooses one of the `drafters`: the one whose drafting is fastest for a worker's share of
+    a batch, at its acceptance rate in the scenario (an `ngram` drafts in turns, on the worker). Algorithm 1 chooses the number
+    of drafter GPUs and the window, by the published TGS or by the renewal rate of the loops as executed (`objective`). If
+    `draft_gpus` or `window` is set, it chooses only the other. With `verifiers` it also chooses the worker's tp (the set of
+    verifiers' GPUs), each with its shipped profile. Every 1,000 tokens, a response whose acceptance is below its worker's mean
+    gets its own window and mode (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold
+    the drafter's weights, a worker's share of the target's weights (drafter GPUs keep them too) and the KV cache of its
+    requests at typical length. `decoupled=False` drafts in turns with verification, on the worker's own GPUs, or on drafter
+    GPUs (`disaggregated`).
+    Not modelled: the drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have no room
+    for requests longer than typical.
     """
-    plan = Decoupled(draft_gpus, window, objective, 1000 if reconfigure else 0) if decoupled else None
-    rule, paper = Fixed(tokens=window or 4), "SpecActor, arXiv 2511.16193"
-    return Speculation("specactor", "model", paper, rule, model=model, decoupled=plan, exact_match=True)
+    if model is None and not drafters:
+        raise InputError("speculation specactor: neither a model nor drafters; name one")
+    apart = Decoupled(draft_gpus, window, objective, 1000 if reconfigure and decoupled else 0, not decoupled)
+    return Speculation(
+        "specactor",
+        "model",
+        "SpecActor, arXiv 2511.16193",
+        Fixed(tokens=window or 4),
+        model=model or "",
+        candidates=() if model else tuple(name for name in drafters if name != NGRAM or draft_gpus is None),
+        ladder_window=window is None and model is None,
+        verifiers=verifiers,
+        decoupled=apart if decoupled or disaggregated else None,
+        exact_match=True,
+    )
 
 
 _OWN = (histospec, histospec_code, ngram, siblings, srt, das, spec_rl, draft_model, tlt, specactor)

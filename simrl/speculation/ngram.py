@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
+from simrl.compiled import kernel, part
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
 from simrl.trace.trace import Trace
@@ -45,7 +45,7 @@ def ngram_runs(trace: Trace, rule: NgramRule = DEFAULT, most_tokens: int = MOST_
     return AcceptRuns(first[:-1].copy(), drafted, accepted)
 
 
-@njit(cache=True)
+@part
 def _best(
     ids: Ints32, begin: int, here: int, shortest: int, longest: int, earliest: bool, place: int, before: Ints32
 ) -> int:
@@ -62,7 +62,7 @@ def _best(
     return best
 
 
-@njit(cache=True)
+@kernel
 def _runs(
     ids: Ints32, first: Ints, shortest: int, longest: int, earliest: bool, most_tokens: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.matching import Ints
 from simrl.speculation.windows import WindowRule, next_window
@@ -56,7 +56,7 @@ def run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> Pas
     return Passes(*_run_passes(runs, response_tokens.astype(np.int64), rule))
 
 
-@njit(cache=True)
+@kernel
 def _run_passes(runs: AcceptRuns, response_tokens: Ints, rule: WindowRule) -> Ints:
     out = np.zeros((5, response_tokens.shape[0]), dtype=np.int64)
     for row in range(response_tokens.shape[0]):
@@ -93,7 +93,7 @@ def stretches(runs: AcceptRuns, response_tokens: Ints) -> Stretches:
     return Stretches(*_stretches(runs, response_tokens.astype(np.int64)))
 
 
-@njit(cache=True)
+@kernel
 def _stretches(runs: AcceptRuns, response_tokens: Ints) -> Ints:
     # A stretch and the token after it are at least two.
     out = np.empty((3, np.sum(response_tokens // 2 + 1)), dtype=np.int64)

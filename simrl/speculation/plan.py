@@ -15,10 +15,12 @@ from simrl.errors import InputError
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.rollout_times import DraftCosts
+from simrl.profile.shipped import shipped_profile
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import (
+    LAYER_S,
     DraftTimes,
     Overheads,
     eagle_drafts,
@@ -29,14 +31,16 @@ from simrl.speculation.draft_times import (
 )
 from simrl.speculation.gates import Elastic, batch_gate
 from simrl.speculation.inputs import SpeculationInputs
+from simrl.speculation.ladder import MOST_WINDOW, draft_ladder
 from simrl.speculation.matching import has_token_ids
-from simrl.speculation.methods import EAGLE, Decoupled, Speculation
+from simrl.speculation.methods import EAGLE, NGRAM, Decoupled, Speculation
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs
 from simrl.speculation.siblings import SiblingIndex
 from simrl.speculation.specactor import DecoupledPlan, fit_draft, fit_verify, plan_decoupled, reconfiguration_table
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 from simrl.speculation.windows import Fixed
+from simrl.trace.trace import Trace
 
 PREDICTED_RESPONSES = 64  # drawn from a run model, to predict what siblings accept
 MOST_LN_DRIFT = 10.0  # more than `ModelAcceptance` allows does not matter
@@ -59,6 +63,9 @@ class DraftPlan:
     acceptance: ModelAcceptance | None = None  # of a model drafter
     decoupled: DecoupledPlan | None = None
     tree_times: tuple[DraftTimes, ...] = ()  # by strategy
+    rate: float = (
+        np.nan
+    )  # tokens/s of a request at a worker's share of a batch, where drafters or verifiers were compared
     siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
 
     @property
@@ -75,6 +82,8 @@ class DraftPlan:
 def plan_drafting(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int) -> DraftPlan:
     """Plan a method of speculation on `gpus` rollout GPUs. Raise `InputError` where the trace or the inputs lack what the
     method needs."""
+    if speculation.candidates:
+        return _plan_first(speculation, inputs, deployment, gpus)
     if speculation.drafter == "model":
         plan = _plan_model(speculation, inputs, deployment, gpus)
     else:
@@ -83,7 +92,62 @@ def plan_drafting(speculation: Speculation, inputs: SpeculationInputs, deploymen
     if inputs.acceptance_factor != 1.0:
         facts["acceptance_factor"] = inputs.acceptance_factor
     facts["draft_times"] = {"kind": plan.times.kind, "source": plan.times.source}
-    return replace(plan, facts=facts)
+    plan = replace(plan, facts=facts)
+    return _rated(plan, deployment, gpus) if speculation.verifiers else plan
+
+
+def _plan_first(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int) -> DraftPlan:
+    """Plan the drafter that is fastest for a worker's share of a batch, of equals the first (SpecActor §4.2, initial
+    selection)."""
+    ladder = {}
+    for name in speculation.candidates:
+        if name == NGRAM:
+            one = replace(speculation, candidates=(), drafter="ngram", model="", decoupled=None)
+        else:
+            one = replace(speculation, candidates=(), model=name)
+        measured = inputs.draft_profile is not None and read_profile(inputs.draft_profile).metadata.model == name
+        own = inputs if measured else inputs.model_copy(update={"draft_profile": None})
+        ladder[name] = _rated(plan_drafting(one, own, deployment, gpus), deployment, gpus)
+    best = max(ladder, key=lambda name: ladder[name].rate)
+    rated = {
+        name: {"acceptance": token_rate(plan, deployment.trace), "tokens_per_s": plan.rate}
+        for name, plan in ladder.items()
+    }
+    return replace(ladder[best], facts=ladder[best].facts | {"first_drafter": best, "candidates": rated})
+
+
+def _rated(plan: DraftPlan, deployment: Deployment, gpus: int) -> DraftPlan:
+    """Return a plan with its rate, and if drafting is coupled with the window of the ladder."""
+    if plan.decoupled is not None:
+        return replace(plan, rate=plan.decoupled.renewal)
+    profile, (_, first, end) = deployment.profile, deployment.trace.step_slices[0]
+    share = -(-deployment.tp * (end - first) // gpus)
+    batches = _batches_up_to(share, plan.times, profile)
+    kv_tokens, windows = typical_context_tokens(deployment.trace), range(1, MOST_WINDOW + 1)
+    if not plan.speculation.ladder_window:
+        windows = range(plan.speculation.window.rule.start_tokens, plan.speculation.window.rule.start_tokens + 1)
+    # As functions: to a type checker, a NamedTuple is a tuple.
+    verify = [v.__call__ for v in fit_verify(profile, windows[-1] + 1, batches, kv_tokens)]
+    ladder = draft_ladder({"": plan.times.draft_s}, verify, batches[-1], windows)
+    step = round(token_rate(plan, deployment.trace) * (len(ladder.acceptances) - 1))
+    window = Fixed(tokens=int(ladder.windows[0, step]))
+    rate = float(ladder.speedups[0, step]) / verify[0](batches[-1])
+    return replace(plan, speculation=replace(plan.speculation, window=window), rate=rate)
+
+
+def _batches_up_to(requests: int, times: DraftTimes, profile: TableProfile) -> list[int]:
+    """Return batch sizes for fits, two or more, up to `requests` or what the times cover."""
+    most = max(min(requests, int(times.sequences[-1]), int(profile.tables.decode_sequences[-1])), 2)
+    return sorted({1, 2, max(most // 4, 1), max(most // 2, 1), most})
+
+
+def token_rate(plan: DraftPlan, trace: Trace) -> float:
+    """Return the probability that a plan's drafter drafts the next token of a response of mean length right."""
+    if plan.acceptance is not None:
+        return plan.acceptance.by_position[0]
+    lengths = np.full(PREDICTED_RESPONSES, max(round(float(trace.column("response_tokens").mean())), 2))
+    runs = draw_runs(plan.inputs.runs_of(NGRAM), lengths, np.arange(PREDICTED_RESPONSES))
+    return float((runs.accepted > 0).mean())
 
 
 def _plan_text(speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment) -> DraftPlan:
@@ -143,15 +207,18 @@ def _model_times(
 ) -> DraftTimes:
     """Return how long a model drafter takes, for trees of `branches` a level: as `draft_profile` measured it, else derived."""
     gpu, kv_tokens = deployment.gpu, typical_context_tokens(deployment.trace)
-    round_s = speculation.round_s if inputs.draft_round_s is None else inputs.draft_round_s
+    # After a verification the host starts a round as it starts a pass.
+    host_s = max(deployment.profile.even.between_passes_s, LAYER_S)
+    round_s = next(s for s in (inputs.draft_round_s, speculation.round_s, host_s) if s is not None)
     if speculation.model == EAGLE:
         overheads = Overheads(round_s, speculation.level_s)
         return eagle_drafts(deployment.model, gpu, deployment.tp, kv_tokens, branches, overheads)
     shape = model_shape(speculation.model)
     tp = 1 if speculation.decoupled or shape.heads % deployment.tp else deployment.tp
-    if inputs.draft_profile is None:
+    path = inputs.draft_profile or shipped_profile(shape.name, gpu.name, tp)
+    if path is None:
         return model_drafts(shape, gpu, tp, kv_tokens, branches, Overheads(round_s))
-    profile = read_profile(inputs.draft_profile)
+    profile = read_profile(path)
     m = profile.metadata
     plain = (m.dp, m.ep, m.precision, m.kv_precision) == (1, 1, "bf16", "bf16")
     if (m.model, m.gpu, m.tp) != (shape.name, gpu.name, tp) or not plain:
@@ -170,13 +237,15 @@ def _plan_decoupled(
     profile, tp = deployment.profile, deployment.tp
     _, first, end = deployment.trace.step_slices[0]
     requests = end - first
-    most = max(min(requests, int(times.sequences[-1]), int(profile.tables.decode_sequences[-1])), 2)
-    batches = sorted({1, 2, max(most // 4, 1), max(most // 2, 1), most})
+    batches = _batches_up_to(asked.requests or requests, times, profile)
     most_tokens, kv_tokens = max(MOST_PLANNED_WINDOW, asked.window or 0), typical_context_tokens(deployment.trace)
     # As it is executed: a decoupled drafter goes from pass to pass, without rounds.
     draft = fit_draft(lambda b: float(np.interp(b, times.sequences, times.step_s)), batches)
-    verifiers, chosen = {tp: fit_verify(profile, most_tokens, batches, kv_tokens)}, (asked.draft_gpus, asked.window)
-    return plan_decoupled(draft, verifiers, gpus, requests, acceptance.by_position[0], asked.objective, *chosen)
+    verifiers = {tp: fit_verify(profile, most_tokens + asked.in_turns, batches, kv_tokens)}
+    if asked.requests:  # for these alone
+        gpus, requests = tp + (asked.draft_gpus or 1), asked.requests
+    chosen = asked.objective, asked.draft_gpus, asked.window, asked.in_turns
+    return plan_decoupled(draft, verifiers, gpus, requests, acceptance.by_position[0], *chosen)
 
 
 def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
@@ -224,12 +293,14 @@ def decoding_of(
     parts: dict[str, Any] = {}
     if plan.decoupled is not None:
         assert speculation.decoupled is not None
-        window, every = Fixed(tokens=plan.decoupled.window).rule, speculation.decoupled.reconfigure_every
-        rule = rule._replace(window=window, decoupled=True, reconfigure_every=every)
-        windows, coupled = reconfiguration_table(plan.decoupled, speculation.decoupled.objective)
+        every, in_turns = speculation.decoupled.reconfigure_every, speculation.decoupled.in_turns
+        rule = rule._replace(window=Fixed(tokens=plan.decoupled.window).rule, decoupled=not in_turns)
+        rule = rule._replace(reconfigure_every=every)
         # The drafters of a worker share its requests.
-        sequences = times.sequences * plan.decoupled.draft_gpus
-        parts |= {"best_window": windows, "best_coupled": coupled, "draft_sequences": sequences}
+        parts["draft_sequences"] = times.sequences * plan.decoupled.draft_gpus
+        if not in_turns:
+            windows, coupled = reconfiguration_table(plan.decoupled, speculation.decoupled.objective)
+            parts |= {"best_window": windows, "best_coupled": coupled}
     elif isinstance(speculation.gate, Elastic):
         threshold, patience = speculation.gate.threshold, speculation.gate.patience
         rule = rule._replace(gate=ELASTIC, threshold=threshold, patience=patience)
@@ -267,4 +338,5 @@ def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:
         draft_sequences=times.sequences,
         round_s=np.tile(times.round_s, (arms, 1)),
         step_s=np.tile(times.step_s, (arms, 1)),
+        prefill_s=0.0,
     )

@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
+from simrl.compiled import kernel, part
 from simrl.errors import InputError
 from simrl.speculation.acceptance import InputKind, sample_key
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
@@ -77,6 +77,12 @@ class RunModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
     classes: tuple[ResponseClass, ...] = Field(min_length=1, description="classes of responses, their shares sum to 1")
     typical_tokens: float = Field(default=2000.0, gt=0, description="longer responses count as long")
+    length_exponent: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="gaps of longer responses grow with (response tokens / typical_tokens) to this power",
+    )
     beyond_tokens: int = Field(
         default=MOST_DRAFT_TOKENS, ge=1, le=255, description="wrong tokens of a draft after its right ones"
     )
@@ -163,7 +169,7 @@ def _buckets(lengths: Ints) -> tuple[Bucket, ...]:
     return tuple(reversed(found))
 
 
-@njit(cache=True)
+@kernel
 def _misses(runs: AcceptRuns, response_tokens: Ints) -> Ints:
     """Return for each row the positions without an accepted token that decoding with whole drafts visits: their number, the
     number with a draft, and the tokens of these drafts."""
@@ -218,7 +224,7 @@ def sample_keys(trace: Trace, seed: int) -> Ints:
     return _keys(seed, *(trace.column(name).astype(np.int64) for name in ("prompt_id", "epoch", "sample")))
 
 
-@njit(cache=True)
+@kernel
 def _keys(seed: int, prompt: Ints, epoch: Ints, sample: Ints) -> Ints:
     return np.array([sample_key(seed, prompt[i], epoch[i], sample[i]) for i in range(prompt.shape[0])])
 
@@ -233,6 +239,8 @@ class CompiledModel(NamedTuple):
     hits: Floats
     beyond: int
     most: int
+    typical_tokens: float
+    length_exponent: float
 
 
 _Compiled = CompiledModel  # its name in kernels that an earlier version kept on disk
@@ -244,7 +252,9 @@ def compiled_model(model: RunModel) -> CompiledModel:
     edges = np.cumsum([[c.share for c in classes], [c.share_of_long for c in classes]], axis=1)
     wrong_drafts = np.array([c.wrong_drafts for c in classes])
     gaps, hits = _table([c.gaps for c in classes]), _table([c.hits for c in classes])
-    return CompiledModel(edges / edges[:, -1:], wrong_drafts, gaps, hits, model.beyond_tokens, model.most_tokens)
+    drafts = model.beyond_tokens, model.most_tokens
+    lengths = model.typical_tokens, model.length_exponent
+    return CompiledModel(edges / edges[:, -1:], wrong_drafts, gaps, hits, *drafts, *lengths)
 
 
 def _table(classes: list[tuple[Bucket, ...]]) -> Floats:
@@ -263,7 +273,7 @@ def _table(classes: list[tuple[Bucket, ...]]) -> Floats:
     return table
 
 
-@njit(cache=True)
+@part
 def _length(buckets: Floats, u: float, v: float) -> int:
     i = 0
     while u > buckets[i, 0]:
@@ -271,7 +281,7 @@ def _length(buckets: Floats, u: float, v: float) -> int:
     return int(buckets[i, 1]) + int(buckets[i, 2] * v ** buckets[i, 3])
 
 
-@njit(cache=True)
+@kernel
 def _draw(runs: AcceptRuns, response_tokens: Ints, keys: Ints, long: NDArray[np.bool_], model: CompiledModel) -> None:
     """Fill `drafted` and `accepted`, which are 0."""
     for row in np.flatnonzero(runs.first >= 0):
@@ -279,7 +289,7 @@ def _draw(runs: AcceptRuns, response_tokens: Ints, keys: Ints, long: NDArray[np.
         draw_response(runs.drafted[at:], runs.accepted[at:], response_tokens[row], keys[row], long[row], model)
 
 
-@njit(cache=True)
+@part
 def draw_response(
     drafted: NDArray[np.uint8], accepted: NDArray[np.uint8], end: int, key: int, long: bool, model: CompiledModel
 ) -> None:
@@ -288,8 +298,10 @@ def draw_response(
     while uniform(key, _CLASS) > model.edges[int(long), kind]:
         kind += 1
     p, place = 1, 0
+    longer = max(end / model.typical_tokens, 1.0) ** model.length_exponent
     while p < end:
-        stop = min(p + _length(model.gaps[kind], uniform(key, place), uniform(key, place + 1)), end)
+        gap = longer * _length(model.gaps[kind], uniform(key, place), uniform(key, place + 1))
+        stop = min(p + max(int(gap + 0.5), 1), end)
         hit = _length(model.hits[kind], uniform(key, place + 2), uniform(key, place + 3))
         place += 4
         while p < stop:

@@ -1,7 +1,7 @@
 """Drafts from the other responses to a prompt, also from responses that are still running.
 
-Invariant: a draft is read from what the siblings have generated so far and from nothing else; how long a sibling will be, or
-how it goes on, changes no draft.
+Invariant: a draft is read from what the siblings have generated so far at the worker, and from nothing else; how long a sibling
+will be, or how it goes on, changes no draft.
 
 TLT's model-free drafter (Taming the Long Tail, arXiv 2511.16665, n-grams over the prompt's own group) and SRT's tree
 (arXiv 2601.09083), which is updated online from running siblings, are this rule with different parts of it. The last
@@ -9,6 +9,11 @@ TLT's model-free drafter (Taming the Long Tail, arXiv 2511.16665, n-grams over t
 something after them; the one that agrees furthest back wins (up to `longest` tokens; then the later one in a sibling, then the
 first sibling), and the tokens after it are the draft. `sibling_index` lists in advance where any `shortest` tokens occur in a
 group. `replay/sibling_drafter.py` is the drafter over tokens as they come.
+
+Without token ids, drafts are drawn from a run model, and a draw decides where the text is that a draft repeats: in one of the
+group's other responses, up to the response's own place. The draft is made if that sibling has generated it at the worker
+(`drawn_is_there`). Both draws hold for `SOURCE_TOKENS` places of the response. So a worker with a part of the group has that
+part of the drafts: a lower bound, as several siblings may have a text.
 """
 
 from __future__ import annotations
@@ -16,15 +21,19 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
+from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
+from simrl.speculation.run_model import sample_keys
 from simrl.trace.trace import Trace
 
 SHORTEST, LONGEST = 3, 7  # HistoSpec's prefixes (RhymeRL §5.4)
 LOOKS_BACK = 8  # places of a sibling that are compared; bounds the time of a draft
+SOURCE_TOKENS = MOST_DRAFT_TOKENS
+_SOURCE = -3  # the place, under a sample's key, of the key of these draws; -1 and -2 are of its runs
 
 
 class SiblingIndex(NamedTuple):
@@ -33,6 +42,8 @@ class SiblingIndex(NamedTuple):
     Row r has the tokens `ids[first[r]:first[r + 1]]`; its group is the rows `group_first[r]` to `group_end[r]` (exclusive).
     `key[first[r] + p]` numbers the `shortest` tokens before position p, -1 where there are fewer. The places with the number k
     are `places[key_first[k]:key_first[k + 1]]`, rising: sibling by sibling.
+
+    Of a trace without token ids, there are no ids, keys and places; `sample_key[r]` is the key of the row's draws.
     """
 
     ids: Ints32
@@ -44,21 +55,34 @@ class SiblingIndex(NamedTuple):
     places: Ints32
     shortest: int
     longest: int
+    sample_key: Ints
 
 
 def sibling_index(trace: Trace, shortest: int = SHORTEST, longest: int = LONGEST) -> SiblingIndex:
     """Return the index of a trace. Raise `InputError` for a trace without token ids of all responses."""
     ids, first = token_ids(trace)
+    starts, ends = _groups(trace)
+    key, key_first, places = _list_places(ids, first, starts, ends, shortest)
+    groups = np.repeat(starts, ends - starts), np.repeat(ends, ends - starts)
+    return SiblingIndex(ids, first, *groups, key, key_first, places, shortest, longest, np.zeros(0, dtype=np.int64))
+
+
+def drawn_sibling_index(trace: Trace, seed: int) -> SiblingIndex:
+    """Return the index of a trace without token ids."""
+    none, first = np.zeros(0, dtype=np.int32), np.r_[0, np.cumsum(trace.column("response_tokens"))].astype(np.int64)
+    starts, ends = _groups(trace)
+    groups = np.repeat(starts, ends - starts), np.repeat(ends, ends - starts)
+    return SiblingIndex(none, first, *groups, none, none, none, SHORTEST, LONGEST, sample_keys(trace, seed))
+
+
+def _groups(trace: Trace) -> tuple[Ints, Ints]:
+    """Return the first row of each group, and the row after its last."""
     step, prompt = trace.column("step"), trace.column("prompt_id")
     starts = np.flatnonzero(np.r_[True, (step[1:] != step[:-1]) | (prompt[1:] != prompt[:-1])])
-    ends = np.r_[starts[1:], len(trace)]
-    group_first = np.repeat(starts, ends - starts).astype(np.int64)
-    group_end = np.repeat(ends, ends - starts).astype(np.int64)
-    key, key_first, places = _list_places(ids, first, starts.astype(np.int64), ends.astype(np.int64), shortest)
-    return SiblingIndex(ids, first, group_first, group_end, key, key_first, places, shortest, longest)
+    return starts.astype(np.int64), np.r_[starts[1:], len(trace)].astype(np.int64)
 
 
-@njit(cache=True)
+@kernel
 def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: int) -> tuple[Ints32, Ints32, Ints32]:
     """Return `key`, `key_first` and `places` of a `SiblingIndex`."""
     key = np.full(ids.shape[0], -1, dtype=np.int32)
@@ -91,7 +115,7 @@ def _list_places(ids: Ints32, first: Ints, starts: Ints, ends: Ints, shortest: i
     return key, key_first, places
 
 
-@njit(cache=True)
+@kernel
 def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, most_tokens: int) -> tuple[int, int]:
     """Return (drafted, accepted) tokens of the draft for a row of the trace that has `generated` tokens, 0 <= generated < its
     length.
@@ -143,6 +167,23 @@ def sibling_draft(index: SiblingIndex, row: int, generated: int, known: Ints, mo
     return drafted, common_tokens(index.ids, best, here, min(drafted, index.first[row + 1] - here))
 
 
+@kernel
+def drawn_is_there(index: SiblingIndex, row: int, generated: int, known: Ints) -> bool:
+    """Return whether the text that a row would draft from is there, by draws; `known` as in `sibling_draft`. The row's own text
+    is one of the texts where it may be read."""
+    first, members = index.group_first[row], index.group_end[row] - index.group_first[row]
+    own = row - first
+    others = members - (known[own] == 0)
+    if others == 0:
+        return False
+    key, place = mixed(index.sample_key[row], _SOURCE), 2 * (generated // SOURCE_TOKENS)
+    member = int(uniform(key, place) * others)
+    if others < members and member >= own:
+        member += 1
+    length = index.first[first + member + 1] - index.first[first + member]
+    return bool(known[member] > min(int(uniform(key, place + 1) * generated), length - 1))
+
+
 Known = Literal["lockstep", "finished"]
 
 
@@ -157,7 +198,7 @@ def sibling_runs(trace: Trace, known: Known = "lockstep") -> AcceptRuns:
     return AcceptRuns(np.where(alone, -1, index.first[:-1]), drafted, accepted)
 
 
-@njit(cache=True)
+@kernel
 def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     drafted = np.zeros(index.ids.shape[0], dtype=np.uint8)
     accepted = np.zeros(index.ids.shape[0], dtype=np.uint8)
@@ -174,7 +215,7 @@ def _runs(index: SiblingIndex, lockstep: bool) -> tuple[NDArray[np.uint8], NDArr
     return drafted, accepted
 
 
-@njit(cache=True)
+@kernel
 def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
     """Return the number of tokens at the beginning of each row that equal those of row `old[row]`; 0 where that is -1."""
     common = np.zeros(old.shape[0], dtype=np.int64)

@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.speculation.matching import Ints, Ints32, common_tokens, epoch_keys, joined, slot_of, table_size, token_ids
 from simrl.trace.trace import Trace
 
@@ -85,7 +85,7 @@ class _Groups(NamedTuple):
     last: Ints
 
 
-@njit(cache=True)
+@kernel
 def _compare(text: Ints32, begin: Ints, groups: _Groups, best: bool) -> tuple[NDArray[np.bool_], Ints, Ints]:
     """Run the routine group by group over the responses that begin at `begin` in `text`. A -1 follows each, so that no run
     goes beyond its end."""

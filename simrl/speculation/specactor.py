@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from simrl.compiled import kernel
 from simrl.errors import InputError
 from simrl.profile.profile import TableProfile
 from simrl.speculation.matching import Ints
@@ -153,6 +153,7 @@ def plan_decoupled(
     objective: Objective = "tgs",
     draft_gpus: int | None = None,
     window: int | None = None,
+    in_turns: bool = False,
 ) -> DecoupledPlan:
     """Choose the drafter GPUs, the verifier and the window with the largest objective (Algorithm 1); of equals, the first. A
     given `draft_gpus` or `window` is not chosen, and neither its bound nor the number of GPUs limits it.
@@ -164,7 +165,8 @@ def plan_decoupled(
 
     The paper leaves three things open. The drafters, one GPU each, draft for b / g_d requests each (at least one). Each window
     is compared with its own bound, and none exceeds the fits of the verifier. A verifier that leaves no GPU to a drafter is
-    skipped. Raise `InputError` where nothing is left to choose from.
+    skipped. With `in_turns`, drafters on GPUs of their own wait for each verification (§3, disaggregated but not decoupled):
+    both rates are `coupled_tgs` then. Raise `InputError` where nothing is left to choose from.
     """
     plans = []
     for verify_gpus, verify in verifiers.items():
@@ -172,8 +174,10 @@ def plan_decoupled(
             b = math.ceil((g_d + verify_gpus) * requests / gpus)
             draft_s = _shared_draft_s(draft, g_d, b)
             for w in [window] if window else _windows(Affine(draft.slope_s / g_d, draft.fixed_s), verify):
-                loop = acceptance, w, draft_s, verify[w - 1](b)
-                rates = decoupled_tgs(*loop), renewal_rate(*loop)
+                if in_turns and w == len(verify):
+                    continue
+                loop = acceptance, w, draft_s, verify[w if in_turns else w - 1](b)
+                rates = (coupled_tgs(*loop),) * 2 if in_turns else (decoupled_tgs(*loop), renewal_rate(*loop))
                 plans.append(DecoupledPlan(g_d, verify_gpus, w, b, *rates, draft, tuple(verify)))
     if not plans:
         raise InputError(
@@ -217,7 +221,7 @@ def reconfiguration_table(plan: DecoupledPlan, objective: Objective = "tgs") -> 
     return np.array(windows, dtype=np.int64), np.array(coupled, dtype=np.int64)
 
 
-@njit(cache=True)
+@kernel
 def reconfigured(acceptance: float, mean: float, window: int, windows: Ints, coupled: Ints) -> tuple[int, int]:
     """Return (window, 1 if coupled) of one request: from the table at its acceptance, rounded to the nearest step, if that is
     below the mean; otherwise, and where its acceptance is not known yet (nan), the plan's `window`, decoupled."""
@@ -227,7 +231,7 @@ def reconfigured(acceptance: float, mean: float, window: int, windows: Ints, cou
     return int(windows[step]), int(coupled[step])
 
 
-@njit(cache=True)
+@kernel
 def token_acceptance(accepted: int, misses: int) -> float:
     """Return the estimate of p from verifications: the share of judged tokens that were right; nan if none was judged. (Tokens
     after a wrong one in a window never are.)"""
@@ -245,7 +249,7 @@ def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float
     return _probability(drafted / verifications, accepted / verifications)
 
 
-@njit(cache=True)
+@kernel
 def _probability(window: float, tokens: float) -> float:
     """Return the p that solves Σ_{1<=j<=window} pʲ = tokens, by bisection to 2**-50."""
     p, step = 0.5, 0.25

@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel, part
 from simrl.errors import InputError
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Drafter
 from simrl.speculation.draws import mixed, uniform
@@ -81,7 +81,7 @@ class DrawnRuns:
             self._free[size].append(first)
 
 
-@njit(cache=True)
+@kernel
 def _draw_packed(out: NDArray[np.uint16], key: int, long: bool, model: CompiledModel, factor: float) -> None:
     """Draw the runs of a response, as `decoding.packed` has them."""
     drafted, accepted = np.zeros(out.size, np.uint8), np.zeros(out.size, np.uint8)
@@ -210,7 +210,7 @@ def accepted_prefixes(accepted: Ints, trace: Trace, seed: int, factor: float) ->
     return _prefixes(accepted, sample_keys(trace, seed), factor)
 
 
-@njit(cache=True)
+@kernel
 def _cut_short(first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Ints, factor: float) -> NDArray[np.uint8]:
     out = accepted.copy()
     for row in range(first.shape[0]):
@@ -220,7 +220,7 @@ def _cut_short(first: Ints, accepted: NDArray[np.uint8], tokens: Ints, keys: Int
     return out
 
 
-@njit(cache=True)
+@part
 def _cut(accepted: NDArray[np.uint8], key: int, factor: float) -> None:
     """Cut the accepted tokens of a response, at every position, at the first that is refused."""
     key, refused = mixed(key, _REFUSED), accepted.size
@@ -230,7 +230,7 @@ def _cut(accepted: NDArray[np.uint8], key: int, factor: float) -> None:
         accepted[p] = min(int(accepted[p]), refused - p)
 
 
-@njit(cache=True)
+@kernel
 def _prefixes(accepted: Ints, keys: Ints, factor: float) -> Ints:
     out = accepted.copy()
     for row in range(accepted.shape[0]):

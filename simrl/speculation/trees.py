@@ -13,9 +13,9 @@ the chance of the next choice where all before it are wrong, and how much the co
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from simrl.compiled import kernel
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy
@@ -63,7 +63,7 @@ def accept_length(log_acceptances: Floats) -> float:
     return 1.0 + float(np.exp(-log_acceptances).sum())
 
 
-@njit(cache=True)
+@kernel
 def _draws(depth: int, topk: int) -> Floats:
     draws = np.empty((depth, topk, TREES))
     for level in range(depth):
@@ -74,7 +74,7 @@ def _draws(depth: int, topk: int) -> Floats:
     return draws
 
 
-@njit(cache=True)
+@kernel
 def _levels_reached(quantiles: Floats, places: NDArray[np.int64], tokens_to_verify: int, next_choice: float) -> Floats:
     """Return P(the first j levels are accepted), the mean over the trees; shape (depth,)."""
     depth, topk, trees = places.shape

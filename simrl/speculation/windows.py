@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from numba import njit
 from pydantic import BaseModel, Field, model_validator
+
+from simrl.compiled import kernel
 
 MOST_TOKENS = 1024  # far beyond what a verification pass is worth; keeps sums and products small
 _AIMD, _MIMD, _FIXED = 0, 1, 2
@@ -26,7 +27,7 @@ class WindowRule(NamedTuple):
     most_tokens: int
 
 
-@njit(cache=True)
+@kernel
 def next_window(rule: WindowRule, window: int, drafted: int, accepted: int) -> int:
     """Return the window after a pass that verified `drafted` tokens and accepted the first `accepted`; all in tokens,
     0 <= accepted <= drafted <= window.

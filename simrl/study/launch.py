@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.profile.hardware import Gpu
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
@@ -103,6 +104,7 @@ def _values(prepared: Prepared) -> dict[str, Any]:
         "prepared": prepared,
         "scenario": scenario,
         "prompts": prompts,
+        "max_concurrent": own.get("max_concurrent") or CONCURRENT_BATCHES * prompts,
         "group": round((end - first) / prompts),
         "prompt_tokens": prompt_tokens,
         "minibatch_prompts": max(prompts // system.minibatches, 1),
@@ -167,14 +169,15 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
     if values["train_expert_parallel"] and SLIME_EXPERTS not in settings:
         yield f"training.expert_parallel={values['scenario'].training.expert_parallel}: no setting here says so; set it"
     if framework == "AReaL":
-        if values["max_concurrent"] is None:
-            yield f"rollout.max_concurrent_rollouts was a batch, {values['prompts']} groups"
-        if not values["interruptible"]:
-            yield "interruptible=false is an ablation of the paper; the documentation has no key for it"
+        for key in ("interruptible", "recompute_kv", "pause"):
+            if not values[key]:
+                yield f"{key}=false is an ablation; the documentation has no key for it"
         if values["on_stale"] != "train":
             yield f"on_stale={values['on_stale']} is simrl's; AReaL trains what it has"
         if values["ranks"] or values["expert_gpus"]:
             yield "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key"
+    if values.get("version") == "0.4":
+        yield 'version "0.4": a release since 0.5 sends single responses to the least loaded server, as version "0.7" here'
     if LONGEST_PROMPT in settings:
         yield f"{LONGEST_PROMPT}={settings[LONGEST_PROMPT]} is the longest of the trace; yours may be longer"
     key, cluster = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster

@@ -1,4 +1,5 @@
-"""Recipes that differ from verl colocated by their speculation."""
+"""Recipes that differ from verl colocated by their speculation. Their dispatch is that of verl 0.4: SpecActor and TLT are built
+on a verl whose workers have whole groups assigned to them (SpecActor §1, §2.2; TLT's SGLang in SPMD)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from pydantic import Field
 from simrl.pipelines.best_of_n import best_of_n as best_of_n_batch
 from simrl.pipelines.full_batch import full_batch
 from simrl.speculation.best_of_n import BestOfN
+from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.gates import Elastic
-from simrl.speculation.methods import draft_model, ngram, siblings
+from simrl.speculation.methods import SPECACTOR_DRAFTERS, draft_model, ngram, siblings
 from simrl.speculation.methods import specactor as specactor_drafting
 from simrl.speculation.methods import tlt as tlt_drafting
 from simrl.speculation.windows import Fixed
@@ -18,12 +20,12 @@ from simrl.systems.on_policy import in_turns
 from simrl.systems.system import GROUPS, Count, DraftTokens, System, recipe
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def verl_draft_model(model: str = "qwen2.5-0.5b", draft_tokens: DraftTokens = 4) -> System:
     """verl colocated with speculative decoding by a small draft model on every worker; on-policy.
 
-    As verl_colocated; a worker drafts `draft_tokens` tokens for each running response, then verifies them (vanilla speculative
-    decoding).
+    As verl_colocated 0.4; a worker drafts `draft_tokens` tokens for each running response, then verifies them (vanilla
+    speculative decoding).
     Not modelled: as verl_colocated, and the method draft_model.
     """
     return in_turns(
@@ -32,11 +34,11 @@ def verl_draft_model(model: str = "qwen2.5-0.5b", draft_tokens: DraftTokens = 4)
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def verl_ngram(draft_tokens: DraftTokens = 4) -> System:
     """verl colocated with n-gram drafts from each response's own text; on-policy.
 
-    As verl_colocated; where a response repeats itself, a worker drafts up to `draft_tokens` tokens.
+    As verl_colocated 0.4; where a response repeats itself, a worker drafts up to `draft_tokens` tokens.
     Not modelled: as verl_colocated, and the method ngram.
     """
     return in_turns(
@@ -45,60 +47,94 @@ def verl_ngram(draft_tokens: DraftTokens = 4) -> System:
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def specactor(
-    model: str = "qwen2.5-0.5b",
+    model: str | None = None,
     decoupled: bool = True,
+    disaggregated: bool = False,
     objective: Literal["tgs", "renewal"] = "tgs",
     reconfigure: bool = True,
     draft_gpus: Annotated[int, Field(ge=1, le=1024)] | None = None,
+    verifiers: tuple[Count, ...] = (),
     window: DraftTokens | None = None,
     best_of_n: bool = True,
     b_max: Count = 8,
-    drafters: tuple[str, ...] = ("ngram", "qwen2.5-0.5b", "qwen2.5-1.5b"),
+    drafters: tuple[str, ...] = SPECACTOR_DRAFTERS,
     assignment: Literal["by_drafter", "by_request"] = "by_drafter",
-    kv: Literal["recompute", "transfer"] = "recompute",
+    copies: Literal["decoupled", "coupled"] = "decoupled",
+    kv: Literal["mixed", "recompute", "transfer"] = "mixed",
 ) -> System:
     """verl colocated with decoupled speculation: GPUs reserved for drafting draft while workers verify; on-policy.
 
-    As verl_colocated, with the method specactor: the verifier has the worker's tp; Algorithm 1 plans how many GPUs draft for it
-    and how many tokens ahead (`decoupled`); Algorithm 2 gives responses with low acceptance rates their own window and mode
-    (`reconfigure`). In the tail of the rollout, each freed worker gets one of the `drafters`, coupled, on its own tp GPUs. It
-    generates copies of at most `b_max` unfinished requests with low acceptance rates, continuing from the tokens generated so
-    far (`best_of_n`). Requests are assigned by Algorithm 3, or request by request in the order of the draft ladder
-    ("fastest-of-N"; `assignment`). A request is done when its first copy is; tokens of the other copies are duplicates. A copy
-    recomputes its KV cache, or receives it over the network (`kv`). The default of b_max is assumed. All `drafters` are
-    resident, so their weights shrink the KV cache of every worker.
-    Not modelled: as verl_colocated, and the method specactor; the choice of the first drafter by the ladder (it is `model`);
-    copies with decoupled drafting; recomputing the head of a KV cache while its tail is transferred; correlated acceptance of
-    different drafters.
+    As verl_colocated, with the method specactor: the draft ladder chooses the first drafter among the `drafters`, unless
+    `model` names it; Algorithm 1 plans how many GPUs draft for a verifier and how many tokens ahead (`decoupled`), and which of
+    the `verifiers` (tensor-parallel sizes; none: the worker's) it is; Algorithm 2 gives responses with low acceptance rates
+    their own window and mode (`reconfigure`). `decoupled=False` drafts in turns, with `disaggregated` on GPUs of its own. In
+    the tail of the rollout, each freed worker gets one of the `drafters`. It generates copies of at most `b_max` unfinished
+    requests with low acceptance rates, continuing from the tokens generated so far (`best_of_n`), on its own GPUs; a model
+    drafts ahead on the worker's drafter GPUs (`copies`). Requests are assigned by Algorithm 3, or request by request in the
+    order of the draft ladder ("fastest-of-N"; `assignment`). A request is done when its first copy is; tokens of the other
+    copies are duplicates. A copy receives the tail of its KV cache over the network while it recomputes the head, or only one
+    of both (`kv`). The default of b_max is assumed. All `drafters` are resident, so their weights take memory.
+    Not modelled: as verl_colocated, and the method specactor; correlated acceptance of different drafters.
     """
-    rule = BestOfN(drafters, b_max, assignment, kv) if best_of_n and drafters else None
+    rule = BestOfN(drafters, b_max, assignment, kv, copies) if best_of_n and drafters else None
     return in_turns(
         collector=best_of_n_batch if rule else full_batch,
         best_of_n=rule,
         paper="SpecActor, arXiv 2511.16193",
-        speculation=specactor_drafting(model, decoupled, draft_gpus, window, objective, reconfigure),
-    )
-
-
-@recipe("dispatch", *GROUPS)
-def tlt(adaptive: bool = True, bandit: bool = True, bucketed_graphs: bool = True, threshold: Count = 32) -> System:
-    """verl colocated with an EAGLE-type drafter for the tail of the rollout, trained on idle workers; on-policy.
-
-    As verl_colocated, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses are
-    running; BEG-MAB chooses the trees (`bandit`); idle workers train the drafter (`adaptive`).
-    Not modelled: as verl_colocated, and the method tlt.
-    """
-    return in_turns(
-        paper="Taming the Long Tail, arXiv 2511.16665",
-        speculation=tlt_drafting(
-            adaptive=adaptive, bandit=bandit, bucketed_graphs=bucketed_graphs, threshold=threshold
+        speculation=specactor_drafting(
+            model=model,
+            decoupled=decoupled,
+            disaggregated=disaggregated,
+            draft_gpus=draft_gpus,
+            window=window,
+            objective=objective,
+            reconfigure=reconfigure,
+            drafters=drafters or SPECACTOR_DRAFTERS,
+            verifiers=verifiers,
         ),
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
+def tlt(
+    adaptive: bool = True,
+    bandit: bool = True,
+    bucketed_graphs: bool = True,
+    threshold: Count = 32,
+    train_every: Count = 10,
+    packing: bool = True,
+    data_buffer: bool = True,
+    save_every_iterations: Count = 100,
+    asynchronous_saves: bool = True,
+    selective_saves: bool = True,
+) -> System:
+    """verl colocated with an EAGLE-type drafter for the tail of the rollout, trained on idle workers; on-policy.
+
+    As verl_colocated 0.4, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses are
+    running; BEG-MAB chooses the trees (`bandit`); idle workers train the drafter (`adaptive`), in every `train_every`th step,
+    on packed responses (`packing`), long ones of the step before among them (`data_buffer`). Every `save_every_iterations` it
+    is saved, in the background (`asynchronous_saves`), without its frozen layers (`selective_saves`).
+    Not modelled: as verl_colocated, and the method tlt.
+    """
+    training = SpotTraining(
+        every_updates=train_every,
+        packing=packing,
+        data_buffer=data_buffer,
+        save_every_iterations=save_every_iterations,
+        asynchronous_saves=asynchronous_saves,
+        selective_saves=selective_saves,
+    )
+    return in_turns(
+        paper="Taming the Long Tail, arXiv 2511.16665",
+        speculation=tlt_drafting(
+            adaptive=adaptive, bandit=bandit, bucketed_graphs=bucketed_graphs, threshold=threshold, training=training
+        ),
+    )
+
+
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def tlt_base(threshold: Count = 32, draft_tokens: DraftTokens = 8) -> System:
     """TLT without its learned drafter: drafts from the other responses of the group in the tail; on-policy.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simrl.dispatch.placement import least_requests
-from simrl.dispatch.rules import Dispatch
+from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.areal import areal as areal_pipeline
@@ -22,19 +22,21 @@ from simrl.pipelines.verl_fully_async import oldest_off_policyness
 from simrl.pipelines.verl_fully_async import verl_fully_async as verl_fully_async_pipeline
 from simrl.runtime.worker import LoadMode
 from simrl.speculation.methods import histospec
-from simrl.systems.system import GROUPS, OWN_GPUS, Count, NotNegative, Share, System, recipe
+from simrl.systems.system import GROUPS, OF_VERSION, OWN_GPUS, Count, NotNegative, Share, System, Version, recipe
 
 
-@recipe(*OWN_GPUS, "dispatch", *GROUPS)
-def one_step_off() -> System:
+@recipe(*OWN_GPUS, "dispatch", *GROUPS, dispatch=None)
+def one_step_off(version: Version = "0.4") -> System:
     """Rollout of a batch overlaps training of the previous batch; off-policyness exactly 1.
 
     The rollout of batch k begins when the rollout of batch k - 1 has ended and the weights trained on batch k - 2 are
-    published; first, all workers load these weights.
+    published; first, all workers load these weights. `version` is verl's, as in verl_colocated: RhymeRL compares with
+    0.4.1, which cuts a batch into contiguous equal parts; "0.7" sends single responses to the least loaded server.
     Not modelled: nothing that the rule mentions is left out.
     """
     return System(
         pipeline=partial(batchwise, eta=1, collector=full_batch),
+        dispatch=DISPATCHES[OF_VERSION[version]],
         schedule="one step off",
         controller=True,
         paper="verl one_step_off recipe; DeepScaleR pipeline",
@@ -49,7 +51,7 @@ def asyncflow(eta: NotNegative = 1, stream: bool = True, minibatches: Count = 4)
     Groups stream through a distributed queue (TransferQueue) without a central controller: as soon as one of the `minibatches`
     equal parts of a step's groups is finished and scored, its log-probs and gradients are computed while the other groups are
     still being generated. The weights are published after the last mini-batch. `stream=False` keeps only the delayed parameter
-    update. The bound on off-policyness is `eta`, by default 1.
+    update. The bound on off-policyness is `eta`, by default 1. Its queue balances single responses among the workers.
     Not modelled: the planner that divides the GPUs (`rollout_share` is an input).
     """
     return System(
@@ -130,7 +132,8 @@ def rhymerl(
     `alpha` of a ranking group, a response longer than β times the longest response in the group's history moves to a worker
     that is busy with a longer group, or, if there is none, to the next step; β is the 75th percentile of the length growth over
     the last epoch, at least `least_beta`.
-    `histopipe=False` keeps the independent weight loads of the workers, with equal contiguous parts of the batch. Tokens
+    `histopipe=False`, and the first epoch, keep the independent weight loads of the workers, with equal contiguous parts of the
+    batch, as verl 0.4.1 cuts it, on which it is built: compare with one_step_off of this version. Tokens
     carried into the next step are up to 2 versions old; they are counted separately and are not in the bound.
     Not modelled: the transfer of weights to the host buffers, beyond the phase `publish`.
     """
@@ -159,11 +162,13 @@ def rhymerl(
     )
 
 
-@recipe(*OWN_GPUS, "dispatch", dispatch="round_robin", minibatches=4)
+@recipe(*OWN_GPUS, "dispatch", dispatch="round_robin_groups", minibatches=4)
 def areal(
     eta: NotNegative = 8,
     rollout_share: Share = 0.75,
     interruptible: bool = True,
+    recompute_kv: bool = True,
+    pause: bool = True,
     max_concurrent: Count | None = None,
     on_stale: Literal["train", "wait", "drop"] = "train",
     dynamic_sampling: bool = False,
@@ -171,20 +176,24 @@ def areal(
     """Fully asynchronous; staleness is bounded by η at admission, and weights are updated in flight.
 
     A group is submitted while the groups submitted so far exceed the trained ones by at most η + 1 batches, and fewer than
-    `max_concurrent` groups are running (None: one training batch, as in the code). The trainer takes a batch as soon as a batch
-    of groups is finished, in order of submission; then all workers load the new weights, and running responses continue after
-    their KV cache is recomputed. `interruptible=False` lets running responses finish before an update (the paper's ablation,
-    §7.5). The bound is on counts: a group that finishes late may be trained with more staleness than η. `on_stale` decides what
-    happens to such a group: it is trained, as in the code ("train"); it is dropped ("drop"); or updates wait so that no group
-    becomes too stale ("wait"). Four PPO mini-batches and the proximal log-probs follow the paper (§5.2, Table 3).
-    `dynamic_sampling` drops groups with equal rewards when they are scored; they no longer count as submitted.
-    Its engines run without prefix caching, as its code starts them (`engine.prefix_caching` replaces it).
+    `max_concurrent` groups are running. None: four training batches, as the authors' launch files for 8B and 14B on code have;
+    the code's own default is one batch, under which η has no effect beyond 1 or 2. `simrl explain` says which bound held groups
+    back. All responses of a group go to one worker, by turns, as in AReaL 0.3, which the paper and RhymeRL measured. The
+    trainer takes a batch as soon as a batch of groups is finished, in order of submission. Then generation pauses until the
+    weights are published and loaded (`pause`; without, it goes on while they are published), and running responses continue
+    after their KV cache is recomputed (`recompute_kv`; without, they keep it). `interruptible=False` lets running responses
+    finish before an update (the paper's ablation, §7.5). The bound is on counts: a group that finishes late may be trained
+    with more staleness than η. `on_stale` decides what happens to such a group: it is trained, as in the code ("train"); it
+    is dropped ("drop"); or updates wait so that no group becomes too stale ("wait"). Four PPO mini-batches and the proximal
+    log-probs follow the paper (§5.2, Table 3). `dynamic_sampling` drops groups with equal rewards when they are scored;
+    they no longer count as submitted. Its engines run without prefix caching, as its code starts them
+    (`engine.prefix_caching` replaces it). `eta=0` is synchronous on divided GPUs; the paper's Sync.AReaL is areal_sync.
     Not modelled: the decoupled PPO objective's effect on learning.
     """
+    running: LoadMode = "drain" if not interruptible else "recompute" if recompute_kv else "keep"
     return System(
-        pipeline=partial(
-            areal_pipeline, eta=eta, interruptible=interruptible, max_concurrent=max_concurrent, on_stale=on_stale
-        ),
+        pipeline=partial(areal_pipeline, eta=eta, running=running, max_concurrent=max_concurrent, on_stale=on_stale),
+        pauses=pause,
         schedule="fully asynchronous",
         rollout_share=rollout_share,
         filter_groups=dynamic_sampling,
@@ -200,6 +209,7 @@ def verl_fully_async(
     sync_step: Count = 4,
     require_batches: Count = 1,
     partial_rollout: bool = True,
+    pause: bool = True,
     mini_batch: Count | None = None,
     per_replica: Count = 16,
 ) -> System:
@@ -211,11 +221,14 @@ def verl_fully_async(
     `staleness`) · sync_step groups are submitted, rounded down; groups that were running, or finished but untrained, at the
     first sync count towards this number. Then generation pauses. A worker runs `per_replica` groups at once. Responses that run
     at a weight sync continue under the new weights after their KV cache is recomputed; without `partial_rollout` they finish
-    first, and nothing is submitted meanwhile. A step is an update, so it trains less than a step of the trace. Old log-probs
-    come from the rollout (`log_probs=0`).
-    Not modelled: rollout already pauses while the weights are gathered (the phase `publish`).
+    first, and nothing is submitted meanwhile: so its documentation and its code up to 0.7 (`FullyAsyncRollouter.pause`). Later
+    code aborts them at the sync and trains what they have; `simrl` does not. Generation pauses until the weights are
+    gathered and loaded (`pause`). A step is an update, so it trains less than a step of the trace. Old log-probs come from
+    the rollout (`log_probs=0`).
+    Not modelled: without `partial_rollout`, weights are gathered only once nothing runs; here, meanwhile.
     """
     return System(
+        pauses=pause and partial_rollout,
         pipeline=partial(
             verl_fully_async_pipeline,
             mini_batch=mini_batch,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simrl.dispatch.placement import least_requests
-from simrl.dispatch.rules import Dispatch
+from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.waiting import Fifo
 from simrl.pipelines.april import first_complete
@@ -20,7 +20,7 @@ from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import rlhfuse as rlhfuse_pipeline
 from simrl.pipelines.rollpacker import stream_training, tail_batching
 from simrl.pipelines.sortedrl import shortest_first
-from simrl.systems.system import GROUPS, MOST_ROUNDS, Count, Factor, Share, System, recipe
+from simrl.systems.system import GROUPS, MOST_ROUNDS, OF_VERSION, Count, Factor, Share, System, Version, recipe
 
 
 def in_turns(*, paper: str, collector: MakeCollector = full_batch, **more: Any) -> System:
@@ -29,36 +29,40 @@ def in_turns(*, paper: str, collector: MakeCollector = full_batch, **more: Any) 
     return System(**{"pipeline": partial(batchwise, eta=0, collector=collector), "paper": paper, **shared, **more})
 
 
-@recipe("dispatch", *GROUPS)
-def verl_colocated() -> System:
+@recipe("dispatch", *GROUPS, dispatch=None)
+def verl_colocated(version: Version = "0.7") -> System:
     """Every GPU rolls out the whole batch, then the same GPUs train; on-policy.
 
-    When the last response has ended, the batch passes through the controller. The GPUs switch from rollout to training, compute
-    log-probs, update, and switch back; then every worker loads the new weights and the next step begins.
+    `version` decides the dispatch. verl 0.4, which most papers compare with, cuts the batch into contiguous equal parts,
+    one for each worker: all responses of a prompt are at one worker, and workers end far apart. Since 0.5 (here "0.7") the
+    agent loop sends single responses to the least loaded server. `dispatch` replaces either. When the last response has
+    ended, the batch passes through the controller. The GPUs switch from rollout to training, compute log-probs, update, and
+    switch back; then every worker loads the new weights and the next step begins.
     Not modelled: the overlap of reward computation with rollout (rewards arrive `reward_s` after each group).
     """
-    return in_turns(paper="HybridFlow, arXiv 2409.19256")
+    return in_turns(paper="HybridFlow, arXiv 2409.19256", dispatch=DISPATCHES[OF_VERSION[version]])
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def distflow() -> System:
     """verl colocated without a central controller: the batch does not pass through one process; on-policy.
 
     Dependencies are as in verl_colocated, but every worker passes its data on directly (multi-controller), so there is no phase
-    `transfer`.
+    `transfer`. Each worker loads its own contiguous part of the batch (the paper's distributed data loader).
     Not modelled: the time of the decentralised transfer, which overlaps; out-of-memory of a single controller.
     """
     return in_turns(paper="DistFlow, arXiv 2507.13833", controller=False)
 
 
-@recipe("rollout_share", "dispatch", *GROUPS)
+@recipe("rollout_share", "dispatch", *GROUPS, dispatch="even_split")
 def split(generations: Count = 1) -> System:
     """Rollout and training on disjoint sets of GPUs without overlap: one idles while the other works; on-policy.
 
     As verl_colocated, but rollout and training have their own GPUs, so no GPU switches, and the new weights are published over
-    the network. Rollout and training batches are coupled (TLT §6.2): with `generations` above 1, a step's groups are generated
-    in that many parts, each when the gradients of the part before are computed, as trainers do that generate for each
-    accumulation step.
+    the network. The batch is cut into contiguous equal parts: Open-R1 generates with TRL's vLLM server, which does that
+    with its prompts. Rollout and training batches are coupled (TLT §6.2): with `generations` above 1, a step's groups are
+    generated in that many parts, each when the gradients of the part before are computed, as trainers do that generate for
+    each accumulation step.
     Not modelled: rewards on dedicated GPUs.
     """
     paper = "Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2"
@@ -71,12 +75,13 @@ def split(generations: Count = 1) -> System:
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="even_split")
 def verl_2x(extra_rollout_gpus: Annotated[float, Field(gt=0, le=100)] = 1.0) -> System:
     """verl colocated with twice the rollout GPUs (RLBoost-like); on-policy.
 
-    As verl_colocated on the cluster's GPUs. `extra_rollout_gpus` times as many GPUs are added; they only roll out, and idle
-    during training. The column `gpus` counts all GPUs.
+    As verl_colocated 0.4 on the cluster's GPUs: SpecActor's workers have their prompts assigned to them (§1, §2.2).
+    `extra_rollout_gpus` times as many GPUs are added; they only roll out, and idle during training. The column `gpus` counts
+    all GPUs.
     Not modelled: preemption of RLBoost's extra GPUs (scenario faults can add it), and its partial migration.
     """
     return in_turns(
@@ -84,7 +89,7 @@ def verl_2x(extra_rollout_gpus: Annotated[float, Field(gt=0, le=100)] = 1.0) -> 
     )
 
 
-@recipe("dispatch", "filter_groups")
+@recipe("dispatch", "filter_groups", dispatch="even_split")
 def rlhfuse(
     threshold: Share = 0.2,
     destinations: Count | None = None,
@@ -104,7 +109,8 @@ def rlhfuse(
     samples, in rounds of at most `round_samples` per worker, while the tail runs; then all GPUs compute the remaining log-probs
     and the update. The paper finds the threshold by simulation, as `simrl sweep` can here; the defaults 20 %, 10 % slower and 8
     are assumed. `migration=False` leaves the tail in place, and only workers that become idle by themselves start early;
-    `fusion=False` computes no log-probs early. With both off it is verl_colocated. A `critic` as large as the policy has its
+    `fusion=False` computes no log-probs early. With both off it is verl_colocated 0.4, from which it also has the
+    dispatch: SpecActor's authors built theirs on verl. A `critic` as large as the policy has its
     values inferred and is trained, too: with `intra_stage` fusion, its micro-batches run through the pipeline stages in reverse
     and fill the policy's bubbles (training.pipeline_parallel above 1; GRPO has no critic, and nothing to fuse). The schedule is
     greedy, not the paper's annealed one.
@@ -153,7 +159,7 @@ def seer(
     )
 
 
-@recipe("dispatch", *GROUPS)
+@recipe("dispatch", *GROUPS, dispatch="least_requests")
 def rollpacker(
     eta_prompts: Factor = 1.25,
     eta_responses: Factor = 1.25,
@@ -172,7 +178,8 @@ def rollpacker(
     exist to prevent. The reward scheduler scores a prompt while others are still rolled out; `async_rewards=False` scores all
     when the round is over. `stream_trainer` (the public script: 0.4): when that share of a long round's responses is finished,
     the rest moves to half of the workers, once; the others' GPUs compute log-probs and gradients of scored prompts, in rounds
-    of at most `stream_samples` per worker, and the update trains what is left. None: tail batching alone.
+    of at most `stream_samples` per worker, and the update trains what is left. None: tail batching alone. Single
+    responses go to the least loaded worker, as in ROLL, on which it is built.
     Not modelled: the planner that adapts tensor parallelism to each kind of round, of which the abstract and the public scripts
     say no more than that; adaptive timeouts of sandboxes and judge models that share the GPUs (a trace has no times of
     rewards); the stream trainer of short rounds. So do not expect the paper's end-to-end ratios.
@@ -208,7 +215,8 @@ def sortedrl(
     update starts whenever an equal part of the responses is finished, so short responses train first. The other responses stop.
     They continue under the new weights with the tokens generated so far ("continue"), or start again ("restart"); restarting is
     strictly on-policy and discards their tokens, as well as surplus responses that finished at the moment of the update.
-    `unit="group"` trains only whole groups, as group-relative advantages need. Four batches are assumed.
+    `unit="group"` trains only whole groups, as group-relative advantages need. Four batches are assumed, and so is the
+    dispatch.
     Not modelled: an update batch of a different size than a step of the trace.
     """
     return in_turns(
@@ -219,15 +227,26 @@ def sortedrl(
     )
 
 
-@recipe("dispatch", minibatches=16)
+@recipe("dispatch", *GROUPS, dispatch="round_robin_groups", minibatches=4)
+def areal_sync() -> System:
+    """AReaL's synchronous variant: generation and training alternate on the same GPUs; on-policy.
+
+    As verl_colocated without a controller, with AReaL's mini-batches, dispatch and engines (areal): what Table 1 of the paper
+    calls Sync.AReaL, on GPUs that both phases share (Fig. 1). `areal(eta=0)` is synchronous on divided GPUs.
+    Not modelled: as verl_colocated.
+    """
+    return in_turns(paper="AReaL, arXiv 2505.24298, Table 1", controller=False, prefix_caching=False)
+
+
+@recipe("dispatch", dispatch="even_split", minibatches=16)
 def dapo(dynamic_sampling: bool = True, over_sampling: Factor = 3.0, max_rounds: Count | None = MOST_ROUNDS) -> System:
     """verl colocated that drops groups with equal rewards and generates until the batch is full; on-policy.
 
     A round generates `over_sampling` times a batch's groups to the last response; groups whose rewards are all equal are
     dropped. Rounds are repeated until a batch remains (after `max_rounds` the run ends with an error; None: no limit). Of
     surplus groups, those drawn first train, and the others are dropped too. Factor, limit and sixteen mini-batches are from
-    verl's recipe and the paper (§4.1), which has no reference model. `dynamic_sampling=False` is verl_colocated with these
-    phases. The trace needs rewards.
+    verl's recipe and the paper (§4.1), which has no reference model; the dispatch is that of the verl of its time (up to 0.4).
+    `dynamic_sampling=False` is verl_colocated with these phases. The trace needs rewards.
     Not modelled: differences in reward from the soft punishment of overlong responses, unless the trace's rewards include them.
     """
     return in_turns(
@@ -244,8 +263,9 @@ def partial_rollout(budget_tokens: Count = 8192) -> System:
     As verl_colocated, but a response is cut after `budget_tokens` new tokens. It keeps its tokens and is submitted again in the
     next rollout, before the new groups; its prompt and tokens are prefilled again. Every update draws a batch of new groups and
     trains all complete groups, so on average one batch per update is trained; if no group is complete, all responses get
-    another budget. The report does not state how many groups to draw, nor the budget: 8,192 is assumed. A response of n budgets
-    has tokens up to n - 1 versions old; n is not bounded.
+    another budget. The report does not state how many groups to draw, nor the budget: 8,192 is assumed. Its workers take new
+    responses as they become free (least_requests). A response of n budgets has tokens up to n - 1 versions old; n is not
+    bounded.
     Not modelled: the detection of repetitions, which ends responses early; leaving tokens of earlier updates out of the loss.
     """
     return in_turns(
@@ -263,7 +283,8 @@ def april(over_sampling: Factor = 2.0) -> System:
     As verl_colocated, but a rollout begins with `over_sampling` times a batch's groups: first the unfinished groups of the
     previous rollout, with the tokens generated so far (prefilled again, under the new weights), then new ones. It ends when a
     batch of groups is complete. Additional complete groups train in the next step; nothing is discarded. The default
-    over-sampling factor 2 is assumed. A long response may be stopped repeatedly: the age of its first tokens is not bounded.
+    over-sampling factor 2 is assumed. Single responses go to the least loaded worker: slime, on which it is built, has a router
+    that balances requests. A long response may be stopped repeatedly: the age of its first tokens is not bounded.
     Not modelled: the wait for an engine to confirm that it has stopped, beyond the current forward pass.
     """
     return in_turns(

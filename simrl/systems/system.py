@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, validate_call
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, validate_call
 
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
@@ -20,13 +20,15 @@ from simrl.pipelines.context import DynamicSampling, Pipeline
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.methods import Speculation, make_speculation
 
-Plain = Literal["even_split", "least_requests", "round_robin", "streamrl", "seer"]
+Plain = Literal["even_split", "least_requests", "round_robin", "round_robin_groups", "streamrl", "seer"]
+Version = Annotated[Literal["0.4", "0.7"], BeforeValidator(str)]  # of verl; YAML reads a number
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Factor = Annotated[float, Field(ge=1, le=100)]
 DraftTokens = Annotated[int, Field(ge=1, le=64)]
 NotNegative = Annotated[int, Field(ge=0, le=1_000_000)]
 
+OF_VERSION = {"0.4": "even_split", "0.7": "least_requests"}  # the dispatch of verl
 MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 
 assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
@@ -39,8 +41,9 @@ class System:
     `schedule` is the label of the pipeline; `off_policyness` is the upper bound for a trained token (None: no bound).
     `rollout_share` is the share of GPUs that only roll out; None means colocated, and then `extra_rollout_gpus` times as many
     GPUs roll out in addition. `controller`: batches go through one process. `host_buffer`: workers load weights from their own
-    host. `filter_groups`: groups with equal rewards are not trained. `prefix_caching`: its engines cache prefixes, unless the
-    scenario says otherwise. `critic`: a critic is trained, too (`TrainingCosts`).
+    host. `pauses`: workers that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
+    are not trained. `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a critic is
+    trained, too (`TrainingCosts`).
     """
 
     name: str = ""
@@ -54,6 +57,7 @@ class System:
     log_probs: int = 1
     controller: bool = False
     host_buffer: bool = False
+    pauses: bool = False
     extra_rollout_gpus: float = 0.0
     speculation: Speculation | None = None
     best_of_n: BestOfN | None = None
@@ -82,7 +86,7 @@ class Shared(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rollout_share: Share = 0.75
-    dispatch: Plain = "least_requests"
+    dispatch: Plain | None = "least_requests"  # None: of the recipe's version
     minibatches: Count = 1
     log_probs: NotNegative = 1  # passes: old policy, proximal policy
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"  # elsewhere, their tokens are prefilled again
@@ -94,7 +98,7 @@ class Shared(BaseModel):
     def set_in(self, system: System, taken: frozenset[str]) -> System:
         """Return the system with the parameters that its recipe takes."""
         values: dict[str, Any] = self.model_dump(include={"rollout_share", "minibatches", "log_probs"} & taken)
-        dispatch = DISPATCHES[self.dispatch] if "dispatch" in taken else system.dispatch
+        dispatch = DISPATCHES[self.dispatch] if "dispatch" in taken and self.dispatch else system.dispatch
         values |= {"dispatch": replace(dispatch, on_loss=self.on_loss), "adapt_split_every": self.adapt_split_every}
         if self.speculation is not None:
             values["speculation"] = make_speculation(self.speculation)

@@ -55,6 +55,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
         say(console, f"A full batch is what a worker can hold: {batch}, {1000 * full['pass_s']:.3g} ms a pass.")
     if e.occupancy is not None:
         say(console, f"Occupancy: a running worker fills {e.occupancy:.0%} of the slots of a full batch, {left_out}")
+    if e.admission:
+        say(console, f"Admission: {e.admission}.")
     if e.pools:
         say(console, _pools(e.pools))
     if e.weight_sync:

@@ -47,7 +47,7 @@ class SimulatedWorker:
         drafters: Mapping[str, Drafting] | None = None,
         agents: Agents | None = None,
     ) -> None:
-        self.policy_version, self.index = 0, index
+        self.policy_version, self.index, self.load_delay_s = 0, index, 0.0
         # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
         held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
         self._engines = {
@@ -159,9 +159,8 @@ class SimulatedWorker:
         """Run to the boundary at which the commands of this instant take effect, and give them to the engine."""
         commands, self._commands = self._commands, []
         stops = self.engine.settle(self._env.now)
-        keeps = (
-            not self._changes and not stops and not self._loads and self.engine.busy and self.engine.goes_pass_by_pass
-        )
+        steps = self.engine.busy and self.engine.goes_pass_by_pass
+        keeps = not self._changes and not stops and not self._loads and steps
         for stopped_s, event, value in self._stopped(stops):
             call_at(self._env, stopped_s, partial(event.succeed, value))
         self._load_what_may()

@@ -1,6 +1,6 @@
 """Claims of the papers that simrl stands on, simulated in each paper's own setting: agrees, disagrees, or open.
 
-    python experiments/seeds.py [ID ...] [--samples 6] [--json] [--page experiments/seeds.md]
+    python experiments/seeds.py [ID ...] [--samples 4] [--json] [--page experiments/seeds.md]
 
 A claim's figure is simulated at the middle of the inputs that its paper leaves open (`reproduce/ledgers`), and at `--samples`
 points of their ranges. It agrees if the middle does; it is open if the middle does not and at least half of the points do, or
@@ -173,7 +173,7 @@ def write_page(page: Path, rows: Sequence[Row], samples: int) -> None:
 
 def main(
     ids: Annotated[list[str] | None, typer.Argument(help="claims; all without any")] = None,
-    samples: Annotated[int, typer.Option(min=0, max=1024, help="points of the ranges, beside the middle")] = 6,
+    samples: Annotated[int, typer.Option(min=0, max=1024, help="points of the ranges, beside the middle")] = 4,
     jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count() or 1,
     page: Annotated[Path | None, typer.Option(help="a Markdown page whose tables are written anew")] = None,
     as_json: AsJson = False,

@@ -42,7 +42,7 @@ def ngrams(inputs: Inputs) -> System:
     return {"name": "verl_ngram", "draft_tokens": inputs["draft_tokens"]}
 
 
-def specactor(inputs: Inputs, **ablated: bool) -> System:
+def specactor(inputs: Inputs, **ablated: Any) -> System:
     """Return SpecActor's own system, or without some of its parts."""
     return {"name": "specactor", **named(inputs, "b_max", "kv", "drafters", "assignment"), **ablated}
 

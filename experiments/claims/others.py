@@ -86,6 +86,13 @@ _LONG = "32B (14B) on 64 GPUs, 16K, sigma 1.0; verl 0.4's dispatch"
 CLAIMS = {
     "x-1": Claim("claims", streams, "ratio > 1.1", _LONG),
     "x-2": Claim("rollpacker", packs, "order", "16 H800, whole; 12 steps"),
-    "x-3": Claim("claims", in_parts, "ratio > 1.1 and stale tokens < 30 %", _LONG),
+    "x-3": Claim(
+        "claims",
+        in_parts,
+        "ratio > 1.1 and stale tokens < 30 %",
+        _LONG,
+        "a group trains when all of its responses are complete, so that the finished siblings of a cut response become "
+        "stale, too; the budget of 8,192 tokens is assumed",
+    ),
     "x-4": Claim("claims", by_trajectory, "ratio >= 0.98", "32B (14B) on 64 GPUs, 32K, sigma 1.2"),
 }

@@ -130,7 +130,14 @@ _WHOLE, _TENTH = (
 )
 
 CLAIMS = {
-    "sp-1": Claim(LEDGER, dominates, "share 0.65-0.85 and waste 0.35-0.6", _WHOLE),
+    "sp-1": Claim(
+        LEDGER,
+        dominates,
+        "share 0.65-0.85 and waste 0.35-0.6",
+        _WHOLE,
+        "workers end too close together: at the middle only 0.7 of the spread of lengths is the prompt's",
+        {"0.97 of the spread is the prompt's": {"prompt_share": 0.97}, "a spread of 1.2": {"sigma": 1.2}},
+    ),
     "sp-2": Claim(LEDGER, twice, "1.05 to 1.4", _WHOLE),
     "sp-3": Claim(LEDGER, fused, "1.0 to 1.1", _WHOLE),
     "sp-4": Claim(LEDGER, vanilla, "0.95 to 1.2", _TENTH),

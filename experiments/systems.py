@@ -57,7 +57,7 @@ How to read it: where a system's trainer never waits (train idle 0 %) and its ro
 roll out) limits it, not its rule; try `adapt_split_every` or another `rollout_share`. "Fastest" is no recommendation:
 stale tokens have a cost in learning that is not simulated. A step of verl_fully_async is a quarter of the others'. Where
 no response exceeds partial_rollout's budget of 8,192 tokens (the real run), it equals verl_colocated. The number of
-requests in flight differs, too: AReaL runs one batch at once by default (`max_concurrent`), Laminar at least a group on
+requests in flight differs, too: AReaL runs four batches at once by default (`max_concurrent`), Laminar at least a group on
 every worker (`sub_batch`, assumed): on large clusters these are many batches, and explain most of its lead and staleness.
 
 Inputs: for the synthetic workloads, a 14B model on H100, two GPUs a rollout worker, step times from measured

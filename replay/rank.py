@@ -1,4 +1,5 @@
-"""What vLLM's workers, one process for each rank of an engine, are given: a drafter that drafts nothing, and one that rests.
+"""What vLLM's workers, one process for each rank of an engine, are given: a drafter that drafts nothing, one that
+rests, and a correction of sampling on a CPU.
 
 Where simrl drafts, it does so beside the scheduler (`replay.proposer`), once for all ranks.
 """
@@ -36,3 +37,20 @@ class Rank:
             return propose(num_speculative_tokens=num_speculative_tokens, **named)
 
         drafter.propose = rested
+
+    def mend_cpu_sampling(self) -> None:
+        """Give sampling at a temperature equal distributions with and without drafts.
+
+        On a CPU, vLLM (0.26 to 0.32, its issue 55005) expands the requests' temperatures, top-k and top-p over their draft
+        tokens into an integer copy and drops it; logits are then divided by uninitialised memory. Greedy decoding is not
+        affected.
+        """
+        from vllm.v1.sample import rejection_sampler
+
+        rejection_sampler.expand_batch_to_tokens = expanded
+
+
+def expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    """Return a value per token from a value per request, whose tokens end at `cu_num_tokens`; the signature is vLLM's."""
+    tokens = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(tokens, output_size=num_tokens)

@@ -133,7 +133,6 @@ class VllmEngine:
         _require_device(settings)
         if settings.device == "cpu":
             _let_vllm_look_at_llvmlite()
-            _mend_cpu_sampling()
         self.settings = settings
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -176,6 +175,8 @@ class VllmEngine:
                 self.drafter = Proposer(most_tokens, settings.max_model_len)
             if settings.speculative["method"] in MODEL_DRAFTERS:
                 self._engine.collective_rpc("let_drafter_rest")
+            if settings.device == "cpu":
+                self._engine.collective_rpc("mend_cpu_sampling")
             self._watch_passes()
 
     # Requests.
@@ -329,23 +330,6 @@ def _no_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = before
-
-
-def _mend_cpu_sampling() -> None:
-    """Give sampling at a temperature equal distributions with and without drafts.
-
-    On a CPU, vLLM (0.26 to 0.32, its issue 55005) expands the requests' temperatures, top-k and top-p over their draft tokens
-    into an integer copy and drops it; logits are then divided by uninitialised memory. Greedy decoding is not affected.
-    """
-    from vllm.v1.sample import rejection_sampler
-
-    rejection_sampler.expand_batch_to_tokens = expanded
-
-
-def expanded(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """Return a value per token from a value per request, whose tokens end at `cu_num_tokens`; the signature is vLLM's."""
-    tokens = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
-    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(tokens, output_size=num_tokens)
 
 
 def check_model(folder: Path, dummy_weights: bool) -> None:

@@ -53,17 +53,16 @@ def test_round_robin_of_groups_sends_all_responses_of_a_prompt_to_one_worker_and
 
 
 def test_verl_hands_out_whole_groups_in_0_4_and_single_responses_since():
-    for version in ("0.4", 0.4):
-        assert make_system("verl_colocated", {"version": version}).dispatch.name == "even_split"
-    assert make_system("verl_colocated", {}).dispatch.name == "least_requests"
+    for name in ("verl_colocated", "one_step_off"):
+        for version in ("0.4", 0.4):
+            assert make_system(name, {"version": version}).dispatch.name == "even_split"
+        assert make_system(name, {}).dispatch.name == "least_requests"
     assert make_system("verl_colocated", {"version": "0.4", "dispatch": "round_robin"}).dispatch.name == "round_robin"
     with pytest.raises(InputError, match=r"system verl_colocated: version is '0.9'"):
         make_system("verl_colocated", {"version": 0.9})
 
 
-@pytest.mark.parametrize(
-    "name", ["one_step_off", "verl_2x", "rlhfuse", "verl_draft_model", "verl_ngram", "specactor", "tlt"]
-)
+@pytest.mark.parametrize("name", ["verl_2x", "rlhfuse", "verl_draft_model", "verl_ngram", "specactor", "tlt"])
 def test_what_a_paper_built_on_or_compared_with_verl_0_4_has_its_dispatch(name):
     assert make_system(name, {}).dispatch.name == "even_split"
 

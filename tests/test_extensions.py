@@ -196,7 +196,10 @@ def row(simrl: CommandLine, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_example_pipeline_with_k_1_is_split(examples: CommandLine):
-    ours, split = (row(examples, "--system", *system) for system in (("barrier_every", "k=1"), ("split",)))
+    ours, split = (
+        row(examples, "--system", *system)
+        for system in (("barrier_every", "k=1"), ("split", "dispatch=least_requests"))
+    )
     different = {key for key in ours if ours[key] != split[key]}
     assert different <= {"system", "folder"}
 

@@ -460,7 +460,7 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
     target, trace = MODELS["qwen3-8b"], random_groups(2, epochs=1)
 
     def planned(gpu: str) -> DraftPlan:
-        inputs = SpeculationInputs(draft_profile=str(path))
+        inputs = SpeculationInputs(draft_profile=str(path), draft_round_s=0)
         profile = roofline_profile(target, GPUS[gpu])
         return plan_drafting(draft_model(), inputs, Deployment(target, GPUS[gpu], 1, profile, trace), 8)
 
@@ -484,4 +484,6 @@ def test_what_a_round_of_drafts_takes_besides_its_passes_is_an_input() -> None:
     def draft_s(inputs: SpeculationInputs) -> float:
         return plan_drafting(draft_model(), inputs, deployment, 8).times.draft_s(4, 3)
 
-    assert draft_s(SpeculationInputs(draft_round_s=5e-3)) == pytest.approx(draft_s(SpeculationInputs()) + 5e-3)
+    assert draft_s(SpeculationInputs(draft_round_s=5e-3)) == pytest.approx(
+        draft_s(SpeculationInputs(draft_round_s=0)) + 5e-3
+    )

@@ -48,6 +48,8 @@ ABLATIONS = [
     ("partial_rollout", {"budget_tokens": 7}),
     ("april", {"over_sampling": 1.5}),
     ("rollpacker", {"long_rounds": False}),
+    ("streamrl", {"ranker": "oracle", "ranker_accuracy": 0.5}),
+    ("rhymerl", {"weight_buffer": False}),
     ("rollpacker", {"eta_prompts": 2.0, "eta_responses": 1.0}),
     ("sortedrl", {"batches": 3, "unit": "group"}),
     ("sortedrl", {"batches": 2, "unfinished": "restart"}),
@@ -74,6 +76,11 @@ ABLATIONS = [
     ("verl_fully_async", {"staleness": 0.5, "sync_step": 1, "partial_rollout": False, "dispatch": "round_robin"}),
     ("laminar", {"repack": False}),
     ("laminar", {"sub_batch": 3, "ramp_down": 0.9}),
+]
+IN_PARTS = [  # whose phases of training are not those of one batch and one model
+    ("rollpacker", {"stream_trainer": 0.4, "eta_prompts": 2.0}),
+    ("split", {"generations": 2}),
+    ("rlhfuse", {"critic": True}),
 ]
 AREAL = [system for system in EVERY_RECIPE + ABLATIONS if system[0] == "areal"]
 
@@ -117,7 +124,7 @@ def publishes(system, step):
 # What holds for every system.
 
 
-@systems(EVERY_RECIPE + ABLATIONS)
+@systems(EVERY_RECIPE + ABLATIONS + IN_PARTS)
 @examples(40)
 @given(traces, workers, updates, st.one_of(st.just(ROOMY), tight))
 def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps, limits):
@@ -181,9 +188,8 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
         assert update["off_policyness_mean"] == pytest.approx(sum(age * n for age, n in ages) / tokens)
         assert update["off_policyness_max"] == max(age for age, _ in ages)
         assert min(age for age, _ in ages) >= 0
-        streams = (
-            "streamed" in watched.prepared.system.schedule
-        )  # trains its first mini-batch while others are generated
+        # Trains its first mini-batch while others are generated.
+        streams = any(word in watched.prepared.system.schedule for word in ("streamed", "accumulation"))
         assert all(row["finished_s"] <= update["finished_s" if streams else "started_s"] for row in batch)
 
 
@@ -314,7 +320,7 @@ def test_areal_admits_by_its_inequality_and_no_more_than_may_run_at_once(system,
     watched = run(system, trace, workers, limits=limits)
     eta = system[1].get("eta", 8)
     batch = Workload(trace).batch_groups
-    concurrent = system[1].get("max_concurrent", batch)
+    concurrent = system[1].get("max_concurrent", 4 * batch)
     reward_s = watched.prepared.scenario.training.reward_s
     finished_s = {row["uid"]: row["finished_s"] or np.inf for row in rows(watched.result.samples)}
     scored_s = [max(finished_s[s.uid] for s in sub.samples) + reward_s for sub in watched.submissions]

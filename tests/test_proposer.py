@@ -12,7 +12,7 @@ from helpers import one_second_a_pass
 from token_traces import trace_of
 
 from replay.proposer import DraftCounts, DrafterSetup, Forced, Proposer
-from replay.vllm_adapter import expanded
+from replay.rank import Rank, expanded
 from simrl.engine.engine import Engine
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
@@ -393,7 +393,10 @@ def test_the_acceptance_predicted_from_a_recorded_epoch_is_that_of_live_sampling
 
 def test_temperatures_reach_every_draft_token() -> None:
     import torch
+    from vllm.v1.sample import rejection_sampler
 
+    Rank().mend_cpu_sampling()  # as every rank of an engine does
+    assert rejection_sampler.expand_batch_to_tokens is expanded
     ends = torch.tensor([2, 3, 3, 5], dtype=torch.int32)
     spread = expanded(torch.tensor([0.5, 0.0, 3.0, 2.0]), ends, 5, replace_from=0, replace_to=1)
     assert spread.tolist() == [0.5, 0.5, 1.0, 2.0, 2.0]

@@ -27,7 +27,7 @@ from simrl.speculation.gates import RATES, Elastic
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 from simrl.trace.trace import write_trace
 
-COUPLED = {"name": "specactor", "decoupled": False}
+COUPLED = {"name": "specactor", "model": "qwen2.5-0.5b", "decoupled": False}
 
 Of = Callable[[str | dict[str, Any]], Prepared]
 

@@ -476,7 +476,10 @@ def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(models, 
     """TLT's once three responses are left, SpecActor's from the start; greedy responses are what they are without drafts."""
     write_trace(a_trace(steps=1, prompts=2), tmp_path / "trace.parquet")
     drafter = make_drafter(models[0], tmp_path / "drafter", eagle)
-    entry = {"tlt": "{name: tlt, threshold: 3}", "specactor": "{name: specactor, decoupled: false, best_of_n: false}"}
+    entry = {
+        "tlt": "{name: tlt, threshold: 3}",
+        "specactor": "{name: specactor, model: qwen2.5-0.5b, decoupled: false, best_of_n: false}",
+    }
     text = scenario(models[0], tmp_path, steps=1).replace("gpus: 3", "gpus: 1")
     text = text.replace("[one_step_off]", f"[{entry[system]}]")
     (tmp_path / "scenario.yaml").write_text(text)

@@ -56,7 +56,7 @@ def test_the_tail_goes_to_so_many_workers_that_its_longest_is_not_much_slower():
 
 
 def test_a_fifth_of_the_samples_moves_to_one_worker_and_the_other_switches_and_infers():
-    result = timed("rlhfuse", 1, TAILS, workers=2)
+    result = timed("rlhfuse", 1, TAILS, workers=2, dispatch="least_requests")
     assert segments_of(result, 0) == [(0, 70, 0, 70)]
     # Two are left at 30. The other hears of it at its next boundary, and leaves with 31 tokens; the destination takes it in at
     # its own next boundary and computes its 4 + 31 anew, in the pass that gives it a token.
@@ -72,7 +72,7 @@ def test_a_fifth_of_the_samples_moves_to_one_worker_and_the_other_switches_and_i
 
 
 def test_without_migration_a_worker_begins_when_it_has_nothing_left():
-    result = timed("rlhfuse", 1, TAILS, workers=2, migration=False)
+    result = timed("rlhfuse", 1, TAILS, workers=2, dispatch="least_requests", migration=False)
     assert segments_of(result, 1) == [(1, 60, 0, 60)]
     assert spans_of(result, "rollout-001")[:2] == [("rollout", 0, 60), ("switch", 60, pytest.approx(60 + SWITCH_S))]
     # It still switches when the last is scored at 75, and the update waits for what it has begun.
@@ -80,14 +80,14 @@ def test_without_migration_a_worker_begins_when_it_has_nothing_left():
 
 
 def test_without_fusion_the_freed_gpus_wait():
-    result = timed("rlhfuse", 1, TAILS, workers=2, fusion=False)
+    result = timed("rlhfuse", 1, TAILS, workers=2, dispatch="least_requests", fusion=False)
     assert segments_of(result, 1) == [(1, 31, 0, 31), (0, 29, 32, 61)]
     assert [kind for kind, _, _ in spans_of(result, "rollout-001")][:3] == ["rollout", "transfer", "switch"]
     assert updates_at(result) == [70 + 5 + 2 * SWITCH_S]
 
 
 def test_the_next_step_uses_every_worker_again():
-    result = timed("rlhfuse", 2, TAILS, workers=2)
+    result = timed("rlhfuse", 2, TAILS, workers=2, dispatch="least_requests")
     assert {s["worker"] for s in rows(result.segments) if s["policy_version"] == 1} == {0, 1}
     first_s = 75 + 2 * SWITCH_S
     assert updates_at(result) == [first_s, 2 * first_s + 10]
@@ -126,7 +126,7 @@ def tables(result):
 @examples(30)
 @given(traces, workers)
 def test_without_migration_and_fusion_it_is_verl_colocated(trace, workers):
-    plain = run(("verl_colocated", {}), trace, workers).result
+    plain = run(("verl_colocated", {"version": "0.4"}), trace, workers).result
     fused = run(("rlhfuse", {"migration": False, "fusion": False, "threshold": 0.6}), trace, workers).result
     assert tables(fused) == tables(plain)
 
@@ -135,7 +135,7 @@ def test_without_migration_and_fusion_it_is_verl_colocated(trace, workers):
 @given(st.integers(1, 60), st.integers(1, 5), workers)
 def test_where_all_responses_are_equally_long_there_is_no_tail(length, groups, workers):
     equal = trace([[[(4, length)] * 2] * groups] * 2)
-    plain = run(("verl_colocated", {}), equal, workers).result
+    plain = run(("verl_colocated", {"version": "0.4"}), equal, workers).result
     at_once = workers == 1 or 2 * groups % workers == 0  # else the workers' passes differ, and so do their ends
     if at_once:
         assert tables(run(("rlhfuse", {}), equal, workers).result) == tables(plain)

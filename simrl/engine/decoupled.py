@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from simrl.compiled import inlined, kernel, part
 from simrl.engine.leaving import stop
 from simrl.engine.passes import iterate
 from simrl.engine.requests import (
@@ -41,6 +40,7 @@ from simrl.engine.requests import (
     known_tokens,
 )
 from simrl.engine.stretches import Chances, accepted_by, fill_chances
+from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.profile import Tables, straggler_s
 from simrl.speculation.decoding import MODEL, NONE, Decoding, Draft, Drafts, Floats, Ints, Records, draft, remember

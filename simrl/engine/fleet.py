@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import inlined, kernel, part
 from simrl.engine.engine import Engine
 from simrl.engine.leaving import remove, stop
 from simrl.engine.passes import one_pass, run
@@ -22,6 +21,7 @@ from simrl.engine.prefix_cache import MANY, forget_oldest, short_of_nodes
 from simrl.engine.requests import DRAFTS, REQUESTS, TOTALS, Limits, Until, busy, enqueue, may_stop
 from simrl.engine.resolved import resolved
 from simrl.engine.stretches import end_of_stretch, go_to_end, stretch_length
+from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.profile import Tables
 from simrl.speculation.decoding import Floats, Ints, Records, fields_of
 

@@ -7,7 +7,6 @@ aborted ones take part in it (`n_going`).
 
 from __future__ import annotations
 
-from simrl.compiled import inlined, kernel, part
 from simrl.engine.prefix_cache import forget_prefixes
 from simrl.engine.requests import (
     END,
@@ -28,6 +27,7 @@ from simrl.engine.requests import (
     release,
     waiting_at,
 )
+from simrl.profile.compiled import inlined, kernel, part
 from simrl.speculation.decoding import Records
 
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel, part
 from simrl.engine.engine import COUNTED, SPENT, Engine
 from simrl.engine.leaving import know_all, stop
 from simrl.engine.passes import PassWork, end_pass, schedule, work_of
 from simrl.engine.requests import DRAFTS, NEVER, REQUESTS, TOTALS, Limits, Stop, Totals, Until, busy
 from simrl.engine.resolved import resolved
 from simrl.engine.stretches import along_row, go_to_end, stretch_length
+from simrl.profile.compiled import kernel, part
 from simrl.profile.interpolation import interpolate, interpolate_row, locate
 from simrl.profile.profile import Tables, pass_s, straggler_s
 from simrl.speculation.decoding import Decoding, Floats, Ints, Records

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simrl.compiled import inlined, kernel, part
 from simrl.engine.leaving import know_all, let_leave, preempt_last, stop
 from simrl.engine.prefix_cache import cover, find, held_alone, take_found
 from simrl.engine.requests import (
@@ -33,6 +32,7 @@ from simrl.engine.requests import (
     more_blocks,
 )
 from simrl.engine.stretches import decode_stretch, stretch_length
+from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.profile import Tables, pass_s, straggler_beside_prefill_s, straggler_s
 from simrl.speculation.decoding import Draft, Drafts, Records
 

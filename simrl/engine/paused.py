@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simrl.compiled import kernel
 from simrl.engine.leaving import drop_held
 from simrl.engine.requests import MOVED, Requests, Until, free, hold, queue_up, release
+from simrl.profile.compiled import kernel
 from simrl.speculation.decoding import Records
 
 NEXT_STOP = Until(np.inf, True)

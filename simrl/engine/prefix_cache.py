@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simrl.compiled import inlined, kernel, part
+from simrl.profile.compiled import inlined, kernel, part
 
 if TYPE_CHECKING:
     from simrl.engine.requests import Requests, Totals

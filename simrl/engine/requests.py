@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import inlined, kernel, part
 from simrl.engine.prefix_cache import (
     OWN,
     PROMPT,
@@ -31,6 +30,7 @@ from simrl.engine.prefix_cache import (
     new_node,
     node_of,
 )
+from simrl.profile.compiled import inlined, kernel, part
 from simrl.speculation.decoding import Draft, Drafts, Gauges, Records, fields_of
 
 # A request's slot, the time of the boundary at which it stopped, and how: END, PAUSE or WATCH.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from simrl.compiled import kernel, part
 from simrl.engine.leaving import drop_caches, stop
 from simrl.engine.passes import iterate
 from simrl.engine.requests import (
@@ -26,6 +25,7 @@ from simrl.engine.stretches import (
     speculative_stretch,
     stretch_length,
 )
+from simrl.profile.compiled import kernel, part
 from simrl.profile.interpolation import interpolate
 from simrl.profile.profile import Tables
 from simrl.speculation.bandit import choose, observe

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simrl.compiled import inlined, part
 from simrl.engine.requests import (
     NEVER,
     PREEMPTED,
@@ -22,6 +21,7 @@ from simrl.engine.requests import (
     make_room,
     more_blocks,
 )
+from simrl.profile.compiled import inlined, part
 from simrl.profile.interpolation import interpolate, interpolate_row, locate
 from simrl.profile.profile import Tables, straggler_s
 from simrl.speculation.bandit import BanditState, choose, observe

@@ -7,7 +7,7 @@ the profile first, so that no number is extrapolated in silence.
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel, part
+from simrl.profile.compiled import kernel, part
 
 Floats = NDArray[np.float64]
 

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simrl.compiled import inlined, kernel, part
 from simrl.errors import InputError, first_line
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
+from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
 from simrl.profile.metadata import ProfileMetadata as ProfileMetadata

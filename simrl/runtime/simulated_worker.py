@@ -47,7 +47,7 @@ class SimulatedWorker:
         drafters: Mapping[str, Drafting] | None = None,
         agents: Agents | None = None,
     ) -> None:
-        self.policy_version, self.index = 0, index
+        self.policy_version, self.index, self.load_delay_s = 0, index, 0.0
         # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
         held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
         self._engines = {
@@ -56,21 +56,20 @@ class SimulatedWorker:
         }
         self.engines = [engine for engine, _ in self._engines.values()]
         self.engine, self._drafting = self._engines[None]
-        self.load_delay_s = 0.0
         self.group_runs: GroupRuns | None = None
+        self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self._env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], object]] = []
-        self._changes, self._admits = False, True  # whether one of them changes something; whether requests may enter
+        self._changes, self._admits = False, True  # whether a command changes something; whether requests may enter
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
         self._plan = self._tokens_before = self._evaluations = self._asked_version = 0
         self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
-        self._spent_before = self.engine.spent
         self._lost_since_s: float | None = None
         self._away: str | None = None  # the kind of span that says so
 
@@ -160,9 +159,8 @@ class SimulatedWorker:
         """Run to the boundary at which the commands of this instant take effect, and give them to the engine."""
         commands, self._commands = self._commands, []
         stops = self.engine.settle(self._env.now)
-        keeps = (
-            not self._changes and not stops and not self._loads and self.engine.busy and self.engine.goes_pass_by_pass
-        )
+        steps = self.engine.busy and self.engine.goes_pass_by_pass
+        keeps = not self._changes and not stops and not self._loads and steps
         for stopped_s, event, value in self._stopped(stops):
             call_at(self._env, stopped_s, partial(event.succeed, value))
         self._load_what_may()
@@ -181,9 +179,7 @@ class SimulatedWorker:
             self._drafting.begins(request.sample)
         request.started_s = self.engine.now_s
         self._pauses.begin_deadline(request)
-        fetch_s = self._costs.fetch_s_per_token * request.computed_tokens
-        if request.cached < 1.0:  # both end together (`prepare`)
-            fetch_s = 0.0
+        fetch_s = self._costs.fetch_s_per_token * (request.computed_tokens if request.cached == 1.0 else 0)
         ready_s = max(self.engine.now_s + fetch_s, request.environment_until_s)
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: self._enter(request))):
             self._enter(request)
@@ -205,8 +201,8 @@ class SimulatedWorker:
         """Give a request in the engine its drafts, now or when they are there."""
         if self._drafting is None or request.slot is None or not self.is_here(request):
             return
-        about = self.engine, request.slot, request.sample, request.response, self._env.now, self.index
-        if (later_s := self._drafting.give(*about)) is not None:
+        about = request.slot, request.sample, request.response, self._env.now, self.index
+        if (later_s := self._drafting.give(self.engine, *about)) is not None:
             call_at(self._env, later_s, lambda: self.command(lambda: self._give_drafts(request)))
 
     def decode(self, request: WorkerRequest, slot: int) -> None:

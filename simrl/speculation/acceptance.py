@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from simrl.compiled import kernel
+from simrl.profile.compiled import kernel
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
 

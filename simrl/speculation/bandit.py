@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.compiled import kernel, part
+from simrl.profile.compiled import kernel, part
 from simrl.speculation.draws import uniform
 from simrl.speculation.matching import Floats, Ints
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel, part
 from simrl.errors import InputError
+from simrl.profile.compiled import kernel, part
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.bandit import BanditRule, BegMab, Strategy, bandit_rule
 from simrl.speculation.draft_times import DraftTimes

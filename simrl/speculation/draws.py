@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simrl.compiled import kernel
+from simrl.profile.compiled import kernel
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, Field
 
-from simrl.compiled import kernel
 from simrl.errors import InputError
+from simrl.profile.compiled import kernel
 from simrl.profile.interpolation import interpolate4
 from simrl.profile.profile import TableProfile
 from simrl.speculation.draft_times import DraftTimes

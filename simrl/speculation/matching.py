@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import part
 from simrl.errors import InputError
+from simrl.profile.compiled import part
 from simrl.trace.trace import Trace
 
 Floats = NDArray[np.float64]

@@ -242,6 +242,7 @@ def draft_model(
 
     The drafter's weights and KV cache take memory of the worker, and it computes what the target prefills. Its acceptance is an
     input of the scenario (speculation.acceptance).
+    Not modelled: attention in the drafter's prefill.
     """
     paper = "speculative decoding, arXiv 2211.17192"
     return Speculation("draft_model", "model", paper, window or Fixed(tokens=4), gate, model)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.compiled import kernel, part
+from simrl.profile.compiled import kernel, part
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids
 from simrl.trace.trace import Trace

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel
+from simrl.profile.compiled import kernel
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.matching import Ints
 from simrl.speculation.windows import WindowRule, next_window

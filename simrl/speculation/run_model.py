@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.compiled import kernel, part
 from simrl.errors import InputError
+from simrl.profile.compiled import kernel, part
 from simrl.speculation.acceptance import InputKind, sample_key
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import uniform

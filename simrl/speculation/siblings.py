@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel
+from simrl.profile.compiled import kernel
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Ints, Ints32, common_tokens, slot_of, table_size, token_ids

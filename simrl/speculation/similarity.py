@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel
+from simrl.profile.compiled import kernel
 from simrl.speculation.matching import Ints, Ints32, common_tokens, epoch_keys, joined, slot_of, table_size, token_ids
 from simrl.trace.trace import Trace
 

@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from simrl.compiled import kernel
 from simrl.errors import InputError
+from simrl.profile.compiled import kernel
 from simrl.profile.profile import TableProfile
 from simrl.speculation.matching import Ints
 

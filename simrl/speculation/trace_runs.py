@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel, part
 from simrl.errors import InputError
+from simrl.profile.compiled import kernel, part
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Drafter
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.history_index import PAPER, HistoryRule, accept_runs_of, build_index

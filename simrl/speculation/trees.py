@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.compiled import kernel
 from simrl.errors import InputError
+from simrl.profile.compiled import kernel
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.draws import mixed, uniform

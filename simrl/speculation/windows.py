@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.compiled import kernel
+from simrl.profile.compiled import kernel
 
 MOST_TOKENS = 1024  # far beyond what a verification pass is worth; keeps sums and products small
 _AIMD, _MIMD, _FIXED = 0, 1, 2

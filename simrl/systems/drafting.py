@@ -66,7 +66,7 @@ def specactor(
 ) -> System:
     """verl colocated with decoupled speculation: GPUs reserved for drafting draft while workers verify; on-policy.
 
-    As verl_colocated, with the method specactor: the draft ladder chooses the first drafter among the `drafters`, unless
+    As verl_colocated 0.4, with the method specactor: the draft ladder chooses the first drafter among the `drafters`, unless
     `model` names it; Algorithm 1 plans how many GPUs draft for a verifier and how many tokens ahead (`decoupled`), and which of
     the `verifiers` (tensor-parallel sizes; none: the worker's) it is; Algorithm 2 gives responses with low acceptance rates
     their own window and mode (`reconfigure`). `decoupled=False` drafts in turns, with `disaggregated` on GPUs of its own. In

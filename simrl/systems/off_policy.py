@@ -26,12 +26,12 @@ from simrl.systems.system import GROUPS, OF_VERSION, OWN_GPUS, Count, NotNegativ
 
 
 @recipe(*OWN_GPUS, "dispatch", *GROUPS, dispatch=None)
-def one_step_off(version: Version = "0.4") -> System:
+def one_step_off(version: Version = "0.7") -> System:
     """Rollout of a batch overlaps training of the previous batch; off-policyness exactly 1.
 
     The rollout of batch k begins when the rollout of batch k - 1 has ended and the weights trained on batch k - 2 are
-    published; first, all workers load these weights. `version` is verl's, as in verl_colocated: RhymeRL compares with
-    0.4.1, which cuts a batch into contiguous equal parts; "0.7" sends single responses to the least loaded server.
+    published; first, all workers load these weights. `version` is verl's, as in verl_colocated: "0.7" sends single responses to
+    the least loaded server; RhymeRL compares with 0.4.1, which cuts a batch into contiguous equal parts.
     Not modelled: nothing that the rule mentions is left out.
     """
     return System(

@@ -180,9 +180,9 @@ def rollpacker(
     the rest moves to half of the workers, once; the others' GPUs compute log-probs and gradients of scored prompts, in rounds
     of at most `stream_samples` per worker, and the update trains what is left. None: tail batching alone. Single
     responses go to the least loaded worker, as in ROLL, on which it is built.
-    Not modelled: the planner that adapts tensor parallelism to each kind of round, of which the abstract and the public scripts
-    say no more than that; adaptive timeouts of sandboxes and judge models that share the GPUs (a trace has no times of
-    rewards); the stream trainer of short rounds. So do not expect the paper's end-to-end ratios.
+    Not modelled: the planner, which gives each kind of round a tensor-parallel size found by profiling (here workers keep
+    theirs); adaptive timeouts of sandboxes and judge models that share the GPUs (a trace has no times of rewards); the stream
+    trainer of short rounds. So do not expect the paper's end-to-end ratios.
     """
     rule: dict[str, Any] = {
         "eta_prompts": eta_prompts,

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.result.result import TABLES, Lane, Result, SampleRow, Span, Step, Work
@@ -131,8 +130,7 @@ class Recorder:
         return contexts[:, np.argsort(np.concatenate(uids))]
 
     def result(self, end_s: float, metadata: dict[str, Any]) -> Result:
-        """Return the tables of everything up to `end_s`. Spans and segments that reach beyond are cut there: a segment keeps
-        the tokens of the pass that was under way."""
+        """Return the tables of everything up to `end_s`. Spans that reach beyond are cut there."""
         rows = self._rows(self.rollouts())
         if self._put_away:
             samples, segments, _ = zip(*self._put_away, rows, strict=True)
@@ -140,8 +138,8 @@ class Recorder:
         return Result(
             spans=self._spans_table(end_s),
             steps=_table("steps", self.steps),
-            samples=_until(rows.samples, "finished_s", end_s),
-            segments=_until(rows.segments, "ended_s", end_s),
+            samples=rows.samples,
+            segments=rows.segments,
             metadata={**metadata, "end_s": end_s},
         )
 
@@ -239,12 +237,6 @@ def _in_order(tables: Sequence[pa.Table]) -> pa.Table:
     )
     table = pa.concat_tables([table.cast(plain) for table in tables])
     return table.take(np.argsort(table["uid"].to_numpy(), kind="stable")).combine_chunks().cast(tables[0].schema)
-
-
-def _until(table: pa.Table, column: str, end_s: float) -> pa.Table:
-    """Return a table with the times of a column cut at the end."""
-    times_s = pc.min_element_wise(table.column(column), end_s, skip_nulls=False)
-    return table.set_column(table.column_names.index(column), table.schema.field(column), times_s)
 
 
 def _cut(span: Span, end_s: float) -> Span:

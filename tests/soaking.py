@@ -156,6 +156,8 @@ def _drawn(rng: Random, key: str, annotation: Any) -> Any:
         return _drawn(rng, key, rng.choice(get_args(annotation)))
     if annotation is type(None):
         return None
+    if origin is tuple:
+        return [_drawn(rng, key, get_args(annotation)[0]) for _ in range(rng.randint(0, 2))]
     if origin is Literal:
         return rng.choice(get_args(annotation))
     if annotation is bool:

@@ -248,12 +248,8 @@ def on_a_gpu(folder: Path) -> Wanted:
 
 def test_limits_are_checked_before_an_engine_starts(tmp_path: Path) -> None:
     engine, files = KnownEngine(known_tables()), (tmp_path / "p.parquet", tmp_path / "p.points.jsonl")
-    for changes, message in (
-        ({"kv_cache_tokens": 8}, "the KV cache holds 0 tokens"),
-        ({"draft_tokens": 2, "tp": 2}, "--draft-tokens 2: .* --tp is 2"),
-    ):
-        with pytest.raises(InputError, match=message):
-            measure_with(engine, "0.32.0", replace(on_a_gpu(tmp_path), **changes), *files)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the KV cache holds 0 tokens"):
+        measure_with(engine, "0.32.0", replace(on_a_gpu(tmp_path), kv_cache_tokens=8), *files)
     assert not engine.scenes and not files[1].exists()
 
 

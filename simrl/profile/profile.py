@@ -328,7 +328,7 @@ def read_profile(path: str | Path) -> TableProfile:
             "a scenario are relative to its file), derive one with `simrl profile derive`, or measure your own engine with "
             "`simrl measure`"
         )
-    table = read_parquet(path, [*COLUMNS.names, SHARE.name])
+    table = read_parquet(path)
     metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")
     missing = [name for name in COLUMNS.names if name not in table.column_names]
     if metadata is None or missing:

@@ -262,7 +262,7 @@ def test_two_systems_see_the_same_lengths():
             for r in rows(simulate(s).samples)
             if r["finished_s"]
         }
-        for s in (scenario("verl_colocated"), scenario("areal", eta=1))
+        for s in (scenario("verl_colocated"), scenario({"name": "areal", "eta": 1}))
     ]
     both = lengths[0].keys() & lengths[1].keys()
     assert len(both) > 20

@@ -7,7 +7,7 @@ replay: a profile is measured before, by `simrl measure`, with as many engines r
 speed of a shared host varies by half within seconds. Each case is replayed three times; the largest difference between two of
 these stands beside its errors.
 
-Errors are those of the rollout: the clock stands while no worker rolls out, as training is held for the predicted time. Takes
+Errors are of the rollout alone: the clock stands while no worker rolls out, as training is held for the predicted time. Takes
 about 45 minutes on two cores that do nothing else.
 """
 

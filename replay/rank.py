@@ -1,4 +1,4 @@
-"""What vLLM's workers, one process for each rank of an engine, are given: a drafter that drafts nothing, one that
+"""Parts for vLLM's workers, one process for each rank of an engine: a drafter that drafts nothing, one that
 rests, and a correction of sampling on a CPU.
 
 Where simrl drafts, it does so beside the scheduler (`replay.proposer`), once for all ranks.

@@ -132,7 +132,7 @@ def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
     free = speculation.model_free
     if free is not None and (free.before_version or free.if_slower):
         speculation = replace(speculation, model_free=None)
-        lost.append("drafts of siblings never stand in for those of the drafter")
+        lost.append("siblings never draft in place of the drafter")
     return speculation, lost
 
 

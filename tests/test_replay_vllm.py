@@ -456,7 +456,7 @@ def test_an_engine_of_two_processes_generates_drafts_for_both_loads_and_ends_wit
 
 
 def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, prepared):
-    """What a chunk finds of its KV cache it has at the worker of the chunk before alone."""
+    """A chunk finds its KV cache only at the worker that ran the chunk before."""
     scenario = prepared.scenario
     system = SystemConfig(name="split", dispatch="seer", rollout_share=0.67)
     chosen, changes = replayed_form(prepare(scenario.model_copy(update={"system": system, "steps": 1})))

@@ -234,7 +234,7 @@ def test_a_fixed_number_of_sequences_never_beats_a_token_budget(lengths, gpus):
 
 
 def test_a_fixed_number_of_sequences_is_padded_to_the_longest_even_where_one_micro_batch_holds_all():
-    """What a scenario has whose ranks have few sequences: there the number of micro-batches is one, whatever packs them."""
+    """A rank with few sequences has one micro-batch, whatever packs them."""
     lengths = np.array([300, 100, 200, 200])
     dynamic, fixed = costs().pass_s(lengths, 1), costs(microbatching="fixed").pass_s(lengths, 1)
     padded = sum(map(flops, lengths)) + DENSE * (4 * 300 - 800)  # attention sees no padding

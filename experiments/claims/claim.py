@@ -44,7 +44,7 @@ def measured(result: Result, warmup_steps: int) -> Measures:
 
     stale_share       of their tokens; and `cut_share`, the part of it in responses of several versions
     last_end_s        seconds from a step's first start to the mean end of its last 5 %
-    longest_accepted  drafted tokens accepted of the longest 5 %, over those of all
+    longest_accepted  acceptance of the longest 5 %, over the acceptance of all
     accept_lengths    tokens a verification, by update
     seconds           of each sample, by uid
     part_s            seconds by step of the trace and worker

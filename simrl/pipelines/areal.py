@@ -35,7 +35,7 @@ CONCURRENT_BATCHES = 4  # that run at once: AReaL 0.3's launch files of qwen3-co
 
 @dataclass
 class Admission:
-    """What holds back the next group, and for how many seconds it has: the bound on running groups, or η."""
+    """The bound that holds back the next group, and for how many seconds: on running groups, or η."""
 
     seconds: dict[str, float] = field(default_factory=lambda: {"concurrency": 0.0, "eta": 0.0})
     _now: tuple[str, float] | None = None

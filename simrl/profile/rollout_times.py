@@ -24,8 +24,8 @@ _SEED = 0
 
 
 class DraftCosts(NamedTuple):
-    """What a method's drafts cost a worker: seconds of a round, and of a level, at numbers of sequences; and the largest batch
-    that drafts at an acceptance rate of 0, 1, … 100 % of the drafted tokens."""
+    """Costs of a method's drafts at a worker: seconds of a round and of a level, at numbers of sequences; and the
+    largest batch that drafts at an acceptance rate of 0, 1, … 100 % of the drafted tokens."""
 
     sequences: Floats
     round_s: Floats
@@ -34,7 +34,7 @@ class DraftCosts(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """What drafts did for some responses: tokens that a pass yielded of each, and that were drafted for it."""
+    """Yield of drafts for some responses: tokens of each that a pass yielded, and tokens drafted for it."""
 
     tokens: float = 1.0
     drafted: float = 0.0

@@ -204,8 +204,7 @@ class TrainingCosts:
         slowest_s = np.zeros((groups.max() + 1, places.max() + 1))
         np.maximum.at(slowest_s, (groups, places), each_s)
         if self.critic == "fused" and passes > 1:
-            forward = 1 / (3 + (self.config.recompute is not False))
-            return max(pipelines_s(row[row > 0], stages, forward, 2) for row in slowest_s)
+            return max(pipelines_s(row[row > 0], stages, self._forward_share, 2) for row in slowest_s)
         if stages == 1:
             return float(slowest_s.sum(axis=1).max())
         others_s = np.zeros_like(slowest_s)
@@ -218,8 +217,14 @@ class TrainingCosts:
         """Return the seconds of micro-batches through pipeline stages; forward passes are their part of the sweeps."""
         if passes == 1:
             return forward_only(each_stage_s)
-        forward = 1 / (3 + (self.config.recompute is not False))
+        forward = self._forward_share
         return one_forward_one_backward(forward * each_stage_s, (1 - forward) * each_stage_s)
+
+    @property
+    def _forward_share(self) -> float:
+        """Return the part of an update's seconds that is forward: one sweep of three, or of four where activations are
+        recomputed."""
+        return 1 / (3 + (self.config.recompute is not False))
 
     @property
     def _together(self) -> int:

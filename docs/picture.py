@@ -18,7 +18,7 @@ from simrl.show.style import BUBBLE, FAINT, INK, KIND_COLORS, PAPER, save
 from simrl.simulate.run import simulate
 
 HERE = Path(__file__).parent
-SYSTEMS = "systems=[verl_colocated,one_step_off,{name: areal, eta: 1}]"
+SYSTEMS = "systems=[verl_colocated,one_step_off,{name: areal, eta: 4}]"
 FROM_S, SHOWN_S = 900.0, 330.0
 NAMES = {
     "rollout": "generates",

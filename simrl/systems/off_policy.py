@@ -192,9 +192,9 @@ def areal(
     Not modelled: the decoupled PPO objective's effect on learning.
     """
     running: LoadMode = "recompute" if recompute_kv else "keep"
-    rule = {"eta": eta, "running": running, "interruptible": interruptible, "max_concurrent": max_concurrent}
+    pipeline = partial(areal_pipeline, eta=eta, running=running, interruptible=interruptible, on_stale=on_stale)
     return System(
-        pipeline=partial(areal_pipeline, on_stale=on_stale, **rule),
+        pipeline=partial(pipeline, max_concurrent=max_concurrent),
         pauses=pause,
         schedule="fully asynchronous",
         rollout_share=rollout_share,

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
@@ -186,7 +186,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def each(work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None) -> Iterator[tuple[int, T]]:
+def each(work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None) -> Generator[tuple[int, T], None, None]:
     """Yield (place, `work(task)`) of each task, from a pool in any order, or here. Raises `StoppedError` if a process dies."""
     if pool is None:
         yield from ((i, work(task)) for i, task in enumerate(tasks))

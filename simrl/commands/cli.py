@@ -20,7 +20,19 @@ from typing import Any, NoReturn
 
 import typer
 
-from simrl.commands import allocate, calibrate, compare, optimize, presets, profile, results, sweep, systems, trace
+from simrl.commands import (
+    allocate,
+    calibrate,
+    compare,
+    optimize,
+    presets,
+    profile,
+    results,
+    serve,
+    sweep,
+    systems,
+    trace,
+)
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.commands.view import DataView
@@ -167,6 +179,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "results/quickstart-sweep",
         "results/quickstart/cluster.gpus-64-areal-eta-4",
     ),
+    "serve": (serve.serve, "experiments/math_14b.yaml", "experiments/moe_30b.yaml --port 0 --no-open"),
     "calibrate": (
         calibrate.calibrate,
         "run.log --window 1-20 model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1",

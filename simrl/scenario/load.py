@@ -134,6 +134,15 @@ class ScenarioFile:
             systems = [with_parameters(entry, self._parameters, parameters_of) for entry in systems]
         return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
+    def data(self) -> dict[str, Any]:
+        """Return what a file would hold that stands anywhere: the keys after the overrides, references followed, paths
+        absolute."""
+        data: dict[str, Any] = _plain(self._config, None, self.path)
+        _locate(data, self.path.parent.absolute())
+        variations = [{setting.key: setting.value for setting in entry} for entry in self.variations if entry]
+        systems = [with_parameters(entry, self._parameters, None) for entry in self.systems]
+        return {**data, "systems": systems, **({"vary": variations} if variations else {})}
+
     def overruled(self, keys: Iterable[str]) -> list[str]:
         """Return a line for each of these keys that the file varies, for a caller that gives them other values."""
         varied = {key: [s.value for entry in self._varied for s in entry if s.key == key] for key in keys}

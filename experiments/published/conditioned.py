@@ -54,6 +54,13 @@ PAIRS = (
     *((f"areal-interrupt-{size}/1", f"areal-interrupt-{size}/2") for size in ("1p5b", "7b")),
     *(("rollpacker-7b-8k/1", f"rollpacker-7b-8k/{i}") for i in (2, 3)),
 )
+# Rows that share runs are predicted together; all others of a paper are, too.
+PARTS = {
+    "rhymerl": (("rhyme-e2e", "rhyme-abl", "rhyme-pipe", "rhyme-2tier"),),
+    "specactor": (("spec-e2e", "spec-rollout"), ("spec-abl",)),
+    "areal": (("areal-eta", "areal-hours-1p5b"), ("areal-fig4-1p5b",), ("areal-fig4-7b",), ("areal-interrupt",)),
+    "tlt": (("tlt-e2e", "tlt-rollout-case"),),
+}
 # Not predicted: no gain, and in no pair.
 LEFT_OUT = ("rhyme-store", "rhyme-migr-math", "rhyme-migr-code", "tlt-graph-memory")
 
@@ -131,21 +138,22 @@ def gains_to_do(draws: Draws, count: int) -> list[Task]:
     for i in range(max(math.ceil(count / 2), SETS + 1) if count else 0):
         both = {paper: [*numbers[2 * i : 2 * i + 2]] for paper, numbers in kept.items()}
         turns += [(paper, numbers[k]) for k in (0, 1) for paper, numbers in both.items() if k < len(numbers)]
-        turns += [(paper, i) for paper in PAPERS if i <= SETS]
-    todo = (_task(paper, draw) for paper, draw in dict.fromkeys(turns))
-    return [task for task in todo if not _done(draws, task)]
+        turns += [(paper, i) for paper in PAPERS if i == 0 or (paper in kept and i <= SETS)]
+    todo = (task for paper, draw in dict.fromkeys(turns) for task in _tasks(paper, draw))
+    return [
+        task for task in todo if not any((task.paper, task.number, f"{row}/1") in draws.values for row in task.rows)
+    ]
 
 
-def _task(paper: str, draw: int) -> Task:
-    """Return the task for all rows that are gains, or in an order, or no statement on the baseline."""
-    rows = {
-        row: len(published_rows()[row].elements) for row in PAPERS[paper].ROWS if row not in {*LEFT_OUT, *used(paper)}
-    }
-    return Task(paper, rows, draw, read_ledger(paper).sample(draw)[draw])
-
-
-def _done(draws: Draws, task: Task) -> bool:
-    return any((task.paper, task.number, f"{row}/1") in draws.values for row in task.rows)
+def _tasks(paper: str, draw: int) -> list[Task]:
+    """Return tasks for all rows that are gains, or in an order, or no statement on the baseline."""
+    inputs, parts = read_ledger(paper).sample(draw)[draw], [*PARTS.get(paper, ()), ("",)]
+    found: dict[tuple[str, ...], dict[str, int]] = {part: {} for part in parts}
+    for row in PAPERS[paper].ROWS:
+        if row not in {*LEFT_OUT, *used(paper)}:
+            part = next(part for part in parts if row.startswith(part))
+            found[part][row] = len(published_rows()[row].elements)
+    return [Task(paper, rows, draw, inputs) for rows in found.values() if rows]
 
 
 def used(paper: str) -> dict[str, str]:

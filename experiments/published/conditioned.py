@@ -359,21 +359,27 @@ def _contradictions() -> Iterator[str]:
 
 
 def _inputs(draws: Draws) -> Iterator[str]:
-    """Yield the inputs that the kept draws move most: by their median, as a share of all draws."""
-    yield "Inputs that conditioning moves most, by where the kept draws' median lies among all draws:\n"
+    """Yield the inputs that the kept draws move most: a range by where their median lies among all draws, choices by the one
+    whose share changes most."""
+    yield "Inputs that conditioning moves most, each from all draws to those that are kept:\n"
     for paper, kept in kept_of(draws).items():
         if not kept.draws:
             continue
         ledger, sets = read_ledger(paper), read_ledger(paper).sample(max(draws.of(paper)))
         moved = []
         for name in ledger.open:
-            every = [sets[draw][name] for draw in draws.of(paper)]
-            if not isinstance(every[0], str | bool):
-                middle = median(sets[draw][name] for draw in kept.draws)
-                place = (sum(x < middle for x in every) + sum(x <= middle for x in every)) / 2 / len(every)
-                moved.append(
-                    (abs(place - 0.5), f"`{name}` {number(median(every))} → {number(middle)} ({100 * place:.0f} %)")
-                )
+            every, own = ([sets[draw][name] for draw in of] for of in (draws.of(paper), kept.draws))
+            if choices := ledger.inputs[name].choices:
+                shares = {
+                    choice: (every.count(choice) / len(every), own.count(choice) / len(own)) for choice in choices
+                }
+                choice = max(shares, key=lambda choice: abs(shares[choice][1] - shares[choice][0]))
+                before, after = shares[choice]
+                moved.append((abs(after - before), f"`{name}` {choice} {percent(before, 1)} → {percent(after, 1)}"))
+            else:
+                before, after = median(every), median(own)
+                place = sum(x < after for x in every) / len(every)
+                moved.append((abs(place - 0.5), f"`{name}` {number(before)} → {number(after)}"))
         yield f"- {paper}: " + ", ".join(text for _, text in sorted(moved, reverse=True)[:SHOWN_INPUTS]) + "."
     yield ""
 

@@ -143,7 +143,7 @@ class VllmEngine:
             "trust_remote_code": False,
             "load_format": "dummy" if settings.dummy_weights else "safetensors",
             "dtype": settings.dtype,
-            "seed": settings.seed,
+            "seed": settings.seed % 2**32,  # vLLM gives it to numpy, too
             "max_model_len": settings.max_model_len,
             "max_num_seqs": settings.max_num_seqs,
             "max_num_batched_tokens": settings.max_num_batched_tokens,

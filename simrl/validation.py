@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from simrl.errors import meant
 
 LONGEST_VALUE = 80
+MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
 
 

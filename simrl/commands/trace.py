@@ -12,6 +12,7 @@ from simrl.commands.options import Place
 from simrl.commands.view import DataView, drawn
 from simrl.errors import InputError, meant
 from simrl.extensions import Extended
+from simrl.validation import MOST_SEED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +52,7 @@ def import_verl(
         ),
     ] = False,
     group: Annotated[int | None, typer.Option(min=1, help="with --metrics: responses per prompt (rollout.n)")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="with --metrics: seed of the draw")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="with --metrics: seed of the draw")] = 0,
     samples: Annotated[
         int | None, typer.Option(min=1, help="with --metrics: responses per step, if not logged")
     ] = None,
@@ -230,7 +231,7 @@ def synth(
     ] = None,
     agentic: Annotated[bool, typer.Option("--agentic", help="an agent's turns: --preset coding-agent")] = False,
     tools: Annotated[Path | None, typer.Option(help="take the agent's tools from this YAML file")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the draw")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="seed of the draw")] = 0,
     name: Name = None,
 ) -> DataView:
     """Draw a trace from a length model, if there is no run yet."""
@@ -266,7 +267,7 @@ def with_tools(
     file: Annotated[Path, typer.Argument(help="a trace (Parquet) whose responses have turns")],
     output: Output,
     tools: Annotated[Path, typer.Option(help="the agent's tools, a YAML file")],
-    seed: Annotated[int, typer.Option(min=0, help="seed of the draw")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="seed of the draw")] = 0,
 ) -> DataView:
     """Draw the times of tools where a trace of an agent has turns without times (AReaL, slime); recorded times stay."""
     from simrl.trace.tools import with_tools

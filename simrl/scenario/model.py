@@ -28,6 +28,7 @@ from simrl.scenario.presets import with_presets
 from simrl.scenario.training import Seconds, Share, TrainingConfig
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
+from simrl.validation import MOST_SEED
 
 
 class _Section(BaseModel):
@@ -231,7 +232,7 @@ class Scenario(_Section):
 
     name: str
     """name of the scenario and of the folder of its results"""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
     """seed of all draws; systems with equal seeds see equal draws"""
     steps: PositiveInt
     """policy updates to simulate"""

@@ -225,6 +225,8 @@ def read_trace(path: str | Path) -> Trace:
     table = read_parquet(path)
     metadata = parquet_metadata(table, path, METADATA_KEY, TraceMetadata, "write the trace again")
     if metadata is None:
+        if b"simrl.profile" in (table.schema.metadata or {}):
+            raise InputError(f"{path}: a profile, not a trace; look at it with `simrl profile show {path}`")
         raise InputError(
             f"{path}: Parquet without simrl's trace metadata; import it with `simrl trace import csv|jsonl …`"
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from simrl.commands.slips import require_scenario, require_section, require_settings, with_section
 from simrl.errors import InputError, meant
+from simrl.files import temporary_folder
 from simrl.scenario.load import (
     FILLED_IN,
     PARAMETER,
@@ -74,8 +74,8 @@ class Opened(NamedTuple):
         if self.trace is None:
             yield self
             return
-        with tempfile.TemporaryDirectory(prefix="simrl-trace-") as folder:
-            path = Path(folder) / "trace.parquet"
+        with temporary_folder() as folder:
+            path = folder / "trace.parquet"
             write_trace(self.trace, path)
             yield self._replace(data={**(self.data or {}), "workload": {"trace": str(path)}})
 
@@ -222,8 +222,8 @@ def folder_or_temporary(folder: Path | None) -> Iterator[Path]:
     if folder is not None:
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="simrl-") as temporary:
-        yield Path(temporary)
+    with temporary_folder() as temporary:
+        yield temporary
 
 
 def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:

@@ -444,7 +444,7 @@ def test_a_bug_keeps_its_traceback(simrl, monkeypatch):
 
 
 def test_a_message_is_one_line_whatever_the_file_is_called(simrl):
-    assert "two lines.yaml: cannot be read" in simrl.refuses("compare", "two\nlines.yaml")
+    assert "two lines.yaml: no such file" in simrl.refuses("compare", "two\nlines.yaml")
 
 
 def test_a_name_that_no_file_can_have_is_refused(simrl):

@@ -46,7 +46,7 @@ def test_systems_that_an_override_makes_equal_are_simulated_once(simrl, scenario
 
 
 def test_one_system_that_is_named_twice_is_simulated_once(simrl, scenarios):
-    simrl("compare", "scenario.yaml", "--system", "areal", "--system", "areal")
+    simrl("compare", "scenario.yaml", "systems=[areal, areal, {name: areal}]")
     assert systems_of(scenarios) == [("areal", {})]
 
 

@@ -145,7 +145,11 @@ class ScenarioFile:
                     require_parameter(setting.key, names, parameters_of)
             alternatives = list(product(*self._parameters))
             systems = [with_parameters(entry, own, parameters_of) for entry in systems for own in alternatives]
-        return [self.scenario(varied, entry) for varied in self.variations for entry in _distinct(systems)]
+        return [
+            self.scenario(varied, entry)
+            for varied in self.variations
+            for entry in _distinct([_named(each) for each in systems])
+        ]
 
     def overruled(self, keys: Iterable[str]) -> list[str]:
         """Return a line for each of these keys that the file varies, for a caller that gives them other values."""

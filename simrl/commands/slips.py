@@ -27,7 +27,11 @@ def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
     """Raise `InputError` for a path that is neither a scenario nor a trace, by what it is instead. `more` are the arguments
     behind it."""
     file, command = Path(path), f"simrl {call}"
-    if file.is_dir():
+    try:
+        is_folder = file.is_dir()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; name a scenario (YAML) or a trace (Parquet)") from error
+    if is_folder:
         if any((file / name).exists() for name in OF_RESULTS):
             raise InputError(
                 f"{path}: a folder of results, which simrl explain, diff and report read; {command} takes a scenario file"

@@ -327,9 +327,7 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
     except ImportError as error:
         raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
     if gpu not in SYSTEMS:
-        raise InputError(
-            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
-        )
+        raise InputError(f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose {' or '.join(SYSTEMS)}")
     _require_split(shape, setup)
     _require_graphs(setup)
     unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
+from simrl.extensions import install_command
 from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
@@ -324,11 +325,9 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
     try:
         import_module(f"{package}.sdk.engine")
     except ImportError as error:
-        raise InputError(f"{setup.package} is not installed; pip install 'simrl[{setup.package}]'") from error
+        raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
     if gpu not in SYSTEMS:
-        raise InputError(
-            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
-        )
+        raise InputError(f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose {' or '.join(SYSTEMS)}")
     _require_split(shape, setup)
     _require_graphs(setup)
     unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]
@@ -383,7 +382,7 @@ def _require_graphs(setup: EngineSetup) -> None:
     if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
         raise InputError(
             "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
-            "use --source aisimulate, which has them anew (pip install 'simrl[aisimulate]')"
+            f"use --source aisimulate, which has them anew ({install_command('aisimulate')})"
         )
 
 

@@ -57,7 +57,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         help="Which RL post-training system finishes first on your model, rollouts and cluster, and why?",
-        epilog="Start with:  simrl compare experiments/math_14b.yaml",
+        epilog="Start with:  simrl compare experiments/reasoning.yaml",
     )
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")

@@ -140,7 +140,7 @@ def advise(
             on_phase(f"{gpus} GPUs: {name}")
 
         price = max(each or 0.0 for each in prices(space.first.cluster.model_dump()))
-        goal = Goal(space.batch_samples, price, max_off_policyness)
+        goal = Goal(space.batch_samples, price, max_off_policyness, settled=True)
         found = optimization(space, goal, outcomes, on_phase=phase, **settings)
         phase("the whole run of the choice")
         plans.append(_plan(gpus, found, goal, updates, outcomes))

@@ -27,11 +27,12 @@ Rows = Callable[[Sequence[Scenario]], Sequence[Row]]
 
 def divides(scenario: Scenario) -> bool:
     """Return whether the scenario's system divides the cluster's GPUs by a share that stays as it is."""
-    known = parameters_of(scenario.system.name)
-    if scenario.cluster.train is not None or "rollout_share" not in known:
+    try:
+        system = make_system(scenario.system.name, scenario.system.parameters)
+    except InputError:  # for whoever prepares the scenario to say
         return False
-    system = make_system(scenario.system.name, scenario.system.parameters)
-    return system.rollout_share is not None and not scenario.system.parameters.get("adapt_split_every")
+    known = "rollout_share" in parameters_of(scenario.system.name) and scenario.cluster.train is None
+    return known and system.rollout_share is not None and not system.adapt_split_every
 
 
 def units(scenario: Scenario) -> tuple[int, int]:
@@ -90,14 +91,15 @@ def _nearest(scenario: Scenario, workers: int, of_all: int, inputs: InputCache) 
 
 
 def best_splits(scenarios: Sequence[Scenario], rows: Rows, inputs: InputCache) -> list[Scenario]:
-    """Return each scenario at the split with the most samples a second: a few splits, and then the middles on both sides of
-    the best so far, until they are one worker or 1/`FINEST` of all apart. `rows` simulates."""
+    """Return each scenario, once, at the split with the most samples a second: a few splits, and then the middles on both
+    sides of the best so far, until they are one worker or 1/`FINEST` of all apart. `rows` simulates."""
     searches = {i: _Search(scenario, inputs) for i, scenario in enumerate(scenarios) if divides(scenario)}
     while asked := [(i, n) for i, search in searches.items() for n in search.next()]:
         found = rows([with_workers(scenarios[i], n) for i, n in asked])
         for (i, n), row in zip(asked, found, strict=True):
             searches[i].rates[n] = row["samples_per_s"]
-    return [searches[i].best if i in searches else scenario for i, scenario in enumerate(scenarios)]
+    best = [searches[i].best if i in searches else scenario for i, scenario in enumerate(scenarios)]
+    return [each for i, each in enumerate(best) if each not in best[:i]]  # that differed in their splits alone
 
 
 class _Search:

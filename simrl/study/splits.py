@@ -61,24 +61,26 @@ def possible(scenario: Scenario, inputs: InputCache) -> bool:
 
 
 def looks(scenario: Scenario, row: Row, inputs: InputCache) -> list[Scenario]:
-    """Return at most two splits that the run's idle shares suggest, if one of them may gain `WORTH`.
+    """Return the split that the run's idle shares suggest, if it may gain `WORTH`; else none.
 
-    A trainer that idles needs fewer GPUs, those that keep it busy for `TARGET` of the time. A busy trainer needs more, if
-    rollout has some to spare: it idles, or its batches are not full. Where both idle, either may be.
+    A trainer that idles more than rollout does needs fewer GPUs, those that keep it busy for `TARGET` of the time. Another
+    one needs more, if rollout has some to spare: it idles, or its batches are not full.
     """
     if not divides(scenario):
         return []
     workers, of_all = units(scenario)
     trains, busy = of_all - workers, 1 - row["train_idle"]
     occupancy = row.get("occupancy")
-    wanted = []
-    if busy < BUSY_ENOUGH[0]:
-        more = of_all - max(math.ceil(trains * busy / TARGET), 1)
-        wanted += [more] if more >= (1 + WORTH) * workers else []
-    spare = row["rollout_bubble"] > WORTH or (occupancy is not None and occupancy < SLACK)
-    if spare and busy > TARGET - BUSY_ENOUGH[0]:
-        wanted.append(max(of_all - math.ceil(1.5 * trains), 1))
-    return [split for n in wanted if n != workers and (split := _nearest(scenario, n, of_all, inputs)) is not None]
+    if busy < BUSY_ENOUGH[0] and row["train_idle"] > row["rollout_bubble"]:
+        wanted = of_all - max(math.ceil(trains * busy / TARGET), 1)
+        if wanted < (1 + WORTH) * workers:
+            return []
+    elif row["rollout_bubble"] > WORTH or (occupancy is not None and occupancy < SLACK):
+        wanted = max(of_all - math.ceil(1.5 * trains), 1)
+    else:
+        return []
+    split = _nearest(scenario, wanted, of_all, inputs) if wanted != workers else None
+    return [split] if split is not None else []
 
 
 def _nearest(scenario: Scenario, workers: int, of_all: int, inputs: InputCache) -> Scenario | None:

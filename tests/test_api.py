@@ -536,5 +536,7 @@ def test_only_python_has_these_parameters():
         for path, (function, *_) in COMMANDS.items()
         for name in set(inspect.signature(function).parameters) - {option.name for option in options_of(function)}
     }
-    given_by_values = {("sweep", "overrides"), ("optimize", "overrides")}
-    assert only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "optimize")} | given_by_values
+    given_by_values = {("sweep", "overrides"), ("optimize", "overrides"), ("advise", "overrides")}
+    assert (
+        only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "optimize", "advise")} | given_by_values
+    )

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import typer
 
 from simrl.commands import (
+    advise,
     allocate,
     calibrate,
     compare,
@@ -59,7 +60,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
         help="Which RL post-training system finishes first on your model, rollouts and cluster, and why?",
-        epilog="Start with:  simrl examples copy math_14b   and   simrl compare experiments/math_14b.yaml",
+        epilog="Start with:  simrl examples copy reasoning   and   simrl compare experiments/reasoning.yaml",
     )
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
@@ -168,6 +169,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "experiments/quickstart.yaml cluster.gpus=64,128 cluster.tp=2,4 --zip cluster.gpus,cluster.tp",
         "experiments/quickstart.yaml systems=areal system.eta=0..8 system.rollout_share=0.5..0.95 --sample 200",
         "experiments/quickstart.yaml seed=0..99 --ray auto",
+    ),
+    "advise": (
+        advise.advise,
+        "experiments/math_14b.yaml --clusters 32,64,128 --updates 500",
+        "my_run.csv --model qwen3-8b --gpu h100 --clusters 32,64 --price 2.5 --framework verl --max-off-policyness 4",
     ),
     "optimize": (
         optimize.optimize,

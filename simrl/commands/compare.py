@@ -191,9 +191,7 @@ def compare(
     ] = None,
     best_split: Annotated[
         bool | None,
-        typer.Option(
-            help="search each system's split of the GPUs (default: look at one or two others, and say if they win)"
-        ),
+        typer.Option(help="search each system's split of the GPUs (default: look at another, and say if it wins)"),
     ] = None,
     sure: Annotated[
         bool,

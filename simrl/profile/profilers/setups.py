@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simrl.errors import InputError, meant
-from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.profile.model_shape import MODELS, ModelShape, require_kv_heads
 
 SYSTEMS = {
     "a100": "a100_sxm",
@@ -134,3 +134,4 @@ def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
         raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
     if shape.heads % setup.tp:
         raise InputError(f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}")
+    require_kv_heads("--tp", setup.tp, shape)

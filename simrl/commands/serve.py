@@ -21,6 +21,7 @@ import yaml
 from simrl.commands import options as o
 from simrl.commands.view import DataView
 from simrl.errors import InputError, StoppedError
+from simrl.extensions import install_command
 
 if TYPE_CHECKING:
     from dash import Dash
@@ -33,7 +34,6 @@ HOST = "127.0.0.1"
 SHARES = tuple(i / 16 for i in range(4, 16))
 QUICK_UPDATES = 12  # that the page begins with, so that an answer takes about a second
 LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
-NOT_INSTALLED = "simrl serve needs Dash; pip install 'simrl[serve]'"
 
 
 class Choice(NamedTuple):
@@ -115,7 +115,7 @@ def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
     try:
         from dash import Dash
     except ImportError:
-        raise InputError(NOT_INSTALLED) from None
+        raise InputError(f"simrl serve needs Dash; {install_command('serve')}") from None
     from simrl.simulate.cache import InputCache
     from simrl.study.progress import compile_kernels
 

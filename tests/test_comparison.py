@@ -55,7 +55,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     (folder / "scenario.yaml").write_text(SCENARIO)
     scenarios = load_scenarios(folder / "scenario.yaml", [VARY, "cluster.cost_per_gpu_hour=2.5"])
-    return scenarios, compare_scenarios(scenarios, folder / "out", 1)[0], folder / "out"
+    return scenarios, compare_scenarios(scenarios, folder / "out", 1).rows, folder / "out"
 
 
 def old_results(folder):
@@ -110,7 +110,7 @@ def test_speed_ups_are_over_the_first_row_and_the_first_of_the_variant(compared)
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes_as_one(compared, tmp_path):
     scenarios, rows, folder = compared
-    assert compare_scenarios(scenarios[:2], tmp_path / "out", 2)[0] == rows[:2]
+    assert compare_scenarios(scenarios[:2], tmp_path / "out", 2).rows == rows[:2]
     for row in rows[:2]:
         assert contents(tmp_path / "out" / row["folder"]) == contents(folder / row["folder"])
 

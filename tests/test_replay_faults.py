@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -448,6 +449,25 @@ def test_an_engines_variables_are_those_of_its_process_alone(tmp_path, monkeypat
     wait_until_ready([link], 60.0)
     assert link.connection.recv()[0].key == 3 and "CUDA_VISIBLE_DEVICES" not in os.environ
     link.close()
+
+
+def leaves_a_file(engine: EngineDouble, channel: Channel) -> None:
+    """The work of an engine that makes a temporary file and leaves it, as vLLM does."""
+    handle, name = tempfile.mkstemp(prefix="vllm_dist_")
+    os.close(handle)
+    channel.send([Reached(len(list(Path(name).parent.iterdir())), 0.0)])
+    channel.poll(None)
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_temporary_files_that_an_engine_leaves_end_with_it(tmp_path, monkeypatch, end):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = dict(os.environ)
+    link = engine_link("worker 0", SETTINGS, tmp_path / "log", leaves_a_file, EngineDouble)
+    wait_until_ready([link], 60.0)
+    assert link.connection.recv()[0].key == 1 and os.environ == before
+    getattr(link, end)()
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_neither_ctrl_c_nor_sigterm_ends_an_engine_but_the_end_of_its_line_does(tmp_path):

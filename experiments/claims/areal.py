@@ -105,8 +105,6 @@ CLAIMS = {
         interrupts,
         "1.05 to 1.4",
         f"{_EIGHTH} (7B a quarter)",
-        "without interruption each worker waits for its own longest response only and goes on; §7.5 has the controller wait "
-        "for the longest of all",
     ),
     "ar-5": Claim(LEDGER, dynamic, "1.1 to 1.6 in training throughput", "one batch on the trainers of 16 and 24 nodes"),
     "ar-6": Claim(

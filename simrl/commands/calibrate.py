@@ -189,7 +189,7 @@ def whatif(
         alike = None if logged.get("trace") else write_alike(own)
         fits = [found.data.scenario, *found.data.fits]
         scenarios, said, ranges = alternatives(own / CALIBRATED, others, fits, jobs, alike)
-        compared = simulate_all(scenarios, None, jobs, output, False)
+        compared = simulate_all(scenarios, None, jobs, output)
     return WhatIf(found, compared, said, ranges, notes=compared.notes, width=200)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simrl.scenario.model import Scenario
     from simrl.show.style import Picture
     from simrl.simulate.cache import InputCache
+    from simrl.study.compared import Beside
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,20 +133,22 @@ class Comparison(View):
 
 
 def simulate_all(
-    scenarios: Sequence[Scenario], inputs: InputCache | None, jobs: int, folder: Path | None, ranking: bool | None
+    scenarios: Sequence[Scenario],
+    inputs: InputCache | None,
+    jobs: int,
+    folder: Path | None,
+    beside: Beside | None = None,
 ) -> Comparison:
-    """Simulate all scenarios, in memory or into a folder."""
+    """Simulate all scenarios, and what stands beside them, in memory or into a folder."""
     from simrl.show.comparison import compare_scenarios
     from simrl.simulate.cache import InputCache
-    from simrl.study.compare import require_possible, row_of, the_result
-    from simrl.study.ranking import ranked_rows, simulate_ranked
+    from simrl.study.compare import row_of, the_result
+    from simrl.study.compared import ALONE, simulate_compared
 
-    inputs = inputs or InputCache()
+    inputs, beside = inputs or InputCache(), beside or ALONE
     if folder is None:
-        require_possible(scenarios, inputs)
-        results, rates, unranked = simulate_ranked(scenarios, jobs, inputs, the_result, ranking)
-        rows = ranked_rows(scenarios, [row_of(*run) for run in zip(scenarios, results, strict=True)], rates)
-        return Comparison(tuple(scenarios), tuple(rows), results, unranked)
+        made = simulate_compared(scenarios, jobs, inputs, the_result, row_of, beside)
+        return Comparison(tuple(made.scenarios), tuple(made.rows), made.kept, made.unranked)
     notes = [
         f"Written to {folder}",
         "with comparison.png and .json, and a folder per row: timeline.png, Parquet tables, result.json, perfetto.json",
@@ -153,8 +156,8 @@ def simulate_all(
     ]
     if (folder / "comparison.json").exists():
         notes.append("It replaced the results of an earlier run there; --output names another folder.")
-    rows, unranked = compare_scenarios(scenarios, folder, jobs, inputs, ranking)
-    return Comparison(tuple(scenarios), tuple(rows), folder, unranked, notes=notes)
+    written = compare_scenarios(scenarios, folder, jobs, inputs, beside)
+    return Comparison(tuple(written.scenarios), tuple(written.rows), folder, written.unranked, notes=notes)
 
 
 @command
@@ -185,6 +188,16 @@ def compare(
     ranking: Annotated[
         bool | None, typer.Option(help="repeat it with assumed seconds × 0.5 and × 2 (default: if it is quick)")
     ] = None,
+    best_split: Annotated[
+        bool | None,
+        typer.Option(
+            help="search each system's split of the GPUs (default: look at one or two others, and say if they win)"
+        ),
+    ] = None,
+    sure: Annotated[
+        bool,
+        typer.Option("--sure", help="simulate two further seeds, and print how far samples/s of the three are apart"),
+    ] = False,
     folder: o.Folder = None,
     jobs: o.Jobs = o.JOBS,
     **setup: Unpack[o.Setup],
@@ -211,6 +224,7 @@ def compare(
     from simrl.commands.workload import LOG, open_workload, report_overruled
     from simrl.scenario.load import Choices
     from simrl.study.compare import without_colocated
+    from simrl.study.compared import Beside
     from simrl.systems.recipes import parameters_of
 
     opening = "compare", workload, systems, overrides, {**setup, "seed": seed}
@@ -224,7 +238,8 @@ def compare(
     scenarios, left_out = without_colocated(scenarios)
     for line in left_out:
         LOG.info(line)
-    return simulate_all(scenarios, opened.inputs(), jobs, place(folder, Path("results") / scenarios[0].name), ranking)
+    output = place(folder, Path("results") / scenarios[0].name)
+    return simulate_all(scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure))
 
 
 @command
@@ -280,4 +295,4 @@ def run(
             "compare"
         )
     name = f"{scenarios[0].name}-{scenarios[0].system.name}"
-    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name), False)
+    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name))

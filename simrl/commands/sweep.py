@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from simrl.commands import options as o
 from simrl.commands.command import command
 from simrl.commands.view import View, frame, place
 from simrl.errors import InputError
+from simrl.files import temporary_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ class Sweep(View):
         """Write the page that `simrl report` makes of a sweep, and return its path; errors as in `Comparison.report`."""
         from simrl.show.report.page import write_report
 
-        with tempfile.TemporaryDirectory(prefix="simrl-report-") as folder:
+        with temporary_folder() as folder:
             write_report(self.save(folder), Path(path))
         return Path(path)
 

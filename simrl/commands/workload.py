@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.errors import InputError, meant
+from simrl.files import temporary_folder
 from simrl.profile.hardware import known_gpu
 from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import shipped_profile
@@ -61,8 +61,8 @@ class Opened(NamedTuple):
         if self.trace is None:
             yield self
             return
-        with tempfile.TemporaryDirectory(prefix="simrl-trace-") as folder:
-            path = Path(folder) / "trace.parquet"
+        with temporary_folder() as folder:
+            path = folder / "trace.parquet"
             write_trace(self.trace, path)
             yield self._replace(data={**(self.data or {}), "workload": {"trace": str(path)}})
 
@@ -177,8 +177,8 @@ def folder_or_temporary(folder: Path | None) -> Iterator[Path]:
     if folder is not None:
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="simrl-") as temporary:
-        yield Path(temporary)
+    with temporary_folder() as temporary:
+        yield temporary
 
 
 def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:

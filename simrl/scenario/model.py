@@ -86,10 +86,22 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> ClusterConfig:
-        for key, pool in (("", self), ("train.", self.train)):
-            node, domain = (pool.gpus_per_node, pool.nvlink_domain) if pool else (None, None)
-            if node and domain and domain % node:
-                raise ValueError(f"{key}nvlink_domain is {domain}: not whole nodes of {node} GPUs; give a multiple")
+        for key, kind in (("", self.rollout_kind), ("train.", self.train_kind)):
+            node, domain = kind.gpus_per_node, kind.nvlink_domain
+            if domain % node and node % domain:
+                raise ValueError(
+                    f"{key}nvlink_domain is {domain}: not whole nodes of {node} GPUs, nor equal parts of one; give a multiple, "
+                    "or another gpus_per_node"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _each_kind_has_its_price(self) -> ClusterConfig:
+        own = self.train
+        if own and self.cost_per_gpu_hour and own.cost_per_gpu_hour is None and own.gpu not in (None, self.gpu):
+            raise ValueError(
+                f"train.cost_per_gpu_hour is missing: a {own.gpu} has another price than a {self.gpu}; give it, 0 for none"
+            )
         return self
 
     @property

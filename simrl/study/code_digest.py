@@ -33,9 +33,14 @@ def digest_of(root: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted([*modules, *_data_files(root, modules)]):
         content = (root / path).read_bytes()
-        own = _parsed(content)[0] if path.endswith(".py") else hashlib.sha256(content).hexdigest()
+        own = source_digest(content) if path.endswith(".py") else hashlib.sha256(content).hexdigest()
         digest.update(f"{path}\0{own}\0".encode())
     return digest.hexdigest()
+
+
+def source_digest(source: bytes) -> str:
+    """Return the digest of a module's syntax tree without docstrings."""
+    return _parsed(source)[0]
 
 
 def imported(root: Path) -> set[str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import tempfile
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
+from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import MODELS, ModelShape
@@ -337,8 +337,9 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
             f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
             f"that it knows ({', '.join(BUNDLED)}); measure it with `simrl measure`"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(_config(shape, package))
+    with temporary_folder() as temporary:
+        folder = str(temporary)
+        (temporary / "config.json").write_text(_config(shape, package))
         try:
             compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape, apart)
             compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here

@@ -20,7 +20,19 @@ from typing import Any, NoReturn
 
 import typer
 
-from simrl.commands import allocate, calibrate, compare, optimize, presets, profile, results, sweep, systems, trace
+from simrl.commands import (
+    advise,
+    allocate,
+    calibrate,
+    compare,
+    optimize,
+    presets,
+    profile,
+    results,
+    sweep,
+    systems,
+    trace,
+)
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.commands.view import DataView
@@ -148,6 +160,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "experiments/quickstart.yaml cluster.gpus=64,128 cluster.tp=2,4 --zip cluster.gpus,cluster.tp",
         "experiments/quickstart.yaml systems=areal system.eta=0..8 system.rollout_share=0.5..0.95 --sample 200",
         "experiments/quickstart.yaml seed=0..99 --ray auto",
+    ),
+    "advise": (
+        advise.advise,
+        "experiments/math_14b.yaml --clusters 32,64,128 --updates 500",
+        "my_run.csv --model qwen3-8b --gpu h100 --clusters 32,64 --price 2.5 --framework verl --max-off-policyness 4",
     ),
     "optimize": (
         optimize.optimize,

@@ -60,6 +60,13 @@ Deadline = Annotated[
 ]
 Budget = Annotated[float | None, typer.Option(min=0, help="cost of these updates: choose the fastest run within it")]
 Trials = Annotated[int, typer.Option(min=1, help="most points to simulate; a smaller space is simulated completely")]
+Polish = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="most further points around the best of each system: every split, η, stale groups, concurrency, dispatch",
+    ),
+]
 Robust = Annotated[
     bool,
     typer.Option(
@@ -84,6 +91,7 @@ def optimize(
     deadline: Deadline = None,
     budget: Budget = None,
     trials: Trials = 200,
+    polish: Polish = 100,
     best: Annotated[int, typer.Option(min=1, help="systems to report")] = 5,
     robust: Robust = True,
     seed: Annotated[int, typer.Option(min=0, help="seed of the search (seed=… is the scenarios')")] = 0,
@@ -122,6 +130,7 @@ def optimize(
     from simrl.show.tables.optimize import print_optimization
     from simrl.study.goal import Goal, seconds_of
     from simrl.study.optimize import require_trials
+    from simrl.study.robustness import ENDS
     from simrl.study.search_space import FAMILIES, make_space
     from simrl.study.store import write_json
 
@@ -138,7 +147,9 @@ def optimize(
         with folder_or_temporary(output) as written:
             report_overruled(space.varied.file, varied)
             started = time.monotonic()
-            found, outcomes = _search(space, goal, written, jobs, trials, seed=seed, best=best, robust=robust)
+            found, outcomes = _search(
+                space, goal, written, jobs, trials, seed=seed, best=best, robust=ENDS if robust else (), polished=polish
+            )
             write_json(written / "optimize.json", found.as_json())
     name = f"Optimization of {found.name}: {found.choice.option.row['system']}"
     rows = [{key: value for key, value in row.items() if key not in NESTED} for row in found.as_json()["best"]]

@@ -6,6 +6,8 @@ equal rows from the CLI and from Python.
 
 from __future__ import annotations
 
+import csv
+import json
 import logging
 import os
 import re
@@ -14,22 +16,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, first_line, meant
 from simrl.files import temporary_folder
 from simrl.profile.hardware import known_gpu
 from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import shipped_profile
+from simrl.result.result import METADATA_FILE
 from simrl.scenario.load import FILLED_IN, PARAMETER, Choices, ScenarioFile, Setting, given, override
 from simrl.scenario.model import Scenario
 from simrl.scenario.yaml_text import parse_override
 from simrl.simulate.cache import InputCache
 from simrl.study.grid import SYSTEMS, Dimension, Listed, by_key, listed
 from simrl.systems.recipes import RECIPES, parameters_of
-from simrl.trace.importers.tabular import import_frame
+from simrl.trace.importers.tabular import import_csv, import_frame, import_jsonl
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 LOG = logging.getLogger("simrl")
-TRACE_SUFFIX = ".parquet"
+TRACE_SUFFIX, TABLE_SUFFIXES = ".parquet", (".csv", ".jsonl")
+# Columns of a table that are taken for ours where it has none of our names; a message says which were.
+ALIASES = {
+    "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
+    "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
+    "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
+    "response_tokens": ("out_len", "response_length", "response_len", "output_tokens", "completion_tokens", "length"),
+    "reward": ("score",),
+}
 BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which have kernels alone (validate_engine.py)
 FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")}  # of a scenario, where not called as the keyword
 NEEDED = {"model": "--model qwen3-8b", "gpu": "--gpu h100", "gpus": "--gpus 64"}  # with a trace
@@ -78,6 +89,8 @@ def open_workload(call: str, workload: Any, systems: Any, overrides: Any, setup:
         if profile is not None:
             named = {"path": None, "roofline": None, **_profile(profile)}
             settings.insert(0, given("profile", named, f"argument profile={str(profile)!r}"))
+        if (found := _result_of(workload)) is not None:
+            return Opened(os.fspath(workload), found, settings, None)
         if isinstance(workload, Mapping):
             return Opened(f"simrl.{call}", _plain(workload), settings, None)
         return Opened(os.fspath(workload), None, settings, None)
@@ -104,10 +117,23 @@ def open_workload(call: str, workload: Any, systems: Any, overrides: Any, setup:
     return Opened(f"simrl.{call}", data, settings, trace if path is None else None)
 
 
+def _result_of(workload: Any) -> dict[str, Any] | None:
+    """Return the scenario of a folder that `simrl run` or `simrl compare` wrote for a run; None for another workload."""
+    file = Path(workload) / METADATA_FILE if isinstance(workload, str | os.PathLike) else None
+    if file is None or not file.is_file():
+        return None
+    try:
+        scenario = dict(json.loads(file.read_text(encoding="utf-8"))["scenario"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{workload}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
+    systems = [scenario.pop("system")] if "system" in scenario else []
+    return {"systems": systems, **{key: value for key, value in scenario.items() if key not in FILLED_IN}}
+
+
 def is_scenario(workload: Any) -> bool:
     """Return whether a workload is a scenario, and no trace."""
     if isinstance(workload, str | os.PathLike):
-        return Path(workload).suffix != TRACE_SUFFIX
+        return Path(workload).suffix not in (TRACE_SUFFIX, *TABLE_SUFFIXES)
     return isinstance(workload, Mapping)
 
 
@@ -186,10 +212,32 @@ def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:
     if isinstance(workload, str | os.PathLike):
         if cap_tokens is not None:
             raise InputError(f"cap_tokens={cap_tokens}: {os.fspath(workload)} has its own; leave it out")
+        if Path(workload).suffix in TABLE_SUFFIXES:
+            return _table(Path(workload)), None
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):
         return workload, None
     return import_frame(workload, cap_tokens=cap_tokens), None
+
+
+def _table(path: Path) -> Trace:
+    """Return the trace of a table of lengths, with columns of our names or of `ALIASES`; log which were taken."""
+    reader = import_csv if path.suffix == ".csv" else import_jsonl
+    try:
+        with path.open(encoding="utf-8") as file:
+            line = file.readline()
+        header = next(csv.reader([line])) if path.suffix == ".csv" else list(json.loads(line))
+    except (OSError, ValueError, StopIteration, TypeError):  # its reader reports it
+        return reader(path)
+    columns = {
+        ours: next(name for name in theirs if name in header)
+        for ours, theirs in ALIASES.items()
+        if ours not in header and not {*header}.isdisjoint(theirs)
+    }
+    if columns:
+        read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
+        LOG.info(f"{path}: read with {read}; `simrl trace import {path.suffix[1:]} --column …` reads other columns")
+    return reader(path, columns)
 
 
 def _profile(profile: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Invariant: each changed run is simulated, by its fields; no outcome is multiplie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from simrl.scenario.model import Scenario
@@ -34,16 +34,17 @@ def assumed_rates(
     if ranking is False or max(compared.values()) == 1:
         return rates, ""
     again = [
-        (i, key, scaled)
+        (i, key, changed)
         for i, scenario in enumerate(scenarios)
         if compared[scenario.variant] > 1
-        for key, scaled in _scaled(prepare(scenario, inputs))
+        if assumed_seconds(prepared := prepare(scenario, inputs))
+        for key, changed in ((key, scaled(prepared, factor)) for key, factor in FACTORS.items())
     ]
     if not again:
         return rates, "Ranking: rests on no assumed seconds"
     if ranking is None and took_s > LONG_S:
         return rates, f"{HEADING}: --ranking simulates it (the comparison took {took_s:.0f} s)"
-    found = simulate_each([scaled for _, _, scaled in again], jobs, inputs, row_of, pool)
+    found = simulate_each([changed for _, _, changed in again], jobs, inputs, row_of, pool)
     for (i, key, _), row in zip(again, found, strict=True):
         rates[i][key] = row["samples_per_s"]
     return rates, ""
@@ -60,14 +61,12 @@ def assumed_seconds(prepared: Prepared) -> dict[str, float]:
     }
 
 
-def _scaled(prepared: Prepared) -> Iterator[tuple[str, Scenario]]:
-    """Yield the scenario with its assumed seconds at each of `FACTORS`, by key; nothing without assumed seconds."""
-    seconds = assumed_seconds(prepared)
-    for name, factor in FACTORS.items() if seconds else ():
-        scenario = prepared.scenario
-        for key, value in seconds.items():
-            section, _, field = key.partition(".")
-            if key == "engine.layer_launch_s":  # of all layers: the shortest pass
-                section, field, value = "profile", "least_pass_s", prepared.model.layers * value
-            scenario = scenario.with_fields(section, **{field: value * factor})
-        yield name, scenario
+def scaled(prepared: Prepared, factor: float) -> Scenario:
+    """Return the scenario with its assumed seconds times a factor."""
+    scenario = prepared.scenario
+    for key, value in assumed_seconds(prepared).items():
+        section, _, field = key.partition(".")
+        if key == "engine.layer_launch_s":  # of all layers: the shortest pass
+            section, field, value = "profile", "least_pass_s", prepared.model.layers * value
+        scenario = scenario.with_fields(section, **{field: value * factor})
+    return scenario

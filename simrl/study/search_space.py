@@ -66,8 +66,8 @@ Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own valu
 class Space:
     """The dimensions, `asked` in words. `named` are the keys of the user or the file, `varied_in_file` those of the file's
     `vary`; `own` are the entries of the systems, the file's first, each with its own values of parameters that are searched.
-    `profiles` has the profile of each layout of a worker, `batch_samples` the mean number of samples in a step of the trace,
-    `first` a scenario of the file, `notes` what was left out and why."""
+    `profiles` has the profile of each layout of a worker, `batch_samples` and `batch_groups` the mean numbers of
+    samples and of prompts in a step of the trace, `first` a scenario of the file, `notes` what was left out and why."""
 
     varied: Varied
     asked: tuple[str, ...]
@@ -76,6 +76,7 @@ class Space:
     own: Entries
     profiles: Mapping[Layout, str]
     batch_samples: float
+    batch_groups: int
     first: Scenario
     notes: tuple[str, ...]
     _digests: Digests = field(default_factory=Digests)
@@ -91,7 +92,7 @@ class Space:
 
     def matters(self, entry: Any) -> dict[str, Dimension]:
         """Return the dimensions, by name, that change something for a system. A value in its entry wins over a default."""
-        name, own = _parts(entry)
+        name, own = parts(entry)
         keys = {key for dimension in self.dimensions for key in dimension.keys if takes(name, key, parameters_of)}
         keys -= {key for parameter in own if (key := f"{PARAMETER}{parameter}") not in self.named}
         return {"+".join(d.keys): d for d in self.dimensions[:-1] if keys.intersection(d.keys)}
@@ -128,7 +129,7 @@ class Space:
         """Yield the file's own choices: each of its systems, then the other families, under each of its variations, with its
         tp and its or the default split, η and drafter; the first value of any other key of the user."""
         for entry, parameters in self.own:
-            name, own = _parts(entry)
+            name, own = parts(entry)
             system = Setting(SYSTEMS, {"name": name, **own, **parameters}, SYSTEMS)
             scenario = None  # the file leaves something to the command line
             with suppress(InputError):
@@ -163,6 +164,7 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
     asked = cross(open_file, dimensions)
     first = resolved(asked.file, asked.first())
     trace = InputCache().trace(first)
+    groups = np.stack([trace.column("step"), trace.column("prompt_id")])
     named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
     lists = [d.alternatives for d in (*dimensions.values(), *asked.dimensions) if isinstance(d, Listed)]
     values = [setting for alternatives in lists for alternative in alternatives for setting in alternative]
@@ -194,6 +196,7 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
         own=own,
         profiles=profiles,
         batch_samples=len(trace) / len(trace.step_slices),
+        batch_groups=max(np.unique(groups, axis=1).shape[1] // len(trace.step_slices), 1),
         first=first,
         notes=tuple(notes),
     )
@@ -206,7 +209,7 @@ def _listed(keys: tuple[str, ...], choices: Sequence[tuple[Any, ...]]) -> Listed
 
 def _parameters(own: Entries) -> Iterator[Searched]:
     """Yield each parameter that a system has with its default values and those of the entries, and no notes."""
-    has = [{**parameters_of(_parts(entry)[0]), **parameters} for entry, parameters in own]
+    has = [{**parameters_of(parts(entry)[0]), **parameters} for entry, parameters in own]
     for parameter, default in DEFAULTS.items():
         values = [known[parameter] for known in has if parameter in known]
         if values:
@@ -249,7 +252,7 @@ def _with_families(entries: Sequence[Any], named: set[str], families: Sequence[s
     and returned beside it."""
     found: list[tuple[Any, Mapping[str, Any]]] = []
     for entry in entries:
-        name, own = _parts(entry)
+        name, own = parts(entry)
         searched = [key for key in own if key in DEFAULTS and f"{PARAMETER}{key}" not in named]
         chosen = {key: own.pop(key) for key in searched if isinstance(own[key], int | float)}
         found.append(({"name": name, **own} if own else name, chosen))
@@ -322,7 +325,7 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
             f"drafters {', '.join(assumed)}: left out, as nobody measured their acceptance; {DRAFTER}=none,{assumed[0]} "
             "searches with an assumed one"
         )
-    names = dict.fromkeys(_parts(entry)[0] for entry, _ in own)
+    names = dict.fromkeys(parts(entry)[0] for entry, _ in own)
     anyway = [f"{name}: {method}" for name in names if (method := _own_method(name)) not in ("none", *found)]
     if anyway:
         notes.append(
@@ -342,7 +345,7 @@ def whole_workers(scenario: Scenario) -> Scenario:
 
 def _drafts_anyway(entry: Any, setting: Setting) -> bool:
     """Return whether a setting only names the method that a system drafts with anyway; null always is that method."""
-    name, own = _parts(entry)
+    name, own = parts(entry)
     return setting.key == DRAFTER and setting.value in (None, own.get("speculation", _own_method(name)))
 
 
@@ -352,6 +355,6 @@ def _own_method(name: str) -> str:
     return "none" if method is None else method.name
 
 
-def _parts(entry: Any) -> tuple[str, dict[str, Any]]:
+def parts(entry: Any) -> tuple[str, dict[str, Any]]:
     """Return the name of a system, and the parameters in its entry."""
     return (entry, {}) if isinstance(entry, str) else (entry["name"], {k: v for k, v in entry.items() if k != "name"})

@@ -149,6 +149,36 @@ def test_layouts_of_a_worker_of_experts_are_tried_as_a_whole_each_with_its_step_
     assert len({*paths}) == 5 and any(path.endswith("qwen3-30b-a3b_h100_tp1_dp8_ep8.parquet") for path in paths)
 
 
+def test_an_answer_names_the_whole_layout_of_a_worker_and_the_layouts_that_tie(file):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
+    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    found = answered(file, "cluster.gpus=64", "systems=verl_colocated", "cluster.tp=2", "cluster.ep=1,2")
+    close = replace(found, within_error=1)
+    text = io.StringIO()
+    print_optimization(close, Console(file=text))
+    words = " ".join(text.getvalue().split())
+    own, other = (option.point.scenario.cluster.ep for option in found.searched.allowed)
+    layouts = {1: "tp 2", 2: "tp 2 ep 2"}
+    assert (
+        f"all 64 GPUs for both, {layouts[own]}:" in words
+        and f"next variant, verl_colocated, {layouts[other]}." in words
+    )
+    assert f"not in the table: verl_colocated, {layouts[other]} (" in words
+
+
+def test_what_is_left_out_for_want_of_step_times_names_the_precision_and_the_command(file):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
+    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    space = space_of(file, "cluster.gpus=64", "cluster.ep=2", "precision.weights=fp8-block")
+    (note,) = [
+        note
+        for note in space_of(file, "cluster.gpus=64", "precision.weights=fp8-block").notes
+        if "left out, as profiles/" in note
+    ]
+    assert "of qwen3-30b-a3b on h100 in fp8-block for it" in note
+    assert "simrl profile derive qwen3-30b-a3b --gpu h100" in note and "--precision fp8-block" in note
+
+
 @pytest.fixture
 def shipped_profiles(file):
     root = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str) -> str:
     shipped = shipped_profile(wanted.model, wanted.gpu, *split)
     if shipped is not None:
         return f"simrl has it: profile.path={shipped}"
-    ways = [*_existing(wanted, Path(path).parent), *_derived(wanted, shape, Path(path))]
+    ways = [*_existing(wanted, Path(path).parent), *derived(wanted, shape, Path(path))]
     with suppress(InputError):
         if split == (wanted.tp, 1, 1, "bf16", "bf16"):
             roofline_profile(shape, GPUS[wanted.gpu], wanted.tp)
@@ -46,7 +46,7 @@ def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
     return [f"there are profiles of {wanted.model} on {', '.join(gpus)}"] if gpus else []
 
 
-def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str]:
+def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str]:
     """Return the command that derives the profile, if a source has it."""
     base = BASES.get(wanted.gpu, wanted.gpu)
     if base not in SYSTEMS or (base != wanted.gpu and wanted.precision != "bf16") or shape.name not in MODELS:

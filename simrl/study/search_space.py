@@ -23,8 +23,10 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from simrl.errors import InputError
+from simrl.profile.advice import derived
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import METADATA_KEY, ProfileMetadata
+from simrl.profile.shipped import file_name
 from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, gives, takes
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
@@ -273,11 +275,36 @@ def _layouts(varied: Varied, first: Scenario, profiles: Mapping[Layout, str]) ->
     missing = ", ".join(
         str(tp) for tp, _, _ in possible((n, 1, 1) for n in {*TENSOR_PARALLEL} - {n for n, _, _ in profiles})
     )
-    lacks = f"{Path(path).parent.name}/ has no profile of {first.model} on {cluster.gpu} for it" if path else ""
-    note = [f"{TP} {missing}: left out, as {lacks}"] if profiles and missing else []
+    note = (
+        [f"{TP} {missing}: left out, as {_lacks(first, int(missing.partition(',')[0]))}"]
+        if profiles and missing
+        else []
+    )
     if path is None or {(dp, ep) for _, dp, ep in measured} == {(cluster.dp, cluster.ep)}:
         return (TP,), [(tp,) for tp, _, _ in measured], note
     return LAYOUT, measured, note
+
+
+def _lacks(first: Scenario, tp: int) -> str:
+    """Return that the profiles beside the scenario's have none for more GPUs of a worker, and the command that makes it."""
+    cluster, precision, path = first.cluster, first.precision, Path(first.profile.path or "")
+    kinds = [precision.weights] * (precision.weights != "bf16") + [f"kv {precision.kv_cache}"] * (
+        precision.kv_cache != "bf16"
+    )
+    words = f" in {' and '.join(kinds)}" if kinds else ""
+    experts = tp if cluster.ep > 1 else 1
+    wanted = ProfileMetadata(
+        model=first.model,
+        gpu=cluster.rollout_kind.name,
+        tp=tp,
+        ep=experts,
+        precision=precision.weights,
+        kv_precision=precision.kv_cache,
+        kind="",
+        source="",
+    )
+    ways = derived(wanted, model_shape(first.model), path.with_name(file_name(wanted)))
+    return "; ".join([f"{path.parent.name}/ has no profile of {first.model} on {cluster.gpu}{words} for it", *ways])
 
 
 def _profiles(path: Path) -> dict[Layout, str]:

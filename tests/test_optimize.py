@@ -169,7 +169,6 @@ def test_an_answer_names_the_whole_layout_of_a_worker_and_the_layouts_that_tie(f
 def test_what_is_left_out_for_want_of_step_times_names_the_precision_and_the_command(file):
     path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
     file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
-    space = space_of(file, "cluster.gpus=64", "cluster.ep=2", "precision.weights=fp8-block")
     (note,) = [
         note
         for note in space_of(file, "cluster.gpus=64", "precision.weights=fp8-block").notes
@@ -177,6 +176,18 @@ def test_what_is_left_out_for_want_of_step_times_names_the_precision_and_the_com
     ]
     assert "of qwen3-30b-a3b on h100 in fp8-block for it" in note
     assert "simrl profile derive qwen3-30b-a3b --gpu h100" in note and "--precision fp8-block" in note
+
+
+def test_splits_that_nobody_named_leave_train_gpus_that_the_experts_divide(file):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
+    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    fixed = ("cluster.gpus=32", "cluster.tp=2", "cluster.ep=2", "training.expert_parallel=8", "systems=one_step_off")
+    space = space_of(file, *fixed)
+    shares = {space.point(chosen).scenario.system.parameters["rollout_share"] for chosen in space.combinations(100)}
+    assert shares == {0.25, 0.5, 0.75}
+    named = space_of(file, *fixed, "system.rollout_share=0.625")  # what was asked for stays
+    (chosen,) = named.combinations(100)
+    assert named.point(chosen).scenario.system.parameters["rollout_share"] == 0.625
 
 
 @pytest.fixture

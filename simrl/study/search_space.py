@@ -30,6 +30,7 @@ from simrl.profile.shipped import file_name
 from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, gives, takes
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
+from simrl.simulate.training_checks import require_parallelism
 from simrl.speculation.methods import METHODS
 from simrl.study.grid import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross, listed, resolved, value_of
 from simrl.study.point import Digests, Point, make_point
@@ -46,7 +47,7 @@ DEFAULTS: Mapping[str, Sequence[Any]] = {
     "eta": (1, 2, 4, 8),
     "staleness": (0.1, 0.3, 0.5),  # of verl's own ablation
 }
-DRAFTER, TP = f"{PARAMETER}speculation", "cluster.tp"
+DRAFTER, SHARE, TP = f"{PARAMETER}speculation", f"{PARAMETER}rollout_share", "cluster.tp"
 LAYOUT = (
     TP,
     "cluster.dp",
@@ -104,7 +105,7 @@ class Space:
         (system,) = chosen[SYSTEMS]
         settings = [setting for alternative in chosen.values() for setting in alternative]
         kept = [setting for setting in settings if not _drafts_anyway(system.value, setting)]
-        scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept)))
+        scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept), SHARE not in self.named))
         require_names(scenario, self._checked)
         return make_point(scenario, self._digests)
 
@@ -361,13 +362,29 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
     return (DRAFTER,), [(method,) for method in (*([None] if anyway else []), "none", *found)], notes
 
 
-def whole_workers(scenario: Scenario) -> Scenario:
-    """Return the scenario with its share of rollout GPUs rounded to whole workers."""
-    share, gpus = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus
+def whole_workers(scenario: Scenario, admissible: bool = False) -> Scenario:
+    """Return the scenario with its share of rollout GPUs rounded to whole workers; if `admissible`, to the nearest number that
+    leaves train GPUs which the layout of training divides."""
+    share, gpus, unit = (
+        scenario.system.parameters.get("rollout_share"),
+        scenario.cluster.gpus,
+        scenario.cluster.worker_gpus,
+    )
     if not isinstance(share, float) or not 0 < share < 1:
         return scenario
-    workers, _ = units(scenario)
-    return with_workers(scenario, workers) if 0 < workers * scenario.cluster.worker_gpus < gpus else scenario
+    workers, of_all = units(scenario)
+    if admissible and scenario.cluster.train is None:
+        nearest = sorted(range(1, of_all + 1), key=lambda n: (abs(n - workers), n))
+        workers = next((n for n in nearest if _trains(scenario, gpus - n * unit)), workers)
+    return with_workers(scenario, workers) if 0 < workers * unit < gpus else scenario
+
+
+def _trains(scenario: Scenario, gpus: int) -> bool:
+    """Return whether this many GPUs can be divided as the training section says."""
+    with suppress(InputError):
+        require_parallelism(scenario.training, model_shape(scenario.model), gpus)
+        return gpus > 0
+    return False
 
 
 def _drafts_anyway(entry: Any, setting: Setting) -> bool:

@@ -17,7 +17,7 @@ from simrl.result.metrics import prices, summary
 from simrl.runtime.weight_sync import loading_s
 from simrl.scenario.load import ScenarioFile
 from simrl.scenario.training import TrainingConfig
-from simrl.show.inputs import inputs
+from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from simrl.study.compare import without_colocated
@@ -267,7 +267,10 @@ def test_the_page_on_clusters_has_the_data_sheets():
     for kind in GPUS.values():
         memory = f"{kind.memory_bytes / 1e9:.1f} | {kind.memory_bytes_per_s / 1e12:.3g} | {kind.bf16_flops / 1e12:.4g}"
         links = f"{kind.link_bytes_per_s / 1e9:g} | {kind.nvlink_domain} | {kind.network_bytes_per_s / 1e9:g}"
-        assert kind.name == "cpu" or f"| {kind.name} | {memory} | {links} | {kind.gpus_per_node} |" in page
+        assert (
+            f"| {kind.name} | {memory} | {links} | {kind.gpus_per_node} |" in page
+            or f"`{kind.name}` is one core" in page
+        )
 
 
 def test_a_search_varies_the_gpus_of_both_pools_and_no_share():
@@ -281,3 +284,10 @@ def test_a_report_names_both_pools_and_their_links():
     found = {entry.name: entry.value for entry in inputs(simulate(on_pools()).metadata)}
     assert found["cluster"].startswith("4 h20 + 2 h800, tp 1: 4 rollout workers, 2 GPUs that train")
     assert found["links"].endswith("50 GB/s a GPU from pool to pool")
+
+
+def test_a_table_names_the_links_of_each_kind_once_whichever_runs_have_it():
+    """The file compares two pools with one of them alone."""
+    runs = (on_pools(), on_pools(cluster={**H20, "gpu": "h800"}))
+    (links,) = [line for line in provenance(prepare(run).inputs() for run in runs) if line.startswith("Links:")]
+    assert links.count("h800 in nodes of 8") == links.count("h20 in nodes of 8") == 1

@@ -377,6 +377,19 @@ def test_a_profile_that_cannot_be_derived_is_refused(simrl, arguments, what):
     assert what in simrl.refuses("profile", "derive", "--source", "roofline", "-o", "new/p.parquet", *arguments)
 
 
+def test_of_a_model_of_its_own_config_derive_and_run_say_what_was_understood(simrl):
+    config = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "num_nextn_predict_layers": 1}
+    Path("own").mkdir()
+    Path("own/config.json").write_text(json.dumps(config))
+    words = "understood: 28 layers of full attention; not read: num_nextn_predict_layers"
+    _, out, _ = simrl("profile", "derive", "own", "--gpu", "h100", "--source", "roofline", "-o", "p.parquet")
+    assert f"Model's config: {words}" in " ".join(out.split())
+    for command in (("run", "--system", "split"), ("compare",)):
+        code, out, _ = simrl(command[0], "scenario.yaml", "model=own", *command[1:], "-o", command[0])
+        assert code == 0 and f"Model: own, {words}" in " ".join(out.split())
+
+
 # What goes out, and where.
 
 

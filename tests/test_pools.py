@@ -9,7 +9,9 @@ from helpers import scenario
 
 from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
+from simrl.profile.advice import advice
 from simrl.profile.hardware import GPUS, known_gpu
+from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import MODELS
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.transformed import Transformation
@@ -246,6 +248,33 @@ def test_a_missing_profile_is_answered_with_the_ones_there_are_and_the_commands_
     assert "there are profiles of qwen3-8b on a100" in of_a40
     assert "profile derive" not in of_a40  # nobody measured its kernels
     assert "roofline" not in line("qwen3-30b-a3b", "h100", 2)  # which has no experts
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "split", "weights", "measure"),
+    [
+        ("qwen3-8b", "h100", {"tp": 1}, "int4", False),
+        ("qwen3-8b", "a100", {"tp": 1}, "fp8", False),
+        ("qwen3-8b", "h100", {"tp": 1}, "w4a16_mxfp4", False),
+        ("gpt-oss-20b", "h100", {"tp": 1}, "bf16", True),
+        ("glm-4.5-air", "h100", {"tp": 8}, "bf16", True),
+        ("qwen3-next-80b-a3b", "h100", {"tp": 4}, "bf16", True),
+        ("qwen3-next-80b-a3b", "h100", {"tp": 1, "dp": 4, "ep": 4}, "bf16", False),
+    ],
+)
+def test_no_source_is_advised_that_has_not_got_the_profile(model, gpu, split, weights, measure, monkeypatch):
+    monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: None)  # no database is installed
+    wanted = ProfileMetadata(model=model, gpu=gpu, precision=weights, kind="", source="", **split)
+    line = advice(wanted, MODELS[model], "p.parquet")
+    assert "profile derive" not in line
+    assert ("simrl measure" in line) == measure
+    assert line
+
+
+def test_a_tp_beyond_the_heads_is_not_advised(monkeypatch):
+    monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: None)
+    wanted = ProfileMetadata(model="qwen3-8b", gpu="h100", tp=64, kind="", source="")
+    assert "profile derive" not in advice(wanted, MODELS["qwen3-8b"], "p.parquet")
 
 
 def test_a_roofline_of_experts_is_refused_with_the_way_to_measured_kernels():

@@ -63,7 +63,7 @@ def derive(
     """
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named
-    from simrl.profile.model_shape import model_shape
+    from simrl.profile.model_shape import model_shape, understood
     from simrl.profile.profile import TableProfile, write_profile
     from simrl.profile.profilers.sources import PROFILERS
     from simrl.profile.shipped import file_name
@@ -79,7 +79,8 @@ def derive(
         raise InputError(f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile")
     output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
-    return _view(_description(profile), more={"file": str(output)}, notes=[f"Written to {output}"])
+    read = {"model_config": words} if (words := understood(model)) else {}
+    return _view(_description(profile) | read, more={"file": str(output)}, notes=[f"Written to {output}"])
 
 
 def _view(description: dict[str, Any], **also: Any) -> DataView:
@@ -98,6 +99,8 @@ def _print(d: dict[str, Any], console: Console) -> None:
     of = f" ({', '.join(words)})" if words else ""
     console.print(Text.assemble((f"{d['model']} on {d['gpu']}, {split_words(d)}", "bold"), f"{of}: {d['kind']}"))
     console.print(f"Source: {d['source']}. Licence: {d['licence']}", markup=False)
+    if "model_config" in d:
+        console.print(f"Model's config: {d['model_config']}", markup=False)
     if d["notes"]:
         console.print(f"Notes: {d['notes']}", markup=False)
     console.print(

@@ -1,7 +1,7 @@
 """Advice on a profile that a scenario lacks: the file that exists, or the command that makes one.
 
 Invariant: only what works is advised: files that are there, and sources that have the model and the GPU. A source that is not
-installed cannot be asked for a model: it is advised by GPU, precision and tp, and may still refuse.
+installed is advised unless it is known to refuse (`require_possible`), and may still lack a size.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
-from simrl.profile.metadata import ProfileMetadata
+from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape
-from simrl.profile.profilers.aiconfigurator import PACKAGES, SYSTEMS, EngineSetup, engine_of
+from simrl.profile.profilers.aiconfigurator import engine_of
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.profilers.setups import PACKAGES, EngineSetup, is_measurable, require_possible
 from simrl.profile.profilers.transformed import BASES
 from simrl.profile.shipped import PROFILES, file_name, shipped_profile
 
@@ -32,7 +33,10 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str) -> str:
         if split == (wanted.tp, 1, 1, "bf16", "bf16"):
             roofline_profile(shape, GPUS[wanted.gpu], wanted.tp)
             ways.append("take the data sheet's rates with profile.path=null profile.roofline={}")
-    return "; ".join([*ways, "or measure your own engine with `simrl measure`"])
+    ways += ["or measure your own engine with `simrl measure`"] if is_measurable(_setup(wanted)) else []
+    return (
+        "; ".join(ways) or f"no source has it: {wanted.model} in {wanted.precision}, {split_words(wanted.model_dump())}"
+    )
 
 
 def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
@@ -48,15 +52,16 @@ def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
 
 def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str]:
     """Return the command that derives the profile, if a source has it."""
-    base = BASES.get(wanted.gpu, wanted.gpu)
-    if base not in SYSTEMS or (base != wanted.gpu and wanted.precision != "bf16") or shape.name not in MODELS:
+    base, setup = BASES.get(wanted.gpu, wanted.gpu), _setup(wanted)
+    if (base != wanted.gpu and wanted.precision != "bf16") or shape.name not in MODELS:
         return []
     if wanted.tp & (wanted.tp - 1):  # collectives were measured among powers of two
         return []
-    if wanted.precision == "nvfp4" and not base.startswith(("b", "gb", "rtx")):
-        return []  # Hopper and older have no such kernels
-    package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
-    setup = EngineSetup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
+    package = setup.package
+    try:
+        require_possible(shape, base, setup)
+    except InputError:
+        return []
     installed = find_spec(PACKAGES[package]) is not None
     if installed and not _has(shape, base, setup):
         return []
@@ -67,6 +72,11 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str]
     more = "".join(f" --{key} {value}" for key, (value, default) in options.items() if value != default)
     command = f"simrl profile derive {wanted.model} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
     return [f"derive one with `{command}`" + ("" if installed else f" (first: pip install 'simrl[{package}]')")]
+
+
+def _setup(wanted: ProfileMetadata) -> EngineSetup:
+    package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
+    return EngineSetup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
 
 
 @lru_cache(maxsize=64)

@@ -227,7 +227,9 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
         passes = f"{engine}, {profile['kind']} ({profile['source']})"
+        read = metadata.get("model_config")
         lines += [
+            *([f"Model: {metadata['scenario']['model']}, {read}"] if read else []),
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(metadata['scenario'])}",

@@ -21,6 +21,12 @@ from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_
 Floats = NDArray[np.float64]
 MOST_TOKENS, MOST_SEQUENCES, MOST_KV_TOKENS = 65536, 2048, 262144
 WEIGHT_BYTES = 2  # bfloat16
+MEMORY_EFFICIENCY = 0.8
+
+
+def states_s(shape: ModelShape, gpu: Gpu, tp: int, memory_efficiency: float = MEMORY_EFFICIENCY) -> float:
+    """Return the seconds in which the GPUs of a group read and write the fixed states of a sequence."""
+    return 2.0 * shape.state_bytes / tp / (memory_efficiency * gpu.memory_bytes_per_s)
 
 
 def roofline_profile(
@@ -28,7 +34,7 @@ def roofline_profile(
     gpu: Gpu,
     tp: int = 1,
     compute_efficiency: float = 0.7,
-    memory_efficiency: float = 0.8,
+    memory_efficiency: float = MEMORY_EFFICIENCY,
     link_efficiency: float = 0.7,
     link_latency_s: float = 3e-6,
     between_passes_s: float = 1e-3,

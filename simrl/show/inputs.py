@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from simrl.analysis.explanation import pool_kinds
 from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import split_words
+from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 
@@ -227,6 +228,7 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
         passes = f"{engine}, {profile['kind']} ({profile['source']})"
+        passes += f"; {FP8_EXPERTS}" if profile.get("precision") == "fp8" and profile.get("routing") else ""
         read = metadata.get("model_config")
         lines += [
             *([f"Model: {metadata['scenario']['model']}, {read}"] if read else []),

@@ -304,7 +304,7 @@ def _lacks(first: Scenario, tp: int) -> str:
         kind="",
         source="",
     )
-    ways = derived(wanted, model_shape(first.model), path.with_name(file_name(wanted)))
+    ways = derived(wanted, model_shape(first.model), path.with_name(file_name(wanted)), first.model)
     return "; ".join([f"{path.parent.name}/ has no profile of {first.model} on {cluster.gpu}{words} for it", *ways])
 
 

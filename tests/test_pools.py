@@ -1,5 +1,6 @@
 """Clusters that are not of one kind: a pool of training GPUs of its own, nodes and links, and GPUs by name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from simrl.result.metrics import prices, summary
 from simrl.runtime.weight_sync import loading_s
 from simrl.scenario.load import ScenarioFile
 from simrl.scenario.training import TrainingConfig
-from simrl.show.inputs import inputs
+from simrl.show.inputs import inputs, provenance
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from simrl.study.compare import without_colocated
@@ -289,6 +290,46 @@ def test_a_roofline_of_experts_is_refused_with_the_way_to_measured_kernels():
     line = refusal(scenario(model="qwen3-30b-a3b", cluster={"gpu": "a40", "gpus": 8, "tp": 2}))
     assert "needs measured kernels" in line
     assert line.endswith("or measure your own engine with `simrl measure`")
+    assert "set profile.roofline=null and profile.path to a profile of them;" in line  # either alone is refused in turn
+
+
+def of_experts(**changes: Any) -> str:
+    cluster = {"gpu": "h200", "gpus": 8, "tp": 2, "ep": 2}
+    return refusal(scenario(**{"model": "qwen3-235b-a22b", "cluster": cluster, **changes}))
+
+
+def test_for_experts_in_fp8_the_fast_precision_is_advised_first_and_a_file_is_named_with_its_precision(tmp_path):
+    profile = {"path": str(tmp_path / "qwen3-235b-a22b_h200_tp2_ep2.parquet"), "roofline": None}
+    line = of_experts(precision={"weights": "fp8"}, profile=profile)
+    assert "no such profile; experts in fp8 with one scale a tensor were measured slower than in bf16" in line
+    assert "precision.weights=fp8-block; " in line
+    assert f"and set profile.path={tmp_path}/qwen3-235b-a22b_h200_tp2_ep2_fp8.parquet" in line
+    plain = of_experts(profile=profile)
+    assert "fp8 with" not in plain and "set profile.path" not in plain
+
+
+def test_a_model_of_its_own_config_is_answered_with_what_is_left_to_do(tmp_path, monkeypatch):
+    config = {
+        "architectures": ["FooMoeForCausalLM"],
+        "model_type": "foo_moe",
+        "hidden_size": 2048,
+        "vocab_size": 151936,
+    }
+    config |= {"num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
+    config |= {"intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 64, "num_experts_per_tok": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    profile = {"path": "none.parquet", "roofline": None}
+    monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: None)
+    line = of_experts(model=str(tmp_path), profile=profile)
+    assert f"derive one with `simrl profile derive {tmp_path} --gpu h200 --tp 2 --ep 2 -o none.parquet`" in line
+    monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: True)
+    monkeypatch.setattr("simrl.profile.advice._has", lambda *_: False)
+    line = of_experts(model=str(tmp_path), profile=profile)
+    assert "; no source has it: " in line and line.endswith(
+        "ep 1 and bf16, measure your own engine with `simrl measure`"
+    )
+    alone = of_experts(model=str(tmp_path), profile=profile, cluster={"gpu": "h200", "gpus": 8, "tp": 2})
+    assert alone.endswith("; measure your own engine with `simrl measure`")  # the only way is no "or"
 
 
 def test_a_tp_that_does_not_divide_is_answered_with_some_that_divide_gpus_and_heads():
@@ -304,7 +345,10 @@ def test_the_page_on_clusters_has_the_data_sheets():
     for kind in GPUS.values():
         memory = f"{kind.memory_bytes / 1e9:.1f} | {kind.memory_bytes_per_s / 1e12:.3g} | {kind.bf16_flops / 1e12:.4g}"
         links = f"{kind.link_bytes_per_s / 1e9:g} | {kind.nvlink_domain} | {kind.network_bytes_per_s / 1e9:g}"
-        assert kind.name == "cpu" or f"| {kind.name} | {memory} | {links} | {kind.gpus_per_node} |" in page
+        assert (
+            f"| {kind.name} | {memory} | {links} | {kind.gpus_per_node} |" in page
+            or f"`{kind.name}` is one core" in page
+        )
 
 
 def test_a_search_varies_the_gpus_of_both_pools_and_no_share():
@@ -318,3 +362,10 @@ def test_a_report_names_both_pools_and_their_links():
     found = {entry.name: entry.value for entry in inputs(simulate(on_pools()).metadata)}
     assert found["cluster"].startswith("4 h20 + 2 h800, tp 1: 4 rollout workers, 2 GPUs that train")
     assert found["links"].endswith("50 GB/s a GPU from pool to pool")
+
+
+def test_a_table_names_the_links_of_each_kind_once_whichever_runs_have_it():
+    """The file compares two pools with one of them alone."""
+    runs = (on_pools(), on_pools(cluster={**H20, "gpu": "h800"}))
+    (links,) = [line for line in provenance(prepare(run).inputs() for run in runs) if line.startswith("Links:")]
+    assert links.count("h800 in nodes of 8") == links.count("h20 in nodes of 8") == 1

@@ -2,6 +2,7 @@ import itertools
 import json
 import statistics
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from experiments import validate_profiles
+from simrl.commands.profile import derive
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, gpu
 from simrl.profile.model_shape import MODELS, ModelShape, model_shape
 from simrl.profile.profile import read_profile, write_profile
-from simrl.profile.profilers import aiconfigurator, transformed
+from simrl.profile.profilers import aiconfigurator, setups, transformed
 from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import EngineSetup
@@ -247,6 +249,29 @@ def test_without_aiconfigurator_the_error_names_the_package_and_its_versions(mon
     monkeypatch.setitem(__import__("sys").modules, "aiconfigurator_core.sdk.engine", None)
     with pytest.raises(InputError, match=r"pip install 'aiconfigurator.*0\.12'"):
         aiconfigurator.derive(model_shape("qwen3-8b"), "h100")
+
+
+def test_every_gpu_with_measured_kernels_is_named_by_the_command():
+    names = {*setups.SYSTEMS, *transformed.BASES}
+    (gpu_option,) = [each for each in get_type_hints(derive, include_extras=True)["gpu"].__metadata__]
+    assert {word.strip(",;") for word in gpu_option.help.split()} >= names
+
+
+def test_a_profile_of_experts_in_fp8_says_that_bf16_is_faster():
+    shape = model_shape("qwen3-30b-a3b")
+    notes = aiconfigurator.expert_notes(shape, EngineSetup(2, 1, 2, "fp8"))
+    assert any("slower than in bf16" in note for note in notes)
+    assert not any("slower" in note for note in aiconfigurator.expert_notes(shape, EngineSetup(2, 1, 2, "fp8-block")))
+
+
+def test_experts_that_nobody_measured_are_refused_with_those_that_were(engine_handle, caplog):
+    own = model_shape("qwen3-30b-a3b").model_copy(update={"name": "mine", "experts": 64})
+    with pytest.raises(InputError) as refused:
+        aiconfigurator.engine_of(own, "h100", EngineSetup(2, 1, 2))
+    text = str(refused.value)
+    assert "64 experts of 2048 × 768, 8 a token, were never measured over tp 2, dp 1, ep 2" in text
+    assert "measured are those of qwen3-30b-a3b, " in text and "MoeKey" not in text
+    assert "fallback" not in caplog.text  # rows of MLA, which it does not have
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")]) -> D
 def derive(
     model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
     gpu: Annotated[
-        str, typer.Option(help="a100, h100, h200, b200, h800, h20 or rtxpro6000; by roofline also a40, a6000")
+        str, typer.Option(help="a100, h100, h200, b200, gb200, h800, h20 or rtxpro6000; by roofline also a40, a6000")
     ],
     settings: Annotated[
         list[str] | None,

@@ -267,10 +267,18 @@ class TableProfile:
             experts_s=t.experts_s * forward,
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
-        changes += [f"{pause * 1e3:g} ms between passes ({giver})"] if between_passes_s is not None else []
+        if between_passes_s is not None:
+            changes.append(f"{pause * 1e3:g} ms between passes ({giver}){self._shorter_than(pause, forward)}")
         changes += [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"] if sequence_overhead_s else []
         changes += [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))
+
+    def _shorter_than(self, pause_s: float, forward: float) -> str:
+        """Return which passes take less than a pause between them, in words: up to how many sequences of 1,024 tokens."""
+        t, numbers = self.tables, [2**power for power in range(int(self.tables.decode_sequences[-1]).bit_length())]
+        shorter = (n for n in numbers if forward * (self.decode_s(n, 1024) - t.between_passes_s) < pause_s)
+        most = max(shorter, default=0)
+        return f", longer than the kernels of a pass of up to {most:,} sequences" if most else ""
 
     def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:
         """Raise `InputError` for limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence, and

@@ -30,6 +30,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_room_for_drafter
 from simrl.simulate.modelled import not_modelled
 from simrl.simulate.training_checks import (
+    TrainingNeed,
     require_divisor,
     require_parallelism,
     require_training_fits,
@@ -105,8 +106,11 @@ class Prepared(Deployment):
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
         if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
             return False
-        needed = self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace), _largest_batch(self.trace))
-        return needed <= self.train_gpu.memory_bytes
+        return self.training_need(gpus).fits
+
+    def training_need(self, gpus: int) -> TrainingNeed:
+        """Return the memory that an update needs on `gpus` train GPUs."""
+        return TrainingNeed(self.training_costs(gpus), _longest_allowed(self.trace), _largest_batch(self.trace))
 
     @property
     def weight_sync(self) -> str | None:
@@ -214,10 +218,10 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail=tail,
         agents=agents,
     )
-    training_costs = prepared.training_costs(train_gpus)
+    need = prepared.training_need(train_gpus)
     if system.pauses:
-        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=training_costs.publish_s))
-    require_training_fits(training_costs, longest, _largest_batch(trace))
+        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=need.costs.publish_s))
+    require_training_fits(need)
     return prepared
 
 

@@ -18,14 +18,13 @@ from simrl.study.goal import Goal
 from simrl.study.grid import SYSTEMS, Alternative, Between, value_of
 from simrl.study.point import Point
 from simrl.study.search import Option, Searched
-from simrl.study.search_space import Chosen, Space, parts
+from simrl.study.search_space import SHARE, Chosen, Space, parts
 from simrl.study.splits import with_workers
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import recipe_parameters
 from simrl.systems.system import Plain
 
 LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
-SHARE = f"{PARAMETER}rollout_share"
 WORKERS = 8  # the first step of a split is this part of all workers
 CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
 COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")

@@ -23,11 +23,14 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from simrl.errors import InputError
+from simrl.profile.advice import derived
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import METADATA_KEY, ProfileMetadata
+from simrl.profile.shipped import file_name
 from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, gives, takes
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
+from simrl.simulate.training_checks import require_parallelism
 from simrl.speculation.methods import METHODS
 from simrl.study.grid import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross, listed, resolved, value_of
 from simrl.study.point import Digests, Point, make_point
@@ -44,7 +47,7 @@ DEFAULTS: Mapping[str, Sequence[Any]] = {
     "eta": (1, 2, 4, 8),
     "staleness": (0.1, 0.3, 0.5),  # of verl's own ablation
 }
-DRAFTER, TP = f"{PARAMETER}speculation", "cluster.tp"
+DRAFTER, SHARE, TP = f"{PARAMETER}speculation", f"{PARAMETER}rollout_share", "cluster.tp"
 LAYOUT = (
     TP,
     "cluster.dp",
@@ -102,7 +105,7 @@ class Space:
         (system,) = chosen[SYSTEMS]
         settings = [setting for alternative in chosen.values() for setting in alternative]
         kept = [setting for setting in settings if not _drafts_anyway(system.value, setting)]
-        scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept)))
+        scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept), SHARE not in self.named))
         require_names(scenario, self._checked)
         return make_point(scenario, self._digests)
 
@@ -273,11 +276,36 @@ def _layouts(varied: Varied, first: Scenario, profiles: Mapping[Layout, str]) ->
     missing = ", ".join(
         str(tp) for tp, _, _ in possible((n, 1, 1) for n in {*TENSOR_PARALLEL} - {n for n, _, _ in profiles})
     )
-    lacks = f"{Path(path).parent.name}/ has no profile of {first.model} on {cluster.gpu} for it" if path else ""
-    note = [f"{TP} {missing}: left out, as {lacks}"] if profiles and missing else []
+    note = (
+        [f"{TP} {missing}: left out, as {_lacks(first, int(missing.partition(',')[0]))}"]
+        if profiles and missing
+        else []
+    )
     if path is None or {(dp, ep) for _, dp, ep in measured} == {(cluster.dp, cluster.ep)}:
         return (TP,), [(tp,) for tp, _, _ in measured], note
     return LAYOUT, measured, note
+
+
+def _lacks(first: Scenario, tp: int) -> str:
+    """Return that the profiles beside the scenario's have none for more GPUs of a worker, and the command that makes it."""
+    cluster, precision, path = first.cluster, first.precision, Path(first.profile.path or "")
+    kinds = [precision.weights] * (precision.weights != "bf16") + [f"kv {precision.kv_cache}"] * (
+        precision.kv_cache != "bf16"
+    )
+    words = f" in {' and '.join(kinds)}" if kinds else ""
+    experts = tp if cluster.ep > 1 else 1
+    wanted = ProfileMetadata(
+        model=first.model,
+        gpu=cluster.rollout_kind.name,
+        tp=tp,
+        ep=experts,
+        precision=precision.weights,
+        kv_precision=precision.kv_cache,
+        kind="",
+        source="",
+    )
+    ways = derived(wanted, model_shape(first.model), path.with_name(file_name(wanted)), first.model)
+    return "; ".join([f"{path.parent.name}/ has no profile of {first.model} on {cluster.gpu}{words} for it", *ways])
 
 
 def _profiles(path: Path) -> dict[Layout, str]:
@@ -334,13 +362,29 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
     return (DRAFTER,), [(method,) for method in (*([None] if anyway else []), "none", *found)], notes
 
 
-def whole_workers(scenario: Scenario) -> Scenario:
-    """Return the scenario with its share of rollout GPUs rounded to whole workers."""
-    share, gpus = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus
+def whole_workers(scenario: Scenario, admissible: bool = False) -> Scenario:
+    """Return the scenario with its share of rollout GPUs rounded to whole workers; if `admissible`, to the nearest number that
+    leaves train GPUs which the layout of training divides."""
+    share, gpus, unit = (
+        scenario.system.parameters.get("rollout_share"),
+        scenario.cluster.gpus,
+        scenario.cluster.worker_gpus,
+    )
     if not isinstance(share, float) or not 0 < share < 1:
         return scenario
-    workers, _ = units(scenario)
-    return with_workers(scenario, workers) if 0 < workers * scenario.cluster.worker_gpus < gpus else scenario
+    workers, of_all = units(scenario)
+    if admissible and scenario.cluster.train is None:
+        nearest = sorted(range(1, of_all + 1), key=lambda n: (abs(n - workers), n))
+        workers = next((n for n in nearest if _trains(scenario, gpus - n * unit)), workers)
+    return with_workers(scenario, workers) if 0 < workers * unit < gpus else scenario
+
+
+def _trains(scenario: Scenario, gpus: int) -> bool:
+    """Return whether this many GPUs can be divided as the training section says."""
+    with suppress(InputError):
+        require_parallelism(scenario.training, model_shape(scenario.model), gpus)
+        return gpus > 0
+    return False
 
 
 def _drafts_anyway(entry: Any, setting: Setting) -> bool:

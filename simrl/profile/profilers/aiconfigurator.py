@@ -18,6 +18,7 @@ import json
 import re
 from importlib import import_module
 from itertools import product
+from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ from simrl.extensions import install_command
 from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
-from simrl.profile.model_shape import ModelShape
+from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.profile.precision import FP8_EXPERTS
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.roofline import MEMORY_EFFICIENCY, states_s
 from simrl.profile.profilers.setups import (
@@ -41,6 +43,7 @@ from simrl.profile.profilers.setups import (
     SYSTEMS,
     EngineSetup,
     is_bundled,
+    is_measurable,
     require_possible,
 )
 from simrl.profile.profilers.smoothing import moved, settled
@@ -119,7 +122,8 @@ def expert_notes(shape: ModelShape, setup: EngineSetup) -> tuple[str, ...]:
     exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
     if setup.tp * setup.dp > NODE_GPUS:
         exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
-    return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
+    routed = f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}"
+    return (routed, FP8_EXPERTS) if setup.precision == "fp8" else (routed,)
 
 
 def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
@@ -322,6 +326,8 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
         import_module(f"{package}.sdk.engine")
     except ImportError as error:
         raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
+    # It warns of rows of other engines for MLA whichever model is asked for.
+    getLogger(f"{package}.sdk.perf_database").setLevel("NOTSET" if shape.kv_lora_rank else "ERROR")
     with temporary_folder() as temporary:
         folder = str(temporary)
         (temporary / "config.json").write_text(_config(shape, package))
@@ -335,8 +341,27 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
                 words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
                 raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
             why = re.sub(r" at /\S+", "", first_line(error))
+            if "MoE data missing" in why:
+                why = _no_experts(shape, gpu, setup)
             raise InputError(f"{setup.package}: no {wanted}: {why}") from error
     return compiled
+
+
+def _no_experts(shape: ModelShape, gpu: str, setup: EngineSetup) -> str:
+    """Return that experts of this shape were never measured, which were, and what is left."""
+    measured = []
+    for name, other in MODELS.items():
+        with temporary_folder() as folder:
+            if other.experts:
+                (folder / "config.json").write_text(_config(other, PACKAGES[setup.package]))
+                measured += [name] if _has(PACKAGES[setup.package], str(folder), gpu, setup, other) else []
+    own = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
+    split = f"over tp {setup.tp}, dp {setup.dp}, ep {setup.ep}"
+    left = "measure your engine" if is_measurable(setup) else "with dp 1, ep 1 and bf16, measure your engine"
+    return (
+        f"{own}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
+        f"{', '.join(measured) or 'none'}; {left} with `simrl measure`"
+    )
 
 
 def _config(shape: ModelShape, package: str) -> str:

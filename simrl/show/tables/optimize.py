@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from simrl.profile.metadata import split_words
 from simrl.result.metrics import prices
 from simrl.result.off_policyness import largest_off_policyness
 from simrl.show.tables.compare import unequal_work
@@ -31,7 +32,7 @@ from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
 
 WIDTH = 100
 MOST_ON_FRONT = 8
-MOST_REASONS = 3
+MOST_REASONS = MOST_TIES = 3
 WAITS = {
     **{kind: words for kind, (_, words) in KINDS.items()},
     "boundary": "the pass that a worker is in",
@@ -101,7 +102,7 @@ def _answer(found: Optimization) -> Iterator[str]:
     split = f"{why.rollout_gpus} GPUs that roll out and {why.train_gpus} that train"
     split = f"all {why.train_gpus} GPUs for both" if why.colocated else split
     drafts = f", drafts of {why.drafter} ({why.drafts})" if why.drafts else ""
-    yield f"Run {option.row['system']}, {split}, tp {_tp(option)}{drafts}: {_figures(option, goal)}."
+    yield f"Run {option.row['system']}, {split}, {_layout(option)}{drafts}: {_figures(option, goal)}."
     tied = [other.option.row["system"] for other in best if other.tied]
     if tied:
         yield (
@@ -163,8 +164,21 @@ def staleness_of(option: Option) -> str:
     return f"{row['off_policyness_mean']:.2f} / {largest_off_policyness(row)}{'' if row['settled'] else '↑'}"
 
 
-def _tp(option: Option) -> int:
-    return option.point.scenario.cluster.tp
+def _layout(option: Option) -> str:
+    """Return how a worker's GPUs share the model: tp 2 ep 2."""
+    return split_words(option.point.scenario.cluster.model_dump(), between=" ")
+
+
+def _layout_column(options: Iterable[Option]) -> tuple[str, Callable[[Option], str]]:
+    """Return the heading and the cells of the layouts: tp alone where they have nothing else."""
+    alone = all(_layout(option).count(" ") == 1 for option in options)
+    return ("tp", lambda option: _layout(option).removeprefix("tp ")) if alone else ("GPUs of a\nworker", _layout)
+
+
+def _named(option: Option) -> str:
+    """Return a system with its parameters and its split."""
+    share = option.point.scenario.system.parameters.get("rollout_share")
+    return _system(option) + (f", {share:.0%} roll out" if share is not None else "")
 
 
 def table_of(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Iterable[Any], names: int = 0) -> Table:
@@ -184,7 +198,8 @@ def _best(found: Optimization) -> Table:
     columns["rank"] = lambda choice: choice.rank
     columns["system"] = lambda choice: _system(choice.option)
     columns["rollout\n: train"] = lambda choice: split_of(choice.reasons)
-    columns["tp"] = lambda choice: _tp(choice.option)
+    heading, layout = _layout_column(choice.option for choice in found.best)
+    columns[heading] = lambda choice: layout(choice.option)
     if any(choice.reasons.drafts for choice in found.best):
         columns["drafter"] = lambda choice: choice.reasons.drafter
     columns["samples/s"] = lambda choice: f"{choice.option.row['samples_per_s']:.3g}"
@@ -227,10 +242,16 @@ def _under_best(found: Optimization) -> Iterator[str]:
         )
         tried = f"{tried}, {found.polished.points} of them around the best of each system, {end}"
     lines = [f"{tried}, {len(searched.allowed)} of them possible and within the limits"]
-    others = found.within_error
+    others, shown = found.within_error, [choice.option for choice in found.best]
     if others:
         lines.append(f"{others} more {'is' if others == 1 else 'are'} within {RATIO_ERROR:.0%} of the best")
     yield f"The best of each system, with its rank among all. {'; '.join(lines)}."
+    tied = [option for option in searched.allowed[: 1 + others] if all(option is not own for own in shown)]
+    if tied:
+        best = found.choice.option.merit
+        names = [f"{_named(o)}, {_layout(o)} ({best / o.merit - 1:.1%} behind)" for o in tied[:MOST_TIES]]
+        more = f", and {len(tied) - MOST_TIES} more" if len(tied) > MOST_TIES else ""
+        yield f"Within this, and not in the table: {'; '.join(names)}{more}."
     if any(choice.tied for choice in found.best):
         yield f"≈ closer than simrl's own error of {RATIO_ERROR:.0%}, at one seed at least: a tie."
     if any(not choice.option.row["settled"] for choice in found.best):
@@ -252,7 +273,7 @@ def _why(choice: Choice, console: Console) -> None:
     if variant is not None:
         cluster, own = variant.point.scenario.cluster, choice.option.point.scenario.cluster
         other = (cluster.gpu, cluster.gpus, cluster.train) != (own.gpu, own.gpus, own.train)
-        name = f"{variant.row['system']}, tp {cluster.tp}" + (f", {cluster.words()}" if other else "")
+        name = f"{variant.row['system']}, {_layout(variant)}" + (f", {cluster.words()}" if other else "")
         lines.append(f"It is {choice.variant_loss:.1%} ahead of its next variant, {name}.")
     fill(console, *lines, indent=3, hanging=2)
 
@@ -274,10 +295,6 @@ def _print_front(found: Optimization, console: Console) -> None:
     step = max(math.ceil(len(found.front) / MOST_ON_FRONT), 1)
     shown = found.front[::-1][::step][::-1]  # the fastest always
 
-    def name(option: Option) -> str:
-        share = option.point.scenario.system.parameters.get("rollout_share")
-        return _system(option) + (f", {share:.0%} roll out" if share is not None else "")
-
     def gpus(option: Option) -> object:
         cluster = option.point.scenario.cluster
         return f"{cluster.gpus} + {cluster.train.gpus}" if cluster.train else option.row["gpus"]
@@ -286,10 +303,11 @@ def _print_front(found: Optimization, console: Console) -> None:
         found = option.row["cost_per_1k_samples"]
         return "–" if found is None else f"{found:.3g}"
 
+    heading, layout = _layout_column(shown)
     columns: dict[str, Callable[[Option], object]] = {
-        "system": name,
+        "system": _named,
         "GPUs": gpus,
-        "tp": _tp,
+        heading: layout,
         "drafter": lambda option: option.row["speculation"].partition("(")[0],
         "off-policy\nmean / max": staleness_of,
         "samples/s": lambda option: f"{option.row['samples_per_s']:.3g}",
@@ -324,7 +342,7 @@ def _of_end(end: End, choice: Option) -> str:
         return f"{at} the choice still wins, by {_lead(end.lead)}{left_out}"
     assert end.flip is not None
     flip = end.flip
-    first, there = (f"{winner.row['system']} (tp {_tp(winner)})" for winner in (flip.winner, end.winner))
+    first, there = (f"{winner.row['system']} ({_layout(winner)})" for winner in (flip.winner, end.winner))
     there = "it" if end.winner is flip.winner else there
     breaks = "the choice breaks a limit" + ("" if there == "it" else f", and {there} wins")
     ahead = f"{there} is ahead by {_lead(end.lead)}" if end.kept else breaks
@@ -371,7 +389,7 @@ def print_launch(found: Optimization, console: Console) -> None:
     if launching.refused:
         option = launching.option
         times = f"{found.choice.option.merit / option.merit:.2f} times as {_good(found.goal)}"
-        name = f"number {launching.rank}, {option.row['system']}, tp {_tp(option)}"
+        name = f"number {launching.rank}, {option.row['system']}, {_layout(option)}"
         fill(console, f"The best that is offered is {name} (the best is {times}), in {settings.framework}:")
     else:
         fill(console, f"In {settings.framework}:")

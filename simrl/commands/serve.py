@@ -193,7 +193,7 @@ class _Source:
         file = self._file([*self._overrides, *choice.settings()])
         scenarios = file.scenarios(parameters_of=parameters_of)
         compared = simulate_all(scenarios, self._inputs, 1, None, Beside(False, False, False))
-        written = yaml.safe_dump(file.data(), sort_keys=False, allow_unicode=True)
+        written = yaml.safe_dump(file.data(parameters_of), sort_keys=False, allow_unicode=True)
         return Answer(compared, written, perf_counter() - began_s)
 
 

@@ -137,28 +137,26 @@ class ScenarioFile:
     def scenarios(self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None) -> list[Scenario]:
         """Return every combination of the variations and systems, in the file's order; `choices` make systems of their own. An
         override of `system.eta` goes to the systems that have such a parameter by `parameters_of`; without it, to all."""
-        systems = _chosen(self.systems, choices)
-        if self._parameters:
-            names = dict.fromkeys(_named(entry)["name"] for entry in systems)
-            if parameters_of is not None:
-                for setting, *_ in self._parameters:
-                    require_parameter(setting.key, names, parameters_of)
-            alternatives = list(product(*self._parameters))
-            systems = [with_parameters(entry, own, parameters_of) for entry in systems for own in alternatives]
-        return [
-            self.scenario(varied, entry)
-            for varied in self.variations
-            for entry in _distinct([_named(each) for each in systems])
-        ]
+        systems = self._with_parameters(_chosen(self.systems, choices), parameters_of)
+        return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
 
-    def data(self) -> dict[str, Any]:
+    def data(self, parameters_of: ParametersOf | None = None) -> dict[str, Any]:
         """Return what a file would hold that stands anywhere: the keys after the overrides, references followed, paths
         absolute."""
         data: dict[str, Any] = _plain(self._config, None, self.path)
         _locate(data, self.path.parent.absolute())
         variations = [{setting.key: setting.value for setting in entry} for entry in self.variations if entry]
-        systems = [with_parameters(entry, self._parameters, None) for entry in self.systems]
+        systems = self._with_parameters(self.systems, parameters_of)
         return {**data, "systems": systems, **({"vary": variations} if variations else {})}
+
+    def _with_parameters(self, systems: list[Any], parameters_of: ParametersOf | None) -> list[dict[str, Any]]:
+        """Return the systems with every combination of the overrides of their parameters, each once."""
+        names = dict.fromkeys(_named(entry)["name"] for entry in systems)
+        if parameters_of is not None:
+            for setting, *_ in self._parameters:
+                require_parameter(setting.key, names, parameters_of)
+        alternatives = list(product(*self._parameters))
+        return _distinct([with_parameters(entry, own, parameters_of) for entry in systems for own in alternatives])
 
     def overruled(self, keys: Iterable[str]) -> list[str]:
         """Return a line for each of these keys that the file varies, for a caller that gives them other values."""

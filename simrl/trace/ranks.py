@@ -48,8 +48,8 @@ class RankHistory:
     """RhymeRL's Table 2 and Fig. 9 for a number of groups, as shares: of all responses, by predicted group, and by epoch.
 
     Of a group's responses that move higher, those not among its longest 10 % are `not_last`; of the others, those no longer
-    than β × its longest response of the epoch before are `within`, and HistoPipe migrates the rest. `accurate`, `not_last`,
-    `within` and `migrated` sum to 1, and so do `accurate`, `near_boundary` and `strong`.
+    than β × its longest prompt (by medians) of the epoch before are `within`, and HistoPipe migrates the rest. `accurate`,
+    `not_last`, `within` and `migrated` sum to 1, and so do `accurate`, `near_boundary` and `strong`.
     """
 
     groups: int
@@ -109,7 +109,7 @@ def _pairs(trace: Trace, groups: int) -> Iterator[tuple[int, float, pd.DataFrame
         ranked = ranked[ranked.isin(new["prompt_id"])]
         if len(ranked) >= groups:
             group_of = pd.Series(np.arange(len(ranked)) * groups // len(ranked), ranked)
-            longest = old["response_tokens"].groupby(old["prompt_id"].map(group_of)).max().to_numpy()
+            longest = medians[ranked].groupby(group_of).max().to_numpy()
             known = new[new["prompt_id"].isin(ranked)]
             predicted = group_of[known["prompt_id"]].to_numpy()
             yield now, growth, _moves(known["response_tokens"].to_numpy(), predicted, groups, growth * longest)
@@ -118,7 +118,7 @@ def _pairs(trace: Trace, groups: int) -> Iterator[tuple[int, float, pd.DataFrame
 
 
 def _moves(tokens: Integers, predicted: Integers, groups: int, limits: NDArray[np.float64]) -> pd.DataFrame:
-    """Return the kind of each response; `limits` are β × the longest response of each group in the epoch before."""
+    """Return the kind of each response; `limits` are β × the longest prompt of each group, by medians of the epoch before."""
     rank = np.empty(len(tokens), dtype=np.int64)
     rank[np.lexsort((predicted, tokens))] = np.arange(len(tokens))
     real, in_shorter_half = rank * groups // len(rank), rank * 2 * groups // len(rank) % 2 == 0

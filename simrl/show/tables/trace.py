@@ -35,7 +35,7 @@ def print_history(history: list[dict[str, Any]], console: Console) -> None:
         console,
         "accurate: a response is in its prompt's group or a lower one; else it moved higher, near the boundary or strongly. "
         "Of those that did, HistoPipe leaves alone what is not among its group's last 10 %, or within β × the group's "
-        "longest response of the epoch before, and migrates the rest.",
+        "longest prompt of the epoch before (by medians), and migrates the rest.",
     )
 
 

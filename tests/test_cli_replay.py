@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 
-from replay.cli_replay import _scenario, _with_workers, default_folder
+from replay.cli_replay import _measure_and_show, _scenario, _with_workers, default_folder
+from replay.replayer import ReplayConfig
 from simrl.errors import InputError
 from simrl.scenario.load import Choices, load_scenarios
 from simrl.simulate.prepare import prepare
@@ -53,3 +54,20 @@ def test_more_workers_than_a_scenario_has_are_refused_before_anything_starts(sim
     assert _with_workers(prepared, 1).workers == 1
     with pytest.raises(InputError, match=f"--workers 99: .* give {system}.* ask for fewer, or set cluster.gpus"):
         _with_workers(prepared, 99)
+
+
+def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(simrl: CommandLine, monkeypatch):
+    """A Ctrl-C within the compiler ends in its traceback."""
+
+    def stop(ranks: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("check_replayable", "check_engine", "engine_settings"):
+        monkeypatch.setattr(f"replay.replayer.{name}", lambda *_: None)
+    monkeypatch.setattr("replay.cli_replay._timed_settings", lambda *_: {})
+    monkeypatch.setattr("simrl.study.progress.compile_kernels", stop)
+    monkeypatch.setattr("simrl.simulate.run.simulate_prepared", lambda prepared: pytest.fail("it predicts"))
+    prepared = prepare(_scenario(Path("scenario.yaml"), [], "verl_colocated", None, None))
+    with pytest.raises(KeyboardInterrupt):
+        _measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, False)
+    assert [file.name for file in simrl.folder.iterdir()] == ["scenario.yaml"]

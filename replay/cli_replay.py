@@ -126,6 +126,7 @@ def _measure_and_show(
     from simrl.show.text import Screen, say
     from simrl.simulate.run import simulate_prepared
     from simrl.study.executors import connect
+    from simrl.study.progress import compile_kernels
 
     check_replayable(prepared, config)
     check_engine(config)
@@ -138,6 +139,7 @@ def _measure_and_show(
     for difference in setting_differences(prepared.profile.metadata, _timed_settings(settings, prepared.workers)):
         said.print(f"note: the {difference}")
     with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
+        compile_kernels([prepared.limits.dp])  # where Ctrl-C waits: within, it would end in a traceback of the compiler
         predicted = simulate_prepared(prepared)
         if method := method_without_drafts(predicted):
             said.print(f"note: as predicted, {not_drafted(method)}")

@@ -10,7 +10,7 @@ from command_line import CommandLine
 from engine_double import EngineDouble
 
 from replay import cli_replay, replayer
-from replay.cli_replay import _scenario, _with_workers, default_folder
+from replay.cli_replay import _measure_and_show, _scenario, _with_workers, default_folder
 from replay.link import engine_link
 from replay.replayer import ReplayConfig, ReplayEngines
 from replay.vllm_adapter import EngineSettings
@@ -90,3 +90,20 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: Co
     assert f"Two replays differ by up to {repeats['spread']['largest']['makespan_err']:.1%}" in said
     assert {place.parent.name for place in Path("replayed/repeats").glob("*/result.json")} == {"2", "3"}
     assert simrl("explain", "replayed").code == 0  # of the first replay
+
+
+def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(simrl: CommandLine, monkeypatch):
+    """A Ctrl-C within the compiler ends in its traceback."""
+
+    def stop(ranks: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("check_replayable", "check_engine", "engine_settings"):
+        monkeypatch.setattr(f"replay.replayer.{name}", lambda *_: None)
+    monkeypatch.setattr("replay.cli_replay._timed_settings", lambda *_: {})
+    monkeypatch.setattr("simrl.study.progress.compile_kernels", stop)
+    monkeypatch.setattr("simrl.simulate.run.simulate_prepared", lambda prepared: pytest.fail("it predicts"))
+    prepared = prepare(_scenario(Path("scenario.yaml"), [], "verl_colocated", None, None))
+    with pytest.raises(KeyboardInterrupt):
+        _measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, 1, False)
+    assert [file.name for file in simrl.folder.iterdir()] == ["scenario.yaml"]

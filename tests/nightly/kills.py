@@ -2,7 +2,7 @@
 
     python tests/nightly/kills.py measure replay grpo --kills 20 --seed 1     # where vLLM is installed
 
-Each command runs to its end once, to learn how long it takes. Then it is killed at random moments of that time, by SIGKILL,
+Each command runs to its end twice, to learn how long it takes. Then it is killed at random moments of that time, by SIGKILL,
 SIGINT and SIGTERM in turn, started again in the same folder each time, and at last runs to its end. After each kill no process
 of it, no shared memory and nothing half-written may be left, and after SIGINT and SIGTERM no temporary file either; those of a
 killed command are gone at the end. Prints a row a command and every breach. Exit code 1 if there was any.
@@ -10,6 +10,7 @@ killed command are gone at the end. Prints a row a command and every breach. Exi
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def grpo(folder: Path) -> Command:
         "prompts": 4,
         "prompts_per_step": 2,
         "group": 3,
-        "epochs": 6,
+        "epochs": 4,
         "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 2048},
         "system": {"name": "areal", "eta": 2},
     }
@@ -138,106 +139,97 @@ def shared() -> set[str]:
     return names
 
 
-class Breaches:
-    """What a command did that it must not, as sentences."""
+class Attack:
+    """A command in a folder of its own, and what it did that it must not."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.count = 0
+    def __init__(self, name: str, root: Path) -> None:
+        self.name, self.breaches, self.ends = name, 0, Counter[str]()
+        self._folder, self._temporary = root / "work", root / "tmp"
+        self._folder.mkdir()
+        self._temporary.mkdir()
+        self._command = COMMANDS[name](self._folder)
+        self._inputs = {path.name for path in self._folder.iterdir()}
 
-    def add(self, sentence: str) -> None:
-        """Print a breach."""
-        self.count += 1
-        print(f"{self.name}: {sentence}", flush=True)
-
-
-def attack(name: str, kills: int, seed: int) -> tuple[Breaches, Counter[str], float]:
-    """Return the breaches of a command, how its processes ended, and the seconds of a whole run."""
-    rng, breaches, ends = Random(f"kills {seed} {name}"), Breaches(name), Counter[str]()
-    with tempfile.TemporaryDirectory(prefix="kills-") as root:
-        folder, temporary = Path(root) / "work", Path(root) / "tmp"
-        folder.mkdir()
-        temporary.mkdir()
-        command = COMMANDS[name](folder)
-        inputs = {path.name for path in folder.iterdir()}
-        variables = environment(TMPDIR=str(temporary), HF_HUB_OFFLINE="1")
-
-        def temporaries() -> list[str]:
-            """Return the temporary files that nobody may find, torch's cache apart; those of killed commands stay a minute."""
-            old_s = time.time() - LOCKED_WITHIN_S
-            left = (each for each in temporary.iterdir() if not each.name.startswith("torchinductor_"))
-            return sorted(each.name for each in left if not killed or each.stat().st_mtime < old_s)
-
-        killed = False
-
-        def run(after_s: float | None, number: int = 0) -> float:
-            """Run the command, to its end or to a signal after some seconds; return how long it took."""
-            nonlocal killed
-            before, began_s = shared(), time.monotonic()
-            process = subprocess.Popen(
-                [sys.executable, *command.words],
-                cwd=folder,
-                env=variables,
-                text=True,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )
-            what = "a run to the end" if after_s is None else f"{signal.Signals(number).name} after {after_s:.1f} s"
-            err = ""
+    def run(self, after_s: float | None = None, number: int = 0) -> float:
+        """Run the command, to its end or to a signal after some seconds; return how long it took."""
+        before, began_s = shared(), time.monotonic()
+        # What killed commands left is removed by the next one a minute later, if it comes so far.
+        old = self._temporaries() | self._unfinished()
+        process = subprocess.Popen(
+            [sys.executable, *self._command.words],
+            cwd=self._folder,
+            env=environment(TMPDIR=str(self._temporary), HF_HUB_OFFLINE="1"),
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        what, err = "a run to the end", ""
+        try:
+            _, err = process.communicate(timeout=after_s or MOST_S)
+            if after_s:
+                what, number = f"a run that ended before {after_s:.1f} s", 0
+        except subprocess.TimeoutExpired:
+            what = f"{signal.Signals(number or signal.SIGKILL).name} after {after_s or MOST_S:.1f} s"
+            process.send_signal(number or signal.SIGKILL)
             try:
-                _, err = process.communicate(timeout=after_s or MOST_S)
-                what, number = f"{what} (it had ended)" if after_s else what, 0
+                _, err = process.communicate(timeout=ENDS_S)
             except subprocess.TimeoutExpired:
-                process.send_signal(number or signal.SIGKILL)
-                try:
-                    _, err = process.communicate(timeout=ENDS_S)
-                except subprocess.TimeoutExpired:
-                    breaches.add(f"{what}: still runs {ENDS_S:g} s later")
-                    process.kill()
-                    process.communicate()
-            code, took_s = process.returncode, time.monotonic() - began_s
-            ends[f"{signal.Signals(number).name if number else 'ended'} -> {code}"] += 1
-            right = {0: (0,), signal.SIGKILL: (-signal.SIGKILL,)}.get(number, (1, -number))
-            if code not in right or "Traceback" in err:
-                breaches.add(f"{what}: ended with {code}: {err.strip()[-600:]}")
-            until_s = time.monotonic() + LEFT_S
-            while session(process.pid) and time.monotonic() < until_s:
-                time.sleep(0.1)
-            for left in session(process.pid):
-                words = Path(f"/proc/{left}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
-                breaches.add(f"{what}: process {left} is left: {words}")
-                with suppress(ProcessLookupError):
-                    os.kill(left, signal.SIGKILL)
-            while shared() - before and time.monotonic() < until_s:
-                time.sleep(0.5)
-            if left_memory := shared() - before:
-                breaches.add(f"{what}: shared memory is left: {sorted(left_memory)[:4]}")
-            names = {path.name for path in folder.iterdir()} - inputs - command.may_leave
-            if number == signal.SIGKILL:
-                killed = True
-                names = {path for path in names if TEMPORARY not in path}
-            elif left_files := temporaries():
-                breaches.add(f"{what}: temporary files are left: {left_files[:4]}")
-            print(f"{name}: {what} -> {code}, {took_s:.0f} s", flush=True)
-            if names:
-                breaches.add(f"{what}: beside its output are {sorted(names)[:4]}")
-            try:
-                whole(folder)
-            except InputError as error:
-                breaches.add(f"{what}: {error}")
-            return took_s
+                self._breach(f"{what}: still runs {ENDS_S:g} s later")
+                process.kill()
+                process.communicate()
+        code, took_s = process.returncode, time.monotonic() - began_s
+        self.ends[f"{signal.Signals(number).name if number else 'ended'} -> {code}"] += 1
+        print(f"{self.name}: {what} -> {code}, {took_s:.0f} s", flush=True)
+        right = {0: (0,), signal.SIGKILL: (-signal.SIGKILL,)}.get(number, (1, -number))
+        # A Ctrl-C that comes while Python starts, before any of simrl runs, ends in Python's own words and by the signal.
+        if code not in right or ("Traceback" in err and code != -number):
+            self._breach(f"{what}: ended with {code}: {err.strip()[-600:]}")
+        self._check_what_is_left(what, process.pid, before, None if number == signal.SIGKILL else old)
+        if number == 0:
+            shutil.rmtree(self._folder / "runs", ignore_errors=True)  # one that is finished would not begin again
+        return took_s
 
-        whole_s = run(None)
-        for i in range(kills):
-            run(rng.uniform(0.2, whole_s), SIGNALS[i % len(SIGNALS)])
-        time.sleep(LOCKED_WITHIN_S)
-        run(None)
-        killed = False
-        if left_files := temporaries():
-            breaches.add(f"at the end: temporary files are left: {left_files[:4]}")
-    return breaches, ends, whole_s
+    def _check_what_is_left(self, what: str, leader: int, memory: set[str], old: set[str] | None) -> None:
+        """Look for processes, shared memory and files; `old` are the temporary files that may be there, None for any."""
+        until_s = time.monotonic() + LEFT_S
+        while (session(leader) or shared() - memory) and time.monotonic() < until_s:
+            time.sleep(0.2)
+        for left in session(leader):
+            words = Path(f"/proc/{left}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+            self._breach(f"{what}: process {left} is left: {words}")
+            with suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+        if left_memory := shared() - memory:
+            self._breach(f"{what}: shared memory is left: {sorted(left_memory)[:4]}")
+        names = {path.name for path in self._folder.iterdir()} - self._inputs - self._command.may_leave
+        names -= self._unfinished() if old is None else old
+        if old is not None and (left_files := self._temporaries() - old):
+            self._breach(f"{what}: temporary files are left: {sorted(left_files)[:4]}")
+        if names:
+            self._breach(f"{what}: beside its output are {sorted(names)[:4]}")
+        try:
+            whole(self._folder)
+        except InputError as error:
+            self._breach(f"{what}: {error}")
+
+    def check_temporary_files(self) -> None:
+        """Look for temporary files at the end."""
+        if left := self._temporaries() | self._unfinished():
+            self._breach(f"at the end: temporary files are left: {sorted(left)[:4]}")
+
+    def _temporaries(self) -> set[str]:
+        """Return the names of temporary files, torch's cache of kernels apart."""
+        return {each.name for each in self._temporary.iterdir() if not each.name.startswith("torchinductor_")}
+
+    def _unfinished(self) -> set[str]:
+        """Return the names of what is not finished beside the output."""
+        return {each.name for each in self._folder.iterdir() if TEMPORARY in each.name}
+
+    def _breach(self, sentence: str) -> None:
+        self.breaches += 1
+        print(f"{self.name}: {sentence}", flush=True)
 
 
 def main() -> None:
@@ -249,10 +241,18 @@ def main() -> None:
     asked = parser.parse_args()
     failed = 0
     for name in asked.commands:
-        breaches, ends, whole_s = attack(name, asked.kills, asked.seed)
-        failed += breaches.count
-        how = ", ".join(f"{end}: {times}" for end, times in sorted(ends.items()))
-        print(f"{name:8} {whole_s:5.0f} s a run; {breaches.count} breaches; {how}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="kills-") as root:
+            attack, rng = Attack(name, Path(root)), Random(f"kills {asked.seed} {name}")
+            attack.run()  # compiles
+            whole_s = attack.run()
+            for i in range(asked.kills):
+                attack.run(rng.uniform(0.2, whole_s), SIGNALS[i % len(SIGNALS)])
+            time.sleep(LOCKED_WITHIN_S)
+            attack.run()
+            attack.check_temporary_files()
+        failed += attack.breaches
+        how = ", ".join(f"{end}: {times}" for end, times in sorted(attack.ends.items()))
+        print(f"{name:8} {whole_s:5.0f} s a run; {attack.breaches} breaches; {how}", flush=True)
     sys.exit(1 if failed else 0)
 
 

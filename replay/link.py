@@ -15,17 +15,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import gettempdir
 from typing import Any, Protocol
 
 from replay.host import Channel, Close, Command, Failed, Ready, run_host, serve
 from replay.vllm_adapter import EngineSettings, VllmEngine, thread_variables
 from simrl.errors import InputError, StoppedError
+from simrl.files import temporary_folder
 from simrl.interrupts import ctrl_c_waits
 
 Work = Callable[[VllmEngine, Channel], None]
@@ -78,7 +80,8 @@ class ProcessLink:
     """A child process that runs `life` with the channel to this one. Its output goes to `log`.
 
     `variables` are environment variables that it gets in addition to those of this process, such as its GPUs. With its own
-    children (tensor parallelism) it is a process group, which ends as a whole.
+    children (tensor parallelism) it is a process group, which ends as a whole. Its temporary files are in a folder of its own,
+    which ends with it: vLLM leaves some; compiled kernels are kept where torch would keep them.
 
     A thread writes to the pipe, so a long step or a hung engine, which reads nothing, does not block this process.
     """
@@ -93,12 +96,16 @@ class ProcessLink:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
         self.connection, there = context.Pipe()
         self.process = context.Process(target=_child, args=(there, str(log), life), name=name)
+        self._held = ExitStack()
         try:
-            with ctrl_c_waits(), _born_deaf(), _variables(variables or {}):
+            kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{gettempdir()}/torchinductor_{os.getuid()}")
+            own = {"TMPDIR": str(self._held.enter_context(temporary_folder())), "TORCHINDUCTOR_CACHE_DIR": kernels}
+            with ctrl_c_waits(), _born_deaf(), _variables({**own, **(variables or {})}):
                 self.process.start()
         except BaseException:
             if self.process.pid is not None:
                 self.process.kill()
+            self._held.close()
             raise
         there.close()  # then its death is an end of file here
         self._out: SimpleQueue[list[Any] | None] = SimpleQueue()
@@ -114,6 +121,7 @@ class ProcessLink:
         with suppress(ProcessLookupError):  # it has ended, or was killed before it had a group
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
+        self._held.close()
         self._out.put(None)
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from replay.profile_fit import Reach, host_seconds
 from replay.speculative import own_config
 from replay.vllm_adapter import EngineSettings, vllm_version
 from simrl.errors import InputError, meant
+from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import ModelShape, model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile, write_profile
@@ -57,8 +57,8 @@ def measure_profile(
     """Measure, and write the profile to `output` and, if given, the engine to `preset`; continue a measurement whose points are
     in `journal`. Raise `InputError` for limits and models that cannot be measured, `StoppedError` if an engine dies."""
     version = vllm_version()
-    with tempfile.TemporaryDirectory(prefix="simrl-measure-") as logs:
-        engines = _Started(wanted, Path(logs))
+    with temporary_folder() as logs:
+        engines = _Started(wanted, logs)
         try:
             measured = measure_with(engines, version, wanted, output, journal, tell, preset)
         except BaseException:

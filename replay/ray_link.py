@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from replay.host import Command, Failed, Report
@@ -33,9 +34,9 @@ class EngineActor:
     """An engine's process on a node, and methods to exchange messages with it. Each method has a thread of its own."""
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
-        log = Path(tempfile.mkdtemp(prefix="simrl-")) / "engine.log"
-        self._link = engine_link(name, settings, log)
-        self._where = f"its log is {log} on {socket.gethostname()}"
+        self._log = Path(tempfile.mkdtemp(prefix="simrl-")) / "engine.log"  # kept, but for an end as it should be
+        self._link = engine_link(name, settings, self._log)
+        self._where = f"its log is {self._log} on {socket.gethostname()}"
 
     def send(self, commands: Sequence[Command]) -> None:
         self._link.send(commands)
@@ -59,6 +60,7 @@ class EngineActor:
 
     def close(self) -> None:
         self._link.close()
+        rmtree(self._log.parent, ignore_errors=True)
 
     def death(self) -> str:
         return f"{self._link.death()}; {self._where}"

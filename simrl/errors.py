@@ -42,6 +42,8 @@ def meant(name: object, known: Iterable[str]) -> str:
     """
     written = str(name).lower()[:LONGEST_NAME]
     spelt = {part.lower(): each for each in known for part in (each.rpartition(".")[2], each)}
+    if written in spelt:
+        return f" (did you mean {spelt[written]}?)"
     begun = [each for each in spelt if len(written) > 2 and each.startswith(written)]
     near = list(dict.fromkeys(spelt[each] for each in begun[:3] or get_close_matches(written, spelt, n=1)))
     return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,28 +68,41 @@ def write_whole_folder(path: Path, manifest: str | re.Pattern[str]) -> Iterator[
     """
     with _target(path) as target:
         _refuse_to_replace(target, path, manifest)
-        temporary = Path(tempfile.mkdtemp(prefix=_temporary_name(target), dir=target.parent))
-        handle = os.open(temporary, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            _remove_left(target)
-            yield temporary
-            if isinstance(manifest, str):
-                listed = "".join(f"{file}\n" for file in [manifest, *_files(temporary)])
-                (temporary / manifest).write_text(listed, encoding="utf-8")
-            temporary.chmod(0o777 & ~_umask())
-            _refuse_to_replace(target, path, manifest)  # a simulation may take hours
-            for place in (*(temporary / file for file in _files(temporary)), temporary):
-                _on_disk(place)
-            with ctrl_c_ignored():
-                _take_place(temporary, target)
-            _on_disk(target.parent)
-        except InputError as error:  # of a file inside: the folder is known by its own name only
-            raise InputError(str(error).replace(str(temporary), str(path))) from error
-        finally:
-            with ctrl_c_ignored():
-                shutil.rmtree(temporary, ignore_errors=True)
-                os.close(handle)
+        with _folder_beside(target) as temporary:
+            try:
+                yield temporary
+                if isinstance(manifest, str):
+                    listed = "".join(f"{file}\n" for file in [manifest, *_files(temporary)])
+                    (temporary / manifest).write_text(listed, encoding="utf-8")
+                temporary.chmod(0o777 & ~_umask())
+                _refuse_to_replace(target, path, manifest)  # a simulation may take hours
+                for place in (*(temporary / file for file in _files(temporary)), temporary):
+                    _on_disk(place)
+                with ctrl_c_ignored():
+                    _take_place(temporary, target)
+                _on_disk(target.parent)
+            except InputError as error:  # of a file inside: the folder is known by its own name only
+                raise InputError(str(error).replace(str(temporary), str(path))) from error
+
+
+def temporary_folder() -> AbstractContextManager[Path]:
+    """Give an empty folder among the system's temporary ones and remove it, with those of killed processes."""
+    return _folder_beside(Path(tempfile.gettempdir()) / "simrl")
+
+
+@contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `target`, locked while this process lives, and remove it at the end if it is there."""
+    temporary = Path(tempfile.mkdtemp(prefix=_temporary_name(target), dir=target.parent))
+    handle = os.open(temporary, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        _remove_left(target)
+        yield temporary
+    finally:
+        with ctrl_c_ignored():
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(handle)
 
 
 @contextmanager
@@ -315,6 +328,12 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
         table.validate(full=True)
         plain = [_plain(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(chosen)]
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        if path.is_dir() or (path.is_file() and _first_bytes(path) not in (b"PAR1", b"")):
+            kind = "a folder" if path.is_dir() else "no Parquet file"
+            raise InputError(
+                f"{path}: {kind}; `simrl trace import` makes a trace of CSV, JSON Lines or logs, `simrl profile derive` a "
+                "profile"
+            ) from error
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read as Parquet ({what}); is it whole?") from error
     metadata = {key: value for key, value in (table.schema.metadata or {}).items() if key != SEAL}

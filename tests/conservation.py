@@ -22,6 +22,8 @@ def assert_nothing_is_lost(watched: Watched) -> None:
         assert whole == finished or (finished and watched.prepared.scenario.agents.deadline_s)  # else it was killed
         assert all(part["tokens"] > 0 and part["started_s"] < part["ended_s"] for part in parts)
         assert all(a["ended_s"] <= b["started_s"] for a, b in pairwise(parts))
+        assert all(part["ended_s"] <= result.metadata["end_s"] for part in parts)
+        assert not finished or row["finished_s"] == parts[-1]["ended_s"]
         assert (row["status"] == "trained") == (row["trained_step"] is not None)
         assert row["status"] != "trained" or row["finished_s"] is not None
     generated = sum(worker.generated_total for worker in watched.workers)

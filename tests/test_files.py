@@ -17,7 +17,14 @@ from command_line import contents
 from pydantic import BaseModel
 
 from simrl.errors import InputError
-from simrl.files import parquet_metadata, read_parquet, write_parquet, write_whole_file, write_whole_folder
+from simrl.files import (
+    parquet_metadata,
+    read_parquet,
+    temporary_folder,
+    write_parquet,
+    write_whole_file,
+    write_whole_folder,
+)
 
 MANIFEST = "files.txt"
 
@@ -166,6 +173,28 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one
         for writer in writers:
             writer.kill()
             writer.communicate()
+
+
+def test_temporary_folders_of_killed_processes_are_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = (
+        "import sys, time; from simrl.files import temporary_folder\n"
+        "with temporary_folder() as folder:\n"
+        "    (folder / 'half').touch(); print(folder, flush=True); time.sleep(600)"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    left = Path(writer.stdout.readline().strip())
+    writer.kill()
+    writer.communicate()
+    assert (left / "half").exists() and left.parent == tmp_path
+    with temporary_folder() as folder:
+        assert left.exists()  # for a minute: another process may be about to lock it
+        os.utime(left, (0, 0))
+    with temporary_folder() as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_result_that_was_set_aside_when_the_process_was_killed_comes_back(tmp_path):

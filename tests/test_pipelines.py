@@ -173,7 +173,8 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
     updates = rows(result.steps)
     assert [u["step"] for u in updates] == [u["policy_version"] for u in updates] == list(range(steps))
     assert sorted(trained) == list(range(steps))
-    assert updates[-1]["finished_s"] == end_s
+    last_s = max((part["ended_s"] for parts in segments.values() for part in parts), default=0.0)
+    assert end_s == max(updates[-1]["finished_s"], last_s)
     for update in updates:
         batch = trained[update["step"]]
         ages = [
@@ -493,6 +494,19 @@ def test_areal_without_interruption_lets_what_runs_end_before_it_loads():
     assert loads == [(30.0, 40.0)]
     segments = [(s["uid"], s["policy_version"], s["tokens"], s["ended_s"]) for s in rows(result.segments)]
     assert segments == [(0, 0, 5, 5.0), (1, 0, 30, 30.0), (2, 1, 5, 45.0)]
+
+
+def test_areal_without_interruption_waits_for_the_longest_response_of_all_workers():
+    """The first, at one worker, is published at 20; that worker waits until the straggler of the other ends at 30."""
+    result = areal(2, workers=2, interruptible=False)
+    loads = [(s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "load_weights"]
+    assert loads == [(30.0, 40.0)] * 2
+    segments = [(s["uid"], s["worker"], s["policy_version"], s["ended_s"]) for s in rows(result.segments)]
+    assert segments[:3] == [(0, 0, 0, 5.0), (1, 1, 0, 30.0), (2, 0, 1, 45.0)]
+    assert (
+        result.metadata["admission"]["eta"] + result.metadata["admission"]["concurrency"]
+        < result.metadata["end_s"] - 10
+    )
 
 
 @pytest.mark.parametrize("once", [False, True])

@@ -53,14 +53,16 @@ def test_training_takes_the_time_and_the_memory_of_its_own_gpus():
     )
     assert costs.gpu.name == "h800" and slow.gpu.name == "h20"
     assert sum(s for _, s in costs.phases(LENGTHS)) < sum(s for _, s in slow.phases(LENGTHS))
-    small = {**POOLS, "train": {"gpu": "a40", "gpus": 1}}
+    small = {**POOLS, "train": {"gpu": "a40", "gpus": 1, "cost_per_gpu_hour": 1.0}}
     assert "on 1 a40 needs" in refusal(on_pools(cluster=small, model="qwen3-4b"))
 
 
 def test_weights_go_from_pool_to_pool_at_the_rate_of_the_slower_network():
     def load_s(**train: Any) -> float:
         training = {"load_overhead_s": 0.0}
-        return prepare(on_pools(cluster={**POOLS, "train": {"gpus": 2, **train}}, training=training)).costs.load_s
+        return prepare(
+            on_pools(cluster={**POOLS, "train": {"gpus": 2, "cost_per_gpu_hour": 3.0, **train}}, training=training)
+        ).costs.load_s
 
     weight_bytes = MODELS["qwen3-0.6b"].weight_bytes
     assert load_s(gpu="h800") == pytest.approx(weight_bytes / 50e9)
@@ -75,6 +77,40 @@ def test_weights_that_are_broadcast_take_the_link_within_a_domain_and_the_networ
     assert loading_s(config, model, b200, 8, 8, 1) == pytest.approx(model.weight_bytes / 50e9)  # a second node
     assert loading_s(config, model, b200, 2, 2, 1) == pytest.approx(model.weight_bytes / 900e9)
     assert loading_s(config, model, b200, 2, 2, 1, trainer=h800) == pytest.approx(model.weight_bytes / 50e9)
+
+
+def test_a_load_takes_the_link_where_rollout_and_training_are_in_one_domain():
+    def load_s(cluster: dict[str, Any], **training: Any) -> float:
+        return prepare(on_pools("one_step_off", {"tp": 1, **cluster}, training=training)).costs.load_s
+
+    weight_bytes = MODELS["qwen3-0.6b"].weight_bytes
+    for each in ({"load_overhead_s": 0.0}, {"weight_sync": "gather_broadcast"}):
+        assert load_s({"gpu": "h800", "gpus": 8}, **each) == pytest.approx(weight_bytes / 200e9)
+        assert load_s({"gpu": "h800", "gpus": 16}, **each) == pytest.approx(weight_bytes / 50e9)
+        pools = {"gpu": "h800", "gpus": 4, "train": {"gpus": 4}}
+        assert load_s(pools, **each) == pytest.approx(weight_bytes / 50e9)  # which may stand anywhere
+
+
+def test_gpus_of_another_kind_have_a_price_of_their_own():
+    with pytest.raises(ValueError, match=r"train.cost_per_gpu_hour is missing: a h800 has another price than a h20"):
+        on_pools(cluster={**H20, "train": {"gpu": "h800", "gpus": 2}})
+    assert on_pools(cluster={**H20, "train": {"gpu": "h800", "gpus": 2, "cost_per_gpu_hour": 0}})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "line"),
+    [
+        ({"gpu": "h100", "nvlink_domain": 12}, "nvlink_domain is 12: not whole nodes of 8 GPUs"),
+        ({"gpu": "h100", "nvlink_domain": 3}, "nvlink_domain is 3: not whole nodes of 8 GPUs"),
+        ({"gpu": "gb200", "gpus_per_node": 16}, "nvlink_domain is 72: not whole nodes of 16 GPUs"),
+        ({"train": {"gpus": 2, "nvlink_domain": 12}}, "train.nvlink_domain is 12: not whole nodes of 8 GPUs"),
+    ],
+)
+def test_nodes_and_domains_that_cannot_be_are_refused_also_where_one_is_the_data_sheets(
+    cluster: dict[str, Any], line: str
+):
+    with pytest.raises(ValueError, match=line):
+        on_pools(cluster={**H20, **cluster})
 
 
 def test_the_cost_is_that_of_both_pools():
@@ -93,10 +129,11 @@ def test_the_cost_is_that_of_both_pools():
 
 
 def test_a_pool_of_the_clusters_kind_and_price_needs_only_its_gpus():
-    asked = on_pools(cluster={**H20, "train": {"gpus": 2}})
+    small = {**H20, "gpus_per_node": 2}  # so that one pool's weights take the network, too
+    asked = on_pools(cluster={**small, "train": {"gpus": 2}})
     assert asked.cluster.words() == "4 h20 + 2 h20"
     assert prices(asked.cluster.model_dump()) == (1.0, 1.0)
-    one = on_pools({"name": "one_step_off", "rollout_share": 4 / 6}, {**H20, "gpus": 6})
+    one = on_pools({"name": "one_step_off", "rollout_share": 4 / 6}, {**small, "gpus": 6})
     pooled, shared = (summary(simulate(each), 0, 1.0) for each in (asked, one))
     assert pooled["samples_per_s"] == shared["samples_per_s"]
 

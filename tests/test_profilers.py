@@ -241,9 +241,9 @@ def test_the_shipped_profiles_say_by_how_much_they_miss_measured_serving(shared_
     assert statistics.median(gaps_s) == pytest.approx(1.15e-3, abs=0.2e-3)
 
 
-def test_without_aiconfigurator_the_error_names_the_extra(monkeypatch):
+def test_without_aiconfigurator_the_error_names_the_package_and_its_versions(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "aiconfigurator_core.sdk.engine", None)
-    with pytest.raises(InputError, match=r"pip install 'simrl\[aiconfigurator\]'"):
+    with pytest.raises(InputError, match=r"pip install 'aiconfigurator.*0\.12'"):
         aiconfigurator.derive(model_shape("qwen3-8b"), "h100")
 
 

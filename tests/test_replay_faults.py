@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -450,6 +451,25 @@ def test_an_engines_variables_are_those_of_its_process_alone(tmp_path, monkeypat
     link.close()
 
 
+def leaves_a_file(engine: EngineDouble, channel: Channel) -> None:
+    """The work of an engine that makes a temporary file and leaves it, as vLLM does."""
+    handle, name = tempfile.mkstemp(prefix="vllm_dist_")
+    os.close(handle)
+    channel.send([Reached(len(list(Path(name).parent.iterdir())), 0.0)])
+    channel.poll(None)
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_temporary_files_that_an_engine_leaves_end_with_it(tmp_path, monkeypatch, end):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = dict(os.environ)
+    link = engine_link("worker 0", SETTINGS, tmp_path / "log", leaves_a_file, EngineDouble)
+    wait_until_ready([link], 60.0)
+    assert link.connection.recv()[0].key == 1 and os.environ == before
+    getattr(link, end)()
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
 def test_neither_ctrl_c_nor_sigterm_ends_an_engine_but_the_end_of_its_line_does(tmp_path):
     with stage(tmp_path, workers=1) as real:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -522,7 +542,7 @@ def test_a_folder_is_refused_in_a_line_before_anything_starts(tmp_path):
 
 def test_vllm_that_is_missing_or_unknown_says_what_to_install(monkeypatch):
     monkeypatch.setattr("replay.vllm_adapter._installed", lambda: None)
-    with pytest.raises(InputError, match=r"pip install vllm==.*requirements-vllm-cpu"):
+    with pytest.raises(InputError, match=r"separate environment.*pip install vllm==.*/whl/cpu.*requirements-vllm-cpu"):
         vllm_version()
     monkeypatch.setattr("replay.vllm_adapter._installed", lambda: ("vllm", "0.11.2"))
     with pytest.raises(InputError, match=r"vllm 0.11.2 is installed.*pip install vllm==0.32.0"):

@@ -197,13 +197,17 @@ def test_the_result_says_what_it_rests_on():
     assert (metadata["rollout_workers"], metadata["train_gpus"], metadata["gpus"]) == (3, 1, 4)
 
 
-def test_a_run_ends_with_its_last_update_and_nothing_is_submitted_after():
+def test_a_run_ends_with_the_passes_under_way_at_its_last_update_and_nothing_is_submitted_after():
     result = simulate(on_gpus("areal", {"eta": 1}, workers=2))
-    end_s = result.metadata["end_s"]
-    assert rows(result.steps)[-1]["finished_s"] == end_s
-    assert all(row["started_s"] is None or row["started_s"] < end_s for row in rows(result.samples))
+    end_s, updated_s = result.metadata["end_s"], rows(result.steps)[-1]["finished_s"]
+    segments = rows(result.segments)
+    assert updated_s < end_s == max(row["ended_s"] for row in segments)
+    assert all(row["started_s"] < updated_s for row in segments)
+    assert all(row["started_s"] is None or row["started_s"] < updated_s for row in rows(result.samples))
     for spans in lanes(result).values():
         assert spans[-1]["ended_s"] == end_s
+        late = [span for span in spans if span["ended_s"] > updated_s]
+        assert all(span["started_s"] < updated_s or span["kind"] == "idle" for span in late)
 
 
 def test_a_run_is_the_same_whether_its_scenario_was_prepared_alone_or_before():

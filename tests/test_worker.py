@@ -638,4 +638,5 @@ def test_a_stopped_worker_records_what_is_unfinished_as_it_is():
         (2, 0, "in_flight"),
     ]
     [span] = result.spans.to_pylist()
-    assert (span["kind"], span["started_s"], span["ended_s"]) == ("rollout", 0.0, 7.0)
+    assert (span["kind"], span["started_s"], span["ended_s"]) == ("rollout", 0.0, 8.0)
+    assert result.metadata["end_s"] == max(row["ended_s"] for row in result.segments.to_pylist()) == 8.0

@@ -52,8 +52,8 @@ def derive(
     source: Annotated[
         str,
         typer.Option(
-            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), aisimulate (newer ones, for "
-            "fp8-block; pip install 'simrl\\[aisimulate]'), roofline (data sheet), or the profiler of an installed package"
+            help="aiconfigurator (measured kernels; pip install aiconfigurator), aisimulate (newer ones, for "
+            "fp8-block; pip install aisimulate), roofline (data sheet), or the profiler of an installed package"
         ),
     ] = "aiconfigurator",
 ) -> DataView:

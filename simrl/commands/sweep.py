@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,9 +92,10 @@ class Sweep(View):
 
     def report(self, path: str | Path) -> Path:
         """Write the page that `simrl report` makes of a sweep, and return its path; errors as in `Comparison.report`."""
+        from simrl.files import temporary_folder
         from simrl.show.report.page import write_report
 
-        with tempfile.TemporaryDirectory(prefix="simrl-report-") as folder:
+        with temporary_folder() as folder:
             write_report(self.save(folder), Path(path))
         return Path(path)
 
@@ -161,7 +161,7 @@ def sweep(
     from simrl.study.progress import compile_kernels
     from simrl.study.sweep import kept, plan, run
 
-    opened = open_workload("sweep", workload, systems, overrides, setup)
+    opened = open_workload("sweep", workload, systems, overrides, setup, values)
     varied_values = dimensions(values)
     parameters = fixed([setting for setting in opened.settings if setting.key.startswith(PARAMETER)])
     with opened.on_disk() as on_disk:

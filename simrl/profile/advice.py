@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from simrl.errors import InputError
+from simrl.extensions import install_command
 from simrl.profile.hardware import GPUS
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import MODELS, ModelShape
@@ -37,7 +38,7 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str) -> str:
 
 def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
     """Return the splits that have a profile of this model on this GPU, or the GPUs that have one."""
-    names = {file.stem for place in (folder, *PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
+    names = {file.stem for place in (folder, PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
     of_model = sorted(name.removeprefix(f"{wanted.model}_").partition("_") for name in names)
     splits = [split.replace("_", " ") for gpu, _, split in of_model if gpu == wanted.gpu]
     if splits:
@@ -66,7 +67,7 @@ def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str
     options |= {"source": (package, "aiconfigurator")}
     more = "".join(f" --{key} {value}" for key, (value, default) in options.items() if value != default)
     command = f"simrl profile derive {wanted.model} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
-    return [f"derive one with `{command}`" + ("" if installed else f" (first: pip install 'simrl[{package}]')")]
+    return [f"derive one with `{command}`" + ("" if installed else f" (first: {install_command(package)})")]
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, unread_keys
+from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
 from simrl.validation import explain
 
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
@@ -279,7 +279,7 @@ def understood(model: str) -> str:
     if s.experts:
         shared = ", shared ones beside" if s.shared_intermediate else ""
         parts.append(f"{s.experts_per_token} of {s.experts} experts in {s.expert_layers} layers{shared}")
-    unread = ", ".join(unread_keys(config)) or "nothing that may matter"
+    unread = ", ".join(left_out(config)) or "nothing that may matter"
     return f"understood: {', '.join(parts)}; not read: {unread}"
 
 

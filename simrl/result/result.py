@@ -1,8 +1,9 @@
 """Result: what happened, as four Arrow tables.
 
 Invariant of a `Result`: every GPU-second between 0 and `end_s` lies in exactly one span (idle time is a span of kind
-"idle"), and every sample that was submitted has one row in `samples` with one status. The replayer writes the same tables,
-so predicted against measured is a join.
+"idle"), no segment ends after `end_s` (the end of the last update and of the passes then under way), and every sample that
+was submitted has one row in `samples` with one status. The replayer writes the same tables, so predicted against measured is
+a join.
 
 spans      lane, gpus, role (what the GPUs are for then: rollout, also where they train in turn, or train), kind, started_s,
            ended_s, policy_version, tokens — kinds: rollout, train_drafter (on idle rollout workers), load_weights, evaluate,
@@ -195,6 +196,8 @@ def read_result(folder: str | Path) -> Result:
     hold together (`simrl.result.check`)."""
     folder = Path(folder)
     if not (folder / METADATA_FILE).exists():
+        if (folder / "sweep.json").exists():
+            raise InputError(f"{folder}: is a sweep's, which has a table and no runs; simrl report reads it")
         raise InputError(f"{folder}: not a result folder{_instead(folder)}")
     try:
         metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))

@@ -129,14 +129,17 @@ class Recorder:
         uids = [*(rows.samples["uid"].to_numpy() for rows in self._put_away), [each.sample.uid for each in rollouts]]
         return contexts[:, np.argsort(np.concatenate(uids))]
 
-    def result(self, end_s: float, metadata: dict[str, Any]) -> Result:
-        """Return the tables of everything up to `end_s`. Spans that reach beyond are cut there."""
+    def result(self, updated_s: float, metadata: dict[str, Any]) -> Result:
+        """Return the tables of everything that began before the last update ended (`updated_s`). The run ends with the passes
+        that were under way then, whose tokens are in segments and spans; all other spans that reach beyond are cut there."""
+        passes_s = (span.ended_s for span in self.spans if span.kind == "rollout" and span.started_s < updated_s)
+        end_s = max(updated_s, max(passes_s, default=0.0))
         rows = self._rows(self.rollouts())
         if self._put_away:
             samples, segments, _ = zip(*self._put_away, rows, strict=True)
             rows = rows._replace(samples=self._with_late_copies(_in_order(samples)), segments=_in_order(segments))
         return Result(
-            spans=self._spans_table(end_s),
+            spans=self._spans_table(updated_s, end_s),
             steps=_table("steps", self.steps),
             samples=rows.samples,
             segments=rows.segments,
@@ -169,10 +172,10 @@ class Recorder:
         tokens[np.searchsorted(samples["uid"].to_numpy(), late)] += [self._generated[uid] for uid in late]
         return samples.set_column(samples.column_names.index("duplicate_tokens"), "duplicate_tokens", [tokens])
 
-    def _spans_table(self, end_s: float) -> pa.Table:
+    def _spans_table(self, updated_s: float, end_s: float) -> pa.Table:
         by_lane: list[list[Span]] = [[] for _ in self.lanes]
         for span in self.spans:
-            if span.started_s < end_s and span.ended_s > span.started_s:
+            if span.started_s < updated_s and span.ended_s > span.started_s:
                 by_lane[span.lane].append(_cut(span, end_s))
         rows: list[Span] = []
         for lane, spans in enumerate(by_lane):

@@ -297,7 +297,7 @@ def _worker_costs(
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
     cluster, trainer = scenario.cluster, scenario.cluster.train_kind
     held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
-    one_domain = system.rollout_share is None and cluster.gpus <= kind.nvlink_domain
+    one_domain = cluster.train is None and cluster.gpus <= kind.nvlink_domain
     # Each GPU fetches its own part.
     link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
     if system.host_buffer:
@@ -306,7 +306,9 @@ def _worker_costs(
     synced = training.weight_sync is not None and system.rollout_share is not None
     if load_s is None and synced and not system.host_buffer:
         parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
-        load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer)
+        load_s = loading_s(
+            training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer if cluster.train else None
+        )
     elif load_s is None:
         own_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
         load_s = training.load_overhead_s * (not synced) + own_bytes / link

@@ -40,6 +40,11 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
             )
         require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
         require_divisor("training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}")
+    if training.expert_imbalance > training.expert_parallel:
+        raise InputError(
+            f"training.expert_imbalance is {training.expert_imbalance:g}: of {training.expert_parallel} GPUs that divide the "
+            f"experts (training.expert_parallel), the busiest has {training.expert_parallel} times the mean at most; use less"
+        )
 
 
 def require_training_precision(precision: str, gpu: Gpu, training: TrainingConfig) -> None:

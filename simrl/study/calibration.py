@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ import yaml
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-from simrl.files import write_whole_folder
+from simrl.files import temporary_folder, write_whole_folder
 from simrl.profile.model_shape import model_shape
 from simrl.profile.shipped import shipped_profile
 from simrl.result.result import Result
@@ -190,8 +189,8 @@ def calibrate(
             f"{FEWEST_STEPS} are needed; choose another --window"
         )
     cache = InputCache()
-    with tempfile.TemporaryDirectory(prefix="simrl-calibrate-") as temporary:
-        scenario, trace = started(fitted, Path(temporary) / "window.parquet")
+    with temporary_folder() as temporary:
+        scenario, trace = started(fitted, temporary / "window.parquet")
         prepared = _of_run(partial(prepare, inputs=cache), scenario)
         lengths = step_tokens(trace, prepared.system.needs_rewards)
         _require_updates_of(lengths, prepared)
@@ -375,10 +374,10 @@ def launched(run_log: Path, launch: Path | None, settings: Sequence[str], trace:
         f"workload.trace={json.dumps(str(trace.resolve()))}",
         "workload.synthetic=null",
     ]
-    with tempfile.TemporaryDirectory(prefix="simrl-launch-") as temporary:
+    with temporary_folder() as temporary:
         file = launch
         if file is None:
-            file = Path(temporary) / "launch.yaml"
+            file = temporary / "launch.yaml"
             file.write_text("name: run\nprofile: {roofline: {}}\nsystems: [verl_colocated]\n", encoding="utf-8")
         try:
             found = load_scenarios(file, [*settings, *fixed], parameters_of=parameters_of)

@@ -7,15 +7,15 @@ dies at every try is a `LostTask`, which says something about the machine and no
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import multiprocessing
 import os
 import socket
-import tempfile
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,8 @@ from threading import Thread
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from simrl.errors import InputError, StoppedError, first_line
-from simrl.files import write_whole_file
+from simrl.extensions import install_command
+from simrl.files import temporary_folder, write_whole_file
 from simrl.interrupts import ctrl_c_ignored, main_left_alone
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
@@ -266,15 +267,17 @@ _inputs_of_this_process = cache(InputCache)
 
 
 @cache
-def _folder_of_this_process() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="simrl-inputs-", ignore_cleanup_errors=True)
+def _folder_of_this_process() -> Path:
+    held = ExitStack()
+    atexit.register(held.close)
+    return held.enter_context(temporary_folder())
 
 
 def _copy(name: Path, digest: str, stored: Any) -> str:
     """Return the path of a copy of the user's file on this node, made once for each process."""
     import ray
 
-    copy = Path(_folder_of_this_process().name) / hashlib.sha256(digest.encode()).hexdigest() / name
+    copy = _folder_of_this_process() / hashlib.sha256(digest.encode()).hexdigest() / name
     if not copy.exists():
         with write_whole_file(copy) as temporary:
             temporary.write_bytes(ray.get(stored))
@@ -287,7 +290,7 @@ def connect(address: str) -> None:
     try:
         import ray
     except ImportError:
-        raise InputError("--ray: Ray is not installed here; pip install 'simrl[ray]'") from None
+        raise InputError(f"--ray: Ray is not installed here; {install_command('ray')}") from None
     if ray.is_initialized():
         return
     host, _, port = address.rpartition(":")

@@ -31,6 +31,7 @@ from simrl.simulate.cache import InputCache
 from simrl.speculation.methods import METHODS
 from simrl.study.grid import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross, listed, resolved, value_of
 from simrl.study.point import Digests, Point, make_point
+from simrl.study.splits import units, with_workers
 from simrl.study.sweep import require_names
 from simrl.systems.recipes import make_system, parameters_of
 from simrl.trace.trace import Trace
@@ -333,14 +334,10 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
 def whole_workers(scenario: Scenario) -> Scenario:
     """Return the scenario with its share of rollout GPUs rounded to whole workers."""
     share, gpus = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus
-    unit = scenario.cluster.worker_gpus
     if not isinstance(share, float) or not 0 < share < 1:
         return scenario
-    workers = int(gpus * share + 1e-9) // unit
-    exact = workers * unit / gpus
-    shown = math.ceil(exact * 1e4) / 1e4
-    rounded = shown if int(gpus * shown + 1e-9) // unit == workers else exact
-    return scenario.with_fields("system", rollout_share=rounded) if 0 < rounded < 1 else scenario
+    workers, _ = units(scenario)
+    return with_workers(scenario, workers) if 0 < workers * scenario.cluster.worker_gpus < gpus else scenario
 
 
 def _drafts_anyway(entry: Any, setting: Setting) -> bool:

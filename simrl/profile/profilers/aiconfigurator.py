@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import tempfile
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -26,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
+from simrl.extensions import install_command
+from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import MODELS, ModelShape
@@ -324,11 +325,9 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
     try:
         import_module(f"{package}.sdk.engine")
     except ImportError as error:
-        raise InputError(f"{setup.package} is not installed; pip install 'simrl[{setup.package}]'") from error
+        raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
     if gpu not in SYSTEMS:
-        raise InputError(
-            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
-        )
+        raise InputError(f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose {' or '.join(SYSTEMS)}")
     _require_split(shape, setup)
     _require_graphs(setup)
     unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]
@@ -337,8 +336,9 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
             f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
             f"that it knows ({', '.join(BUNDLED)}); measure it with `simrl measure`"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(_config(shape, package))
+    with temporary_folder() as temporary:
+        folder = str(temporary)
+        (temporary / "config.json").write_text(_config(shape, package))
         try:
             compiled = _compiled(package, folder, SYSTEMS[gpu], setup, shape, apart)
             compiled.handle.decode_step_per_op(1, 2, 2)  # looks everything up, so data that is missing is told here
@@ -382,7 +382,7 @@ def _require_graphs(setup: EngineSetup) -> None:
     if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
         raise InputError(
             "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
-            "use --source aisimulate, which has them anew (pip install 'simrl[aisimulate]')"
+            f"use --source aisimulate, which has them anew ({install_command('aisimulate')})"
         )
 
 

@@ -85,11 +85,11 @@ def describe(task: Task) -> tuple[float, dict[str, float]]:
 
 
 def elements(task: Task) -> tuple[float, dict[str, float]]:
-    """Return the seconds it took, and each element of the task's rows, by ROW/ELEMENT; those of a row that cannot be are left
-    out."""
-    started_s = time.process_time()
-    rows = {row: found.elements for row, found in run(task).items() if not isinstance(found.elements, InputError)}
-    found = {f"{row}/{i}": value for row, values in rows.items() for i, value in enumerate(values, start=1)}
+    """Return the seconds it took, and each element of the task's rows, by ROW/ELEMENT; nan for rows that cannot be."""
+    started_s, found = time.process_time(), dict[str, float]()
+    for row, outcome in run(task).items():
+        values = [math.nan] * task.rows[row] if isinstance(outcome.elements, InputError) else outcome.elements
+        found |= {f"{row}/{i}": value for i, value in enumerate(values, start=1)}
     return time.process_time() - started_s, found
 
 

@@ -140,9 +140,13 @@ def gains_to_do(draws: Draws, count: int) -> list[Task]:
         turns += [(paper, numbers[k]) for k in (0, 1) for paper, numbers in both.items() if k < len(numbers)]
         turns += [(paper, i) for paper in PAPERS if i == 0 or (paper in kept and i <= SETS)]
     todo = (task for paper, draw in dict.fromkeys(turns) for task in _tasks(paper, draw))
-    return [
-        task for task in todo if not any((task.paper, task.number, f"{row}/1") in draws.values for row in task.rows)
-    ]
+    left = (task._replace(rows=_left(draws, task)) for task in todo)
+    return [task for task in left if task.rows]
+
+
+def _left(draws: Draws, task: Task) -> dict[str, int]:
+    """Return the rows of a task that are not in the table yet."""
+    return {row: n for row, n in task.rows.items() if (task.paper, task.number, f"{row}/1") not in draws.values}
 
 
 def _tasks(paper: str, draw: int) -> list[Task]:
@@ -171,7 +175,7 @@ def predictions(draws: Draws, paper: str, numbers: Sequence[int]) -> dict[str, d
     found: dict[str, dict[int, float]] = {}
     wanted, rows = set(numbers), {name: f"{row}/1" for row, name in used(paper).items() if "/" not in row}
     for (of, draw, name), value in draws.values.items():
-        if of == paper and draw in wanted:
+        if of == paper and draw in wanted and not math.isnan(value):
             found.setdefault(rows.get(name, name), {})[draw] = value
     return found
 

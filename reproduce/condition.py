@@ -101,9 +101,9 @@ def keep(paper: str, values: Mapping[tuple[str, int, str], float], draws: Sequen
     wanted = min(LEAST_KEPT, int(np.isfinite(misfits).all(axis=1).sum()))
     alone = max(wanted, LEAST_SHARE_ALONE * len(draws))
     factors = np.array([_factor(column, alone) for column in misfits.T])
-    joint = _factor((misfits / factors).max(axis=1), wanted)
-    agree = np.flatnonzero((misfits <= factors * joint).all(axis=1))
-    kept = [draws[i] for i in agree]
+    worst = (misfits / factors).max(axis=1).tolist()
+    joint = _factor(np.array(worst), wanted)
+    kept = [draw for draw, misfit in zip(draws, worst, strict=True) if misfit <= joint]
     return Kept(kept, {name: float(factor) * joint for name, factor in zip(used, factors, strict=True)})
 
 

@@ -43,6 +43,8 @@ def meant(name: object, known: Iterable[str]) -> str:
     """
     written = str(name).lower()[:LONGEST_NAME]
     spelt = {part.lower(): each for each in known for part in (each.rpartition(".")[2], each)}
+    if written in spelt:
+        return f" (did you mean {spelt[written]}?)"
     begun = [each for each in spelt if len(written) > 2 and each.startswith(written)]
     slips = [each for each in spelt if len(each) == len(written) > 1 and sum(map(ne, each, written)) == 1]
     similar = [*get_close_matches(written, spelt, n=1), *slips]

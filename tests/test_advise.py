@@ -99,6 +99,16 @@ def test_no_split_or_bound_beside_the_polished_one_is_better(file):
     assert all(row_of(each)["samples_per_s"] <= best.merit * 1.0011 for each in beside)
 
 
+def test_a_point_that_has_not_settled_is_no_advice(file):
+    scenario, row = (
+        load_scenarios(file)[1],
+        {"settled": False, "off_policyness_max": 1, "carried_off_policyness_max": 0},
+    )
+    (broken,) = Goal(16.0, settled=True).broken(scenario, row)
+    assert broken.says == "had not settled after 6 updates" and broken.unsettled
+    assert Goal(16.0).broken(scenario, row) == Goal(16.0, settled=True).broken(scenario, {**row, "settled": True}) == []
+
+
 def test_a_window_has_whole_periods_of_checkpoints_and_evaluations(file):
     training = "training={checkpoint_every: 3, checkpoint_s: 5, evaluate_every: 10, evaluate_s: 20}"
     scenario, left_out = whole_periods(load_scenarios(file, [training])[0])

@@ -180,7 +180,6 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
         ),
         (["systems=[{name: split, rollout_share: 0.01}]"], "leaves 0 rollout and 4 train GPUs; both need some"),
         (["systems=[{name: split, rollout_share: 0.99}]", "cluster.tp=2", "cluster.gpus=2"], "both need some"),
-        (["systems=[split, split]"], "two runs are called split; leave one out"),
         (["cluster.tp=3"], "cluster.tp is 3: it does not divide the 4 GPUs; choose a divisor"),
         (["cluster.tp=32", "cluster.gpus=32"], "cluster.tp is 32: it does not divide the 16 attention heads"),
         (["cluster.gpu=b9"], "gpu 'b9' is unknown; choose one of a100, h100"),

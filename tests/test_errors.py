@@ -46,7 +46,7 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
         (["compare", "scenario.yaml", "model=Qwen/Qwen3_8B"], "model Qwen/Qwen3_8B (did you mean qwen3-8b?): neither"),
         (
             ["compare", "scenario.yaml", "gpus=8"],
-            "unknown key gpus (did you mean cluster.gpus or cluster.gpus_per_node?); a scenario has",
+            "unknown key gpus (did you mean cluster.gpus?); a scenario has",
         ),
         (["compare", "scenario.yaml", "mfu=0.3"], "unknown key mfu (did you mean training.mfu?); a scenario has"),
         (

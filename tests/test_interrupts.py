@@ -4,9 +4,12 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+import typer
 
+from replay.grpo import __main__ as recorded_run
 from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits
 
 
@@ -62,3 +65,17 @@ def test_other_threads_may_use_both():
     thread.start()
     thread.join()
     assert done == ["another"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_recorded_run_that_is_stopped_before_it_begins_ends_in_a_line(monkeypatch, capsys, number):
+    """It imports torch and warms a policy up first."""
+    monkeypatch.setattr(recorded_run, "_make", lambda *_: signal.raise_signal(number))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(typer.Exit) as ended:
+            recorded_run.main(["sync.yaml"], Path("out"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == "error: stopped; the same command goes on from the last update\n"

@@ -272,6 +272,14 @@ def test_no_source_is_advised_that_has_not_got_the_profile(model, gpu, split, we
     assert line
 
 
+def test_a_tp_that_neither_divides_the_kv_heads_nor_is_a_multiple_is_refused():
+    words = "tp is 20: it neither divides the 8 KV heads of qwen3-14b nor is a multiple of them"
+    with pytest.raises(InputError, match=f"roofline: {words}"):
+        roofline_profile(MODELS["qwen3-14b"], GPUS["h100"], 20)
+    cluster = {"gpu": "h100", "gpus": 40, "tp": 20}
+    assert f"cluster.{words}" in refusal(scenario(model="qwen3-14b", cluster=cluster))
+
+
 def test_a_tp_beyond_the_heads_is_not_advised(monkeypatch):
     monkeypatch.setattr("simrl.profile.advice.find_spec", lambda _: None)
     wanted = ProfileMetadata(model="qwen3-8b", gpu="h100", tp=64, kind="", source="")

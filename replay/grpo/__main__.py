@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -31,11 +32,24 @@ def main(
 
     Example:  python -m replay.grpo experiments/grpo/*.yaml seed=1 update.learning_rate=1e-4 -o results/grpo-seed-1
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        _make(configs, output)
+    except InputError as error:
+        raise _exit(str(error)) from None
+    except StoppedError as error:
+        raise _exit(f"{error}; the same command goes on from the last update", 1) from None
+    except KeyboardInterrupt:
+        raise _exit("stopped; the same command goes on from the last update", 1) from None
+
+
+def _make(configs: list[str], output: Path) -> None:
+    """Make the runs of these files."""
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        raise _exit(
+        raise InputError(
             f'{error.name} is not installed here; install vLLM (README, "Replay on your cluster"), which brings it'
         ) from None
     from replay.grpo.config import WARM_UPS, read_config
@@ -45,23 +59,16 @@ def main(
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    try:
-        overrides = [word for word in configs if "=" in word and not Path(word).exists()]
-        found = [read_config(Path(word), overrides) for word in configs if word not in overrides]
-        if not found:
-            raise InputError("no run is named; name a file, such as experiments/grpo/sync.yaml")
-        names = [config.name for config in found]
-        if len(set(names)) < len(names):
-            raise InputError(f"two runs are called {max(names, key=names.count)}; give each another name")
-        for config in found:
-            with ctrl_c_once():
-                run(config, RunFolder(output / config.name), output / WARM_UPS, say)
-    except InputError as error:
-        raise _exit(str(error)) from None
-    except StoppedError as error:
-        raise _exit(f"{error}; the same command goes on from the last update", 1) from None
-    except KeyboardInterrupt:
-        raise _exit("stopped; the same command goes on from the last update", 1) from None
+    overrides = [word for word in configs if "=" in word and not Path(word).exists()]
+    found = [read_config(Path(word), overrides) for word in configs if word not in overrides]
+    if not found:
+        raise InputError("no run is named; name a file, such as experiments/grpo/sync.yaml")
+    names = [config.name for config in found]
+    if len(set(names)) < len(names):
+        raise InputError(f"two runs are called {max(names, key=names.count)}; give each another name")
+    for config in found:
+        with ctrl_c_once():
+            run(config, RunFolder(output / config.name), output / WARM_UPS, say)
 
 
 def _exit(message: str, code: int = 2) -> typer.Exit:

@@ -22,7 +22,7 @@ from replay.grpo.warm_up import WarmUpConfig
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.scenario.yaml_text import parse_override, read_yaml
-from simrl.validation import explain
+from simrl.validation import MOST_SEED, explain
 
 WARM_UPS = "warm-ups"  # folder of the initial policies, beside the folders of the runs
 
@@ -68,7 +68,7 @@ class RunConfig(_Model):
     """A run. Every epoch has all prompts, in an order of its own; `prompts_per_step` of them make an update."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="of its folder, too")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
     task: Countdown = Countdown()
     policy: PolicyConfig = PolicyConfig()
     warm_up: WarmUpConfig = WarmUpConfig()

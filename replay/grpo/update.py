@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from replay.grpo.loss import LossConfig, advantages, kl, token_losses
 from replay.grpo.policy import TokenIds, Weights, clip_gradient, log_probs, micro_batches, token_places, token_values
+from simrl.validation import MOST_SEED
 
 
 class UpdateConfig(BaseModel):
@@ -49,7 +50,7 @@ class UpdateConfig(BaseModel):
     )
     weight_decay: float = Field(default=0.0, ge=0)
     grad_norm: float = Field(default=1.0, gt=0, description="a longer gradient is cut to this length")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
 
 
 class Trajectory(NamedTuple):

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from replay.grpo.evaluate import evaluate
 from replay.grpo.policy import TokenIds, clip_gradient, micro_batches, token_values
 from replay.grpo.tasks import Countdown
+from simrl.validation import MOST_SEED
 
 
 class WarmUpConfig(BaseModel):
@@ -42,9 +43,9 @@ class WarmUpConfig(BaseModel):
     evaluate_every: int = Field(default=200, ge=1)
     evaluation_prompts: int = Field(default=256, ge=1)
     evaluation_seed: int = Field(
-        default=1_000_003, ge=0, description="of the prompts it is evaluated on, and of the draws"
+        default=1_000_003, ge=0, le=MOST_SEED, description="of the prompts it is evaluated on, and of the draws"
     )
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
 
 
 def learning_rate(step: int, config: WarmUpConfig) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -190,9 +191,7 @@ def compare(
     ] = None,
     best_split: Annotated[
         bool | None,
-        typer.Option(
-            help="search each system's split of the GPUs (default: look at one or two others, and say if they win)"
-        ),
+        typer.Option(help="search each system's split of the GPUs (default: look at another, and say if it wins)"),
     ] = None,
     sure: Annotated[
         bool,
@@ -268,6 +267,7 @@ def run(
     >>> one.result().steps.num_rows
     4
     """
+    from simrl.commands.slips import require_scenario
     from simrl.commands.workload import is_parameter, one_system, open_workload, settings_of
     from simrl.scenario.load import PARAMETER, Choices
     from simrl.study.compare import run_names
@@ -275,6 +275,8 @@ def run(
 
     if system and pipeline:
         raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
+    if isinstance(workload, str | os.PathLike):
+        require_scenario("run", os.fspath(workload), list(overrides or ()))
     chosen, settings = system or pipeline, settings_of(overrides)
     if chosen is not None:
         entry = one_system(chosen)

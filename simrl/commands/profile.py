@@ -52,8 +52,8 @@ def derive(
     source: Annotated[
         str,
         typer.Option(
-            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), aisimulate (newer ones, for "
-            "fp8-block; pip install 'simrl\\[aisimulate]'), roofline (data sheet), or the profiler of an installed package"
+            help="aiconfigurator (measured kernels; pip install aiconfigurator), aisimulate (newer ones, for "
+            "fp8-block; pip install aisimulate), roofline (data sheet), or the profiler of an installed package"
         ),
     ] = "aiconfigurator",
 ) -> DataView:
@@ -151,12 +151,14 @@ def _floor(profile: TableProfile) -> dict[str, float]:
     nothing for unknown models and GPUs, and for several attention ranks."""
     from simrl.profile.hardware import GPUS
     from simrl.profile.model_shape import MODELS
-    from simrl.profile.precision import WEIGHT_BYTES
+    from simrl.profile.precision import EXPERTS_ALONE, WEIGHT_BYTES
 
     m = profile.metadata
     if m.model not in MODELS or m.gpu not in GPUS or m.dp > 1:
         return {}
     shape, token_s = MODELS[m.model], profile.decode_s(1, 1)
-    weights = WEIGHT_BYTES[m.precision] * shape.active_body_parameters + 2 * shape.vocab * shape.hidden
+    routed = shape.expert_layers * shape.experts_per_token * shape.expert_parameters
+    converted = routed if m.precision in EXPERTS_ALONE else shape.active_body_parameters
+    weights = WEIGHT_BYTES[m.precision] * converted + 2 * (shape.active_parameters - converted)
     weights_s = weights / m.tp / GPUS[m.gpu].memory_bytes_per_s
     return {"token_s": token_s, "layer_s": token_s / shape.layers, "weights_s": weights_s}

@@ -14,7 +14,6 @@ from simrl.commands import options as o
 from simrl.commands.command import command
 from simrl.commands.view import View, frame, place
 from simrl.errors import InputError
-from simrl.files import temporary_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,6 +92,7 @@ class Sweep(View):
 
     def report(self, path: str | Path) -> Path:
         """Write the page that `simrl report` makes of a sweep, and return its path; errors as in `Comparison.report`."""
+        from simrl.files import temporary_folder
         from simrl.show.report.page import write_report
 
         with temporary_folder() as folder:
@@ -161,7 +161,7 @@ def sweep(
     from simrl.study.progress import compile_kernels
     from simrl.study.sweep import kept, plan, run
 
-    opened = open_workload("sweep", workload, systems, overrides, setup)
+    opened = open_workload("sweep", workload, systems, overrides, setup, values)
     varied_values = dimensions(values)
     parameters = fixed([setting for setting in opened.settings if setting.key.startswith(PARAMETER)])
     with opened.on_disk() as on_disk:

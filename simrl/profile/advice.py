@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from simrl.errors import InputError
+from simrl.extensions import install_command
 from simrl.profile.hardware import GPUS
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape
@@ -44,7 +45,7 @@ def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "
 
 def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
     """Return the splits that have a profile of this model on this GPU, or the GPUs that have one."""
-    names = {file.stem for place in (folder, *PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
+    names = {file.stem for place in (folder, PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
     of_model = sorted(name.removeprefix(f"{wanted.model}_").partition("_") for name in names)
     splits = [split.replace("_", " ") for gpu, _, split in of_model if gpu == wanted.gpu]
     if splits:
@@ -78,7 +79,7 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str =
     options |= {"source": (package, "aiconfigurator")}
     more = "".join(f" --{key} {value}" for key, (value, default) in options.items() if value != default)
     command = f"simrl profile derive {name} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
-    first = "" if installed else f" (first: pip install 'simrl[{package}]')"
+    first = "" if installed else f" (first: {install_command(package)})"
     then = "" if output == path else f", and set profile.path={output}"
     return [f"derive one with `{command}`{first}{then}"]
 

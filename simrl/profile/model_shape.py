@@ -225,6 +225,15 @@ def require_dense(shape: ModelShape, what: str) -> None:
         )
 
 
+def require_kv_heads(what: str, tp: int, shape: ModelShape) -> None:
+    """Raise `InputError` for KV heads that `tp` GPUs can neither divide among them nor have equally many copies of."""
+    if max(tp, shape.kv_heads) % min(tp, shape.kv_heads):
+        raise InputError(
+            f"{what} is {tp}: it neither divides the {shape.kv_heads} KV heads of {shape.name} nor is a multiple of them; "
+            f"choose a divisor or a multiple"
+        )
+
+
 def model_shape(model: str | Path) -> ModelShape:
     """Return the shape of a model by its name in `MODELS` or on Hugging Face, or from a `config.json` (the file or its folder).
 

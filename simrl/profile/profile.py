@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
 from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
+from simrl.profile.model_shape import known_name
+from simrl.profile.shipped import PROFILES, by_name
 
 Floats = NDArray[np.float64]
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
@@ -329,12 +332,14 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
 
 def read_profile(path: str | Path) -> TableProfile:
     """Read a file of `write_profile`. Raises `InputError` for holes, falling times and files that are no profile."""
-    path = Path(path)
+    path = by_name(Path(path))
     if not path.exists():
+        shipped = sorted(file.stem for file in PROFILES.glob(f"{known_name(path.stem)}*.parquet"))
+        near = shipped[:3] or get_close_matches(path.stem, [file.stem for file in PROFILES.glob("*.parquet")], n=1)
+        suggestion = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise InputError(
-            f"{path}: no such profile; name one that exists, such as those in the project's profiles folder (paths in "
-            "a scenario are relative to its file), derive one with `simrl profile derive`, or measure your own engine with "
-            "`simrl measure`"
+            f"{path}: no such profile{suggestion}; name a file (paths in a scenario are relative to its file) or one that "
+            "simrl ships, derive one with `simrl profile derive`, or measure your own engine with `simrl measure`"
         )
     table = read_parquet(path)
     metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")

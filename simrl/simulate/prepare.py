@@ -16,7 +16,7 @@ import simrl
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
-from simrl.profile.model_shape import ModelShape, model_shape, understood
+from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
 from simrl.profile.shipped import shipped_profile
@@ -173,6 +173,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     _require_own_pools(cluster, system)
     require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
     require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
+    require_kv_heads("cluster.tp", cluster.tp, model)
     _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)

@@ -34,7 +34,7 @@ SIMPSON = (1 / 6, 4 / 6, 1 / 6)
 
 
 @dataclass(frozen=True)
-class Memory:
+class KvPool:
     """The KV pool of a worker: its tokens, the share in use on average, the most sequences at a time and those allowed; and the
     least share of a GPU's memory at which the run is as fast, with its loss."""
 
@@ -60,7 +60,7 @@ class Plan:
     gpu_hours: float
     cost: float | None
     spread: float
-    memory: Memory | None
+    memory: KvPool | None
     left_out: tuple[str, ...]
 
     @property
@@ -140,7 +140,7 @@ def advise(
             on_phase(f"{gpus} GPUs: {name}")
 
         price = max(each or 0.0 for each in prices(space.first.cluster.model_dump()))
-        goal = Goal(space.batch_samples, price, max_off_policyness)
+        goal = Goal(space.batch_samples, price, max_off_policyness, settled=True)
         found = optimization(space, goal, outcomes, on_phase=phase, **settings)
         phase("the whole run of the choice")
         plans.append(_plan(gpus, found, goal, updates, outcomes))
@@ -227,7 +227,7 @@ def _unstated(scenario: Scenario) -> list[str]:
     return said
 
 
-def _memory(scenario: Scenario, own: float, outcomes: Outcomes) -> Memory | None:
+def _memory(scenario: Scenario, own: float, outcomes: Outcomes) -> KvPool | None:
     """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as fast."""
     prepared = prepare(scenario, InputCache())
     result = simulate_prepared(prepared)
@@ -246,7 +246,7 @@ def _memory(scenario: Scenario, own: float, outcomes: Outcomes) -> Memory | None
             least, loss = share, 1 - outcome["row"]["samples_per_s"] / own
             break
     used = mean * full["context_tokens"] / pool
-    return Memory(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
+    return KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
 
 
 def _running(result: Result) -> tuple[float, int]:

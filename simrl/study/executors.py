@@ -25,6 +25,7 @@ from threading import Thread
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from simrl.errors import InputError, StoppedError, first_line
+from simrl.extensions import install_command
 from simrl.files import temporary_folder, write_whole_file
 from simrl.interrupts import ctrl_c_ignored, main_left_alone
 from simrl.scenario.model import Scenario
@@ -289,7 +290,7 @@ def connect(address: str) -> None:
     try:
         import ray
     except ImportError:
-        raise InputError("--ray: Ray is not installed here; pip install 'simrl[ray]'") from None
+        raise InputError(f"--ray: Ray is not installed here; {install_command('ray')}") from None
     if ray.is_initialized():
         return
     host, _, port = address.rpartition(":")

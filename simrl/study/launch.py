@@ -218,6 +218,10 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             yield f"on_stale={values['on_stale']} is simrl's; AReaL trains what it has"
         if values["ranks"] or values["expert_gpus"]:
             yield "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key"
+    own_values = values["scenario"].system.parameters
+    for key in ("dispatch", "per_replica"):
+        if own_values.get(key) is not None:
+            yield f"{key}={own_values[key]}: no setting here says so; the framework's own may be slower"
     if values.get("version") == "0.4":
         yield 'version "0.4": a release since 0.5 sends single responses to the least loaded server, as version "0.7" here'
     if LONGEST_PROMPT in settings:

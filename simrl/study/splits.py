@@ -27,11 +27,12 @@ Rows = Callable[[Sequence[Scenario]], Sequence[Row]]
 
 def divides(scenario: Scenario) -> bool:
     """Return whether the scenario's system divides the cluster's GPUs by a share that stays as it is."""
-    known = parameters_of(scenario.system.name)
-    if scenario.cluster.train is not None or "rollout_share" not in known:
+    try:
+        system = make_system(scenario.system.name, scenario.system.parameters)
+    except InputError:  # for whoever prepares the scenario to say
         return False
-    system = make_system(scenario.system.name, scenario.system.parameters)
-    return system.rollout_share is not None and not scenario.system.parameters.get("adapt_split_every")
+    known = "rollout_share" in parameters_of(scenario.system.name) and scenario.cluster.train is None
+    return known and system.rollout_share is not None and not system.adapt_split_every
 
 
 def units(scenario: Scenario) -> tuple[int, int]:
@@ -60,24 +61,26 @@ def possible(scenario: Scenario, inputs: InputCache) -> bool:
 
 
 def looks(scenario: Scenario, row: Row, inputs: InputCache) -> list[Scenario]:
-    """Return at most two splits that the run's idle shares suggest, if one of them may gain `WORTH`.
+    """Return the split that the run's idle shares suggest, if it may gain `WORTH`; else none.
 
-    A trainer that idles needs fewer GPUs, those that keep it busy for `TARGET` of the time. A busy trainer needs more, if
-    rollout has some to spare: it idles, or its batches are not full. Where both idle, either may be.
+    A trainer that idles more than rollout does needs fewer GPUs, those that keep it busy for `TARGET` of the time. Another
+    one needs more, if rollout has some to spare: it idles, or its batches are not full.
     """
     if not divides(scenario):
         return []
     workers, of_all = units(scenario)
     trains, busy = of_all - workers, 1 - row["train_idle"]
     occupancy = row.get("occupancy")
-    wanted = []
-    if busy < BUSY_ENOUGH[0]:
-        more = of_all - max(math.ceil(trains * busy / TARGET), 1)
-        wanted += [more] if more >= (1 + WORTH) * workers else []
-    spare = row["rollout_bubble"] > WORTH or (occupancy is not None and occupancy < SLACK)
-    if spare and busy > TARGET - BUSY_ENOUGH[0]:
-        wanted.append(max(of_all - math.ceil(1.5 * trains), 1))
-    return [split for n in wanted if n != workers and (split := _nearest(scenario, n, of_all, inputs)) is not None]
+    if busy < BUSY_ENOUGH[0] and row["train_idle"] > row["rollout_bubble"]:
+        wanted = of_all - max(math.ceil(trains * busy / TARGET), 1)
+        if wanted < (1 + WORTH) * workers:
+            return []
+    elif row["rollout_bubble"] > WORTH or (occupancy is not None and occupancy < SLACK):
+        wanted = max(of_all - math.ceil(1.5 * trains), 1)
+    else:
+        return []
+    split = _nearest(scenario, wanted, of_all, inputs) if wanted != workers else None
+    return [split] if split is not None else []
 
 
 def _nearest(scenario: Scenario, workers: int, of_all: int, inputs: InputCache) -> Scenario | None:
@@ -90,14 +93,15 @@ def _nearest(scenario: Scenario, workers: int, of_all: int, inputs: InputCache) 
 
 
 def best_splits(scenarios: Sequence[Scenario], rows: Rows, inputs: InputCache) -> list[Scenario]:
-    """Return each scenario at the split with the most samples a second: a few splits, and then the middles on both sides of
-    the best so far, until they are one worker or 1/`FINEST` of all apart. `rows` simulates."""
+    """Return each scenario, once, at the split with the most samples a second: a few splits, and then the middles on both
+    sides of the best so far, until they are one worker or 1/`FINEST` of all apart. `rows` simulates."""
     searches = {i: _Search(scenario, inputs) for i, scenario in enumerate(scenarios) if divides(scenario)}
     while asked := [(i, n) for i, search in searches.items() for n in search.next()]:
         found = rows([with_workers(scenarios[i], n) for i, n in asked])
         for (i, n), row in zip(asked, found, strict=True):
             searches[i].rates[n] = row["samples_per_s"]
-    return [searches[i].best if i in searches else scenario for i, scenario in enumerate(scenarios)]
+    best = [searches[i].best if i in searches else scenario for i, scenario in enumerate(scenarios)]
+    return [each for i, each in enumerate(best) if each not in best[:i]]  # that differed in their splits alone
 
 
 class _Search:

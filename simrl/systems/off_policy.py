@@ -129,9 +129,9 @@ def rhymerl(
     group gets at most `max_workers` (None: the number with the shortest steps). A group's time follows from the profile, what
     drafts recently did for the group, and the lengths of its last epoch, scaled to its representative length: the mean of its
     "responses", or of its prompts' "medians" (`representative`; §6.4 can be read either way). `migration`: within the last
-    `alpha` of a ranking group, a response longer than β times the longest response in the group's history moves to a worker
-    that is busy with a longer group, or, if there is none, to the next step; β is the 75th percentile of the length growth over
-    the last epoch, at least `least_beta`.
+    `alpha` of a ranking group, a response longer than β times the longest of its prompts moves to a worker that is busy with a
+    longer group, or, if there is none, to the next step; a prompt is as long as the median of its responses was in its last
+    epoch, and β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
     `histopipe=False`, and the first epoch, keep the independent weight loads of the workers, with equal contiguous parts of the
     batch, as verl 0.4.1 cuts it, on which it is built: compare with one_step_off of this version. Tokens
     carried into the next step are up to 2 versions old; they are counted separately and are not in the bound.

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
+from simrl.extensions import install_command
 from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
@@ -324,7 +325,7 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
     try:
         import_module(f"{package}.sdk.engine")
     except ImportError as error:
-        raise InputError(f"{setup.package} is not installed; pip install 'simrl[{setup.package}]'") from error
+        raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
     # It warns of rows of other engines for MLA whichever model is asked for.
     getLogger(f"{package}.sdk.perf_database").setLevel("NOTSET" if shape.kv_lora_rank else "ERROR")
     with temporary_folder() as temporary:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
-from simrl.profile.model_shape import ModelShape, require_dense
+from simrl.profile.model_shape import ModelShape, require_dense, require_kv_heads
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 
@@ -54,6 +54,7 @@ def roofline_profile(
     require_dense(shape, "roofline")
     if tp < 1 or shape.heads % tp:
         raise InputError(f"roofline: tp is {tp}; it must divide the {shape.heads} attention heads of {shape.name}")
+    require_kv_heads("roofline: tp", tp, shape)
     flops_per_s = compute_efficiency * gpu.bf16_flops
     bytes_per_s = memory_efficiency * gpu.memory_bytes_per_s
     link = Link(gpu.bytes_per_s_among(tp, link_efficiency), link_latency_s)

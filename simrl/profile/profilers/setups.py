@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from simrl.errors import InputError, meant
-from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.extensions import install_command
+from simrl.profile.model_shape import MODELS, ModelShape, require_kv_heads
 
 SYSTEMS = {
     "a100": "a100_sxm",
@@ -115,7 +116,7 @@ def require_graphs(setup: EngineSetup) -> None:
     if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
         raise InputError(
             "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
-            "use --source aisimulate, which has them anew (pip install 'simrl[aisimulate]')"
+            f"use --source aisimulate, which has them anew ({install_command('aisimulate')})"
         )
 
 
@@ -134,3 +135,4 @@ def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
         raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
     if shape.heads % setup.tp:
         raise InputError(f"--tp {setup.tp} does not divide the {shape.heads} attention heads of {shape.name}")
+    require_kv_heads("--tp", setup.tp, shape)

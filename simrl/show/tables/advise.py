@@ -20,7 +20,7 @@ from simrl.show.tables.optimize import (
     staleness_of,
     table_of,
 )
-from simrl.show.text import listed, say
+from simrl.show.text import listed, number, say
 from simrl.study.advice import Advice, Plan
 from simrl.study.goal import duration
 from simrl.study.model_error import RATIO_ERROR, STEP_ERROR, STEP_SOURCE
@@ -54,10 +54,10 @@ def _table(found: Advice) -> Any:
         "samples/s": lambda plan: f"{plan.choice.option.row['samples_per_s']:.3g} ± {plan.spread:.0%}",
         "off-policy\nmean / max": lambda plan: staleness_of(plan.choice.option),
         "time": lambda plan: duration(plan.hours * 3600),
-        "GPU-h": lambda plan: f"{plan.gpu_hours:,.0f}",
+        "GPU-h": lambda plan: number(plan.gpu_hours),
     }
     if priced:
-        columns["cost"] = lambda plan: "–" if plan.cost is None else f"{plan.cost:,.0f}"
+        columns["cost"] = lambda plan: "–" if plan.cost is None else number(plan.cost)
     return table_of(columns.items(), found.plans, names=1)
 
 
@@ -79,8 +79,6 @@ def _under(found: Advice) -> Iterator[str]:
     left_out = {line for plan in found.plans for line in plan.left_out}
     if left_out:
         yield f"Not in the times, as the scenario does not say: {'; '.join(sorted(left_out))}."
-    if any(not plan.choice.option.row["settled"] for plan in found.plans):
-        yield "↑ off-policyness was still growing when the simulation ended: simulate more steps."
 
 
 def _of_plan(plan: Plan) -> Iterator[str]:
@@ -114,7 +112,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     )
     if memory.least_utilization < memory.utilization:
         text += f"; gpu_memory_utilization {memory.least_utilization:g} in place of {memory.utilization:g} is as fast"
-        text += f" ({-memory.loss:+.1%})".replace("-", "−")
+        text += f" (to {max(memory.loss, 0):.1%})"
     yield f"{text}."
 
 

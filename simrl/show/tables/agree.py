@@ -74,7 +74,7 @@ def repeats_line(agreements: Sequence[Agreement], pass_spread: float | None) -> 
     errors = ", ".join(f"{a.errors.makespan_err:+.1%}" for a in compared)
     return (
         f"Rollout clock of {len(clocks)} replays: {', '.join(map(_seconds, clocks))} s; the prediction is {errors} off. "
-        f"Two replays differ by up to {max(clocks) / min(clocks) - 1:.1%}: closer than that, no prediction can be shown to be"
+        f"Two replays differ by up to {max(clocks) / min(clocks) - 1:.1%}: no prediction can be shown to be closer"
     )
 
 

@@ -257,7 +257,11 @@ def test_a_few_lines_that_would_unfold_to_millions_are_refused(file):
         ("seed: 3", "system: split", f"unknown key system (did you mean systems?); {KEYS}"),
         ("seed: 3", "variant: a", f"unknown key variant; {KEYS}"),
         ("seed: 3", "file: a", f"unknown key file (did you mean profile?); {KEYS}"),
-        ("tp: 1", "tp: 1, pp: 2", "unknown key cluster.pp; cluster has gpu, gpus, tp, dp"),
+        (
+            "tp: 1",
+            "tp: 1, pp: 2",
+            "unknown key cluster.pp (did you mean tp or dp or ep?); cluster has gpu, gpus, tp, dp",
+        ),
         (
             "workload:",
             "workload:\n  trase: a",

@@ -1,4 +1,4 @@
-"""Draw docs/picture.png: the 64 GPUs of experiments/math_14b.yaml under three systems, over one stretch of time.
+"""Draw docs/picture.png: the 64 GPUs of experiments/reasoning.yaml under three systems, over one stretch of time.
 
 python docs/picture.py
 """
@@ -18,8 +18,7 @@ from simrl.show.style import BUBBLE, FAINT, INK, KIND_COLORS, PAPER, save
 from simrl.simulate.run import simulate
 
 HERE = Path(__file__).parent
-SYSTEMS = "systems=[verl_colocated,one_step_off,{name: areal, eta: 4}]"
-FROM_S, SHOWN_S = 900.0, 330.0
+FROM_S, SHOWN_S = 500.0, 330.0
 NAMES = {
     "rollout": "generates",
     "load_weights": "loads weights",
@@ -84,5 +83,5 @@ def draw(results: list[Result]) -> Figure:
 
 
 if __name__ == "__main__":
-    scenarios = load_scenarios(HERE.parent / "experiments" / "math_14b.yaml", ["cluster.gpus=64", SYSTEMS])
+    scenarios = load_scenarios(HERE.parent / "experiments" / "reasoning.yaml", ["vary=null"])
     save(draw([simulate(scenario) for scenario in scenarios]), HERE / "picture.png")

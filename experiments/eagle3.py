@@ -4,8 +4,9 @@
 
 `real_runs/eagle3_h200.csv` in the data folder (SpecForge) has tokens a second with and without drafts by benchmark and draft
 shape: steps, top-k and verified tokens of a tree. A round is predicted as the drafter's levels, the verification by the target,
-and the host's pauses of the preset `sglang-0.5`; accept lengths are the file's, and nothing is fitted to a speed. Target
-profiles are derived from SGLang's kernels, which needs aiconfigurator ('simrl[aiconfigurator]').
+and the host's pauses of the preset `sglang-0.5`; accept lengths are the file's. Two things are chosen on the file's own speeds,
+so its errors are no test of them: the number of pauses (`HOST_PASSES`) and the GPUs of a target (`TARGETS`). Target profiles
+are derived from SGLang's kernels, which needs aiconfigurator ('simrl[aiconfigurator]').
 """
 
 import json

@@ -107,6 +107,7 @@ def simulate(ids: Sequence[str], samples: int, jobs: int, on_task: Callable[[], 
     for ledger in dict.fromkeys(CLAIMS[name].ledger for name in ids):
         own = tuple(name for name in ids if CLAIMS[name].ledger == ledger)
         todo += [Task(own, number, inputs) for number, inputs in enumerate(sets(ledger, samples))]
+    todo.sort(key=lambda task: task.number)  # the middle takes longest, and goes first
     figures: dict[str, dict[int, Figure | str]] = {name: {} for name in ids}
     ablated: dict[str, dict[str, Figure | str]] = {name: {} for name in ids}
     with Processes(jobs, stay=True) as pool:

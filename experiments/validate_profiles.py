@@ -7,8 +7,9 @@ length. Each is predicted through the profile of its model, backend and size: wi
 each sending its next request when the last one ended (vLLM and TensorRT-LLM mix prefill into decode passes), or by SGLang's
 rule (prefill first, whole waves of requests; see `wave_tpot_s`). Profiles are kernels alone. The host time between two
 passes is two constants a backend, one a pass and one a sequence: set on half of that backend's points (a hash of their
-names) and judged on the other half. The files in `profiles/` serve where they fit; the others are derived, which needs
-aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed as not covered.
+names) and judged on the other half. They are the host times of the presets in `SETS`. The files in `profiles/` serve where
+they fit; the others are derived, which needs aiconfigurator ('simrl[aiconfigurator]'): without it those points are listed
+as not covered.
 """
 
 import json
@@ -78,6 +79,7 @@ SERVED = {
 MOST_AT_A_TIME = 256  # requests: vLLM runs as many by default, and the file does not say what these servers ran
 # Presets of the engines by backend and version: vLLM schedules ahead by default since 0.14.
 PRESETS = {("vllm", "0.18.0"): "vllm-0.19", ("vllm", ""): "vllm-0.12", ("sglang", ""): "sglang-0.5"}
+SETS = {"vllm": "vllm-0.12", "sglang": "sglang-0.5"}  # presets whose host times are those that this comparison sets
 
 
 @dataclass(frozen=True)
@@ -341,6 +343,7 @@ def main(
     for backend, (each_pass_s, each_sequence_s) in constants.items():
         console.print(
             f"  {backend}: {each_pass_s * 1e3:.2f} ms a pass and {each_sequence_s * 1e6:.1f} µs a sequence in it"
+            + (f", as the preset {SETS[backend]}" if backend in SETS else "")
         )
     for why, count in left_out.items():
         console.print(f"Not covered: {count} points. {why}.", markup=False)

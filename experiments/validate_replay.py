@@ -342,7 +342,7 @@ def run(bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int,
                 measured = [_replayed(prepared, fleet, case.config(bench.config)).result for _ in range(repeats)]
                 bench.keep(case, seed, predicted, measured)
                 agreements = tuple(agree(predicted, result) for result in measured)
-                spread = repeat_spread(measured) if len(measured) > 1 else None
+                spread = repeat_spread(measured)
                 others = (len(agree(*pair).real_differences) for pair in combinations(measured, 2))
                 outcome = Outcome(case, seed, agreements, spread, _migrations(predicted), max(others, default=0))
                 outcomes.append(outcome)

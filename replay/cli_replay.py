@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +70,9 @@ def replay(
         float, typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung")
     ] = 60.0,
     start_deadline: StartDeadline = 600.0,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="replays in a row; two or more show how far this machine's own times are apart")
+    ] = 1,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="folder of the results (default: results/NAME-SYSTEM-…-replay)"),
@@ -105,24 +108,25 @@ def replay(
         step_deadline_s=step_deadline,
         start_deadline_s=start_deadline,
     )
-    _measure_and_show(prepared, config, output or default_folder(chosen, prepared.workers), ray, as_json)
+    _measure_and_show(prepared, config, output or default_folder(chosen, prepared.workers), ray, repeats, as_json)
 
 
-def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ray: str | None, as_json: bool) -> None:
-    """Simulate, replay, write both to `folder`, and print the agreement."""
+def _measure_and_show(
+    prepared: Prepared, config: ReplayConfig, folder: Path, ray: str | None, repeats: int, as_json: bool
+) -> None:
+    """Simulate, replay, write all results to `folder`, and print the agreement."""
     from replay.replayer import check_engine, check_replayable, engine_settings
-    from replay.replayer import replay as run_replay
-    from simrl.analysis.agreement import method_without_drafts
+    from simrl.analysis.agreement import method_without_drafts, repeat_spread
     from simrl.files import write_whole_folder
     from simrl.interrupts import ctrl_c_once
     from simrl.profile.metadata import setting_differences
     from simrl.show.comparison import MANIFEST
-    from simrl.show.tables.agree import print_agreement
+    from simrl.show.tables.agree import print_agreement, repeats_line
     from simrl.show.tables.compare import not_drafted
-    from simrl.show.text import Screen
+    from simrl.show.text import Screen, say
     from simrl.simulate.run import simulate_prepared
     from simrl.study.executors import connect
-    from simrl.study.progress import compile_kernels, progress_bar
+    from simrl.study.progress import compile_kernels
 
     check_replayable(prepared, config)
     check_engine(config)
@@ -142,21 +146,23 @@ def _measure_and_show(prepared: Prepared, config: ReplayConfig, folder: Path, ra
         said.print(f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …")
         fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
         said.print("engines are up; replaying …")
-        with fleet, progress_bar() as progress:
-            task = progress.add_task("replaying: updates", total=steps)
-            measured = run_replay(prepared, fleet, config, lambda step: progress.update(task, completed=step + 1))
-        agreement, text = _write(temporary, folder, predicted, measured)
+        with fleet:
+            measured = _replays(prepared, fleet, config, repeats)
+        agreements, text = _write(temporary, folder, predicted, measured)
     if as_json:
         print(text)
     else:
-        print_agreement(agreement, Screen())
-        for event in measured.result.metadata["replay"]["happened"]:
-            print(f"At {event['at_s']:.1f} s: {event['message']}.")
+        print_agreement(agreements[0], Screen(), repeat_spread(_complete(measured)))
+        say(Screen(), repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread))
+        for number, each in enumerate(measured, 1):
+            where = f", replay {number}" if len(measured) > 1 else ""
+            for event in each.result.metadata["replay"]["happened"]:
+                print(f"At {event['at_s']:.1f} s{where}: {event['message']}.")
         print(f"Training and rewards took the predicted time. Written to {folder}.")
         if replaced:
             print("The results of an earlier replay there were replaced; --output names another folder.")
-    if measured.stopped is not None:
-        why = str(measured.stopped) or "interrupted"
+    if (stopped := measured[-1].stopped) is not None:
+        why = str(stopped) or "interrupted"
         raise StoppedError(f"{why}; the results up to then are in {folder}")
 
 
@@ -175,23 +181,47 @@ def _start_engines(
         return process_fleet(prepared.workers, settings, config, logs)
 
 
-def _write(temporary: Path, folder: Path, predicted: Result, measured: Measured) -> tuple[Agreement, str]:
-    """Write both results, the trace and the agreement; return the agreement, and its JSON with the final `folder`."""
-    from simrl.analysis.agreement import agree
+def _replays(prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, repeats: int) -> list[Measured]:
+    """Replay on engines that stay up; what stops a replay ends the series."""
+    from replay.replayer import replay as run_replay
+    from simrl.study.progress import progress_bar
+
+    measured: list[Measured] = []
+    with progress_bar() as progress:
+        task = progress.add_task("replaying: updates", total=repeats * prepared.scenario.steps)
+        while len(measured) < repeats and not (measured and measured[-1].stopped):
+            measured.append(run_replay(prepared, fleet, config, lambda _: progress.advance(task)))
+    return measured
+
+
+def _complete(measured: Sequence[Measured]) -> list[Result]:
+    return [each.result for each in measured if each.stopped is None]
+
+
+def _write(
+    temporary: Path, folder: Path, predicted: Result, measured: Sequence[Measured]
+) -> tuple[list[Agreement], str]:
+    """Write all results, the trace and the agreements; return the agreements, and the JSON of the first, and of the
+    repeats, with the final `folder`."""
+    from simrl.analysis.agreement import agree, repeat_spread
     from simrl.show.figures.agree import agreement_figure
     from simrl.show.style import save
     from simrl.trace.trace import write_trace
 
-    for name, result in (("predicted", predicted), ("measured", measured.result)):
-        (temporary / name).mkdir()
+    first = measured[0]
+    later = {f"repeats/{number}": each.result for number, each in enumerate(measured[1:], 2)}
+    for name, result in {"predicted": predicted, "measured": first.result, **later}.items():
+        (temporary / name).mkdir(parents=True)
         result.write(temporary / name)
-    if measured.trace is not None:
-        write_trace(measured.trace, temporary / "trace.parquet")
-    agreement = agree(predicted, measured.result)
-    text = json.dumps({"folder": str(folder), **agreement.as_json()}, indent=1)
+    if first.trace is not None:
+        write_trace(first.trace, temporary / "trace.parquet")
+    agreements = [agree(predicted, each.result) for each in measured]
+    spread = repeat_spread(_complete(measured))
+    repeats = {"errors": [asdict(each.errors) for each in agreements], "spread": spread and asdict(spread)}
+    text = json.dumps({"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}, indent=1)
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
-    save(agreement_figure(predicted, measured.result, agreement), temporary / "agreement.png")
-    return agreement, text
+    save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
+    return agreements, text
 
 
 def default_folder(scenario: Scenario, workers: int) -> Path:

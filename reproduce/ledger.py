@@ -134,13 +134,52 @@ class LedgerInput(BaseModel):
         return round(drawn) if isinstance(self.value, int) else float(f"{drawn:.6g}")
 
 
+class Descriptor(BaseModel):
+    """What a paper states of its baseline: `value`, or a range or side (`low`, `high`). A draw agrees if the baseline's run is
+    within `tolerance` of it: absolute for a `share`, else relative. `rows`: the published rows, or elements of rows (ROW/2),
+    that it uses up, so that they are no longer scored. `unused`: why it is shown and conditions nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    value: float | None = Field(None, gt=0)
+    low: float | None = Field(None, gt=0)
+    high: float | None = Field(None, gt=0)
+    tolerance: float = Field(gt=0)
+    share: bool = False
+    source: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    rows: tuple[str, ...] = ()
+    unused: str = ""
+
+    @model_validator(mode="after")
+    def _a_value_or_ends(self) -> Descriptor:
+        if (self.value is None) == (self.low is None and self.high is None):
+            raise ValueError("give value, or low, high or both")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; write the smaller number first")
+        return self
+
+    def misfit(self, simulated: float) -> float:
+        """Return the distance from the stated value or its nearest end, in tolerances: 1 and less agrees."""
+        low = self.value if self.low is None else self.low
+        high = self.value if self.high is None else self.high
+        nearest = simulated
+        if low is not None and simulated < low:
+            nearest = low
+        elif high is not None and simulated > high:
+            nearest = high
+        if self.share:
+            return abs(simulated - nearest) / self.tolerance
+        return abs(math.log(simulated / nearest)) / math.log1p(self.tolerance) if simulated > 0 else math.inf
+
+
 class Ledger(BaseModel):
-    """All inputs of one paper."""
+    """All inputs of one paper, and descriptors of its baseline by the quantity of the baseline's run that answers each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     paper: str
     inputs: dict[str, LedgerInput] = Field(min_length=1)
+    descriptors: dict[str, Descriptor] = {}
 
     @property
     def middle(self) -> Inputs:

@@ -393,3 +393,12 @@ ROWS: dict[str, Predict] = {
     "rhyme-store": store,
     "rhyme-batch": large_batches,
 }
+
+# What descriptors are compared with: one step of §3.1's run, and the drafts' acceptance.
+BASELINE: dict[str, Predict] = {
+    "rollout_share": rollout_share("math"),
+    "earliest_idle": earliest_idle,
+    "idle": idle,
+    "first_acceptance": acceptance("first"),
+    "last_acceptance": acceptance("last"),
+}

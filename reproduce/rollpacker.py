@@ -8,6 +8,7 @@ from reproduce.lab import Lab, Predict, run_of
 from reproduce.ledger import Inputs, named
 from simrl.scenario.model import Scenario
 
+BASELINE_STEPS = 3  # of verl, whose steps are alike
 STEPS, WARMUP_STEPS = 12, 0  # some short rounds and a long one of tail batching
 
 
@@ -42,3 +43,12 @@ def steps_s(lab: Lab, inputs: Inputs) -> list[float]:
 
 
 ROWS: dict[str, Predict] = {"rollpacker-7b-8k": steps_s}
+
+# What descriptors are compared with: a few steps of verl.
+BASELINE: dict[str, Predict] = {
+    "verl_step_s": lambda lab, inputs: [
+        float(
+            lab.run(scenario(inputs, {"name": "verl_colocated"}).model_copy(update={"steps": BASELINE_STEPS}))["step_s"]
+        )
+    ],
+}

@@ -15,6 +15,7 @@ from reproduce.ledger import Inputs, named
 from simrl.engine.config import EngineConfig
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
+from simrl.result.result import Result
 from simrl.scenario.model import Scenario
 from simrl.trace.synthesis import share_of_equal
 
@@ -23,6 +24,7 @@ STEPS, WARMUP_STEPS = 2, 1
 LONG = 0.5  # of the cap: responses beyond are among the last of a rollout
 SMALL, LARGER = "qwen2.5-0.5b", "qwen2.5-1.5b"
 TRACES = ("grpo", "dapo")
+LARGE_BATCH = 64  # requests: §1's "large"
 PARTS = ("decoupled", "reconfigured", "best of N")  # in the order in which they are added
 MILLI = 1e3
 
@@ -214,7 +216,31 @@ def wasted(lab: Lab, inputs: Inputs) -> list[float]:
 def rollout_share(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict §2.2: rollout's share of verl's step, a mean over the traces."""
     runs = [_run_whole(lab, inputs, trace, VERL) for trace in TRACES]
-    return [mean(run["rollout_s"] / run["step_s"] for run in runs)]
+    return [mean(map(_rollout_part, runs))]
+
+
+def _rollout_part(run: Measures) -> float:
+    return float(run["rollout_s"] / run["step_s"])
+
+
+def half_a_step(lab: Lab, inputs: Inputs) -> Measures:
+    """Return one step of verl's DAPO run on half of the workers: still some thousand responses, of which a few reach the cap,
+    so that the slowest worker is as slow as in full size."""
+    run = scenario(inputs, "dapo", VERL, inputs["gpus"] // inputs["tp"] // 2)
+    return lab.run(run.model_copy(update={"steps": 1, "warmup_steps": 0}))
+
+
+def large_batch_share(result: Result, warmup_steps: int) -> Measures:
+    """Measure the share of a rollout in which a worker has `LARGE_BATCH` requests or more, a mean over workers."""
+    segments = result.segments.select(["worker", "policy_version", "started_s", "ended_s"]).to_pandas()
+    shares = []
+    for _, rollout in segments[segments["policy_version"] >= warmup_steps].groupby("policy_version"):
+        start_s = rollout["started_s"].min()
+        length_s = rollout["ended_s"].max() - start_s
+        for _, own in rollout.groupby("worker", observed=True):
+            ends_s = own["ended_s"].sort_values().to_numpy()
+            shares.append((ends_s[-LARGE_BATCH] - start_s) / length_s if len(ends_s) >= LARGE_BATCH else 0.0)
+    return {"large_batch_share": mean(map(float, shares))}
 
 
 def decode_latency(lab: Lab, inputs: Inputs) -> list[float]:
@@ -240,3 +266,13 @@ ROWS: dict[str, Predict] = {
     "spec-rollout-share": rollout_share,
     "spec-decode-latency": decode_latency,
 }
+
+# What descriptors are compared with: one step of verl's DAPO run, on half of the workers, and a pass.
+BASELINE: dict[str, Predict] = {
+    "rollout_share": lambda lab, inputs: [_rollout_part(half_a_step(lab, inputs))],
+    "other_phases": lambda lab, inputs: [1 - _rollout_part(half_a_step(lab, inputs))],
+    "idle": lambda lab, inputs: [half_a_step(lab, inputs)["idle_share"]],
+    "large_batch": lambda lab, inputs: [half_a_step(lab, inputs)["large_batch_share"]],
+    "decode_latency_ms": decode_latency,
+}
+MORE = large_batch_share  # measured of a baseline's run

@@ -7,7 +7,8 @@ the baseline has: between passes each has its own host time.
 from __future__ import annotations
 
 from functools import cache
-from statistics import mean
+from math import log
+from statistics import NormalDist, mean
 from typing import Any
 
 from reproduce.lab import GIVEN, Lab, Measures, Predict, passes, row, run_model, run_of
@@ -20,6 +21,7 @@ from simrl.speculation.bandit import Strategy
 from simrl.speculation.draft_times import Overheads, eagle_drafts, graph_bytes, model_drafts
 from simrl.speculation.methods import EAGLE
 from simrl.speculation.trees import accept_length, tree_log_acceptances
+from simrl.trace.lognormal import location_of
 
 STEPS, WARMUP_STEPS = 4, 1  # §6.1: three measured
 TARGET, SMALL = "qwen2.5-32b", "qwen2.5-0.5b"
@@ -145,6 +147,20 @@ def _both(lab: Lab, inputs: Inputs, model: str, prompts: int) -> list[Measures]:
     return [lab.run(scenario(inputs, model, system, prompts)) for system in (baseline(inputs), tlt(inputs))]
 
 
+def rollout_share(lab: Lab, inputs: Inputs) -> list[float]:
+    """Return the rollout's share of one step of verl, 32B."""
+    run = scenario(inputs, TARGET, baseline(inputs), inputs["prompts"])
+    found = lab.run(run.model_copy(update={"steps": 1, "warmup_steps": 0}))
+    return [float(found["rollout_s"] / found["step_s"])]
+
+
+def capped(lab: Lab, inputs: Inputs) -> list[float]:
+    """Return the expected number of a step's responses that reach the cap, 32B."""
+    cap, sigma = inputs["cap_tokens"], inputs["sigma_base"]
+    location = location_of(inputs["mean_tokens_base"], sigma, cap, "mean_tokens_base")
+    return [inputs["prompts"] * inputs["group"] * NormalDist(location, sigma).cdf(2 * location - log(cap))]
+
+
 def rollout_of_a_worker(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict §6.3, Fig. 14: the rollout of the case study's requests at one worker, a mean over the cluster's workers."""
     prompts = inputs["gpus"] // inputs["tp_32b"] * inputs["case_requests"] // inputs["group"]
@@ -217,3 +233,10 @@ ROWS: dict[str, Predict] = {
 
 _ACCEPTANCE = "acceptance is an input of the rows of times; nothing in simrl predicts it without the drafter's tokens"
 LEFT_OUT = {"tlt-accept-base": _ACCEPTANCE, "tlt-accept-r": _ACCEPTANCE}
+
+# What descriptors are compared with: one step of verl, its lengths, and the drafter's accept length, which is an input.
+BASELINE: dict[str, Predict] = {
+    "rollout_share": rollout_share,
+    "capped": capped,
+    "accept_length": lambda lab, inputs: [inputs["accept_length"]],
+}

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from simrl.commands.acceptance import acceptance as acceptance
+    from simrl.commands.advise import advise as advise
     from simrl.commands.calibrate import calibrate as calibrate
     from simrl.commands.calibrate import whatif as whatif
     from simrl.commands.compare import compare as compare
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "simrl.commands.acceptance": ("acceptance",),
+    "simrl.commands.advise": ("advise",),
     "simrl.commands.calibrate": ("calibrate", "whatif"),
     "simrl.commands.compare": ("compare", "run"),
     "simrl.commands.results": ("agree", "diff", "explain", "report"),

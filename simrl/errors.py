@@ -3,6 +3,7 @@ code 1). Any other exception is a bug and shows its traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from operator import ne
 
 LONGEST_NAME = 80  # characters of an unknown name that are compared with the known ones
 
@@ -37,11 +38,15 @@ def first_line(error: BaseException) -> str:
 def meant(name: object, known: Iterable[str]) -> str:
     """Return " (did you mean areal?)" if a known name is close to an unknown one, else "".
 
-    Close are a similar spelling, a known name that begins with the unknown one (verl: verl_colocated), and a key that ends with
-    it (gpus: cluster.gpus). Case does not matter.
+    Close are a similar spelling, all names with one other letter (eq: ep; h220: h200), a known name that begins with the
+    unknown one (verl: verl_colocated), and a key that ends with it (gpus: cluster.gpus). Case does not matter.
     """
     written = str(name).lower()[:LONGEST_NAME]
     spelt = {part.lower(): each for each in known for part in (each.rpartition(".")[2], each)}
+    if written in spelt:
+        return f" (did you mean {spelt[written]}?)"
     begun = [each for each in spelt if len(written) > 2 and each.startswith(written)]
-    near = list(dict.fromkeys(spelt[each] for each in begun[:3] or get_close_matches(written, spelt, n=1)))
+    slips = [each for each in spelt if len(each) == len(written) > 1 and sum(map(ne, each, written)) == 1]
+    similar = [*get_close_matches(written, spelt, n=1), *slips]
+    near = list(dict.fromkeys(spelt[each] for each in (begun or similar)[:3]))
     return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -7,11 +7,12 @@ that cannot be imported matters to its users alone, who get one line about it.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, requires
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,13 @@ from simrl.errors import InputError, first_line
 from simrl.validation import call_error
 
 T = TypeVar("T")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs what an extra of simrl needs, from any folder: by the names of the packages."""
+    needs = [each.partition(";") for each in requires("simrl") or ()]
+    named = [need.strip() for need, _, marker in needs if re.search(rf"extra == .{extra}\b", marker)]
+    return f"pip install {' '.join(map(repr, named or [extra]))}"
 
 
 class Extended(Mapping[str, Callable[..., T]]):

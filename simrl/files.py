@@ -328,6 +328,12 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
         table.validate(full=True)
         plain = [_plain(table.column(i), f"{path}: column {name!r}") for i, name in enumerate(chosen)]
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        if path.is_dir() or (path.is_file() and _first_bytes(path) not in (b"PAR1", b"")):
+            kind = "a folder" if path.is_dir() else "no Parquet file"
+            raise InputError(
+                f"{path}: {kind}; `simrl trace import` makes a trace of CSV, JSON Lines or logs, `simrl profile derive` a "
+                "profile"
+            ) from error
         what = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read as Parquet ({what}); is it whole?") from error
     metadata = {key: value for key, value in (table.schema.metadata or {}).items() if key != SEAL}

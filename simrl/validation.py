@@ -56,6 +56,11 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
 def _right(finding: ErrorDetails) -> str:
     """Return the remedy for a value; it names seconds, and for a percentage in place of a share, the share."""
     value, bounds = finding["input"], finding.get("ctx", {})
+    if finding["type"].startswith(("int_", "float_")):
+        if isinstance(value, str) and (hint := number_meant(value, str(finding["loc"][-1]))):
+            return f"a number without a unit{hint}"
+        if isinstance(value, list | tuple) and len(value) > 1:
+            return f"{finding['msg']}; several are written {','.join(map(str, value))}, without brackets"
     if re.search(r"(?<!_per)_s$", str(finding["loc"][-1] if finding["loc"] else "")):
         return f"{finding['msg']} (seconds)" if {"gt", "ge", "lt", "le"} & set(bounds) else finding["msg"]
     if (
@@ -65,6 +70,47 @@ def _right(finding: ErrorDetails) -> str:
     ):
         return f"a share between 0 and 1; did you mean {value / 100:.6g}?"
     return finding["msg"]
+
+
+_FACTORS = {
+    "": 1.0,
+    "%": 0.01,
+    "k": 1e3,
+    "m": 1e6,
+    "b": 1e9,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "min": 60.0,
+    "h": 3600.0,
+}
+_BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_BITS = {"gbit": 1.25e8, "gbps": 1.25e8, "gbit/s": 1.25e8, "gb/s": 1e9}
+
+
+def number_meant(text: str, key: str = "") -> str:
+    """Suggest the number that a text with a unit, a currency or a kind of GPU may mean for a key; a range where it looks like
+    one; "" for another text."""
+    text = text.strip()
+    if ends := re.fullmatch(r"(\d+) *(?:-|:|to|\.\.) *(\d+)", text):
+        return f"; a range is {ends[1]}..{ends[2]}, in simrl sweep"
+    if counts := re.fullmatch(r"(\d+) *[x×*] *[a-z]\w+|[a-z]\w+ *[x×*:] *(\d+)", text.lower()):
+        return f"; did you mean {counts[1] or counts[2]}?"
+    found = re.fullmatch(r"[$€£~]? *(\d[\d_]*\.?\d*) *([a-zA-Z/%]*)", text)
+    if found is None:
+        return ""
+    number, unit = float(found[1]), found[2].lower()
+    if unit == "k" and number % 1 == 0:
+        return f"; did you mean {number * 1000:.0f} or {number * 1024:.0f}?"
+    of_bytes = (
+        {**_BYTES, **_BITS, **({"gb": 1.25e8} if found[2] == "Gb" else {})} if "bytes" in key else dict.fromkeys(_BYTES)
+    )
+    factor = {**_FACTORS, **of_bytes}.get(unit, 1.0)
+    if factor is None:  # bytes for what is no size
+        return ""
+    return (
+        f"; did you mean {number * factor:.0f}?" if number * factor >= 1e5 else f"; did you mean {number * factor:.9g}?"
+    )
 
 
 def _near(finding: ErrorDetails) -> str:

@@ -36,7 +36,12 @@ class Browser:
     def quit(self) -> None:
         self.driver.quit()
 
-    def open(self, page: Path, size: tuple[int, int] = LAPTOP) -> None:
+    def open(
+        self,
+        page: Path,
+        size: tuple[int, int] = LAPTOP,
+        drawn: str = "document.documentElement.dataset.drawn === 'yes'",
+    ) -> None:
         """The page at a size, its first pictures drawn."""
         self.messages()
         self.requests()
@@ -44,7 +49,7 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.driver.get(page.as_uri())
-        self.wait("document.documentElement.dataset.drawn === 'yes'")
+        self.wait(drawn)
 
     def js(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)

@@ -4,6 +4,7 @@ event at a time. What each loop may do when is below; nothing here knows how it 
 The drafter works in passes. A pass drafts one token for every request that may draft when it starts, and takes
 `draft_s(requests)`. A request's unverified tokens are those in verification and those drafted ahead of it.
 
+- A pass in which the first token of a window is drafted for some request takes `round_s(requests)` more.
 - A decoupled request may draft while fewer than 2 windows of its tokens are unverified. A coupled one drafts one window, and
   only while nothing of it is in verification.
 - A request whose tokens ahead fill a window is ready. The verifier, when free, takes every request that is ready in one pass
@@ -94,6 +95,7 @@ class DecoupledWorker:
     verify_s: Callable[[int, int, int], float]
     reconfigure: Callable[[Request], tuple[int, bool]] | None = None
     reconfigure_every: int = 1000
+    round_s: Callable[[int], float] = lambda requests: 0.0
     now_s: float = 0.0
     draft_passes: int = 0
     abandoned_passes: int = 0
@@ -182,7 +184,9 @@ class DecoupledWorker:
         self._drafting = [(request, request.attempt) for request in self.requests if request.may_draft]
         if self._drafting:
             self._draft_started_s = self.now_s
-            self._draft_ends_s = self.now_s + self.draft_s(len(self._drafting))
+            begins = any((r.in_verification + r.ahead) % r.window == 0 for r, _ in self._drafting)
+            seconds = self.draft_s(len(self._drafting)) + (self.round_s(len(self._drafting)) if begins else 0.0)
+            self._draft_ends_s = self.now_s + seconds
 
     def _end_draft(self) -> None:
         for request, attempt in self._drafting:

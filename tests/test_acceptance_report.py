@@ -1,6 +1,7 @@
 """simrl acceptance: what drafts would give on a recorded run, and whether they pay."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,17 @@ import yaml
 from command_line import CommandLine
 from token_traces import METADATA, random_groups, trace_of
 
-from simrl.analysis.acceptance import DRAFTERS, measure, model_yaml, report
+from simrl.analysis.acceptance import DRAFTERS, _sequences_that_fit, measure, model_yaml, report
 from simrl.errors import InputError
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.profile.profile import TableProfile
+from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Trace, write_trace
 
+ROOT = Path(__file__).parents[1]
 TRACE = random_groups(11, epochs=3, prompts=10, group=8)
 
 
@@ -32,6 +34,14 @@ def run(simrl: CommandLine) -> CommandLine:
     """The command line beside a trace with token ids."""
     write_trace(TRACE, simrl.folder / "run.parquet")
     return simrl
+
+
+def test_the_memory_is_that_of_the_profiles_precision_and_layout():
+    def fit(path: str) -> float:
+        return _sequences_that_fit(read_profile(ROOT / "profiles" / f"{path}.parquet"), 4096)
+
+    assert fit("qwen3-32b_h100_tp2_fp8") > 1.3 * fit("qwen3-32b_h100_tp2") > 0
+    assert fit("gpt-oss-120b_h100_tp2_w4a16_mxfp4") > 100
 
 
 @pytest.mark.parametrize(

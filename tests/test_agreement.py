@@ -30,7 +30,7 @@ from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment
 from simrl.show.figures.agree import agreement_figure
 from simrl.show.style import save
-from simrl.show.tables.agree import print_agreement
+from simrl.show.tables.agree import print_agreement, repeats_line
 from simrl.simulate.run import simulate
 
 Stay = tuple[int, int, int, float, float]  # a segment: worker, version, tokens, seconds from and to
@@ -404,19 +404,22 @@ def test_runs_that_do_not_belong_together_are_refused():
         agree(run, renamed)
     with pytest.raises(InputError, match=r"sample 0/0/0 .*has 10 tokens predicted and 11 measured: runs of different"):
         agree(run, a_run({**TWO, 0: [(0, 0, 11, 0.0, 4.0)]}))
-    with pytest.raises(InputError, match="1 run has no spread"):
-        repeat_spread([run])
+    assert repeat_spread([run]) is None
 
 
 def test_the_spread_of_repeats_is_over_all_pairs():
     runs = [a_run({0: [(0, 0, 10, 0.0, s)], 1: [(1, 0, 10, 0.0, s)]}, updates=[(s, [0, 1])]) for s in (10.0, 8.0, 10.0)]
     spread = repeat_spread(runs)
-    assert spread.repeats == 3
+    assert spread is not None and spread.repeats == 3
     assert spread.largest.makespan_err == pytest.approx(0.25)  # 10 over 8, 8 under 10
     assert spread.mean.makespan_err == pytest.approx((0.25 + 0.25 + 0.2 + 0.2 + 0 + 0) / 6)
     assert spread.mean.acceptance_err is None
     text = printed(agree(runs[0], runs[1]), spread=spread)
     assert re.search(r"Rollout clock +10\.00 s +8\.000 s +\+25\.00% +15\.00% +25\.00%", text)
+    several = [agree(runs[0], run) for run in runs]
+    assert "Two replays differ by up to 25.0%" in repeats_line(several, None)
+    assert "profile differed by 4.0%. One replay" in (line := repeats_line(several[:1], 0.04))
+    assert line.endswith("add --repeats 3")
 
 
 # On the screen, as a picture, as a command.

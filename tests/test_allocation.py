@@ -302,14 +302,15 @@ def test_reversing_a_contiguous_fill_loses_part_of_the_complement():
     # Linear times, a step of 1 from 0: with as many workers a group every sum would be 3.
     assert two_step_sums((0, 1, 2, 3), counts).tolist() == [3, 4, 5, 5, 5, 5, 4, 3]
     assert two_step_sums((0, 1, 2, 3), [2, 2, 2, 2]).tolist() == [3] * 8
+    assert two_step_sums((0, 1, 2, 3), [2, 2, 2, 2], "none").tolist() == [0, 0, 2, 2, 4, 4, 6, 6]
     # No assignment of the second step can do better: the reverse of a rising order is the best.
-    assert sorted(two_step_sums((0, 1, 2, 3), counts, pairing=True)) == [3, 3, 4, 4, 5, 5, 5, 5]
+    assert sorted(two_step_sums((0, 1, 2, 3), counts, alternation="pairing")) == [3, 3, 4, 4, 5, 5, 5, 5]
 
 
 def test_the_best_pairing_mends_what_the_reversed_fill_spoils_where_times_do_not_rise():
     times, counts = (1.0, 9.0, 2.0, 8.0), (1, 1, 1, 1)
     assert two_step_sums(times, counts).max() == 11.0
-    assert two_step_sums(times, counts, pairing=True).max() == 10.0
+    assert two_step_sums(times, counts, alternation="pairing").max() == 10.0
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.data())
@@ -348,7 +349,7 @@ def test_the_shortest_two_steps_are_the_shortest_of_all_plans(problem):
     assert sum(found) == workers and all(fewest <= k <= table.shape[1] for k in found)
 
     def longest(plan):
-        return two_step_sums(predicted_s(table, plan), plan, pairing=True).max()
+        return two_step_sums(predicted_s(table, plan), plan, alternation="pairing").max()
 
     every = [plan for plan in plans(table, workers, fewest) if sum(plan) == workers]
     assert longest(found) == min(map(longest, every))
@@ -462,6 +463,18 @@ def test_pairing_is_never_worse_than_reversing(simrl, allocate):
     assert max(sums[1]) <= max(sums[0]) and sum(sums[1]) == pytest.approx(sum(sums[0]))
 
 
+def test_a_command_that_does_not_alternate_or_takes_medians_says_so_in_its_plan(simrl, allocate):
+    asked = ("--workers", "12", "--groups", "4", "--json")
+    plain, still, medians = (
+        json.loads(simrl(*allocate(*asked, *more)).out)
+        for more in ((), ("--alternation", "none"), ("--representative", "medians"))
+    )
+    assert max(still["two_step_sums"]) == pytest.approx(2 * max(group["predicted_s"] for group in still["groups"]))
+    assert [group["representative_tokens"] for group in plain["groups"]] != [
+        group["representative_tokens"] for group in medians["groups"]
+    ]
+
+
 def test_a_trace_of_one_epoch_is_its_own_history_and_it_is_said(simrl, allocate):
     write_trace(synthesise(LengthModel.model_validate({**MODEL, "steps": 2}), 1), "one.parquet")
     d = json.loads(simrl(*allocate("--workers", "6", "--groups", "3", "--json", trace="one.parquet")).out)
@@ -495,7 +508,8 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
         (("--workers", "12", "--groups", "4", "--epoch", "9"), "--epoch 9: the trace has the epochs 0 to 2"),
         (("--workers", "12", "--groups", "4", "--step", "9"), "--step 9: the trace has the steps 0 to 5"),
         (("--workers", "12", "--groups", "4", "--step", "0", "--epoch", "1"), "step 0 is of epoch 0, before it"),
-        (("--workers", "12", "--groups", "4", "--alternation", "zigzag"), "choose reversed or pairing"),
+        (("--workers", "12", "--groups", "4", "--alternation", "zigzag"), "choose reversed, pairing or none"),
+        (("--workers", "12", "--groups", "4", "--representative", "mean"), "choose responses or medians"),
         (("--workers", "12", "--groups", "4", "-o", "picture.doc"), "use .png, .pdf or .svg"),
         (("--workers", "12", "--groups", "4", "--train-seconds", "inf"), "--train-seconds inf: give a finite number"),
         (("--workers", "12", "--groups", "4", "--max-num-seqs", "4096"), None),

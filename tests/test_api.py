@@ -243,15 +243,15 @@ def test_views_cannot_be_changed(compared):
     [
         (
             lambda trace: simrl.compare(trace, SYSTEMS, gpu="h100", gpus=4),
-            "simrl.compare: no model; a trace needs one, such as model='qwen3-8b'",
+            "simrl.compare: no model; a trace needs one: add model='qwen3-8b', or",
         ),
         (
             lambda trace: simrl.run(trace, "areal", model="qwen3-8b", gpu="h100"),
-            "simrl.run: no gpus; a trace needs one, such as gpus=64",
+            "simrl.run: no gpus; a trace needs one: add gpus=64, or",
         ),
         (
             lambda trace: simrl.compare(trace, **GIVEN),
-            "simrl.compare: no systems; a trace needs one or several: give systems, such",
+            "simrl.compare: no systems; a trace needs one: add systems=['verl_colocated'], or",
         ),
         (lambda trace: simrl.compare(trace, "areal", **GIVEN), r"systems is 'areal'; give a list, such as \['areal'\]"),
         (lambda trace: simrl.compare(trace, ["aral"], **GIVEN), "'aral' is unknown .did you mean areal"),
@@ -279,7 +279,7 @@ def test_views_cannot_be_changed(compared):
         (lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "jobs": 0}), "jobs=0: give 1 or more"),
         (lambda trace: simrl.compare(trace, SYSTEMS, **GIVEN, cap_tokens=5), "DataFrame, row 0: .* over the cap of 5"),
         (lambda trace: simrl.compare(trace.drop(columns="step"), SYSTEMS, **GIVEN), "no column for step"),
-        (lambda trace: simrl.compare("nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (lambda trace: simrl.compare("nowhere.yaml"), "nowhere.yaml: no such file"),
         (lambda trace: simrl.compare("nowhere.parquet", SYSTEMS, **GIVEN), "nowhere.parquet: "),
         (lambda trace: simrl.compare({"name": "x", "stebs": 1}), "simrl.compare: unknown key stebs"),
         (lambda trace: simrl.run(yaml.safe_load(SCENARIO)), "simrl.run: 2 runs .*; choose one with system="),
@@ -536,5 +536,7 @@ def test_only_python_has_these_parameters():
         for path, (function, *_) in COMMANDS.items()
         for name in set(inspect.signature(function).parameters) - {option.name for option in options_of(function)}
     }
-    given_by_values = {("sweep", "overrides"), ("optimize", "overrides")}
-    assert only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "optimize")} | given_by_values
+    given_by_values = {("sweep", "overrides"), ("optimize", "overrides"), ("advise", "overrides")}
+    assert (
+        only == {(path, "cap_tokens") for path in ("compare", "run", "sweep", "optimize", "advise")} | given_by_values
+    )

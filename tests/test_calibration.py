@@ -302,6 +302,17 @@ def test_every_decoding_sequence_takes_its_overhead_in_every_pass():
     assert "decoding sequence" in slower.corrections[0]
 
 
+def test_a_pause_that_is_longer_than_the_kernels_of_passes_says_of_which():
+    plain = roofline_profile(model_shape("qwen3-0.6b"), gpu("h100"))
+    (said,) = plain.with_corrections(between_passes_s=0.005, giver="engine vllm-0.8").corrections
+    most = int(said.removesuffix(" sequences").rpartition(" ")[2])
+    assert said.startswith("5 ms between passes (engine vllm-0.8), longer than the kernels of a pass of up to ")
+    pause_s = plain.tables.between_passes_s
+    assert plain.decode_s(most, 1024) - pause_s < 0.005 < plain.decode_s(2 * most, 1024) - pause_s
+    (short,) = plain.with_corrections(between_passes_s=1e-6).corrections
+    assert short == "0.001 ms between passes (set by the scenario)"
+
+
 def refused(call, *words):
     with pytest.raises(InputError) as raised:
         call()

@@ -218,7 +218,9 @@ def test_a_file_whose_column_names_are_damaged_is_refused(simrl, trace, profile,
 @pytest.mark.parametrize("command", [("trace", "show"), ("profile", "show")])
 def test_a_file_that_is_none_of_ours_is_refused(simrl, command):
     pq.write_table(pa.table({"step": [1]}), "other.parquet")
-    assert "scenario.yaml: cannot be read as Parquet" in simrl.refuses(*command, "scenario.yaml")
+    assert "scenario.yaml: no Parquet file; `simrl trace import` makes a trace" in simrl.refuses(
+        *command, "scenario.yaml"
+    )
     assert re.search("none.parquet: no such (file|profile).*(make|derive) one", simrl.refuses(*command, "none.parquet"))
     assert "other.parquet: " in simrl.refuses(*command, "other.parquet")
     assert simrl.refuses(*command, ".")
@@ -239,7 +241,7 @@ def test_a_picture_that_cannot_be_written_is_refused(simrl, trace, plot):
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ((), "key steps is missing"),
+        ((), "no steps, prompts_per_step, group, cap_tokens, sigma; give them, as in steps=10 "),
         (("steps",), "override 'steps': write key=value"),
         (
             ("stepz=3", *LENGTHS),
@@ -377,6 +379,34 @@ def test_a_profile_that_cannot_be_derived_is_refused(simrl, arguments, what):
     assert what in simrl.refuses("profile", "derive", "--source", "roofline", "-o", "new/p.parquet", *arguments)
 
 
+@pytest.mark.parametrize("key", ["cluster.ep", "cluster.gpus", "steps"])
+def test_a_switch_is_no_number(simrl, key):
+    message = simrl.refuses("run", "scenario.yaml", "--system", "split", f"{key}=true")
+    assert re.search(rf"{key}.* is true; no field here is a switch", message)
+
+
+def test_only_the_experts_of_gpt_oss_are_read_in_four_bits(simrl):
+    file = Path(__file__).parents[1] / "profiles" / "gpt-oss-20b_h100_tp1_w4a16_mxfp4.parquet"
+    _, out, _ = simrl("profile", "show", str(file), "--json")
+    shape, found = model_shape("gpt-oss-20b"), json.loads(out)
+    experts = shape.expert_layers * shape.experts_per_token * shape.expert_parameters
+    read = (0.5 + 1 / 32) * experts + 2 * (shape.active_parameters - experts)
+    assert found["weights_s"] == pytest.approx(read / gpu("h100").memory_bytes_per_s)
+
+
+def test_of_a_model_of_its_own_config_derive_and_run_say_what_was_understood(simrl):
+    config = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "num_nextn_predict_layers": 1}
+    Path("own").mkdir()
+    Path("own/config.json").write_text(json.dumps(config))
+    words = "understood: 28 layers of full attention; not read: num_nextn_predict_layers"
+    _, out, _ = simrl("profile", "derive", "own", "--gpu", "h100", "--source", "roofline", "-o", "p.parquet")
+    assert f"Model's config: {words}" in " ".join(out.split())
+    for command in (("run", "--system", "split"), ("compare",)):
+        code, out, _ = simrl(command[0], "scenario.yaml", "model=own", *command[1:], "-o", command[0])
+        assert code == 0 and f"Model: own, {words}" in " ".join(out.split())
+
+
 # What goes out, and where.
 
 
@@ -407,7 +437,7 @@ def test_a_run_takes_a_systems_parameters_and_says_which_it_has(simrl):
     assert [row["system"] for row in json.loads(out)] == ["areal(eta=5)"]
     assert (simrl.folder / "results" / "tiny-areal" / "areal-eta-4" / "result.json").is_file()
     message = simrl.refuses("run", "scenario.yaml", "--system", "areal", "etta=4", "-o", "out")
-    assert "scenario.yaml (areal): system areal: unknown parameter 'etta' (did you mean eta?); it has eta" in message
+    assert "unknown key etta (did you mean system.eta?)" in message
     assert "system 'nope' is unknown; choose one of" in simrl.refuses("run", "scenario.yaml", "--system", "nope")
 
 
@@ -442,7 +472,7 @@ def test_a_bug_keeps_its_traceback(simrl, monkeypatch):
 
 
 def test_a_message_is_one_line_whatever_the_file_is_called(simrl):
-    assert "two lines.yaml: cannot be read" in simrl.refuses("compare", "two\nlines.yaml")
+    assert "two lines.yaml: no such file" in simrl.refuses("compare", "two\nlines.yaml")
 
 
 def test_a_name_that_no_file_can_have_is_refused(simrl):

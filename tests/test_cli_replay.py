@@ -1,13 +1,19 @@
 """The command around a replay, as far as it goes without an engine."""
 
+import json
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+from engine_double import EngineDouble
 
+from replay import cli_replay, replayer
 from replay.cli_replay import _measure_and_show, _scenario, _with_workers, default_folder
-from replay.replayer import ReplayConfig
+from replay.link import engine_link
+from replay.replayer import ReplayConfig, ReplayEngines
+from replay.vllm_adapter import EngineSettings
 from simrl.errors import InputError
 from simrl.scenario.load import Choices, load_scenarios
 from simrl.simulate.prepare import prepare
@@ -69,5 +75,35 @@ def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(simrl:
     monkeypatch.setattr("simrl.simulate.run.simulate_prepared", lambda prepared: pytest.fail("it predicts"))
     prepared = prepare(_scenario(Path("scenario.yaml"), [], "verl_colocated", None, None))
     with pytest.raises(KeyboardInterrupt):
-        _measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, False)
+        _measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, 1, False)
     assert [file.name for file in simrl.folder.iterdir()] == ["scenario.yaml"]
+
+
+def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: CommandLine, monkeypatch):
+    def doubles(prepared, settings: EngineSettings, config: ReplayConfig, ray, logs: Path, folder) -> ReplayEngines:
+        logs.mkdir()
+        start = partial(EngineDouble, step_s=0.002)
+        return ReplayEngines([partial(engine_link, "worker 0", settings, logs / "0.log", start=start)])
+
+    monkeypatch.setattr(cli_replay, "_start_engines", doubles)
+    monkeypatch.setattr(replayer, "check_engine", lambda config: None)
+    monkeypatch.setattr(replayer, "vllm_version", lambda: "double")
+    (simrl.folder / "v0").mkdir()
+    (simrl.folder / "v0" / "config.json").write_text("{}")
+    quick = (
+        "engine.async_scheduling=false",
+        "training.switch_s=0.05",
+        "training.load_s=0.01",
+        "training.publish_s=0.01",
+    )
+    asked = ("--system", "verl_colocated", "--workers", "1", "--model", "v0", "--device", "cpu", "-o", "replayed")
+    ended = simrl("replay", "scenario.yaml", *quick, *asked, "--repeats", "3")
+    assert ended.code == 0, ended.err
+    agreement = json.loads(Path("replayed/agreement.json").read_text())
+    repeats, said = agreement["repeats"], " ".join(ended.out.split())
+    assert repeats["errors"][0] == agreement["errors"]
+    assert len(repeats["errors"]) == repeats["spread"]["repeats"] == 3
+    assert "predicted measured error mean largest" in said
+    assert f"Two replays differ by up to {repeats['spread']['largest']['makespan_err']:.1%}" in said
+    assert {place.parent.name for place in Path("replayed/repeats").glob("*/result.json")} == {"2", "3"}
+    assert simrl("explain", "replayed").code == 0  # of the first replay

@@ -115,7 +115,7 @@ def test_a_data_file_that_is_added_counts_in_a_room_that_simulates_alone(digest_
     assert digest_with("profile/gpus.toml", "[h100]") != code_digest()
     assert digest_with("profile/tables/gpus.toml", "[h100]") != digest_with("profile/gpus.toml", "[h100]")
     assert digest_with("show/report/more.css", "a {}") == code_digest()
-    assert digest_with("shipped_profiles/h100/qwen.parquet", "") == code_digest()
+    assert digest_with("shipped/profiles/qwen.parquet", "") == code_digest()
     assert digest_with("profile/__pycache__/x.pyc", "") == code_digest()
 
 

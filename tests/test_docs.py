@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import pytest
 import typer
+import yaml
 from command_line import CommandLine
 from test_extensions import install
 
@@ -33,7 +34,7 @@ OTHERS = ("text", "yaml", "toml", "json", "")  # what was printed, and files
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (
-        ROOT / "README.md", ROOT / "traces" / "README.md", ROOT / "profiles" / "README.md",
+        ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "traces" / "README.md", ROOT / "profiles" / "README.md",
         *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md"),
     )
 )  # fmt: skip
@@ -211,6 +212,26 @@ def test_the_page_of_systems_and_that_of_methods_have_all_of_them():
         rows = re.findall(r"^\|(.*)\|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
         named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
         assert set(names) <= named, page
+
+
+def test_the_citation_has_what_its_format_requires_and_the_version_and_licence_of_the_package():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys() and cited["cff-version"] == "1.2.0"
+    assert all("name" in author or "family-names" in author for author in cited["authors"])
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+
+
+def test_the_glossary_has_the_columns_of_a_comparison_and_the_words_of_its_fields():
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = {
+        word.strip(" `") for row in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for word in re.split(r"[,(]", row)
+    }
+    asked = "rollout group policy version off-policyness staleness tail bubble occupancy settled dispatch weight sync tp dp ep"
+    assert {word.strip(" )`") for word in ("off-policyness", "occupancy", "settled", "bubble")} <= words
+    assert [word for word in asked.split() if word not in page] == []
+    for page in ("README.md", "docs/getting_started.md"):
+        assert "glossary.md)" in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def script(name: str) -> ModuleType:

@@ -27,12 +27,13 @@ ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_bl
 LOG_ACCEPTANCES = ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(16)
 
 
-def decoupled(window: int, step_s: float, every: int = 0, **tables: Any) -> Decoding:
+def decoupled(window: int, step_s: float, every: int = 0, round_s: float = 0.0, **tables: Any) -> Decoding:
     return Decoding(
         rule=Rule(window=Fixed(tokens=window).rule, decoupled=True, reconfigure_every=every),
         log_acceptances=LOG_ACCEPTANCES[None, :],
         draft_sequences=np.array([0.0, 64.0]),
         step_s=np.array([[step_s, step_s * 3]]),
+        round_s=np.array([[round_s, round_s]]),
         **tables,
     )
 
@@ -52,14 +53,20 @@ requests = st.lists(
 
 @examples(200)
 @given(
-    requests, st.integers(1, 6), st.sampled_from([5e-4, 2e-3, 8e-3]), st.booleans(), st.integers(0, 5), st.booleans()
+    requests,
+    st.integers(1, 6),
+    st.sampled_from([5e-4, 2e-3, 8e-3]),
+    st.sampled_from([0.0, 1e-3, 7e-3]),
+    st.booleans(),
+    st.integers(0, 5),
+    st.booleans(),
 )
-def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigures, seed, ahead):
+def test_every_end_agrees_with_the_reference(requests, window, step_s, round_s, reconfigures, seed, ahead):
     rng = np.random.default_rng(seed)
     table = {"best_window": rng.integers(1, 7, 101), "best_coupled": rng.integers(0, 2, 101)}
     every = 20 if reconfigures else 0
     limits = ROOMY._replace(async_scheduling=ahead)  # which a decoupled verifier cannot do
-    engine = Engine(TABLES, limits, decoupled(window, step_s, every, **table))
+    engine = Engine(TABLES, limits, decoupled(window, step_s, every, round_s, **table))
     slots = []
     for i, (prompt, response, hardness) in enumerate(requests):
         slots.append(engine.submit(prompt, response, 0, prompt - 1))  # its first pass gives one token
@@ -85,6 +92,7 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigu
     worker = DecoupledWorker(
         theirs, LOG_ACCEPTANCES, draft_s(step_s), verify_s, reconfigure if reconfigures else None, every or 1000
     )
+    worker.round_s = lambda n: round_s
     start_s = engine.now_s
     worker.run()
     ended = {}
@@ -102,16 +110,22 @@ def test_every_end_agrees_with_the_reference(requests, window, step_s, reconfigu
 
 @examples(100)
 @given(
-    requests, st.integers(1, 6), st.sampled_from([0.0, 5e-4, 8e-3]), st.booleans(), st.floats(0.0, 0.3), st.booleans()
+    requests,
+    st.integers(1, 6),
+    st.sampled_from([0.0, 5e-4, 8e-3]),
+    st.sampled_from([0.0, 1e-3, 7e-3]),
+    st.booleans(),
+    st.floats(0.0, 0.3),
+    st.booleans(),
 )
-def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, reconfigures, seconds, uneven):
+def test_a_stretch_is_equal_to_single_passes(requests, window, step_s, round_s, reconfigures, seconds, uneven):
     tables = TABLES._replace(
         straggler_sequences=np.array([2.0, 6.0]),
         straggler_s=np.full((2, 2), 1e-6),
         straggler_beside_prefill_s=np.full(2, 1e-6),
     )
     table = {"best_window": np.arange(101) % 6 + 1, "best_coupled": np.arange(101) // 6 % 2}
-    decoding = decoupled(window, step_s, 7 if reconfigures else 0, **table)
+    decoding = decoupled(window, step_s, 7 if reconfigures else 0, round_s, **table)
     decoding = decoding._replace(log_acceptances=ModelAcceptance(by_position=(0.85, 0.7)).log_acceptances(64)[None, :])
     seen = []
     for tokens in (8 * 65, 64):  # what all might draft has room, or never: then there are no stretches
@@ -142,6 +156,7 @@ def alone(p: float, window: int, draft_s: float, verify_s: float, tokens: int) -
         log_acceptances=ModelAcceptance(by_position=(p,)).log_acceptances(window)[None, :],
         draft_sequences=np.array([1.0]),
         step_s=np.array([[draft_s]]),
+        round_s=np.array([[0.0]]),
     )
     engine = Engine(tables, limits, decoding)
     slot = engine.submit(8, tokens + 1, 0, 7)

@@ -41,10 +41,12 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
             "parameter 'etta' (did you mean eta?); it has",
         ),
         (["compare", "scenario.yaml", "cluster.gpu=H-100"], "gpu 'H-100' is unknown (did you mean h100?); choose"),
+        (["compare", "scenario.yaml", "cluster.gpu=h220"], "gpu 'h220' is unknown (did you mean h20 or h200?); choose"),
+        (["compare", "scenario.yaml", "cluster.eq=2"], "unknown key cluster.eq (did you mean ep?); cluster has"),
         (["compare", "scenario.yaml", "model=Qwen/Qwen3_8B"], "model Qwen/Qwen3_8B (did you mean qwen3-8b?): neither"),
         (
             ["compare", "scenario.yaml", "gpus=8"],
-            "unknown key gpus (did you mean cluster.gpus or cluster.gpus_per_node?); a scenario has",
+            "unknown key gpus (did you mean cluster.gpus?); a scenario has",
         ),
         (["compare", "scenario.yaml", "mfu=0.3"], "unknown key mfu (did you mean training.mfu?); a scenario has"),
         (

@@ -10,8 +10,8 @@ from simrl.profile.hardware import GPUS, gpu
 from simrl.profile.model_shape import MODELS, model_shape
 from simrl.profile.profile import ProfileMetadata, TableProfile, joined, read_profile, write_profile
 from simrl.profile.profilers import aiconfigurator, transformed
-from simrl.profile.profilers.aiconfigurator import EngineSetup
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.profilers.setups import EngineSetup
 from simrl.profile.shipped import file_name, shipped_profile
 from simrl.speculation.draft_times import eagle_drafts
 
@@ -109,6 +109,51 @@ def test_experts_pay_for_more_tokens_by_the_experts_they_touch():
     assert 4 * one < many and more < 1.5 * many
 
 
+# ---------------------------------------------------------------- kernels that nobody measured
+
+
+class Handle:
+    """A database in which every operation takes 1 ms and the states of linear layers have the source's tag `tag`."""
+
+    def __init__(self, names: list[str], tag: str) -> None:
+        self.rows = [(name, 1.0, 0.0, tag if "mamba" in name or "gdn" in name else "silicon") for name in names]
+
+    def evaluate_generation_ops(self, places: list[int], **_: int) -> list[tuple[str, float, float, str]]:
+        return [self.rows[i] for i in places]
+
+    evaluate_context_ops = evaluate_generation_ops
+
+
+def times_with(tag: str, state_kernel: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> aiconfigurator.KernelTimes:
+    """The kernel times of Nemotron-3-Nano from a database with one kernel of its states."""
+    kinds = [("Gemm", "qkv_gemm"), state_kernel, ("GenerationAttention", "attention"), ("Gemm", "logits_gemm")]
+    operations = [(kind, f"generation_{name}") for kind, name in kinds]
+    compiled = aiconfigurator.Compiled(Handle([name for _, name in operations], tag), operations, operations)
+    monkeypatch.setattr(aiconfigurator, "engine_of", lambda *_, **__: compiled)
+    return aiconfigurator.times_of(MODELS["nemotron-3-nano-30b-a3b"], "h100", EngineSetup(2))
+
+
+def test_states_whose_kernels_were_not_measured_are_read_and_written_at_the_rooflines_bandwidth(monkeypatch):
+    mamba = ("Mamba2", "mamba_ssm")
+    measured, bound = (times_with(tag, mamba, monkeypatch) for tag in ("silicon", "sol"))
+    shape, h100 = MODELS["nemotron-3-nano-30b-a3b"], gpu("h100")
+    each_ms = 1e3 * 2 * shape.state_bytes / 2 / (0.8 * h100.memory_bytes_per_s)  # of a sequence, on each of 2 GPUs
+    added = np.array(aiconfigurator.DECODE_SEQUENCES)[:, None] * each_ms
+    assert bound.decode_ms - measured.decode_ms == pytest.approx(np.broadcast_to(added, bound.decode_ms.shape))
+    assert (bound.prefill_ms - measured.prefill_ms)[1:] == pytest.approx(each_ms)
+    assert bound.prefill_ms[0].max() == 0
+    for times, says in ((measured, False), (bound, True)):
+        found = aiconfigurator.profile_of(times, shape.name, "h100", EngineSetup(2), "a source").metadata
+        assert ("states of linear layers not measured" in found.source) == says
+        assert ("not measured, but at the source's speed of light: mamba_ssm" in found.notes) == says
+
+
+def test_states_that_were_not_measured_and_whose_work_is_not_known_are_refused(monkeypatch):
+    assert times_with("silicon", ("Gdn", "gdn_recurrence"), monkeypatch).unmeasured == ()
+    with pytest.raises(InputError, match="the kernel gdn_recurrence of nemotron-3-nano-30b-a3b was not measured"):
+        times_with("sol", ("Gdn", "gdn_recurrence"), monkeypatch)
+
+
 def test_an_eagle_drafter_of_a_mixture_of_experts_has_one_mlp():
     shape = MODELS["qwen3-30b-a3b"]
     bytes_of = eagle_drafts(shape, gpu("h200")).weight_bytes_per_gpu
@@ -194,12 +239,13 @@ def test_an_exchange_beyond_a_node_comes_from_link_rates_and_says_so():
         (
             "qwen3-8b",
             EngineSetup(precision="nvfp4"),
-            "no qwen3-8b on 1 h100 under vllm in nvfp4; measured are bf16, fp8$",
+            "no qwen3-8b on 1 h100 under vllm in nvfp4; measured are at most bf16, fp8, fp8-block$",
         ),
     ],
 )
-def test_what_nobody_measured_is_refused_in_a_line(model: str, setup: EngineSetup, message: str):
-    package("aiconfigurator")
+def test_what_nobody_measured_is_refused_in_a_line_with_and_without_the_package(
+    model: str, setup: EngineSetup, message: str
+):
     with pytest.raises(InputError, match=message):
         aiconfigurator.derive(MODELS[model], "h100", setup)
 

@@ -36,16 +36,17 @@ PROFILE = TableProfile(
 )
 
 
-def epochs(*lengths: list[list[list[int]]]) -> Trace:
+def epochs(*lengths: list[list[list[int | list[int]]]]) -> Trace:
     """A trace from response lengths, nested as epochs, steps, prompts; a prompt has the same place in every epoch and one
-    response. Prompts have 4 tokens."""
+    response, or those of a list. Prompts have 4 tokens."""
     found = []
     step = 0
     for epoch, steps in enumerate(lengths):
         prompt = 0
         for prompts in steps:
             for tokens in prompts:
-                found.append((step, epoch, prompt, 0, 4, tokens))
+                group = tokens if isinstance(tokens, list) else [tokens]
+                found += [(step, epoch, prompt, sample, 4, each) for sample, each in enumerate(group)]
                 prompt += 1
             step += 1
     names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens", "response_tokens")
@@ -194,6 +195,16 @@ def test_an_outlier_moves_to_the_worker_of_a_longer_group_with_its_tokens():
     assert (second[0], second[2]) == (1, 47)
     assert second[3] == pytest.approx(first[4], abs=1.0)
     assert max(u["carried_tokens"] for u in rows(watched.result.steps)) == 0
+
+
+def test_outliers_are_measured_by_the_median_of_each_prompts_history_as_prompts_are_ranked():
+    # Of prompt 1, the shortest group, the history has a median of 10 tokens, and one response of 90.
+    history, now = [[100, 100, 100], [8, 10, 90]], [[100, 100, 100], [9, 10, 60]]
+    others = [[100, 100, 100], [100, 100, 100]]
+    watched = timed(epochs([history, others], [now, others]), 4, alpha=1.0)
+    samples = rows(watched.result.samples)
+    [uid] = [r["uid"] for r in samples if (r["trace_step"], r["prompt_id"], r["uid"] % 3) == (2, 1, 2)]
+    assert [(worker, tokens) for worker, _, tokens, _, _ in stays(watched)[uid]] == [(0, 13), (1, 47)]
 
 
 def test_an_outlier_moves_to_a_longer_group_also_when_that_should_have_ended_long_ago():

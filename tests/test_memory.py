@@ -10,7 +10,7 @@ from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.model import Scenario
-from simrl.simulate.memory import groups_of
+from simrl.simulate.memory import groups_of, room_tokens
 from simrl.simulate.prepare import prepare
 
 LENGTHS = {"steps": 2, "prompts_per_step": 4, "group": 4, "prompt_tokens": 100, "mean_tokens": 400, "sigma": 0.5}
@@ -59,6 +59,28 @@ def test_a_hybrid_runs_with_blocks_and_states() -> None:
     limits = prepared.limits
     assert (limits.state_blocks, limits.full_groups, limits.prefix_caching) == (3, 1, False)
     assert limits.block_size == 1056  # one KV head a GPU, half of the state
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "tp", "ep"),
+    [
+        ("qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2),
+        ("gpt-oss-20b", "gpt-oss-20b_h100_tp1_w4a16_mxfp4", 1, 1),
+    ],
+)
+def test_a_cache_of_given_tokens_holds_them_and_as_many_sequences_as_run(
+    model: str, path: str, tp: int, ep: int
+) -> None:
+    precision = {"weights": "w4a16_mxfp4"} if model == "gpt-oss-20b" else {}
+    given = {"engine": {"kv_cache_tokens": 200_000}, "precision": precision}
+    limits = prepare(scenario(model, path, tp, ep, **given)).limits
+    assert 0.95 * 200_000 < limits.kv_tokens <= 200_000
+    engine = Engine(one_second_a_pass(), limits._replace(max_num_seqs=4096, max_num_batched_tokens=1 << 20))
+    for _ in range(4096):
+        engine.submit(1000, 2)
+    engine.settle(0.0)
+    held = room_tokens(limits._replace(max_num_batched_tokens=1 << 20), 1000) / 1000
+    assert engine.running == pytest.approx(held, abs=2)
 
 
 def test_states_that_do_not_fit_are_named() -> None:

@@ -139,6 +139,9 @@ HYBRID = {
 }
 
 
+PLAIN: dict[str, object] = {"layer_types": None} | {key: None for key in HYBRID["text_config"] if "linear" in key}
+
+
 def write(folder: Path, **changes: object) -> Path:
     text = HYBRID["text_config"] | changes
     (folder / "config.json").write_text(json.dumps({**HYBRID, "text_config": text}))
@@ -165,6 +168,12 @@ def test_of_an_unknown_architecture_it_is_said_what_was_understood(tmp_path: Pat
             "layer_types has 'chunked_attention'; modelled are full_attention",
         ),
         ({"linear_conv_kernel_dim": None}, "no key 'linear_conv_kernel_dim', which layers of linear_attention need"),
+        ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0; it must be above 0"),
+        (
+            {"num_hidden_layers": 10**9, "layer_types": None},
+            "num_hidden_layers is 1000000000; it must be at most 10000",
+        ),
+        (PLAIN | {"model_type": "gemma3_text"}, "some layers have windows, and no layer_types says which"),
         ({"mlp_only_layers": [3]}, "mlp_only_layers is [3]; only first layers without experts are modelled"),
         ({"layer_types": ["full_attention"] * 6}, "layer_types has 6 entries for 8 layers"),
         ({"layer_types": 5}, "a key is missing or of another kind"),
@@ -188,6 +197,55 @@ def test_what_would_make_memory_or_time_wrong_is_refused(
 
 @pytest.mark.parametrize(("first", "windows"), [(8, 0), (6, 2), (0, 8)])
 def test_windows_begin_at_the_layer_that_the_config_says(tmp_path: Path, first: int, windows: int) -> None:
-    without = {"layer_types": None, "linear_num_value_heads": None}
-    shape = model_shape(write(tmp_path, use_sliding_window=True, max_window_layers=first, **without))
+    shape = model_shape(write(tmp_path, use_sliding_window=True, max_window_layers=first, **PLAIN))
     assert (shape.window_layers, shape.full_layers) == (windows, 8 - windows)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "windows"),
+    [
+        ("mistral", {}, 8),
+        ("mistral", {"max_position_embeddings": 512}, 0),  # no sequence is longer than the window
+        ("qwen2", {}, 0),  # off by default
+    ],
+)
+def test_without_a_list_of_layers_windows_are_those_of_the_family(
+    tmp_path: Path, family: str, changes: dict[str, object], windows: int
+) -> None:
+    assert model_shape(write(tmp_path, model_type=family, **PLAIN, **changes)).window_layers == windows
+
+
+def test_shared_experts_are_read_under_both_of_their_names(tmp_path: Path) -> None:
+    without = {"shared_expert_intermediate_size": None}
+    for key in ("n_shared_experts", "num_shared_experts"):
+        assert model_shape(write(tmp_path, **without, **{key: 2})).shared_intermediate == 2 * 64
+
+
+# Keys of models that would otherwise be read as plain attention, or as a dense MLP, in every layer.
+UNREAD: dict[str, dict[str, object]] = {
+    "falcon_h1": {"mamba_d_ssm": 3072, "mamba_d_state": 256, "mamba_n_heads": 24},
+    "bamba": {"attn_layer_indices": [3, 7], "mamba_d_state": 128},
+    "phi4flash": {"mb_per_layer": 2, "mamba_d_state": 16},
+    "recurrent_gemma": {"block_types": ["recurrent", "recurrent", "attention"], "lru_width": 2560},
+    "lfm2": {"full_attn_idxs": [2, 5], "conv_L_cache": 3},
+    "jamba": {"attn_layer_period": 8, "expert_layer_period": 2, "num_experts": 16, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536},
+    "bailing_moe_linear": {"layer_group_size": 5, "num_experts": 256, "num_experts_per_tok": 8},
+    "arctic": {"moe_layer_frequency": 2, "num_local_experts": 128, "num_experts_per_tok": 2},
+    "hunyuan": {"use_cla": True, "cla_share_factor": 2},
+    "llama4_text": {"moe_layers": [1, 3, 5, 7], "num_local_experts": 16, "num_experts_per_tok": 1},
+    "longcat_flash": {"zero_expert_num": 256, "n_routed_experts": 512, "moe_topk": 12},
+    "granitemoeshared": {"shared_intermediate_size": 1024, "num_local_experts": 40, "num_experts_per_tok": 8},
+}
+
+
+@pytest.mark.parametrize("family", UNREAD)
+def test_a_config_with_a_key_of_memory_or_time_that_nothing_is_read_from_is_refused(
+    tmp_path: Path, family: str
+) -> None:
+    for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        UNREAD[family].setdefault(key, None)
+    with pytest.raises(InputError, match=", which is not modelled; name a model without it, or delete the key"):
+        model_shape(
+            write(tmp_path, model_type=family, intermediate_size=640, sliding_window=None, **PLAIN, **UNREAD[family])
+        )

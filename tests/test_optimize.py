@@ -149,6 +149,47 @@ def test_layouts_of_a_worker_of_experts_are_tried_as_a_whole_each_with_its_step_
     assert len({*paths}) == 5 and any(path.endswith("qwen3-30b-a3b_h100_tp1_dp8_ep8.parquet") for path in paths)
 
 
+def test_an_answer_names_the_whole_layout_of_a_worker_and_the_layouts_that_tie(file):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
+    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    found = answered(file, "cluster.gpus=64", "systems=verl_colocated", "cluster.tp=2", "cluster.ep=1,2")
+    close = replace(found, within_error=1)
+    text = io.StringIO()
+    print_optimization(close, Console(file=text))
+    words = " ".join(text.getvalue().split())
+    own, other = (option.point.scenario.cluster.ep for option in found.searched.allowed)
+    layouts = {1: "tp 2", 2: "tp 2 ep 2"}
+    assert (
+        f"all 64 GPUs for both, {layouts[own]}:" in words
+        and f"next variant, verl_colocated, {layouts[other]}." in words
+    )
+    assert f"not in the table: verl_colocated, {layouts[other]} (" in words
+
+
+def test_what_is_left_out_for_want_of_step_times_names_the_precision_and_the_command(file):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
+    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    (note,) = [
+        note
+        for note in space_of(file, "cluster.gpus=64", "precision.weights=fp8-block").notes
+        if "left out, as profiles/" in note
+    ]
+    assert "of qwen3-30b-a3b on h100 in fp8-block for it" in note
+    assert "simrl profile derive qwen3-30b-a3b --gpu h100" in note and "--precision fp8-block" in note
+
+
+def test_splits_that_nobody_named_leave_train_gpus_that_the_experts_divide(file):
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
+    file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
+    fixed = ("cluster.gpus=32", "cluster.tp=2", "cluster.ep=2", "training.expert_parallel=8", "systems=one_step_off")
+    space = space_of(file, *fixed)
+    shares = {space.point(chosen).scenario.system.parameters["rollout_share"] for chosen in space.combinations(100)}
+    assert shares == {0.25, 0.5, 0.75}
+    named = space_of(file, *fixed, "system.rollout_share=0.625")  # what was asked for stays
+    (chosen,) = named.combinations(100)
+    assert named.point(chosen).scenario.system.parameters["rollout_share"] == 0.625
+
+
 @pytest.fixture
 def shipped_profiles(file):
     root = Path(__file__).parents[1]
@@ -568,12 +609,12 @@ def test_a_flip_is_true_on_either_side(file):
         winner = flip.winner.point.scenario
         assert rate(choice, end.source, flip.holds) >= rate(winner, end.source, flip.holds)
         assert rate(winner, end.source, flip.flips) > rate(choice, end.source, flip.flips)
-        assert abs(flip.flips - flip.holds) == pytest.approx(0.2 / 2**HALVINGS)
+        assert abs(flip.flips - flip.holds) == pytest.approx(abs(end.factor - 1) / 2**HALVINGS)
     for end in found.robustness:
         merits = [rate(c.option.point.scenario, end.source, end.factor) for c in found.best]
         assert rate(end.winner.point.scenario, end.source, end.factor) >= max(merits)
     assert {(end.source, end.factor) for end in found.robustness} == {
-        (source, factor) for source in ("decode", "train") for factor in ENDS[source]
+        (source, factor) for source in ("decode", "train", "assumed") for factor in ENDS[source]
     }
 
 
@@ -712,21 +753,80 @@ def test_prefix_caching_is_the_scenarios(file, system, key, on, off):
         assert launch(prepare(scenario)).settings.get(key) == value
 
 
-@pytest.mark.parametrize(("system", "experts"), [("verl_colocated", None), ("split", "2")])
-def test_precision_and_experts_are_set_where_the_framework_has_a_key_and_else_said(file, system, experts):
+def experts_of(file, system, *overrides):
+    """The launch settings of a mixture of experts in fp8-block on 32 GPUs, nodes of 8."""
     path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2_fp8-block.parquet"
     file.write_text(SCENARIO.replace("qwen3-0.6b", "qwen3-30b-a3b").replace("{roofline: {}}", f"{{path: {path}}}"))
     file.write_text(file.read_text().replace("training: {mfu: 0.01, log_prob_mfu: 0.01}\n", ""))
-    parts = ["cluster.gpus=64", "cluster.tp=2", "cluster.ep=2", "precision.weights=fp8-block", "precision.training=fp8"]
-    (scenario,) = load_scenarios(file, [f"systems=[{system}]", *parts, "training.expert_parallel=2"])
-    found = launch(prepare(scenario))
+    parts = ["cluster.gpus=32", "cluster.tp=2", "cluster.ep=2", "precision.weights=fp8-block"]
+    parts.append("training.tokens_per_microbatch=2048")
+    (scenario,) = load_scenarios(file, [f"systems=[{system}]", *parts, *overrides])
+    return launch(prepare(scenario))
+
+
+@pytest.mark.parametrize(("system", "experts"), [("verl_colocated", None), ("split", "2")])
+def test_precision_and_experts_are_set_where_the_framework_has_a_key_and_else_said(file, system, experts):
+    found = experts_of(file, system, "precision.training=fp8", "training.expert_parallel=2")
     key = "actor_rollout_ref.rollout.quantization"
     assert found.settings.get(key) == ("fp8" if found.framework == "verl" else None)
     assert any("FP8 RL" in page for page in found.documents) == (key in found.settings)
-    (unsaid,) = [note for note in found.notes if note.startswith("precision:")]
-    assert ("weights fp8-block" in unsaid) == (key not in found.settings) and "training fp8" in unsaid
+    notes = "; ".join(found.notes)
+    assert ("verl's block recipe" in notes) == (key in found.settings) != ("precision.weights=fp8-block" in notes)
+    assert "precision.training=fp8: no setting here says so; set Megatron-Core's fp8 and fp8_recipe" in notes
     assert found.settings.get("--expert-model-parallel-size") == experts
-    assert any(note.startswith("training.expert_parallel=2") for note in found.notes) == (experts is None)
+    assert ("training.expert_parallel=2: no setting of FSDP says so" in notes) == (experts is None)
+
+
+MEGATRON = ("training.sharding=optimizer", "training.expert_parallel=8", "training.sequence_parallel=2")
+
+
+@pytest.mark.parametrize(
+    ("system", "config"),
+    [
+        ("verl_colocated", "ppo_megatron_trainer.yaml"),
+        ("dapo", "dapo_megatron_trainer.yaml"),
+        ("{name: one_step_off, rollout_share: 0.5}", "one_step_off_ppo_megatron_trainer.yaml"),
+        ("{name: verl_fully_async, rollout_share: 0.5}", "fully_async_ppo_megatron_trainer.yaml"),
+    ],
+)
+def test_training_sharded_as_megatrons_is_launched_with_megatrons_settings(file, system, config):
+    found = experts_of(file, system, *MEGATRON, "training.tensor_parallel=2", "precision.training=fp8-block")
+    actor = "actor_rollout_ref.actor.megatron"
+    sizes = {key: found.settings[f"{actor}.{key}_parallel_size"] for key in ("tensor_model", "context", "expert_model")}
+    assert sizes == {"tensor_model": "2", "context": "2", "expert_model": "8"}
+    assert (
+        found.settings[f"{actor}.pipeline_model_parallel_size"]
+        == found.settings[f"{actor}.expert_tensor_parallel_size"]
+        == "1"
+    )
+    assert found.settings[f"+{actor}.override_transformer_config.fp8_recipe"] == "blockwise"
+    assert found.settings[f"{actor}.override_transformer_config.recompute_granularity"] == "full"
+    assert config in found.command[2 if "--config-path" in found.settings else 1]
+    assert not any("ulysses" in key for key in found.settings) and not any("no setting" in note for note in found.notes)
+
+
+def test_areal_and_slime_have_megatrons_layout_in_their_own_words(file):
+    areal = experts_of(file, "{name: areal, eta: 4, rollout_share: 0.5}", *MEGATRON).settings
+    assert areal["actor.backend"] == "megatron:(attn:d8p1t1c2|ffn:d2p1t1e8)"
+    sizes = [
+        f"training.{key}_parallel={n}" for key, n in {"tensor": 2, "pipeline": 2, "sequence": 2, "expert": 4}.items()
+    ]
+    slime = experts_of(file, "split", MEGATRON[0], *sizes).settings
+    keys = ("tensor-model", "pipeline-model", "context", "expert-model", "expert-tensor")
+    assert [slime[f"--{key}-parallel-size"] for key in keys] == ["2", "2", "2", "4", "1"]
+
+
+def test_parts_of_a_cluster_that_fill_whole_nodes_are_launched_on_whole_nodes_and_else_broken_groups_are_said(file):
+    split = "{{name: one_step_off, rollout_share: {}}}"
+    whole = experts_of(file, split.format(0.5), *MEGATRON)
+    keys = [f"{part}.{key}" for part in ("rollout", "trainer") for key in ("nnodes", "n_gpus_per_node")]
+    assert [whole.settings[key] for key in keys] == ["2", "8", "2", "8"]
+    assert not any("cross nodes" in note for note in whole.notes)
+    small = ("training.sharding=optimizer", "training.expert_parallel=4", "training.sequence_parallel=2")
+    broken = experts_of(file, split.format(0.625), *small)
+    assert [broken.settings[key] for key in keys] == ["4", "5", "4", "3"]
+    (note,) = [note for note in broken.notes if "cross nodes" in note]
+    assert note.startswith("training.expert_parallel=4 is more than the 3 train GPUs a node")
 
 
 def test_a_split_cluster_is_told_as_parts_of_every_node(file):
@@ -775,7 +875,7 @@ def command(simrl: CommandLine):
 
 
 def test_the_command_prints_an_answer_that_fits_into_100_columns(command):
-    code, out, err = command("optimize", "small.yaml", *FEW, "--jobs", "1", "-o", "out")
+    code, out, err = command("optimize", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 100
     heads = [
@@ -793,10 +893,11 @@ def test_the_command_prints_an_answer_that_fits_into_100_columns(command):
 
 
 def test_json_has_stable_keys_and_the_figures_of_the_search(command):
-    code, out, _ = command("optimize", "small.yaml", *FEW, "--jobs", "1", "-o", "out", "--json")
+    code, out, _ = command("optimize", "small.yaml", *FEW, "--polish", "0", "--jobs", "1", "-o", "out", "--json")
     data = json.loads(out)
     assert code == 0 and set(data) == {
-        "name", "goal", "space", "notes", "points", "possible", "within_limits", "whole_space", "combinations", "left_out",
+        "name", "goal", "space", "notes", "points", "polished", "possible",
+        "within_limits", "whole_space", "combinations", "left_out",
         "best", "front",
         "model_error", "robustness", "staleness_quality", "launch", "rests_on", "simulated", "found", "folder",
     }  # fmt: skip
@@ -860,7 +961,8 @@ def test_a_space_without_a_choice_tells_why(command):
     )
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert "none of the 4 points that were tried can be: 4 × cluster.tp is 3: it does not divide the 8 GPUs" in err
-    _, _, err = command("optimize", "small.yaml", *FEW, "--max-cost", "0.0001", "--jobs", "1", "-o", "out")
+    few = (*FEW, "--polish", "0", "--max-cost", "0.0001")
+    _, _, err = command("optimize", "small.yaml", *few, "--jobs", "1", "-o", "out")
     limit = "10 × limit: cost (areal 6, one_step_off 3, verl_colocated 1)"
     assert f"none of the 10 points that were tried can be: {limit}; the nearest to the limits is " in err
     assert ": cost of 1,000 samples " in err

@@ -496,6 +496,19 @@ def test_areal_without_interruption_lets_what_runs_end_before_it_loads():
     assert segments == [(0, 0, 5, 5.0), (1, 0, 30, 30.0), (2, 1, 5, 45.0)]
 
 
+def test_areal_without_interruption_waits_for_the_longest_response_of_all_workers():
+    """The first, at one worker, is published at 20; that worker waits until the straggler of the other ends at 30."""
+    result = areal(2, workers=2, interruptible=False)
+    loads = [(s["started_s"], s["ended_s"]) for s in rows(result.spans) if s["kind"] == "load_weights"]
+    assert loads == [(30.0, 40.0)] * 2
+    segments = [(s["uid"], s["worker"], s["policy_version"], s["ended_s"]) for s in rows(result.segments)]
+    assert segments[:3] == [(0, 0, 0, 5.0), (1, 1, 0, 30.0), (2, 0, 1, 45.0)]
+    assert (
+        result.metadata["admission"]["eta"] + result.metadata["admission"]["concurrency"]
+        < result.metadata["end_s"] - 10
+    )
+
+
 @pytest.mark.parametrize("once", [False, True])
 def test_areal_that_goes_through_its_trace_once_trains_the_slow_prompts_of_its_end_too(once):
     """The last prompt of the second step takes so long that others come again before it is finished."""

@@ -2,6 +2,7 @@ import itertools
 import json
 import statistics
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -11,16 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from experiments import validate_profiles
+from simrl.commands.profile import derive
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, gpu
-from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.model_shape import MODELS, ModelShape, model_shape
 from simrl.profile.profile import read_profile, write_profile
-from simrl.profile.profilers import aiconfigurator, transformed
-from simrl.profile.profilers.aiconfigurator import EngineSetup
+from simrl.profile.profilers import aiconfigurator, setups, transformed
 from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.profilers.setups import EngineSetup
 from simrl.profile.profilers.smoothing import settled
 from simrl.profile.shipped import file_name
+from simrl.scenario.presets import ENGINES
 
 SHIPPED = sorted((Path(__file__).parents[1] / "profiles").glob("*.parquet"))
 DENSE = [path for path in SHIPPED if not read_profile(path).metadata.routing]
@@ -241,15 +245,50 @@ def test_the_shipped_profiles_say_by_how_much_they_miss_measured_serving(shared_
     assert statistics.median(gaps_s) == pytest.approx(1.15e-3, abs=0.2e-3)
 
 
-def test_without_aiconfigurator_the_error_names_the_extra(monkeypatch):
+def test_without_aiconfigurator_the_error_names_the_package_and_its_versions(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "aiconfigurator_core.sdk.engine", None)
-    with pytest.raises(InputError, match=r"pip install 'simrl\[aiconfigurator\]'"):
+    with pytest.raises(InputError, match=r"pip install 'aiconfigurator.*0\.12'"):
         aiconfigurator.derive(model_shape("qwen3-8b"), "h100")
+
+
+def test_every_gpu_with_measured_kernels_is_named_by_the_command():
+    names = {*setups.SYSTEMS, *transformed.BASES}
+    (gpu_option,) = [each for each in get_type_hints(derive, include_extras=True)["gpu"].__metadata__]
+    assert {word.strip(",;") for word in gpu_option.help.split()} >= names
+
+
+def test_a_profile_of_experts_in_fp8_says_that_bf16_is_faster():
+    shape = model_shape("qwen3-30b-a3b")
+    notes = aiconfigurator.expert_notes(shape, EngineSetup(2, 1, 2, "fp8"))
+    assert any("slower than in bf16" in note for note in notes)
+    assert not any("slower" in note for note in aiconfigurator.expert_notes(shape, EngineSetup(2, 1, 2, "fp8-block")))
+
+
+def test_experts_that_nobody_measured_are_refused_with_those_that_were(engine_handle, caplog):
+    own = model_shape("qwen3-30b-a3b").model_copy(update={"name": "mine", "experts": 64})
+    with pytest.raises(InputError) as refused:
+        aiconfigurator.engine_of(own, "h100", EngineSetup(2, 1, 2))
+    text = str(refused.value)
+    assert "64 experts of 2048 × 768, 8 a token, were never measured over tp 2, dp 1, ep 2" in text
+    assert "measured are those of qwen3-30b-a3b, " in text and "MoeKey" not in text
+    assert "fallback" not in caplog.text  # rows of MLA, which it does not have
 
 
 @pytest.fixture(scope="module")
 def engine_handle():
     return pytest.importorskip("aiconfigurator_core.sdk.engine", reason="the extra is not installed").EngineHandle
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", validate_profiles.SETS)
+def test_presets_have_the_host_times_that_the_comparison_with_serving_sets(engine_handle, shared_data, backend: str):
+    points, left_out = validate_profiles.read_points(shared_data)
+    used = [point for point in points if point.backend == backend and point.calibrates]
+    assert {(MODELS[p.served.name].experts, p.precision) for p in used} == {(0, "bf16")}
+    _, constants = validate_profiles.predict_all(used, left_out)
+    preset = ENGINES[validate_profiles.SETS[backend]].constants
+    for found, key in zip(constants[backend], ("between_passes_s", "sequence_overhead_s"), strict=True):
+        assert preset[key].value == pytest.approx(found, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b_h200_tp2", "qwen3-14b_h100_tp4", "qwen2.5-7b_h20_tp2"])

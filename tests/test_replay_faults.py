@@ -542,7 +542,7 @@ def test_a_folder_is_refused_in_a_line_before_anything_starts(tmp_path):
 
 def test_vllm_that_is_missing_or_unknown_says_what_to_install(monkeypatch):
     monkeypatch.setattr("replay.vllm_adapter._installed", lambda: None)
-    with pytest.raises(InputError, match=r"pip install vllm==.*requirements-vllm-cpu"):
+    with pytest.raises(InputError, match=r"separate environment.*pip install vllm==.*/whl/cpu.*requirements-vllm-cpu"):
         vllm_version()
     monkeypatch.setattr("replay.vllm_adapter._installed", lambda: ("vllm", "0.11.2"))
     with pytest.raises(InputError, match=r"vllm 0.11.2 is installed.*pip install vllm==0.32.0"):

@@ -1,6 +1,7 @@
 """simulate(): what cannot be is refused before anything runs, and the same scenario gives the same bytes."""
 
 import gc
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,11 @@ from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import inputs
+from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
+from simrl.simulate.training_checks import apart
+from simrl.study.compare import require_possible
 from simrl.systems.recipes import RECIPES, make_system
 from simrl.trace.trace import write_trace
 
@@ -297,3 +301,46 @@ def test_what_is_said_to_fit_the_training_fits():
     for text in offered:
         key, _, value = text.removeprefix("training.").partition("=")
         prepare(scenario(model="qwen3-14b", training={"sharding": "optimizer", key: value}))
+
+
+TOO_LARGE = {"model": "qwen3-32b", "cluster": {"gpu": "h100", "gpus": 16, "tp": 2}}
+SHARED = {"sharding": "optimizer", "sequence_parallel": 2, "recompute": True}
+
+
+def test_where_no_single_setting_makes_training_fit_several_together_are_offered_and_fit():
+    """264 GB a GPU: no GPU has that memory, and 8 tensor-parallel ones need none."""
+    alone = TOO_LARGE | {"cluster": {"gpu": "h100", "gpus": 8, "tp": 2}}
+    with pytest.raises(InputError) as refusal:
+        prepare(scenario("verl_colocated", **alone, training=SHARED))
+    assert "more memory" not in str(refusal.value)
+    offered = str(refusal.value).partition("it fits with ")[2].split(" or with ")
+    assert "training.tensor_parallel=8 and training.sequence_parallel=1" in offered
+    for text in offered:
+        changes = dict(part.removeprefix("training.").split("=") for part in text.split(" and "))
+        prepare(scenario("verl_colocated", **alone, training=SHARED | changes))
+
+
+def test_a_comparison_is_offered_what_fits_all_of_its_systems():
+    """Of 16 GPUs, one system trains on all and the other on 8: what the first fits with need not do for the second."""
+    systems = ["verl_colocated", {"name": "one_step_off", "rollout_share": 0.5}]
+    runs = [scenario(system, **TOO_LARGE, training=SHARED) for system in systems]
+    with pytest.raises(InputError) as refusal:
+        require_possible(runs, InputCache())
+    offered = str(refusal.value).partition("all 2 runs fit with ")[2].split(" or with ")
+    assert "training.tensor_parallel=8 and training.sequence_parallel=1" in offered
+    settings = [text for text in offered if "GPUs" not in text]
+    for text, system in itertools.product(settings, systems):
+        changes = dict(part.removeprefix("training.").split("=") for part in text.split(" and "))
+        prepare(scenario(system, **TOO_LARGE, training=SHARED | changes))
+
+
+def test_memory_that_is_just_too_little_is_told_in_figures_that_differ():
+    assert apart(85.94, 85.9) == ("85.94", "85.90") and apart(264, 86) == ("264", "86")
+
+
+def test_experts_that_do_not_divide_the_train_gpus_name_them_and_what_divides_both():
+    experts = {"model": "qwen3-30b-a3b", "cluster": {"gpu": "h100", "gpus": 72, "tp": 2, "ep": 2}}
+    path = Path(__file__).parents[1] / "profiles" / "qwen3-30b-a3b_h100_tp2_ep2.parquet"
+    split = {"name": "one_step_off", "rollout_share": 0.5}
+    with pytest.raises(InputError, match=r"does not divide the 36 GPUs that train; choose a divisor, such as 1, 2, 4$"):
+        prepare(scenario(split, **experts, profile={"path": str(path)}, training={"expert_parallel": 8}))

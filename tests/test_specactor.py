@@ -586,7 +586,7 @@ def test_the_plan_that_is_told_is_the_one_that_runs():
         assert asked.items() <= told.items()
         group = 8  # responses of a step
         assert told["requests"] == plan.requests == math.ceil((4 + plan.draft_gpus) * group / 16)
-        seconds = plan.draft_s(plan.requests), plan.verify[plan.window - 1](plan.requests)
+        seconds = plan.token_s(plan.requests, plan.window), plan.verify[plan.window - 1](plan.requests)
         assert told["tgs"] == pytest.approx(decoupled_tgs(0.75, plan.window, *seconds))
         assert told["renewal_rate"] == pytest.approx(renewal_rate(0.75, plan.window, *seconds))
 
@@ -646,7 +646,7 @@ def test_drafters_apart_that_work_in_turns_are_slower_than_decoupled_ones():
     plan = apart.drafts.decoupled
     assert apart.gpus_per_worker == ahead.gpus_per_worker == 5
     assert plan.tgs == coupled_tgs(
-        0.75, plan.window, plan.draft_s(plan.requests), plan.verify[plan.window](plan.requests)
+        0.75, plan.window, plan.token_s(plan.requests, plan.window), plan.verify[plan.window](plan.requests)
     )
     assert plan.renewal < ahead.drafts.decoupled.renewal
     assert big(model="qwen2.5-0.5b", decoupled=False).gpus_per_worker == 4
@@ -673,6 +673,16 @@ def test_a_round_of_drafts_takes_the_host_some_time_and_its_passes_are_profiled(
     times = big(model="qwen2.5-0.5b", decoupled=False).drafts.times
     assert times.round_s.min() > 0 and times.prefill_s > 0
     assert times.kind == "derived" and "aiconfigurator" in times.source
+
+
+def test_the_host_starts_a_window_of_a_decoupled_drafter_as_it_starts_a_round():
+    """By hand, 3 tokens right of every window of 3: 1 s a pass and 2 s more for the first of a window, no time to verify."""
+    request = Request(0, 6, 3)
+    worker = DecoupledWorker([request], np.zeros((3,)), lambda n: 1.0, lambda n, q, c: 0.0, round_s=lambda n: 2.0).run()
+    assert request.ended_s == worker.now_s == 2 * (3 + 2)
+    plans = [big({"draft_round_s": s}, model="qwen2.5-0.5b", best_of_n=False).drafts for s in (0.0, 0.004)]
+    assert [plan.decoupled.round_s for plan in plans] == [0.0, 0.004]
+    assert plans[1].decoupled.renewal < plans[0].decoupled.renewal
 
 
 def test_alike_drafters_accept_alike_under_both_rules_of_verification():

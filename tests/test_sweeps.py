@@ -457,7 +457,7 @@ def test_more_values_are_added_to_what_is_there(file):
         (["cluster.gpus="], "'cluster.gpus=': no value; give one or several"),
         (["cluster.gpus=4,,8"], "'cluster.gpus=4,,8': value 2 of 3 is empty"),
         (["cluster.gpus=4,8,"], "value 3 of 3 is empty"),
-        (["cluster.gpus"], "'cluster.gpus': write key=value or key=a,b,c"),
+        (["cluster.gpus"], "'cluster.gpus': write KEY=VALUE without spaces, such as cluster.gpus="),
         (["seed=1,2", "seed=3"], "seed is given twice"),
         (["seed=5..1"], "5..1 goes down"),
         (["seed=0..10000000"], "more than 1,000,000 values"),

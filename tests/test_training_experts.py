@@ -13,6 +13,7 @@ from simrl.runtime.weight_sync import RESHARDED_TENSOR_S
 from simrl.scenario.model import Scenario
 from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import prepare
+from simrl.simulate.training_checks import require_parallelism
 
 MODEL, H100 = MODELS["qwen3-30b-a3b"], GPUS["h100"]
 QUIET = H100.model_copy(update={"link_bytes_per_s": 1e30, "network_bytes_per_s": 1e30})
@@ -42,6 +43,23 @@ def test_the_busiest_gpu_of_those_that_divide_the_experts_makes_all_wait():
     balanced, uneven = (update_s(expert_parallel=8, expert_imbalance=n) for n in (1.0, 1.5))
     assert 1.15 * balanced < uneven < 1.5 * balanced
     assert update_s(expert_imbalance=1.5) == update_s()  # every GPU has all experts
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"expert_imbalance": 1.5}, "of 1 GPUs that divide the experts"),
+        ({"expert_imbalance": 16, "expert_parallel": 8}, "the busiest has 8 times the mean at most"),
+    ],
+)
+def test_experts_of_more_unequal_load_than_can_be_are_refused(given, line):
+    with pytest.raises(InputError, match=line):
+        require_parallelism(TrainingConfig(sharding="optimizer", **given), MODEL, 16)
+
+
+def test_the_tensors_of_experts_are_handed_over_by_every_trainer():
+    own, shared = costs().after(0), costs(switch=True).after(0)
+    assert dict(own)["publish"] > RESHARDED_TENSOR_S * 48 * 128 * 3 < dict(shared)["switch"]
 
 
 def test_ranks_that_divide_experts_wait_for_each_other_in_every_micro_batch():

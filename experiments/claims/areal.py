@@ -11,7 +11,13 @@ from reproduce.ledger import Inputs
 
 LEDGER = "areal"
 CLUSTERS = {"1.5B": (paper.SMALL, (32, 64, 128, 256)), "7B": (paper.LARGE, (64, 128, 256, 512))}
+IN_DRAWS = ("1.5B",)
 CAPS = {"16K": 15360, "32K": 31744}  # contexts, of which 1K is the prompt's
+
+
+def clusters(whole: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the models with their clusters: all at the middle, the smaller one in draws."""
+    return {name: of for name, of in CLUSTERS.items() if whole or name in IN_DRAWS}
 
 
 def throughput(lab: Lab, inputs: Inputs, model: str, gpus: int, asynchronous: bool, cap: int = CAPS["16K"]) -> float:
@@ -23,7 +29,7 @@ def throughput(lab: Lab, inputs: Inputs, model: str, gpus: int, asynchronous: bo
 def scaling(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-1."""
     found, agrees = dict[str, float](), True
-    for name, (model, gpus) in CLUSTERS.items():
+    for name, (model, gpus) in clusters(whole).items():
         times = gpus[-1] / gpus[0]
         shares = [
             throughput(lab, inputs, model, gpus[-1], own) / throughput(lab, inputs, model, gpus[0], own) / times
@@ -42,8 +48,8 @@ def lead(lab: Lab, inputs: Inputs, model: str, gpus: int, cap: int = CAPS["16K"]
 
 def level_then_ahead(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-2."""
-    least = {f"{name} least": lead(lab, inputs, model, gpus[0]) for name, (model, gpus) in CLUSTERS.items()}
-    most = {f"{name} most": lead(lab, inputs, model, gpus[-1]) for name, (model, gpus) in CLUSTERS.items()}
+    least = {f"{name} least": lead(lab, inputs, model, gpus[0]) for name, (model, gpus) in clusters(whole).items()}
+    most = {f"{name} most": lead(lab, inputs, model, gpus[-1]) for name, (model, gpus) in clusters(whole).items()}
     return Figure({**least, **most}, within(least, 0.8, 1.25).agrees and all_above(most, 1.4).agrees)
 
 
@@ -61,7 +67,8 @@ def by_eta(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def interrupts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-4."""
     found = {}
-    for name, row in (("1.5B", "areal-interrupt-1p5b"), ("7B", "areal-interrupt-7b")):
+    for name in clusters(whole):
+        row = f"areal-interrupt-{name.replace('.', 'p').lower()}"
         own, without = paper.ROWS[row](lab, inputs)
         found[name] = own / without
     return within(found, 1.05, 1.4)
@@ -75,7 +82,8 @@ def dynamic(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def order(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-6."""
     found, agrees = dict[str, float](), True
-    for name, row in (("1.5B", "areal-hours-1p5b"), ("7B", "areal-hours-7b")):
+    for name in clusters(whole):
+        row = f"areal-hours-{name.replace('.', 'p').lower()}"
         own, verl, synchronous = paper.ROWS[row](lab, inputs)
         found |= {f"{name} AReaL": own, f"{name} verl": verl, f"{name} synchronous": synchronous}
         agrees &= own < verl < synchronous
@@ -85,14 +93,14 @@ def order(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 def longer_contexts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate ar-7."""
     found = {
-        name: mean(lead(lab, inputs, model, gpus[2], cap) for model, gpus in CLUSTERS.values())
+        name: mean(lead(lab, inputs, model, gpus[2], cap) for model, gpus in clusters(whole).values())
         for name, cap in CAPS.items()
     }
     return Figure(found, found["32K"] > found["16K"])
 
 
 _GRAPHS = {"enforce_eager": False, "verl_gpu_memory_utilization": 0.7}
-_EIGHTH = "an eighth of the GPUs, prompts and concurrent requests"
+_EIGHTH = "an eighth of the GPUs, prompts and concurrent requests; 1.5B in draws"
 
 CLAIMS = {
     "ar-1": Claim(
@@ -105,8 +113,6 @@ CLAIMS = {
         interrupts,
         "1.05 to 1.4",
         f"{_EIGHTH} (7B a quarter)",
-        "without interruption each worker waits for its own longest response only and goes on; §7.5 has the controller wait "
-        "for the longest of all",
     ),
     "ar-5": Claim(LEDGER, dynamic, "1.1 to 1.6 in training throughput", "one batch on the trainers of 16 and 24 nodes"),
     "ar-6": Claim(

@@ -300,7 +300,7 @@ def goals(entries: Sequence[Entry]) -> Iterator[str]:
         yield "Reversed: " + "; ".join(found.reversed) + ".\n"
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: float, whole: float) -> str:
     return f"{part / whole:.0%}".replace("%", " %") if whole else "none"
 
 

@@ -18,7 +18,9 @@ from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS
+from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import TableProfile
+from simrl.simulate.memory import groups_of, limits_in, room_tokens
 from simrl.speculation.draft_times import text_drafts_of
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE
@@ -221,9 +223,12 @@ def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:
     if metadata.model not in MODELS or metadata.gpu not in GPUS:
         return math.inf
     shape, memory_bytes = MODELS[metadata.model], GPUS[metadata.gpu].memory_bytes
-    config = EngineConfig()
-    free = memory_bytes * config.gpu_memory_utilization - config.reserve_bytes - shape.weight_bytes / metadata.tp
-    return max(free, 0.0) / (shape.kv_bytes_per_token / min(metadata.tp, shape.kv_heads) * kv_tokens)
+    config, tp = EngineConfig(), metadata.tp
+    weight_bytes = weight_bytes_per_gpu(shape, tp, metadata.dp, metadata.ep, metadata.precision)
+    free = max(memory_bytes * config.gpu_memory_utilization - config.reserve_bytes - weight_bytes, 0.0)
+    groups = groups_of(shape, tp, config.block_size, KV_SHARE[metadata.kv_precision])
+    limits = limits_in(groups, int(free // groups.block_bytes), shape, config)
+    return metadata.dp * room_tokens(limits, kv_tokens) / kv_tokens
 
 
 def _pays(measured: MeasuredDrafts, profile: TableProfile) -> dict[str, Any]:

@@ -187,11 +187,10 @@ def method_without_drafts(result: Result) -> str | None:
     return str(speculation["method"])
 
 
-def repeat_spread(results: Sequence[Result]) -> Spread:
-    """Return the errors between repeats of one run, to be read next to a prediction's. Raise `InputError` for fewer than
-    two."""
+def repeat_spread(results: Sequence[Result]) -> Spread | None:
+    """Return the errors between repeats of one run, to be read next to a prediction's; None for fewer than two."""
     if len(results) < 2:
-        raise InputError(f"{len(results)} run has no spread; repeat it")
+        return None
     views = [view_run(result) for result in results]
     pairs = [(a, b, _finished_in_both(a, b)) for a, b in permutations(views, 2)]
     found = [asdict(_errors(a, b, uids, _figures(a, b, uids))) for a, b, uids in pairs]

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from simrl.dispatch.allocation import (
     PRECISION_S,
+    Alternation,
     RankingGroup,
+    Representative,
     best_max_workers,
     equal_workers,
     exact,
@@ -44,7 +46,8 @@ def allocate_step(
     max_workers: int | None = None,
     accept_length: float = 1.0,
     max_num_seqs: int = 256,
-    pairing: bool = False,
+    alternation: Alternation = "reversed",
+    representative: Representative = "responses",
     precision_s: float = PRECISION_S,
     optimum: bool = False,
 ) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def allocate_step(
     if not 1 <= groups <= workers:
         raise InputError(f"allocate: {groups} groups on {workers} workers; each group needs a worker of its own")
     epoch, step = _history_and_step(trace, epoch, step)
-    ranked, samples, of_history = _ranked(trace, epoch, step, groups)
+    ranked, samples, of_history = _ranked(trace, epoch, step, groups, representative)
     most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
     lengths = [group.representative_tokens for group in ranked]
     prompt_tokens = of_history.pop("prompt_tokens")
@@ -105,8 +108,8 @@ def allocate_step(
         "exact_gradient_s": smallest.gradient_s,
         "needed_workers": list(plan.needed_workers),
         "leftover_workers": plan.leftover_workers,
-        "alternation": "pairing" if pairing else "reversed",
-        "two_step_sums": two_step_sums(plan.predicted_s, plan.workers, pairing).tolist(),
+        "alternation": alternation,
+        "two_step_sums": two_step_sums(plan.predicted_s, plan.workers, alternation).tolist(),
         "plans": [_compared(name, seconds, counts, train_s) for name, counts in plans.items()],
         "growth_factor": _growth(trace, epoch),
         "profile": f"{profile.metadata.model} on {profile.metadata.gpu}, tp {profile.metadata.tp}",
@@ -115,7 +118,7 @@ def allocate_step(
 
 
 def _ranked(
-    trace: Trace, epoch: int, step: int, groups: int
+    trace: Trace, epoch: int, step: int, groups: int, representative: Representative
 ) -> tuple[Sequence[RankingGroup], list[int], dict[str, Any]]:
     """Return the ranking groups of the step's prompts, the samples of each, and how far the history covers the step."""
     epochs, steps, prompts, tokens = (trace.column(c) for c in ("epoch", "step", "prompt_id", "response_tokens"))
@@ -124,7 +127,7 @@ def _ranked(
     past = in_history & np.isin(prompts, prompts[in_step])
     if not known.any():
         raise InputError(f"allocate: no prompt of step {step} is in epoch {epoch}; choose another --epoch or --step")
-    ranked = ranking_groups(prompts[past], tokens[past], groups)
+    ranked = ranking_groups(prompts[past], tokens[past], groups, representative)
     samples = [int(np.isin(prompts[known], group.prompts).sum()) for group in ranked]
     covered = {
         "history_is_own": bool((in_step & in_history).any()),

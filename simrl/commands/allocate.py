@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -32,9 +32,12 @@ def allocate(
     accept_length: Annotated[float, typer.Option(min=1, help="tokens per forward pass, with speculation")] = 1.0,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="responses that a worker decodes at a time")] = 256,
     precision_seconds: Annotated[float, typer.Option(min=0, help="precision of the search for the gradient")] = 1.0,
-    alternation: Annotated[str, typer.Option(help="the second step: reversed (the paper) or pairing (the best)")] = (
-        "reversed"
-    ),
+    alternation: Annotated[
+        str, typer.Option(help="the second step: reversed (the paper), pairing (the best) or none (as the first)")
+    ] = "reversed",
+    representative: Annotated[
+        str, typer.Option(help="a group's length: the mean of its responses or of its prompts' medians")
+    ] = "responses",
     optimum: Annotated[
         bool, typer.Option("--optimum", help="compare with the exact optimum, too (minutes beyond 200 workers)")
     ] = False,
@@ -43,13 +46,16 @@ def allocate(
     """Allocate the workers of a step by RhymeRL's two tiers: prompts ranked by history, more workers for groups with long
     responses."""
     from simrl.analysis.allocation import allocate_step
+    from simrl.dispatch.allocation import Alternation, Representative
     from simrl.profile.profile import read_profile
     from simrl.show.figures.allocation import allocation_figure
     from simrl.show.tables.allocation import print_allocation
     from simrl.trace.trace import read_trace
 
-    if alternation not in ("reversed", "pairing"):
-        raise InputError(f"--alternation {alternation}: choose reversed or pairing")
+    if alternation not in ("reversed", "pairing", "none"):
+        raise InputError(f"--alternation {alternation}: choose reversed, pairing or none")
+    if representative not in ("responses", "medians"):
+        raise InputError(f"--representative {representative}: choose responses or medians")
     finite = {
         "--train-seconds": train_seconds,
         "--accept-length": accept_length,
@@ -70,7 +76,8 @@ def allocate(
         max_workers=max_workers,
         accept_length=accept_length,
         max_num_seqs=max_num_seqs,
-        pairing=alternation == "pairing",
+        alternation=cast(Alternation, alternation),
+        representative=cast(Representative, representative),
         precision_s=precision_seconds,
         optimum=optimum,
     )

@@ -173,14 +173,14 @@ def whatif(
     `systems` are as for `compare`, all other arguments as for `calibrate`; the run's own system comes first. Every row trains
     as many samples as the run did; a system without a `rollout_share` gets the best of a few.
     """
-    from simrl.commands.workload import folder_or_temporary, listed_systems
+    from simrl.commands.workload import folder_or_temporary, listed_systems, without_parameters
     from simrl.study.calibration import CALIBRATED, run_name
     from simrl.study.logged_lengths import write_alike
     from simrl.study.whatif import alternatives, check_system
 
     if not systems:
         raise InputError("whatif: no --system; name one to try, such as --system rhymerl (simrl systems lists them)")
-    others = listed_systems("whatif", systems)
+    others, overrides = without_parameters(listed_systems("whatif", systems), overrides)
     for system in others:  # before minutes are spent on a calibration
         check_system(system)
     output = place(folder, Path("results") / f"{run_name(Path(log))}-whatif")
@@ -189,7 +189,7 @@ def whatif(
         alike = None if logged.get("trace") else write_alike(own)
         fits = [found.data.scenario, *found.data.fits]
         scenarios, said, ranges = alternatives(own / CALIBRATED, others, fits, jobs, alike)
-        compared = simulate_all(scenarios, None, jobs, output, False)
+        compared = simulate_all(scenarios, None, jobs, output)
     return WhatIf(found, compared, said, ranges, notes=compared.notes, width=200)
 
 

@@ -13,14 +13,28 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 import typer
 
-from simrl.commands import allocate, calibrate, compare, optimize, presets, profile, results, sweep, systems, trace
+from simrl.commands import (
+    advise,
+    allocate,
+    calibrate,
+    compare,
+    examples,
+    optimize,
+    presets,
+    profile,
+    results,
+    serve,
+    sweep,
+    systems,
+    trace,
+)
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.commands.view import DataView
@@ -44,8 +58,9 @@ def make_app() -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
         help="Which RL post-training system finishes first on your model, rollouts and cluster, and why?",
-        epilog="Start with:  simrl compare experiments/math_14b.yaml",
+        epilog="Start with:  simrl examples copy reasoning   and   simrl compare experiments/reasoning.yaml",
     )
     traces = _group(app, "trace", "Traces of rollouts: import a run, look at one, draw one.")
     imports = _group(traces, "import", "Convert what a framework wrote into a trace (Parquet).")
@@ -55,11 +70,11 @@ def make_app() -> typer.Typer:
         add_command(imports, trace.added_importer(name), f"simrl trace import {name} --help", name=name)
     profiles = _group(app, "profile", "Profiles of step times: look at one, derive one.")
     groups = {"trace": traces, "profile": profiles}
-    for name, (listed, shown, *examples) in LISTS.items():
+    for name, (listed, shown, *ends) in LISTS.items():
         groups[name] = typer.Typer(rich_markup_mode="rich")
         app.add_typer(groups[name], name=name)
-        add_command(groups[name], listed, *examples, keys=JSON_KEYS[name], group=True)
-        add_command(groups[name], shown, examples[1], name="show")
+        add_command(groups[name], listed, *ends, keys=JSON_KEYS[name], group=True)
+        add_command(groups[name], shown, *ends[1:-1], name="copy" if name == "examples" else "show")
     for path, (function, *ends) in COMMANDS.items():
         *above, name = path.split()
         examples = [f"simrl {path} {end}" for end in ends]
@@ -98,6 +113,7 @@ def _missing(name: str, error: Exception) -> Callable[[], NoReturn]:
 JSON_KEYS = {
     "systems": "name, pipeline, dispatch, speculation, paper, parameters",
     "speculation": "name, drafter, paper, parameters",
+    "examples": "by name: about, command, files",
     "presets": "name, kind, about, engine, constants",
     "sweep": "table, points, simulated, failed, errors",
     "acceptance": "drafter, history, acceptance_rate, speculation_rate, accept_length, by_epoch, hit_lengths, by_response, "
@@ -123,6 +139,10 @@ LISTS: dict[str, tuple[Any, ...]] = {
         systems.speculation, systems.show_method,
         "simrl speculation", "simrl speculation show histospec", "simrl speculation --json",
     ),
+    "examples": (
+        examples.examples, examples.copy_example,
+        "simrl examples", "simrl examples copy math_14b", "simrl examples copy quickstart my_folder", "simrl examples --json",
+    ),
     "presets": (
         presets.presets, presets.show_preset, "simrl presets", "simrl presets show vllm-0.19", "simrl presets --json"
     ),
@@ -131,7 +151,8 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "compare": (
         compare.compare,
         "experiments/quickstart.yaml",
-        "experiments/quickstart.yaml cluster.gpus=128 seed=3 'systems=\\[split,{name: areal, eta: 4}]'",
+        "experiments/quickstart.yaml cluster.gpus=64,128 seed=3 systems=split,areal eta=4",
+        "experiments/quickstart.yaml 'systems=\\[split,{name: areal, eta: 4}]'",
         "experiments/quickstart.yaml --pipeline areal --pipeline rhymerl --speculation none --speculation histospec",
         "my_run.parquet --model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated --system areal",
         "scenario.yaml --measured results/replay",
@@ -148,6 +169,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "experiments/quickstart.yaml cluster.gpus=64,128 cluster.tp=2,4 --zip cluster.gpus,cluster.tp",
         "experiments/quickstart.yaml systems=areal system.eta=0..8 system.rollout_share=0.5..0.95 --sample 200",
         "experiments/quickstart.yaml seed=0..99 --ray auto",
+    ),
+    "advise": (
+        advise.advise,
+        "experiments/math_14b.yaml --clusters 32,64,128 --updates 500",
+        "my_run.csv --model qwen3-8b --gpu h100 --clusters 32,64 --price 2.5 --framework verl --max-off-policyness 4",
     ),
     "optimize": (
         optimize.optimize,
@@ -167,21 +193,23 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "results/quickstart-sweep",
         "results/quickstart/cluster.gpus-64-areal-eta-4",
     ),
+    "serve": (serve.serve, "experiments/math_14b.yaml", "experiments/moe_30b.yaml --port 0 --no-open"),
     "calibrate": (
         calibrate.calibrate,
         "run.log --window 1-20 model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1",
-        "run.log --launch experiments/verl_run_launch.yaml --group 16 --preset my_framework.toml",
+        "run.log --launch my_launch.yaml --group 16 --preset my_framework.toml",
     ),
     "whatif": (
         calibrate.whatif,
-        "run.log --launch experiments/verl_run_launch.yaml --group 16 --system rhymerl --system areal",
+        "run.log --group 16 --system areal eta=2 model=qwen2.5-3b cluster.gpu=a100 cluster.gpus=4 cluster.tp=1",
+        "run.log --launch my_launch.yaml --group 16 --system rhymerl --system areal",
     ),
     "acceptance": (
         acceptance,
-        "my_run.parquet --profile profiles/qwen3-14b_h100_tp2.parquet",
+        "my_run.parquet --profile qwen3-14b_h100_tp2",
         "my_run.parquet --drafter siblings --window 8 --model qwen3-8b --gpu h100",
     ),
-    "allocate": (allocate.allocate, "--trace my_run.parquet --profile p.parquet --workers 32"),
+    "allocate": (allocate.allocate, "--trace my_run.parquet --profile qwen3-14b_h100_tp2 --workers 32"),
     "trace show": (trace.show, "my_run.parquet", "my_run.parquet --history"),
     "trace synth": (
         trace.synth,
@@ -189,11 +217,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "-o t.parquet steps=10 prompts_per_step=64 group=8 cap_tokens=8192 mean_tokens=2000 sigma=0.8",
         "-o agent.parquet --agentic turns=20 context_cap_tokens=24576",
     ),
-    "trace with-tools": (trace.with_tools, "areal_run.parquet -o my_run.parquet --tools docs/examples/tools.yaml"),
-    "profile show": (profile.show, "profiles/qwen3-14b_h100_tp2.parquet"),
+    "trace with-tools": (trace.with_tools, "areal_run.parquet -o my_run.parquet --tools tools.yaml"),
+    "profile show": (profile.show, "qwen3-14b_h100_tp2", "my_profile.parquet"),
     "profile derive": (
         profile.derive,
-        "qwen3-14b --gpu h100 --tp 2 -o profiles/qwen3-14b_h100_tp2.parquet",
+        "qwen3-14b --gpu h100 --tp 2 -o qwen3-14b_h100_tp2.parquet",
         "path/to/config.json --gpu a100 --source roofline -o mine.parquet",
     ),
 }
@@ -211,6 +239,7 @@ def main() -> None:
     try:
         try:
             _check_arguments(sys.argv[1:])
+            sys.argv[1:] = _as_commands(sys.argv[1:])
             code = app(standalone_mode=False)
         finally:
             if sys.stdout is not None:
@@ -248,6 +277,13 @@ def _report_on_stderr() -> None:
     log.handlers, log.level, log.propagate = [handler], logging.INFO, False
 
 
+def _as_commands(arguments: list[str]) -> list[str]:
+    """Return the arguments with the commands of simrl in place of habits: `--version`, `help compare`."""
+    if arguments[:1] in (["--version"], ["-V"]):
+        return ["version", *arguments[1:]]
+    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
+
+
 def _check_arguments(arguments: list[str]) -> None:
     for argument in arguments:
         try:
@@ -262,8 +298,44 @@ def _end_of_usage(error: Any) -> NoReturn:
     if not said:
         sys.exit(2)
     command = error.ctx.command_path if error.ctx else "simrl"
-    more = "" if said.endswith("?") else f"; {command} --help tells what it takes"
+    slip = _slip(error, said)
+    if slip.endswith("?"):
+        said = said.partition(". Did you mean")[0]
+    more = slip or ("" if said.endswith("?") else f"; {command} --help tells what it takes")
     _end(f"{said[0].lower()}{said[1:]}{more}", 2)
+
+
+def _slip(error: Any, said: str) -> str:
+    """Return what to write in place of an unknown option or command, or of a value with a unit."""
+    from simrl.commands.slips import misplaced, option_meant
+    from simrl.validation import number_meant
+
+    if (option := getattr(error, "option_name", None)) is not None:
+        words = [argument for argument in sys.argv[1:] if argument.partition("=")[0] == option] or [option]
+        behind = sys.argv[sys.argv.index(words[0]) + 1 :] if words[0] in sys.argv else []
+        value = behind[0] if behind and not behind[0].startswith("-") else ""
+        return option_meant(words[0], value, dict(_options(typer.main.get_command(app))))
+    if said.startswith("No such command"):
+        return misplaced(said.partition("'")[2].partition("'")[0], error.ctx.command_path if error.ctx else "simrl")
+    if said.startswith("Missing argument 'SCENARIO'"):
+        return "; name a scenario, such as experiments/math_14b.yaml (simrl examples lists some), or a trace"
+    if said.startswith("Missing option '--output'"):
+        return "; name the file to write, such as -o my_run.parquet"
+    if said.startswith("Invalid value") and (parameter := getattr(error, "param", None)) is not None:
+        after = (b for a, b in zip(sys.argv, [*sys.argv[1:], ""], strict=True) if a in parameter.opts)
+        values = [*after, *(a.partition("=")[2] for a in sys.argv if a.partition("=")[0] in parameter.opts)]
+        if several := next((value for value in values if "," in value or ".." in value), None):
+            key = f"cluster.{parameter.name}" if parameter.name in ("gpu", "gpus", "tp") else parameter.name
+            return f"; several values are KEY=VALUES without dashes, in simrl sweep: {key}={several}"
+        return next((hint for value in values if (hint := number_meant(value))), "")
+    return ""
+
+
+def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield the options of every command below a command, by its path."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield f"{path}{name}", [option for parameter in inner.params for option in parameter.opts]
+        yield from _options(inner, f"{path}{name} ")
 
 
 def _end(message: object, code: int) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from simrl.scenario.model import Scenario
     from simrl.show.style import Picture
     from simrl.simulate.cache import InputCache
+    from simrl.study.compared import Beside
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,20 +134,22 @@ class Comparison(View):
 
 
 def simulate_all(
-    scenarios: Sequence[Scenario], inputs: InputCache | None, jobs: int, folder: Path | None, ranking: bool | None
+    scenarios: Sequence[Scenario],
+    inputs: InputCache | None,
+    jobs: int,
+    folder: Path | None,
+    beside: Beside | None = None,
 ) -> Comparison:
-    """Simulate all scenarios, in memory or into a folder."""
+    """Simulate all scenarios, and what stands beside them, in memory or into a folder."""
     from simrl.show.comparison import compare_scenarios
     from simrl.simulate.cache import InputCache
-    from simrl.study.compare import require_possible, row_of, the_result
-    from simrl.study.ranking import ranked_rows, simulate_ranked
+    from simrl.study.compare import row_of, the_result
+    from simrl.study.compared import ALONE, simulate_compared
 
-    inputs = inputs or InputCache()
+    inputs, beside = inputs or InputCache(), beside or ALONE
     if folder is None:
-        require_possible(scenarios, inputs)
-        results, rates, unranked = simulate_ranked(scenarios, jobs, inputs, the_result, ranking)
-        rows = ranked_rows(scenarios, [row_of(*run) for run in zip(scenarios, results, strict=True)], rates)
-        return Comparison(tuple(scenarios), tuple(rows), results, unranked)
+        made = simulate_compared(scenarios, jobs, inputs, the_result, row_of, beside)
+        return Comparison(tuple(made.scenarios), tuple(made.rows), made.kept, made.unranked)
     notes = [
         f"Written to {folder}",
         "with comparison.png and .json, and a folder per row: timeline.png, Parquet tables, result.json, perfetto.json",
@@ -153,8 +157,8 @@ def simulate_all(
     ]
     if (folder / "comparison.json").exists():
         notes.append("It replaced the results of an earlier run there; --output names another folder.")
-    rows, unranked = compare_scenarios(scenarios, folder, jobs, inputs, ranking)
-    return Comparison(tuple(scenarios), tuple(rows), folder, unranked, notes=notes)
+    written = compare_scenarios(scenarios, folder, jobs, inputs, beside)
+    return Comparison(tuple(written.scenarios), tuple(written.rows), folder, written.unranked, notes=notes)
 
 
 @command
@@ -185,6 +189,14 @@ def compare(
     ranking: Annotated[
         bool | None, typer.Option(help="repeat it with assumed seconds × 0.5 and × 2 (default: if it is quick)")
     ] = None,
+    best_split: Annotated[
+        bool | None,
+        typer.Option(help="search each system's split of the GPUs (default: look at another, and say if it wins)"),
+    ] = None,
+    sure: Annotated[
+        bool,
+        typer.Option("--sure", help="simulate two further seeds, and print how far samples/s of the three are apart"),
+    ] = False,
     folder: o.Folder = None,
     jobs: o.Jobs = o.JOBS,
     **setup: Unpack[o.Setup],
@@ -211,6 +223,7 @@ def compare(
     from simrl.commands.workload import LOG, open_workload, report_overruled
     from simrl.scenario.load import Choices
     from simrl.study.compare import without_colocated
+    from simrl.study.compared import Beside
     from simrl.systems.recipes import parameters_of
 
     opening = "compare", workload, systems, overrides, {**setup, "seed": seed}
@@ -224,7 +237,8 @@ def compare(
     scenarios, left_out = without_colocated(scenarios)
     for line in left_out:
         LOG.info(line)
-    return simulate_all(scenarios, opened.inputs(), jobs, place(folder, Path("results") / scenarios[0].name), ranking)
+    output = place(folder, Path("results") / scenarios[0].name)
+    return simulate_all(scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure))
 
 
 @command
@@ -253,6 +267,7 @@ def run(
     >>> one.result().steps.num_rows
     4
     """
+    from simrl.commands.slips import require_scenario
     from simrl.commands.workload import is_parameter, one_system, open_workload, settings_of
     from simrl.scenario.load import PARAMETER, Choices
     from simrl.study.compare import run_names
@@ -260,6 +275,8 @@ def run(
 
     if system and pipeline:
         raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
+    if isinstance(workload, str | os.PathLike):
+        require_scenario("run", os.fspath(workload), list(overrides or ()))
     chosen, settings = system or pipeline, settings_of(overrides)
     if chosen is not None:
         entry = one_system(chosen)
@@ -280,4 +297,4 @@ def run(
             "compare"
         )
     name = f"{scenarios[0].name}-{scenarios[0].system.name}"
-    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name), False)
+    return simulate_all(scenarios, opened.inputs(), 1, place(folder, Path("results") / name))

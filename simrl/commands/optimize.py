@@ -60,6 +60,13 @@ Deadline = Annotated[
 ]
 Budget = Annotated[float | None, typer.Option(min=0, help="cost of these updates: choose the fastest run within it")]
 Trials = Annotated[int, typer.Option(min=1, help="most points to simulate; a smaller space is simulated completely")]
+Polish = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="most further points around the best of each system: every split, η, stale groups, concurrency, dispatch",
+    ),
+]
 Robust = Annotated[
     bool,
     typer.Option(
@@ -84,6 +91,7 @@ def optimize(
     deadline: Deadline = None,
     budget: Budget = None,
     trials: Trials = 200,
+    polish: Polish = 100,
     best: Annotated[int, typer.Option(min=1, help="systems to report")] = 5,
     robust: Robust = True,
     seed: Annotated[int, typer.Option(min=0, help="seed of the search (seed=… is the scenarios')")] = 0,
@@ -138,27 +146,30 @@ def optimize(
         with folder_or_temporary(output) as written:
             report_overruled(space.varied.file, varied)
             started = time.monotonic()
-            found, outcomes = _search(space, goal, written, jobs, trials, seed=seed, best=best, robust=robust)
+            settings = {"seed": seed, "best": best, "robust": robust, "polished": polish}
+            found, outcomes = _search(space, goal, written, jobs, trials, settings)
             write_json(written / "optimize.json", found.as_json())
     name = f"Optimization of {found.name}: {found.choice.option.row['system']}"
     rows = [{key: value for key, value in row.items() if key not in NESTED} for row in found.as_json()["best"]]
     view = OptimizationView(found, print_optimization, name, rows, lost=outcomes.lost, ascii=False, width=100)
     if output is None:
         return view
-    seconds = time.monotonic() - started
-    note = f"{outcomes.simulated} points simulated now in {seconds:.0f} s, {outcomes.found} were in {output}."
+    took = f"{outcomes.simulated} points simulated now in {time.monotonic() - started:.0f} s"
     counts = {"simulated": outcomes.simulated, "found": outcomes.found, "folder": str(output)}
-    return replace(view, more=counts, notes=[note])
+    return replace(view, more=counts, notes=[f"{took}, {outcomes.found} were in {output}."])
 
 
 def _search(
-    space: Space, goal: Goal, folder: Path, jobs: int, trials: int, **settings: Any
+    space: Space, goal: Goal, folder: Path, jobs: int, trials: int, settings: dict[str, Any]
 ) -> tuple[Optimization, Outcomes]:
     """Search with a progress bar for each phase, and keep the points in the folder, also at Ctrl-C."""
     from simrl.study.executors import Here, Processes
     from simrl.study.optimize import optimization
     from simrl.study.progress import compile_kernels, progress_bar
+    from simrl.study.robustness import ENDS
     from simrl.study.store import Outcomes
+
+    settings["robust"] = ENDS if settings["robust"] else ()
 
     compile_kernels()
     with Processes(jobs, stay=True) if jobs > 1 else nullcontext(Here()) as executor, progress_bar() as bar:

@@ -26,7 +26,7 @@ def show(file: Annotated[Path, typer.Argument(help="a profile (Parquet)")]) -> D
 def derive(
     model: Annotated[str, typer.Argument(help="a model that simrl knows, or a Hugging Face config.json")],
     gpu: Annotated[
-        str, typer.Option(help="a100, h100, h200, b200, h800, h20 or rtxpro6000; by roofline also a40, a6000")
+        str, typer.Option(help="a100, h100, h200, b200, gb200, h800, h20 or rtxpro6000; by roofline also a40, a6000")
     ],
     settings: Annotated[
         list[str] | None,
@@ -52,8 +52,8 @@ def derive(
     source: Annotated[
         str,
         typer.Option(
-            help="aiconfigurator (measured kernels; pip install 'simrl\\[aiconfigurator]'), aisimulate (newer ones, for "
-            "fp8-block; pip install 'simrl\\[aisimulate]'), roofline (data sheet), or the profiler of an installed package"
+            help="aiconfigurator (measured kernels; pip install aiconfigurator), aisimulate (newer ones, for "
+            "fp8-block; pip install aisimulate), roofline (data sheet), or the profiler of an installed package"
         ),
     ] = "aiconfigurator",
 ) -> DataView:
@@ -63,7 +63,7 @@ def derive(
     """
     from simrl.extensions import checked
     from simrl.profile.hardware import gpu as gpu_named
-    from simrl.profile.model_shape import model_shape
+    from simrl.profile.model_shape import model_shape, understood
     from simrl.profile.profile import TableProfile, write_profile
     from simrl.profile.profilers.sources import PROFILERS
     from simrl.profile.shipped import file_name
@@ -79,7 +79,8 @@ def derive(
         raise InputError(f"profiler {source}: its function gives {type(profile).__name__}; let it give a TableProfile")
     output = output or Path(file_name(profile.metadata))
     write_profile(profile, output)
-    return _view(_description(profile), more={"file": str(output)}, notes=[f"Written to {output}"])
+    read = {"model_config": words} if (words := understood(model)) else {}
+    return _view(_description(profile) | read, more={"file": str(output)}, notes=[f"Written to {output}"])
 
 
 def _view(description: dict[str, Any], **also: Any) -> DataView:
@@ -98,6 +99,8 @@ def _print(d: dict[str, Any], console: Console) -> None:
     of = f" ({', '.join(words)})" if words else ""
     console.print(Text.assemble((f"{d['model']} on {d['gpu']}, {split_words(d)}", "bold"), f"{of}: {d['kind']}"))
     console.print(f"Source: {d['source']}. Licence: {d['licence']}", markup=False)
+    if "model_config" in d:
+        console.print(f"Model's config: {d['model_config']}", markup=False)
     if d["notes"]:
         console.print(f"Notes: {d['notes']}", markup=False)
     console.print(
@@ -148,12 +151,14 @@ def _floor(profile: TableProfile) -> dict[str, float]:
     nothing for unknown models and GPUs, and for several attention ranks."""
     from simrl.profile.hardware import GPUS
     from simrl.profile.model_shape import MODELS
-    from simrl.profile.precision import WEIGHT_BYTES
+    from simrl.profile.precision import EXPERTS_ALONE, WEIGHT_BYTES
 
     m = profile.metadata
     if m.model not in MODELS or m.gpu not in GPUS or m.dp > 1:
         return {}
     shape, token_s = MODELS[m.model], profile.decode_s(1, 1)
-    weights = WEIGHT_BYTES[m.precision] * shape.active_body_parameters + 2 * shape.vocab * shape.hidden
+    routed = shape.expert_layers * shape.experts_per_token * shape.expert_parameters
+    converted = routed if m.precision in EXPERTS_ALONE else shape.active_body_parameters
+    weights = WEIGHT_BYTES[m.precision] * converted + 2 * (shape.active_parameters - converted)
     weights_s = weights / m.tp / GPUS[m.gpu].memory_bytes_per_s
     return {"token_s": token_s, "layer_s": token_s / shape.layers, "weights_s": weights_s}

@@ -161,7 +161,7 @@ def sweep(
     from simrl.study.progress import compile_kernels
     from simrl.study.sweep import kept, plan, run
 
-    opened = open_workload("sweep", workload, systems, overrides, setup)
+    opened = open_workload("sweep", workload, systems, overrides, setup, values)
     varied_values = dimensions(values)
     parameters = fixed([setting for setting in opened.settings if setting.key.startswith(PARAMETER)])
     with opened.on_disk() as on_disk:

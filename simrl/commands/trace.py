@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
@@ -26,6 +27,9 @@ Tokenizer = Annotated[Path | None, typer.Option(help="count tokens with this tok
 CharsPerToken = Annotated[float | None, typer.Option(help="or estimate: characters per token, such as 3.2")]
 Name = Annotated[str | None, typer.Option(help="name of the trace (default: the name of the source)")]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="parameters of the importer")]
+
+
+A_LENGTH_MODEL = "steps=10 prompts_per_step=64 group=8 cap_tokens=8192 mean_tokens=2000 sigma=0.8"
 
 
 class Common(TypedDict, total=False):
@@ -67,14 +71,17 @@ def import_verl(
     """verl: rollout dumps (rollout_data_dir), a wandb generations table, or with --metrics a metrics log."""
     from simrl.trace.importers.logs import read_metrics
     from simrl.trace.importers.tokens import token_counter
-    from simrl.trace.importers.verl import import_verl, trace_from_verl_metrics
+    from simrl.trace.importers.verl import import_verl, refuse_metrics, trace_from_verl_metrics
 
     common = _given(options)
+    if not metrics and path.is_file():
+        refuse_metrics(path)
     if not metrics:
         return _written(import_verl(path, token_counter(tokenizer, chars_per_token), **common), output)
     if group is None:
         raise InputError(
-            "trace import verl --metrics: no --group; the log does not have the number of responses per prompt"
+            "trace import verl --metrics: no --group; the log does not have the number of responses per prompt (rollout.n); "
+            "add it, such as --group 16"
         )
     common = {"name": path.stem, **common}
     logged = read_metrics(path, log_format, samples, prompt_tokens, times=False)
@@ -142,10 +149,11 @@ def _tabular(kind: Literal["csv", "jsonl"], summary: str) -> Callable[..., DataV
         from simrl.trace.importers import tabular
         from simrl.trace.importers.tokens import token_counter
 
-        for item in column or []:
+        column = [part for item in column or [] for part in re.split(r",(?=\w+=)", item)]
+        for item in column:
             if "=" not in item:
                 raise InputError(f"--column {item!r}: write OURS=THEIRS, such as response_tokens=out_len")
-        columns = dict(item.split("=", 1) for item in column or [])
+        columns = dict(item.split("=", 1) for item in column)
         counted = tokenizer is not None or chars_per_token is not None
         counter = token_counter(tokenizer, chars_per_token) if counted else None
         importer = tabular.import_csv if kind == "csv" else tabular.import_jsonl
@@ -259,6 +267,13 @@ def synth(
     try:
         model = LengthModel.model_validate({**presets.get(preset or "", {}), **given})
     except ValidationError as error:
+        missing = [
+            str(each["loc"][0]) for each in error.errors() if each["type"] == "missing" and len(each["loc"]) == 1
+        ]
+        if missing:
+            raise InputError(
+                f"trace synth: no {', '.join(missing)}; give them, as in {A_LENGTH_MODEL}, or --preset rhymerl-math"
+            ) from error
         raise InputError(f"trace synth: {explain(error, LengthModel, 'a length model')[1]}") from error
     return _written(synthesise(model, seed, name or output.stem), output)
 

@@ -6,33 +6,57 @@ equal rows from the CLI and from Python.
 
 from __future__ import annotations
 
+import csv
+import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError, meant
+from simrl.commands.slips import require_scenario, require_section, require_settings, with_section
+from simrl.errors import InputError, first_line, meant
 from simrl.files import temporary_folder
-from simrl.profile.hardware import known_gpu
-from simrl.profile.model_shape import MODELS, known_name
-from simrl.profile.shipped import shipped_profile
-from simrl.scenario.load import FILLED_IN, PARAMETER, Choices, ScenarioFile, Setting, given, override
+from simrl.result.result import METADATA_FILE
+from simrl.scenario.load import (
+    FILLED_IN,
+    PARAMETER,
+    Choices,
+    ScenarioFile,
+    Setting,
+    given,
+    override,
+    require_parameter,
+    with_parameters,
+)
 from simrl.scenario.model import Scenario
-from simrl.scenario.yaml_text import parse_override
+from simrl.scenario.yaml_text import parse_override, split_at_commas
 from simrl.simulate.cache import InputCache
 from simrl.study.grid import SYSTEMS, Dimension, Listed, by_key, listed
 from simrl.systems.recipes import RECIPES, parameters_of
-from simrl.trace.importers.tabular import import_frame
+from simrl.trace.importers.tabular import import_csv, import_frame, import_jsonl
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 LOG = logging.getLogger("simrl")
-TRACE_SUFFIX = ".parquet"
-BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which have kernels alone (validate_engine.py)
+TRACE_SUFFIX, TABLE_SUFFIXES = ".parquet", (".csv", ".jsonl")
+# Columns of a table that are taken for ours where it has none of our names; a message says which were.
+ALIASES = {
+    "step": ("iteration", "global_step", "training_step", "rollout_id", "update"),
+    "prompt_id": ("question", "question_id", "prompt", "group_id", "uid", "problem_id"),
+    "prompt_tokens": ("in_len", "prompt_length", "prompt_len", "input_tokens", "num_prompt_tokens"),
+    "response_tokens": ("out_len", "response_length", "response_len", "output_tokens", "completion_tokens", "length"),
+    "reward": ("score",),
+}
 FIELDS = {key: f"cluster.{key}" for key in ("gpu", "gpus", "tp")}  # of a scenario, where not called as the keyword
-NEEDED = {"model": "--model qwen3-8b", "gpu": "--gpu h100", "gpus": "--gpus 64"}  # with a trace
+NEEDED = {  # with a trace
+    "model": "--model qwen3-8b",
+    "gpu": "--gpu h100",
+    "gpus": "--gpus 64",
+    "systems": "--system verl_colocated",
+}
 
 
 class Opened(NamedTuple):
@@ -67,8 +91,14 @@ class Opened(NamedTuple):
             yield self._replace(data={**(self.data or {}), "workload": {"trace": str(path)}})
 
 
-def open_workload(call: str, workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any] | None) -> Opened:
-    """Open a workload; the keywords of `setup` become settings. Raise `InputError` for what a trace needs and was not given."""
+def open_workload(
+    call: str, workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any] | None, values: Any = None
+) -> Opened:
+    """Open a workload; the keywords of `setup` become settings. Raise `InputError` for a file that is neither a scenario nor a
+    trace, by what it is (and `values`, further arguments), and for what a trace needs and was not given."""
+    if isinstance(workload, str | os.PathLike):
+        more = [text for texts in (overrides, values) if isinstance(texts, list) for text in texts]
+        require_scenario(call, os.fspath(workload), more)
     fields = {name: value for name, value in (setup or {}).items() if value is not None}
     profile, cap_tokens = fields.pop("profile", None), fields.pop("cap_tokens", None)
     settings = [Setting(SYSTEMS, listed_systems(call, systems), "argument systems")] if systems else []
@@ -78,19 +108,21 @@ def open_workload(call: str, workload: Any, systems: Any, overrides: Any, setup:
         if profile is not None:
             named = {"path": None, "roofline": None, **_profile(profile)}
             settings.insert(0, given("profile", named, f"argument profile={str(profile)!r}"))
+        if (found := _result_of(workload)) is not None:
+            return Opened(os.fspath(workload), found, settings, None)
         if isinstance(workload, Mapping):
             return Opened(f"simrl.{call}", _plain(workload), settings, None)
         return Opened(os.fspath(workload), None, settings, None)
 
     trace, path = _trace(workload, cap_tokens)
     values = {setting.key: setting.value for setting in settings}
-    for name, example in NEEDED.items():
-        key = FIELDS.get(name, name)
-        if key not in values and key.partition(".")[0] not in values:
-            raise InputError(f"simrl.{call}: no {name}; a trace needs one, such as {example}")
-    if SYSTEMS not in values:
+    given_keys = {*values, *(key.partition(".")[0] for key in values if "." not in key)}
+    lacks = {n: o for n, o in NEEDED.items() if not given_keys & {k := FIELDS.get(n, n), k.partition(".")[0]}}
+    if lacks:
+        what = " or ".join(lacks) if len(lacks) < 3 else f"{', '.join([*lacks][:-1])} or {[*lacks][-1]}"
         raise InputError(
-            f"simrl.{call}: no systems; a trace needs one or several: give --system, such as verl_colocated"
+            f"simrl.{call}: no {what}; a trace needs {'them' if len(lacks) > 1 else 'one'}: add {' '.join(lacks.values())}, or "
+            "name a scenario with it as workload.trace=…"
         )
     updates = values.get("steps", len(trace.step_slices))
     data = {
@@ -99,15 +131,28 @@ def open_workload(call: str, workload: Any, systems: Any, overrides: Any, setup:
         "warmup_steps": updates // 4 if isinstance(updates, int) else 0,
         "cluster": {"tp": 1},
         "workload": {"trace": trace.metadata.name if path is None else path},
-        "profile": _default_profile(values) if profile is None else _profile(profile),
+        **({} if profile is None else {"profile": _profile(profile)}),
     }
     return Opened(f"simrl.{call}", data, settings, trace if path is None else None)
+
+
+def _result_of(workload: Any) -> dict[str, Any] | None:
+    """Return the scenario of a folder that `simrl run` or `simrl compare` wrote for a run; None for another workload."""
+    file = Path(workload) / METADATA_FILE if isinstance(workload, str | os.PathLike) else None
+    if file is None or not file.is_file():
+        return None
+    try:
+        scenario = dict(json.loads(file.read_text(encoding="utf-8"))["scenario"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{workload}: not a result folder ({first_line(error)}); `simrl run` writes one") from error
+    systems = [scenario.pop("system")] if "system" in scenario else []
+    return {"systems": systems, **{key: value for key, value in scenario.items() if key not in FILLED_IN}}
 
 
 def is_scenario(workload: Any) -> bool:
     """Return whether a workload is a scenario, and no trace."""
     if isinstance(workload, str | os.PathLike):
-        return Path(workload).suffix != TRACE_SUFFIX
+        return Path(workload).suffix not in (TRACE_SUFFIX, *TABLE_SUFFIXES)
     return isinstance(workload, Mapping)
 
 
@@ -115,7 +160,8 @@ def listed_systems(call: str, systems: Any) -> list[Any]:
     """Return systems as a scenario lists them; a text such as {name: areal, eta: 4} is an object."""
     if isinstance(systems, str | Mapping):
         raise InputError(f"simrl.{call}: systems is {systems!r}; give a list, such as [{systems!r}]")
-    return [one_system(system) for system in systems]
+    each = [part for one in systems for part in (split_at_commas(one) if isinstance(one, str) else [one]) if part]
+    return [one_system(system) for system in each]
 
 
 def one_system(system: Any) -> Any:
@@ -130,8 +176,30 @@ def settings_of(overrides: Any) -> list[Setting]:
     if isinstance(overrides, str):
         raise InputError(f"overrides is {overrides!r}; give a list, such as [{overrides!r}], or a dictionary")
     if isinstance(overrides, Mapping):
-        return [given(key, _plain(value), f"override {key}={value!r}") for key, value in overrides.items()]
-    return [each if isinstance(each, Setting) else override(each) for each in overrides or ()]
+        return [
+            given(with_section(key), _plain(value), f"override {key}={value!r}") for key, value in overrides.items()
+        ]
+    require_settings(overrides or ())
+    settings = [each if isinstance(each, Setting) else override(each) for each in overrides or ()]
+    for each in settings:
+        require_section(each.key, each.value)
+    return [each._replace(key=with_section(each.key)) for each in settings]
+
+
+def without_parameters(systems: Sequence[Any], overrides: Any) -> tuple[Sequence[Any], Any]:
+    """Return the systems with the parameters among the overrides (eta=2), each where a system has it, and the other overrides.
+    Raise `InputError` for a parameter that none has."""
+    settings = settings_of(overrides)
+    own = [setting for setting in settings if setting.key.startswith(PARAMETER)]
+    if not own:
+        return systems, overrides
+    entries = [{"name": each} if isinstance(each, str) else each for each in systems]
+    for setting in own:
+        require_parameter(setting.key, [str(entry.get("name")) for entry in entries], parameters_of)
+    left = [setting not in own for setting in settings]
+    if isinstance(overrides, Mapping):
+        return [with_parameters(each, own, parameters_of) for each in entries], dict(compress(overrides.items(), left))
+    return [with_parameters(each, own, parameters_of) for each in entries], list(compress(overrides, left))
 
 
 def is_parameter(key: str, system: Any) -> bool:
@@ -146,8 +214,11 @@ def is_parameter(key: str, system: Any) -> bool:
 def dimensions(values: Any) -> dict[str, Dimension]:
     """Return what varies, by key, from a dictionary of lists or from texts KEY=A,B,C."""
     if isinstance(values, Mapping):
-        return {key: listed(key, several) for key, several in values.items()}
-    return by_key(values or ())
+        return {with_section(key): listed(with_section(key), several) for key, several in values.items()}
+    require_settings(values or ())
+    return by_key(
+        [with_section(key) + equals + rest for key, equals, rest in (each.partition("=") for each in values or ())]
+    )
 
 
 def fixed(settings: Sequence[Setting]) -> dict[str, Dimension]:
@@ -186,24 +257,36 @@ def _trace(workload: Any, cap_tokens: int | None) -> tuple[Trace, str | None]:
     if isinstance(workload, str | os.PathLike):
         if cap_tokens is not None:
             raise InputError(f"cap_tokens={cap_tokens}: {os.fspath(workload)} has its own; leave it out")
+        if Path(workload).suffix in TABLE_SUFFIXES:
+            return _table(Path(workload)), None
         return read_trace(os.fspath(workload)), os.fspath(workload)
     if isinstance(workload, Trace):
         return workload, None
     return import_frame(workload, cap_tokens=cap_tokens), None
 
 
+def _table(path: Path) -> Trace:
+    """Return the trace of a table of lengths, with columns of our names or of `ALIASES`; log which were taken."""
+    reader = import_csv if path.suffix == ".csv" else import_jsonl
+    try:
+        with path.open(encoding="utf-8") as file:
+            line = file.readline()
+        header = next(csv.reader([line])) if path.suffix == ".csv" else list(json.loads(line))
+    except (OSError, ValueError, StopIteration, TypeError):  # its reader reports it
+        return reader(path)
+    columns = {
+        ours: next(name for name in theirs if name in header)
+        for ours, theirs in ALIASES.items()
+        if ours not in header and not {*header}.isdisjoint(theirs)
+    }
+    if columns:
+        read = ", ".join(f"{ours}={theirs}" for ours, theirs in columns.items())
+        LOG.info(f"{path}: read with {read}; `simrl trace import {path.suffix[1:]} --column …` reads other columns")
+    return reader(path, columns)
+
+
 def _profile(profile: Any) -> dict[str, Any]:
     return {"roofline": {}} if os.fspath(profile) == "roofline" else {"path": os.fspath(profile)}
-
-
-def _default_profile(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shipped profile, with references that follow other models, GPUs and tp, if there is one; else a roofline."""
-    model, gpu = known_name(str(values.get("model", ""))), known_gpu(str(values.get("cluster.gpu", "")))
-    file = shipped_profile(model, gpu, values.get("cluster.tp", 1)) if model in MODELS else None
-    if file is None:
-        return {"roofline": {}}
-    template = file.parent / "${model}_${cluster.gpu}_tp${cluster.tp}.parquet"
-    return {"path": str(template), "between_passes_s": BETWEEN_PASSES_S}
 
 
 def _plain(value: Any) -> Any:

@@ -32,6 +32,7 @@ INFEASIBLE = 2  # a status of scipy.optimize.milp
 
 
 Representative = Literal["responses", "medians"]
+Alternation = Literal["reversed", "pairing", "none"]  # of the second of two steps
 
 
 class RankingGroup(NamedTuple):
@@ -282,12 +283,17 @@ def best_pairing(busy_s: ArrayLike, group_s: Sequence[float], workers_per_group:
     return groups
 
 
-def two_step_sums(group_s: Sequence[float], workers_per_group: Sequence[int], pairing: bool = False) -> Floats:
-    """Return the seconds that each worker is busy in two steps, (workers,): an ascending fill, then a reversed one or
-    `best_pairing`'s."""
+def two_step_sums(
+    group_s: Sequence[float], workers_per_group: Sequence[int], alternation: Alternation = "reversed"
+) -> Floats:
+    """Return the seconds that each worker is busy in two steps, (workers,): an ascending fill, then a reversed one,
+    `best_pairing`'s, or the ascending one again."""
     times = np.asarray(group_s, dtype=np.float64)
-    first = times[ascending_fill(workers_per_group)]
-    second = best_pairing(first, group_s, workers_per_group) if pairing else reversed_fill(workers_per_group)
+    ascending = ascending_fill(workers_per_group)
+    first = times[ascending]
+    second = reversed_fill(workers_per_group) if alternation == "reversed" else ascending
+    if alternation == "pairing":
+        second = best_pairing(first, group_s, workers_per_group)
     sums: Floats = first + times[second]
     return sums
 

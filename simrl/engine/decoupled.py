@@ -13,6 +13,9 @@ pass; the drafter's acceptance is learnt from verified windows alone.
 Invariant: at one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a drafter pass starts.
 `tests/reference_decoupled.py` is the rule, an event at a time; a stretch gives the result of single passes to the last bit.
 
+A drafter pass in which a window begins for a request takes the time of a round more: the host starts it, with the verdicts that
+have come, and hands the window before over. (Other drafters start a round once a window, too.)
+
 The verifier's passes are never scheduled ahead (`Limits.async_scheduling` is off here): a pass takes the windows that are ready
 when it starts. So a verifier that has nothing to compute waits for a drafter pass that is under way, and for nothing else.
 
@@ -60,7 +63,7 @@ def _end_draft(r: Requests, drafts: Drafts, t: Totals) -> None:
 @part
 def _start_draft(r: Requests, drafts: Drafts, t: Totals, d: Decoding, now_s: float) -> None:
     """Start a drafter pass for the requests that may draft now, if there are any."""
-    n = 0
+    n, begins = 0, False
     for i in range(t.n_running):
         slot = r[i].running
         window, unverified = drafts[slot].window, drafts[slot].in_verification + drafts[slot].ahead
@@ -73,9 +76,19 @@ def _start_draft(r: Requests, drafts: Drafts, t: Totals, d: Decoding, now_s: flo
         drafts[slot].drafted_total += may
         drafts[slot].unverified_total += may
         n += may
+        begins |= may and unverified % window == 0
     if n > 0:
-        t.draft_ends_s = now_s + t.slowdown * interpolate(d.draft_sequences, d.step_s[0], float(n))
+        t.draft_ends_s = now_s + _draft_s(t, d, n, begins)
         t.draft_tokens += n
+
+
+@part
+def _draft_s(t: Totals, d: Decoding, n: int, begins: bool) -> float:
+    """Return the seconds of a drafter pass for n requests, in which a window begins or none does."""
+    seconds = interpolate(d.draft_sequences, d.step_s[0], float(n))
+    if begins:
+        seconds += interpolate(d.draft_sequences, d.round_s[0], float(n))
+    return float(t.slowdown * seconds)
 
 
 @part
@@ -240,15 +253,17 @@ def _stretch(
     there is surely room.
 
     From one verification to the next, a request drafts in every pass of the drafter until it has all it may draft. So the
-    drafter needs no look at the requests: `having[k]` of them have all after k passes more.
+    drafter needs no look at the requests: `having[k]` of them have all after k passes more, and `begins[k]` says whether a
+    window begins in the pass after those.
     """
     n, size, kv_capacity = t.n_running, limits.block_size, capacity_tokens(limits)
     chances = Chances(np.empty((1, n, d.log_acceptances.shape[1])), np.zeros(1, dtype=np.bool_))
     fill_chances(chances, 0, r, drafts, t, d)
     likely = chances.accepted[0]
-    step_s = np.empty(n + 1)
+    pass_s = np.empty((2, n + 1))
     for k in range(n + 1):
-        step_s[k] = t.slowdown * interpolate(d.draft_sequences, d.step_s[0], float(k))
+        pass_s[0, k], pass_s[1, k] = _draft_s(t, d, k, False), _draft_s(t, d, k, True)
+    begins = np.zeros(2 * d.log_acceptances.shape[1] + 1, dtype=np.int64)
     may, having = np.empty(n, dtype=np.int64), np.empty(2 * d.log_acceptances.shape[1] + 1, dtype=np.int64)
     every, enough, stopped = d.rule.reconfigure_every, _surely_enough(n, limits, d), False
     # Arrays of the loop, by name: each use of a tuple's array counts its references.
@@ -260,6 +275,7 @@ def _stretch(
     while not stopped and t.now_s <= until_s and t.free_blocks >= enough:
         landed = t.draft_ends_s <= t.now_s
         having[:] = 0
+        begins[:] = 0
         flying, lacking = 0, NEVER  # requests in the drafter's pass; passes until a window is ready
         verifying, query, cached, accepted = 0, 0, 0, 0
         for i in range(n):
@@ -288,10 +304,13 @@ def _stretch(
             unverified = drafts[slot].in_verification + drafts[slot].ahead + drafts[slot].drafting
             may[i] = max(most - unverified, 0)
             having[may[i]] += 1
+            for begin in (0, window):
+                if unverified <= begin < most:
+                    begins[begin - unverified] = 1
             flying += drafts[slot].drafting
         passes, drafting, ends_s = 0, n - having[0], t.draft_ends_s
         if flying == 0:
-            ends_s, passes, drafting = _next_pass(t, step_s, having, passes, drafting, t.now_s)
+            ends_s, passes, drafting = _next_pass(t, pass_s, having, begins, passes, drafting, t.now_s)
         if verifying == 0:
             share = t.recent_accepted / t.recent_drafted if t.recent_drafted > 0 else 0.0
             lacking += flying > 0
@@ -303,7 +322,7 @@ def _stretch(
                 lacking -= 1
                 if lacking == 0 or t.now_s > until_s:
                     break
-                ends_s, passes, drafting = _next_pass(t, step_s, having, passes, drafting, t.now_s)
+                ends_s, passes, drafting = _next_pass(t, pass_s, having, begins, passes, drafting, t.now_s)
         else:
             decoding, tokens, kv = float(verifying), float(query), float(cached + query)
             attended_s = interpolate4(*grids, attention_s, (0.0, 0.0, decoding, kv / decoding))
@@ -324,7 +343,7 @@ def _stretch(
             t.decodes += verifying
             t.passes += 1
             while ends_s < t.now_s:
-                ends_s, passes, drafting = _next_pass(t, step_s, having, passes, drafting, ends_s)
+                ends_s, passes, drafting = _next_pass(t, pass_s, having, begins, passes, drafting, ends_s)
         landed = passes > 0 or ends_s == np.inf
         drafted_of_pass, accepted_of_pass = 0, 0
         for i in range(n):
@@ -353,14 +372,14 @@ def _stretch(
 
 @inlined
 def _next_pass(
-    t: Totals, step_s: Floats, having: Ints, passes: int, drafting: int, now_s: float
+    t: Totals, pass_s: Floats, having: Ints, begins: Ints, passes: int, drafting: int, now_s: float
 ) -> tuple[float, int, int]:
     """Start the drafter's next pass, for `drafting` requests. Returns when it ends (infinity: it rests), the passes so far, and
     for how many requests the one after would be."""
     if drafting == 0:
         return np.inf, passes, 0
     t.draft_tokens += drafting
-    return now_s + step_s[drafting], passes + 1, drafting - having[passes + 1]
+    return now_s + pass_s[begins[passes], drafting], passes + 1, drafting - having[passes + 1]
 
 
 @kernel

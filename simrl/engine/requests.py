@@ -172,8 +172,8 @@ class Limits(NamedTuple):
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the blocks hold, if sequences had no states and no windows shorter than they are."""
-        return self.kv_blocks // (self.full_groups + self.window_groups) * self.block_size
+        """Tokens of a cache of these blocks, as vLLM counts them: each group of layers keeps its own block of a token."""
+        return self.kv_blocks // (self.full_groups + self.window_groups + self.state_blocks) * self.block_size
 
 
 class Until(NamedTuple):

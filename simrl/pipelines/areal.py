@@ -4,6 +4,8 @@ Admission (§5.1, and the code's capacity): with B groups a step, i the current 
 and not dropped, floor((N_r - 1) / B) ≤ i + η, and no more than `max_concurrent` groups at once. Of the finished groups, those
 submitted first train first, each once (§5.1; the code sorts by the time of submission). On an update, running requests are
 interrupted, load the weights, recompute their KV cache and go on, so a response may carry segments of several versions (§4.1).
+Without interruption, the controller waits for the longest response (§7.4): no group begins while any response of any worker is
+unfinished, and then all workers load. (The code's manager holds a lock on all servers until none of them runs a request.)
 
 Invariant: up to version i, no more than (i + η + 1) · B groups were submitted. So a trainer that takes them in the order of
 their submission never trains a token older than η; one that goes on without a straggler may train it staler. The paper leaves
@@ -42,10 +44,16 @@ class Admission:
 
     def note(self, running: int, submitted: int, time_s: float) -> int:
         """Take note of the room under both bounds. Return the smaller one."""
-        if self._now is not None:
-            self.seconds[self._now[0]] += time_s - self._now[1]
+        self.close(time_s)
         self._now = ("concurrency" if running < submitted else "eta", time_s)
         return min(running, submitted)
+
+    def close(self, time_s: float) -> int:
+        """Count no time until the next note: neither bound holds groups back. Return the room: none."""
+        if self._now is not None:
+            self.seconds[self._now[0]] += time_s - self._now[1]
+        self._now = None
+        return 0
 
 
 def in_time(left: Iterable[int], version: int, eta: int, batch: int) -> bool:
@@ -61,16 +69,20 @@ def areal(
     *,
     eta: int,
     running: LoadMode = "recompute",
+    interruptible: bool = True,
     max_concurrent: int | None = None,
     on_stale: Literal["train", "wait", "drop"] = "train",
 ) -> simpy.events.ProcessGenerator:
-    """Train whenever a batch of groups is finished, then update every worker in flight; `running` says what happens to
-    responses that run then."""
+    """Train whenever a batch of groups is finished, then update every worker: in flight, where `running` says what happens to
+    responses that run then, or once none runs anywhere (`interruptible`)."""
     trainer, batch = run.trainer, run.workload.batch_groups
     admission = run.recorder.facts["admission"] = Admission()
     most = max_concurrent or CONCURRENT_BATCHES * batch
+    draining = False
 
     def room() -> int:
+        if draining:
+            return admission.close(run.env.now)
         active = len(stream.running)
         accepted = stream.submitted - stream.dropped - active
         return admission.note(*capacity(eta, trainer.version, batch, most, active, accepted), run.env.now)
@@ -94,6 +106,11 @@ def areal(
         while (groups := next_batch()) is None:
             yield stream.news_for(batch)
         yield trainer.train(stream.take(groups))
+        if not interruptible:
+            draining = True
+            stream.admit()
+            yield stream.drained()
+            draining = False
         loads = [w.load_weights(trainer.version, running) for w in run.workers]
         stream.admit()
         yield gather(run.env, loads)

@@ -6,9 +6,10 @@ an inter-step migration carries into the next step, which are marked (`Rollout.c
 workers: they wait for one another only because version k - 1 needs all of step k - 2.
 
 From the second epoch on, a step's prompts are ranked by the median length of their responses in their last epoch, cut into
-ranking groups (`simrl.dispatch.allocation`), and given to the workers in ascending order in even steps, counted from 0, and in
-descending order in odd ones. A response that is far longer than its ranking group ever was moves to a worker with more time
-left, or into the next step. Without weight buffers on the hosts there is a barrier: all workers load together.
+ranking groups (`simrl.dispatch.allocation`), and given to the workers in ascending order in even steps, counted from 0, and
+in descending order in odd ones. A response that is far longer than the longest of its ranking group's prompts was (by
+medians) moves to a worker with more time left, or into the next step. Without weight buffers on the hosts there is a barrier:
+all workers load together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
@@ -44,7 +45,7 @@ class HistoPipe(NamedTuple):
     ranking_groups: int | None
     max_workers: int | None
     representative: allocation.Representative
-    alternation: Literal["reversed", "pairing", "none"]
+    alternation: allocation.Alternation
     weight_buffer: bool
     migration: bool
     alpha: float
@@ -207,7 +208,7 @@ class _Steps:
             for i, worker in enumerate(mine):
                 step.parts[worker] = samples[i :: len(mine)]
                 step.predicted_s[worker], step.rank_of[worker] = group_s[g], g
-            longest = max(int(lengths[prompt].max()) for prompt in ranking[g].prompts)
+            longest = max(float(np.median(lengths[prompt])) for prompt in ranking[g].prompts)  # as they are ranked
             outlier_tokens, last = math.floor(self.beta(epoch) * longest) + 1, int(self.rule.alpha * len(samples))
             step.groups.append(_RankingGroup({sample.uid: sample for sample in samples}, outlier_tokens, last))
         return True

@@ -46,6 +46,8 @@ class GroupStream:
         self._run = run
         self._room = room
         self._news = Signal(run.env)
+        self._generating = 0  # groups with a response that is not finished
+        self._drained = Signal(run.env)
 
     def admit(self) -> None:
         """Submit groups while the rule has room for them and the workload has groups."""
@@ -66,6 +68,7 @@ class GroupStream:
         number = self.submitted
         [group] = self._run.workload.next_groups(1)
         self.submitted += 1
+        self._generating += 1
         self.running[number] = self._run.trainer.version
         return number, group
 
@@ -94,9 +97,16 @@ class GroupStream:
             )
         return self._news.next
 
+    def drained(self) -> simpy.Event:
+        """Return an event that fires when no response of any group is unfinished."""
+        return self._drained.next if self._generating else self._run.env.timeout(0)
+
     def _ended(self, number: int, ended: Any) -> None:
         if not ended.ok:
             raise ended.value  # a worker that died, or its engine's error
+        self._generating -= 1
+        if not self._generating:
+            self._drained.fire()
         on_fire(self._run.rewarder.score(ended.value), partial(self._scored, number))
 
     def _scored(self, number: int, scored: Any) -> None:

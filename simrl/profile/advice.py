@@ -1,7 +1,7 @@
 """Advice on a profile that a scenario lacks: the file that exists, or the command that makes one.
 
 Invariant: only what works is advised: files that are there, and sources that have the model and the GPU. A source that is not
-installed cannot be asked for a model: it is advised by GPU, precision and tp, and may still refuse.
+installed is advised unless it is known to refuse (`require_possible`), and may still lack a size.
 """
 
 from __future__ import annotations
@@ -12,32 +12,40 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from simrl.errors import InputError
+from simrl.extensions import install_command
 from simrl.profile.hardware import GPUS
-from simrl.profile.metadata import ProfileMetadata
+from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape
-from simrl.profile.profilers.aiconfigurator import PACKAGES, SYSTEMS, EngineSetup, engine_of
+from simrl.profile.precision import FP8_EXPERTS
+from simrl.profile.profilers.aiconfigurator import engine_of
 from simrl.profile.profilers.roofline import roofline_profile
+from simrl.profile.profilers.setups import PACKAGES, EngineSetup, is_measurable, require_possible
 from simrl.profile.profilers.transformed import BASES
 from simrl.profile.shipped import PROFILES, file_name, shipped_profile
 
 
-def advice(wanted: ProfileMetadata, shape: ModelShape, path: str) -> str:
-    """Return how to get the profile of a model, GPU and split that `wanted` names, for a scenario that names `path`."""
+def advice(wanted: ProfileMetadata, shape: ModelShape, path: str, model: str = "") -> str:
+    """Return how to get the profile of a model, GPU and split that `wanted` names, for a scenario that names `path` and
+    `model`."""
     split = (wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision)
     shipped = shipped_profile(wanted.model, wanted.gpu, *split)
     if shipped is not None:
         return f"simrl has it: profile.path={shipped}"
-    ways = [*_existing(wanted, Path(path).parent), *_derived(wanted, shape, Path(path))]
+    ways = [*_existing(wanted, Path(path).parent), *derived(wanted, shape, Path(path), model)]
+    if shape.experts and wanted.precision == "fp8":
+        ways.insert(0, f"{FP8_EXPERTS}: precision.weights=fp8-block")
     with suppress(InputError):
         if split == (wanted.tp, 1, 1, "bf16", "bf16"):
             roofline_profile(shape, GPUS[wanted.gpu], wanted.tp)
             ways.append("take the data sheet's rates with profile.path=null profile.roofline={}")
-    return "; ".join([*ways, "or measure your own engine with `simrl measure`"])
+    ways += [f"{'or ' if ways else ''}measure your own engine with `simrl measure`"] * is_measurable(_setup(wanted))
+    lacking = f"no source has it: {wanted.model} in {wanted.precision}, {split_words(wanted.model_dump())}"
+    return "; ".join(ways) or f"{lacking}; with dp 1, ep 1 and bf16, measure your own engine with `simrl measure`"
 
 
 def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
     """Return the splits that have a profile of this model on this GPU, or the GPUs that have one."""
-    names = {file.stem for place in (folder, *PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
+    names = {file.stem for place in (folder, PROFILES) for file in place.glob(f"{wanted.model}_*.parquet".lower())}
     of_model = sorted(name.removeprefix(f"{wanted.model}_").partition("_") for name in names)
     splits = [split.replace("_", " ") for gpu, _, split in of_model if gpu == wanted.gpu]
     if splits:
@@ -46,27 +54,39 @@ def _existing(wanted: ProfileMetadata, folder: Path) -> list[str]:
     return [f"there are profiles of {wanted.model} on {', '.join(gpus)}"] if gpus else []
 
 
-def _derived(wanted: ProfileMetadata, shape: ModelShape, path: Path) -> list[str]:
-    """Return the command that derives the profile, if a source has it."""
-    base = BASES.get(wanted.gpu, wanted.gpu)
-    if base not in SYSTEMS or (base != wanted.gpu and wanted.precision != "bf16") or shape.name not in MODELS:
+def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str = "") -> list[str]:
+    """Return the command that derives the profile of a model by its name, or by the folder that a scenario names, if a source
+    has it."""
+    name = wanted.model if shape.name in MODELS else model
+    base, setup = BASES.get(wanted.gpu, wanted.gpu), _setup(wanted)
+    if (base != wanted.gpu and wanted.precision != "bf16") or not name:
         return []
     if wanted.tp & (wanted.tp - 1):  # collectives were measured among powers of two
         return []
-    if wanted.precision == "nvfp4" and not base.startswith(("b", "gb", "rtx")):
-        return []  # Hopper and older have no such kernels
-    package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
-    setup = EngineSetup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
+    package = setup.package
+    try:
+        require_possible(shape, base, setup)
+    except InputError:
+        return []
     installed = find_spec(PACKAGES[package]) is not None
     if installed and not _has(shape, base, setup):
         return []
-    output = path if path.parent.is_dir() and path.suffix == ".parquet" else Path(file_name(wanted))
+    plain = file_name(wanted.model_copy(update={"precision": "bf16", "kv_precision": "bf16"}))
+    named = path if path.name != plain else path.with_name(file_name(wanted))  # precisions are a part of a shipped name
+    output = named if path.parent.is_dir() and path.suffix == ".parquet" else Path(file_name(wanted))
     options: dict[str, tuple[object, object]] = {"dp": (wanted.dp, 1), "ep": (wanted.ep, 1)}
     options |= {"precision": (wanted.precision, "bf16"), "kv-precision": (wanted.kv_precision, "bf16")}
     options |= {"source": (package, "aiconfigurator")}
     more = "".join(f" --{key} {value}" for key, (value, default) in options.items() if value != default)
-    command = f"simrl profile derive {wanted.model} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
-    return [f"derive one with `{command}`" + ("" if installed else f" (first: pip install 'simrl[{package}]')")]
+    command = f"simrl profile derive {name} --gpu {wanted.gpu} --tp {wanted.tp}{more} -o {output}"
+    first = "" if installed else f" (first: {install_command(package)})"
+    then = "" if output == path else f", and set profile.path={output}"
+    return [f"derive one with `{command}`{first}{then}"]
+
+
+def _setup(wanted: ProfileMetadata) -> EngineSetup:
+    package = "aisimulate" if wanted.precision == "fp8-block" else "aiconfigurator"
+    return EngineSetup(wanted.tp, wanted.dp, wanted.ep, wanted.precision, wanted.kv_precision, package=package)
 
 
 @lru_cache(maxsize=64)

@@ -101,5 +101,11 @@ def gpu(name: str) -> Gpu:
     """Return a GPU by its name in `GPUS`, or one that `known_gpu` knows."""
     found = known_gpu(name)
     if found not in GPUS:
+        counted = re.fullmatch(r"(\d+) *[x*] *(.+)|(.+?) *[x*:] *(\d+)", name.lower())
+        kind, count = (counted[2] or counted[3], counted[1] or counted[4]) if counted else ("", "")
+        if known_gpu(kind) in GPUS:
+            raise InputError(
+                f"gpu {name!r}: the kind and the number are two keys: cluster.gpu={known_gpu(kind)} cluster.gpus={count}"
+            )
         raise InputError(f"gpu {name!r} is unknown{meant(name, GPUS)}; choose one of {', '.join(GPUS)}")
     return GPUS[found]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line, meant
-from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, unread_keys
+from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
 from simrl.validation import explain
 
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
@@ -225,6 +225,15 @@ def require_dense(shape: ModelShape, what: str) -> None:
         )
 
 
+def require_kv_heads(what: str, tp: int, shape: ModelShape) -> None:
+    """Raise `InputError` for KV heads that `tp` GPUs can neither divide among them nor have equally many copies of."""
+    if max(tp, shape.kv_heads) % min(tp, shape.kv_heads):
+        raise InputError(
+            f"{what} is {tp}: it neither divides the {shape.kv_heads} KV heads of {shape.name} nor is a multiple of them; "
+            f"choose a divisor or a multiple"
+        )
+
+
 def model_shape(model: str | Path) -> ModelShape:
     """Return the shape of a model by its name in `MODELS` or on Hugging Face, or from a `config.json` (the file or its folder).
 
@@ -279,7 +288,7 @@ def understood(model: str) -> str:
     if s.experts:
         shared = ", shared ones beside" if s.shared_intermediate else ""
         parts.append(f"{s.experts_per_token} of {s.experts} experts in {s.expert_layers} layers{shared}")
-    unread = ", ".join(unread_keys(config)) or "nothing that may matter"
+    unread = ", ".join(left_out(config)) or "nothing that may matter"
     return f"understood: {', '.join(parts)}; not read: {unread}"
 
 

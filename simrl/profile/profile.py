@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.interpolation import interpolate, interpolate4
 from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
 from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
+from simrl.profile.model_shape import known_name
+from simrl.profile.shipped import PROFILES, by_name
 
 Floats = NDArray[np.float64]
 AXES = ("prefill_tokens", "prefill_kv_tokens", "decode_sequences", "decode_kv_tokens")
@@ -264,10 +267,18 @@ class TableProfile:
             experts_s=t.experts_s * forward,
         )
         changes = [f"every pass × {forward:g} (forward_correction)"] if forward != 1.0 else []
-        changes += [f"{pause * 1e3:g} ms between passes ({giver})"] if between_passes_s is not None else []
+        if between_passes_s is not None:
+            changes.append(f"{pause * 1e3:g} ms between passes ({giver}){self._shorter_than(pause, forward)}")
         changes += [f"{sequence_overhead_s * 1e6:g} µs more a decoding sequence"] if sequence_overhead_s else []
         changes += [f"no pass under {least_pass_s * 1e3:g} ms (least_pass_s)"] if least_pass_s else []
         return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))
+
+    def _shorter_than(self, pause_s: float, forward: float) -> str:
+        """Return which passes take less than a pause between them, in words: up to how many sequences of 1,024 tokens."""
+        t, numbers = self.tables, [2**power for power in range(int(self.tables.decode_sequences[-1]).bit_length())]
+        shorter = (n for n in numbers if forward * (self.decode_s(n, 1024) - t.between_passes_s) < pause_s)
+        most = max(shorter, default=0)
+        return f", longer than the kernels of a pass of up to {most:,} sequences" if most else ""
 
     def require_covers(self, query_tokens: int, sequences: int, kv_tokens: int, verified_positions: int = 0) -> None:
         """Raise `InputError` for limits that leave a grid: tokens of a pass, sequences of a pass, tokens of one sequence, and
@@ -321,12 +332,14 @@ def write_profile(profile: TableProfile, path: str | Path) -> None:
 
 def read_profile(path: str | Path) -> TableProfile:
     """Read a file of `write_profile`. Raises `InputError` for holes, falling times and files that are no profile."""
-    path = Path(path)
+    path = by_name(Path(path))
     if not path.exists():
+        shipped = sorted(file.stem for file in PROFILES.glob(f"{known_name(path.stem)}*.parquet"))
+        near = shipped[:3] or get_close_matches(path.stem, [file.stem for file in PROFILES.glob("*.parquet")], n=1)
+        suggestion = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise InputError(
-            f"{path}: no such profile; name one that exists, such as those in the project's profiles folder (paths in "
-            "a scenario are relative to its file), derive one with `simrl profile derive`, or measure your own engine with "
-            "`simrl measure`"
+            f"{path}: no such profile{suggestion}; name a file (paths in a scenario are relative to its file) or one that "
+            "simrl ships, derive one with `simrl profile derive`, or measure your own engine with `simrl measure`"
         )
     table = read_parquet(path)
     metadata = parquet_metadata(table, path, METADATA_KEY, ProfileMetadata, "derive the profile again")

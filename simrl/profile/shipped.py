@@ -1,4 +1,7 @@
-"""Profiles that come with simrl: inside an installed package, beside the package in a checkout."""
+"""Files that come with simrl: profiles, example scenarios and their traces.
+
+They lie in one tree, `ROOT`: the folder `shipped` of an installed package, the top of a checkout.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from pathlib import Path
 
 from simrl.profile.metadata import ProfileMetadata
 
-PACKAGE = Path(__file__).parents[1]
-PROFILES = (PACKAGE / "shipped_profiles", PACKAGE.parent / "profiles")
+_PACKAGE = Path(__file__).parents[1]
+ROOT = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
+PROFILES = ROOT / "profiles"
+SHIPPED = "shipped"  # stands for a profile's path: the shipped one of the model, GPUs and precision
 
 
 def file_name(of: ProfileMetadata) -> str:
@@ -21,6 +26,12 @@ def file_name(of: ProfileMetadata) -> str:
     return f"{'_'.join(parts)}.parquet".lower()
 
 
+def by_name(path: Path) -> Path:
+    """Return the file of a shipped profile for its name, `qwen3-8b_h100_tp1`; another path as it is."""
+    named = PROFILES / f"{path.name.removesuffix('.parquet')}.parquet"
+    return named if path.parent == Path() and not path.exists() and named.is_file() else path
+
+
 def shipped_profile(
     model: str, gpu: str, tp: int, dp: int = 1, ep: int = 1, precision: str = "bf16", kv_precision: str = "bf16"
 ) -> Path | None:
@@ -28,8 +39,7 @@ def shipped_profile(
     wanted = ProfileMetadata(
         model=model, gpu=gpu, tp=tp, dp=dp, ep=ep, precision=precision, kv_precision=kv_precision, kind="", source=""
     )
-    for folder in PROFILES:
-        file = folder / file_name(wanted)
-        if file.is_file():
-            return Path(os.path.relpath(file)) if file.is_relative_to(Path.cwd()) else file
-    return None
+    file = PROFILES / file_name(wanted)
+    if not file.is_file():
+        return None
+    return Path(os.path.relpath(file)) if file.is_relative_to(Path.cwd()) else file

@@ -92,7 +92,8 @@ def summary(
                               drafter finished the response first. No other column counts them
     migrated_share            share of all samples, from the start on, that were at more than one worker
     settled                   whether off-policyness no longer grew: its mean in the second half of the window is within 10 %
-                              (or 0.1) of the first half's. Where not, a buffer was still filling
+                              (or 0.1) of the first half's, and the mean token is no older than the warm-up is long. Where
+                              not, a buffer was still filling
     gpu_hours_per_1k_samples  all GPUs, whatever they do
     cost_per_1k_samples       the same times the price of a GPU-hour; None without a price
     speculation               the method, and its parameters; "none" for plain decoding
@@ -116,6 +117,7 @@ def summary(
     ages, tokens = (steps.column(name).to_numpy() for name in ("off_policyness_mean", "response_tokens"))
     parts = zip(np.array_split(ages, 2), np.array_split(tokens, 2), strict=True)
     halves = [float(np.average(a, weights=n)) for a, n in parts if a.size]
+    age = float(np.average(ages, weights=tokens))
     gpu_hours = gpus * seconds / 3600 / samples * 1000
     speculation = result.metadata.get("speculation")
     return {
@@ -128,14 +130,14 @@ def summary(
         "rollout_bubble": rollout_bubble(gpu_s),
         "occupancy": occupancy(result, start_s, end_s),
         "train_idle": gpu_s.get((False, "idle"), 0.0) / train_s if train_s else 0.0,
-        "off_policyness_mean": float(np.average(ages, weights=tokens)),
+        "off_policyness_mean": age,
         "off_policyness_max": int(steps.column("off_policyness_max").to_numpy().max()),
         "carried_share": carried / response,
         "carried_off_policyness_max": int(steps.column("carried_off_policyness_max").to_numpy().max()),
         "dropped_share": sum(totals(dropped, "generated_tokens")) / max(generated, 1),
         "duplicate_share": duplicates / max(generated + duplicates, 1),
         "migrated_share": _migrated_share(result),
-        "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1),
+        "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1) and age <= warmup_steps + 0.1,
         "gpu_hours_per_1k_samples": gpu_hours,
         "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour or None,
         **_of_pools(gpu_hours, result.metadata, cost_per_gpu_hour, train_cost_per_gpu_hour),

@@ -196,6 +196,8 @@ def read_result(folder: str | Path) -> Result:
     hold together (`simrl.result.check`)."""
     folder = Path(folder)
     if not (folder / METADATA_FILE).exists():
+        if (folder / "sweep.json").exists():
+            raise InputError(f"{folder}: is a sweep's, which has a table and no runs; simrl report reads it")
         raise InputError(f"{folder}: not a result folder{_instead(folder)}")
     try:
         metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))

@@ -145,7 +145,8 @@ class TrainingCosts:
         """Seconds of a publication, on GPUs of the trainer's own."""
         if self.config.weight_sync:
             return publication_s(self.config, self.model, self.gpu, self.gpus)
-        return self.config.publish_s + self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
+        gathered_s = self.model.weight_bytes / self.gpu.bytes_per_s_among(self.gpus)
+        return self.config.publish_s + handing_s(self.model) + gathered_s
 
     @property
     def switch_s(self) -> float:

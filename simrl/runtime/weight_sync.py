@@ -79,12 +79,12 @@ def loading_s(
     parts: float = 0,
     trainer: Gpu | None = None,
 ) -> float:
-    """Return the seconds of a load at a worker of `unit` GPUs, which hold 1 / `parts` of the weights each (0: 1 /
-    `unit`; data-parallel ranks hold some weights each), one of `workers` that load at once from a trainer of `gpus` (of the
-    kind `trainer` if it is another): one rank sends all tensors to everybody (NCCL's ring), or every GPU its shards, or the
-    worker reads a file."""
+    """Return the seconds of a load at a worker of `unit` GPUs, which hold 1 / `parts` of the weights each (0: 1 / `unit`;
+    data-parallel ranks hold some weights each), one of `workers` that load at once from a trainer of `gpus` (of the kind
+    `trainer` if it is a pool of its own, which the network reaches): one rank sends all tensors to everybody (NCCL's ring), or
+    every GPU its shards, or the worker reads a file."""
+    one_domain = trainer is None and gpus + workers * unit <= gpu.nvlink_domain
     trainer = trainer or gpu
-    one_domain = gpu == trainer and gpus + workers * unit <= gpu.nvlink_domain
     network = config.weight_sync_node_bytes_per_s or min(gpu.network_bytes_per_s, trainer.network_bytes_per_s)
     one_rank = gpu.link_bytes_per_s if one_domain else network
     moved, parts = moved_bytes(config, model), parts or unit

@@ -18,20 +18,24 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import LONGEST_NAME, InputError, first_line, meant
 from simrl.profile.hardware import known_gpu
 from simrl.profile.model_shape import MODELS, known_name
+from simrl.profile.shipped import SHIPPED
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
-from simrl.scenario.yaml_text import parse_override, read_yaml
+from simrl.scenario.yaml_text import parse_override, read_yaml, split_at_commas
 from simrl.validation import explain, shortened
 
 FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: it has `systems` and `vary`
 _SECTIONS = {key: field.annotation for key, field in Scenario.model_fields.items() if key not in FILLED_IN}
 _KEYS = (*_SECTIONS, "systems", "vary")
-_NAMES = [*_KEYS, *(f"{key}.{part}" for key, kind in _SECTIONS.items() for part in getattr(kind, "model_fields", ()))]
+NAMES = [*_KEYS, *(f"{key}.{part}" for key, kind in _SECTIONS.items() for part in getattr(kind, "model_fields", ()))]
 _PRESETS = ("engine.preset", "framework")
-_PATHS = ("workload.trace", "profile.path", "speculation.draft_profile", *_PRESETS)
+_FILES = ("workload.trace", "profile.path", "speculation.draft_profile")
+_PATHS = (*_FILES, *_PRESETS)
+_EITHER = {"workload.trace": "workload.synthetic", "profile.path": "profile.roofline"}
+_EITHER |= {other: key for key, other in _EITHER.items()}  # of such a pair, an override of one replaces the other
 
 PARAMETER = "system."  # begins a key that is a parameter of the systems
 ParametersOf = Callable[[str], Mapping[str, Any]]  # the parameters of a system, by its name
@@ -68,7 +72,8 @@ class _Alike(NamedTuple):
 class ScenarioFile:
     """A file after the `key=value` overrides: its systems, its variations, and the scenarios that they make.
 
-    An override of a key that the file varies replaces the variation, which `overruled` reports. An override of a part of what
+    An override with several values, `16,32`, is a variation. An override of a key that the file varies replaces the
+    variation, which `overruled` reports. An override of a part of what
     is varied, or the other way round, is refused, for a part would be lost. All methods raise `InputError` naming file, key and
     value. Without a file, `data` is what it would hold, and `path` its name in messages.
     """
@@ -84,10 +89,17 @@ class ScenarioFile:
             raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
         for key in self._config:
             _require_known(str(key), str(path))
-        self._parameters = [setting for setting in settings if setting.key.startswith(PARAMETER)]
-        self._settings = [setting for setting in settings if not setting.key.startswith(PARAMETER)]
+        values = [_values(setting) for setting in settings]
+        self._parameters = [each for each in values if each[0].key.startswith(PARAMETER)]
+        fields = [each for each in values if each not in self._parameters]
+        self._several = {each[0].key: each for each in fields if len(each) > 1}
+        self._settings = [each[0] for each in fields if len(each) == 1]
         for setting in self._settings:
             _set(self._config, setting, path)
+        keys = {setting.key for setting in self._settings if setting.value is not None}
+        for other in {_EITHER[key] for key in keys & _EITHER.keys()} - {setting.key for setting in self._settings}:
+            if OmegaConf.select(self._config, other) is not None:
+                OmegaConf.update(self._config, other, None)
         self.systems = self._systems()
         self._varied = self._entries_of_vary()
         self.variations = self.variations_beside(())
@@ -120,7 +132,7 @@ class ScenarioFile:
 
     def _validated(self, data: dict[str, Any]) -> Scenario:
         _find_files(data, self.path.parent, self._presets)
-        return Scenario.model_validate(data)
+        return Scenario.model_validate(data).with_profile()
 
     def scenarios(self, choices: Choices = _NO_CHOICES, parameters_of: ParametersOf | None = None) -> list[Scenario]:
         """Return every combination of the variations and systems, in the file's order; `choices` make systems of their own. An
@@ -129,10 +141,24 @@ class ScenarioFile:
         if self._parameters:
             names = dict.fromkeys(_named(entry)["name"] for entry in systems)
             if parameters_of is not None:
-                for setting in self._parameters:
+                for setting, *_ in self._parameters:
                     require_parameter(setting.key, names, parameters_of)
-            systems = [with_parameters(entry, self._parameters, parameters_of) for entry in systems]
-        return [self.scenario(varied, entry) for varied in self.variations for entry in systems]
+            alternatives = list(product(*self._parameters))
+            systems = [with_parameters(entry, own, parameters_of) for entry in systems for own in alternatives]
+        return [
+            self.scenario(varied, entry)
+            for varied in self.variations
+            for entry in _distinct([_named(each) for each in systems])
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Return what a file would hold that stands anywhere: the keys after the overrides, references followed, paths
+        absolute."""
+        data: dict[str, Any] = _plain(self._config, None, self.path)
+        _locate(data, self.path.parent.absolute())
+        variations = [{setting.key: setting.value for setting in entry} for entry in self.variations if entry]
+        systems = [with_parameters(entry, self._parameters, None) for entry in self.systems]
+        return {**data, "systems": systems, **({"vary": variations} if variations else {})}
 
     def overruled(self, keys: Iterable[str]) -> list[str]:
         """Return a line for each of these keys that the file varies, for a caller that gives them other values."""
@@ -147,10 +173,13 @@ class ScenarioFile:
         """Return what each entry of `vary` sets, without overridden keys and the keys of these settings, each entry once; an
         empty entry without `vary`."""
         settings = [*self._settings, *settings]
+        several = [values for key, values in self._several.items() if all(key != setting.key for setting in settings)]
+        settings += [values[0] for values in several]
         for varied, setting in product((setting for entry in self._varied for setting in entry), settings):
             _require_whole(setting, varied, self.path)
         keys = {setting.key for setting in settings}
-        return _distinct([[setting for setting in entry if setting.key not in keys] for entry in self._varied])
+        entries = _distinct([[setting for setting in entry if setting.key not in keys] for entry in self._varied])
+        return [[*entry, *values] for entry in entries for values in product(*several)]
 
     def _systems(self) -> list[Any]:
         systems = _entries(self._config, "systems", "[verl_colocated, {name: areal, eta: 8}]", self.path)
@@ -205,8 +234,26 @@ def load_scenarios(
 
 def override(text: str) -> Setting:
     """Return the setting `key=value` of a command line. Raise `InputError` for another text."""
-    key, value = parse_override(text)
+    key, equals, written = text.partition("=")
+    if key == "systems" and equals:  # a,b or [a,b]
+        parts = [parse_override(f"{key}={part}")[1] for part in split_at_commas(written) if part]
+        value: Any = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
+    else:
+        key, value = parse_override(text)
     return given(key, value, f"override {text!r}")
+
+
+def _values(setting: Setting) -> list[Setting]:
+    """Return a setting for each value of a text such as `16,32`; the setting itself if it has one value."""
+    if (
+        not isinstance(setting.value, str)
+        or "," not in setting.value
+        or setting.key in _FILES
+        or not _is_field(setting.key)
+    ):
+        return [setting]
+    parts = [part for part in split_at_commas(setting.value) if part]
+    return [setting._replace(value=parse_override(f"{setting.key}={part}")[1]) for part in parts] or [setting]
 
 
 def given(key: str, value: Any, giver: str) -> Setting:
@@ -215,6 +262,10 @@ def given(key: str, value: Any, giver: str) -> Setting:
     inside = {name: dict(value) if isinstance(value, dict) else value}
     _locate({section: inside} if section else inside, Path.cwd())
     return Setting(key, inside[name], giver)
+
+
+def _is_field(key: str) -> bool:
+    return key.startswith(PARAMETER) or (key.partition(".")[0] in _SECTIONS and key != "name")
 
 
 def gives(setting: Setting, key: str) -> bool:
@@ -319,7 +370,9 @@ def _from_data(data: Mapping[str, Any], path: Path) -> Any:
 
 def _require_known(key: str, place: str) -> None:
     if key not in _KEYS:
-        raise InputError(f"{place}: unknown key {key}{meant(key, _NAMES)}; a scenario has {', '.join(_KEYS)}")
+        raise InputError(
+            f"{place}: unknown key {key[:LONGEST_NAME]}{meant(key, NAMES)}; a scenario has {', '.join(_KEYS)}"
+        )
 
 
 def _set(config: DictConfig, setting: Setting, path: Path) -> None:
@@ -369,6 +422,9 @@ def _alike(config: DictConfig, keys: Sequence[str], data: dict[str, Any], scenar
     if len(alone) < len(keys) or any(map(str.isdigit, parts)) or any(followed) or not known or "framework" in keys:
         return None
     changed = {key.partition(".")[0] for key in keys}
+    profile = data.get("profile")
+    if changed & {"model", "cluster", "precision"} and (profile is None or profile.get("path") in (None, SHIPPED)):
+        return None  # the shipped profile follows them
     return _Alike(
         data, {name: getattr(scenario, name) for name in _SECTIONS if name not in changed and name != "model"}
     )
@@ -421,6 +477,11 @@ def _find_files(data: dict[str, Any], folder: Path, presets: dict[tuple[str, str
             data["model"] = str(folder / model)
 
 
+def _is_path(key: str, text: str) -> bool:
+    """Return whether the value of one of `_PATHS` is a path, and no name of something that simrl has."""
+    return is_preset_file(text) if key in _PRESETS else (key, text) != ("profile.path", SHIPPED)
+
+
 def _locate(data: dict[str, Any], folder: Path) -> list[tuple[dict[str, Any], str, str]]:
     """Replace the paths in data by paths from a folder; a name that is none, such as a shipped preset's, stays. Return the
     places: a section, a key in it, and both."""
@@ -429,7 +490,7 @@ def _locate(data: dict[str, Any], folder: Path) -> list[tuple[dict[str, Any], st
         section, _, name = path.rpartition(".")
         part = data.get(section) if section else data
         text = part.get(name) if isinstance(part, dict) else None
-        if isinstance(part, dict) and isinstance(text, str) and (path not in _PRESETS or is_preset_file(text)):
+        if isinstance(part, dict) and isinstance(text, str) and _is_path(path, text):
             part[name] = str(folder / os.path.expanduser(text))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
             places.append((part, name, path))
     return places

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,7 +23,10 @@ from pydantic import (
 from simrl.engine.config import EngineConfig
 from simrl.profile.hardware import Gpu, known_gpu
 from simrl.profile.hardware import gpu as gpu_named
+from simrl.profile.metadata import ProfileMetadata
+from simrl.profile.model_shape import model_shape
 from simrl.profile.precision import KvCache, Weights
+from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
@@ -33,6 +38,13 @@ from simrl.validation import MOST_SEED
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switches(cls, value: object) -> object:
+        if isinstance(value, bool):  # which would pass as 1 or 0
+            raise ValueError(f"is {str(value).lower()}; no field here is a switch, give a number or a name")
+        return value
 
 
 GpuCount = Annotated[int, Field(gt=0, le=1_000_000)]
@@ -87,10 +99,22 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> ClusterConfig:
-        for key, pool in (("", self), ("train.", self.train)):
-            node, domain = (pool.gpus_per_node, pool.nvlink_domain) if pool else (None, None)
-            if node and domain and domain % node:
-                raise ValueError(f"{key}nvlink_domain is {domain}: not whole nodes of {node} GPUs; give a multiple")
+        for key, kind in (("", self.rollout_kind), ("train.", self.train_kind)):
+            node, domain = kind.gpus_per_node, kind.nvlink_domain
+            if domain % node and node % domain:
+                raise ValueError(
+                    f"{key}nvlink_domain is {domain}: not whole nodes of {node} GPUs, nor equal parts of one; give a multiple, "
+                    "or another gpus_per_node"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _each_kind_has_its_price(self) -> ClusterConfig:
+        own = self.train
+        if own and self.cost_per_gpu_hour and own.cost_per_gpu_hour is None and own.gpu not in (None, self.gpu):
+            raise ValueError(
+                f"train.cost_per_gpu_hour is missing: a {own.gpu} has another price than a {self.gpu}; give it, 0 for none"
+            )
         return self
 
     @property
@@ -176,11 +200,16 @@ class RooflineConfig(_Section):
     """host time between two forward passes; 0.001 if not given"""
 
 
+BETWEEN_PASSES_S = 0.001  # of a real engine's host, for shipped profiles, which have kernels alone (validate_engine.py)
+
+
 class ProfileConfig(_Section):
-    """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a measurement."""
+    """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a measurement. Without either: the
+    shipped profile with 1 ms between passes, else a roofline."""
 
     path: str | None = None
-    """a profile file (Parquet): `profiles/`, `simrl profile`, `simrl measure`"""
+    """a profile file (Parquet) that `simrl profile derive` or `simrl measure` wrote, or `shipped`: the one that comes with
+    simrl for the model, GPU, tp, dp, ep and precision"""
     roofline: RooflineConfig | None = None
     """or step times from the data sheet of the cluster's GPU; {} takes the defaults"""
     forward_correction: Annotated[float, Field(ge=0.01, le=100)] = 1.0
@@ -196,7 +225,7 @@ class ProfileConfig(_Section):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:
-        if (self.path is None) == (self.roofline is None):
+        if self.path is not None and self.roofline is not None:
             raise ValueError(
                 "give either path (a profile file) or roofline (its efficiencies, {} for the defaults), the other as null"
             )
@@ -233,7 +262,7 @@ class Scenario(_Section):
     """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
     cluster: ClusterConfig
     workload: WorkloadConfig
-    profile: ProfileConfig
+    profile: ProfileConfig = ProfileConfig()
     precision: PrecisionConfig = PrecisionConfig()
     engine: EngineConfig = EngineConfig()
     training: TrainingConfig = TrainingConfig()
@@ -265,6 +294,23 @@ class Scenario(_Section):
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of the {self.steps} steps; lower it")
         return self
+
+    def with_profile(self) -> Scenario:
+        """Return the scenario with the file of the shipped profile, where it leaves the profile to simrl; with a roofline where
+        no profile is shipped and none was asked for. Raise `InputError` for an unknown model."""
+        path, roofline = self.profile.path, self.profile.roofline
+        if path not in (None, SHIPPED) or roofline is not None:
+            return self
+        cluster, own = self.cluster, self.precision
+        kind = {"model": model_shape(self.model).name, "gpu": cluster.gpu, "tp": cluster.tp, "dp": cluster.dp}
+        kind |= {"ep": cluster.ep, "precision": own.weights, "kv_precision": own.kv_cache, "kind": "", "source": ""}
+        file = PROFILES / file_name(ProfileMetadata.model_validate(kind))
+        if path is None and not file.is_file():
+            return self.with_fields("profile", roofline=RooflineConfig())
+        values: dict[str, Any] = {"path": str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)}
+        if path is None and self.profile.between_passes_s is None and self.engine.preset is None:
+            values["between_passes_s"] = BETWEEN_PASSES_S
+        return self.with_fields("profile", **values)
 
     def with_fields(self, section: str, **values: Any) -> Scenario:
         """Return the scenario with other values in a section, such as `training`. Not validated."""

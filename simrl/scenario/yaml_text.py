@@ -42,6 +42,26 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, parsed["value"]
 
 
+def split_at_commas(text: str) -> list[str]:
+    """Split at the commas outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        begins = parts[-1].rstrip()[-1:] in ("", "[", "{", ",", ":")
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"" and begins:  # elsewhere it is an apostrophe
+            quote = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        if character == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
 def read_yaml(path: Traversable, place: str, kind: str, keys: Iterable[str]) -> Any:
     """Return a file's data as OmegaConf has it, which refuses duplicate keys. Raise `InputError` naming `place`, where in it,
     and what is right: `kind` ("a scenario") with its `keys`."""

@@ -20,8 +20,8 @@ from simrl.show.figures.timeline import timeline_figure
 from simrl.show.perfetto import write_perfetto
 from simrl.show.style import save
 from simrl.simulate.cache import InputCache
-from simrl.study.compare import folder_name, require_possible, row_of
-from simrl.study.ranking import ranked_rows, simulate_ranked
+from simrl.study.compare import folder_name, row_of
+from simrl.study.compared import ALONE, Beside, Compared, simulate_compared
 
 MANIFEST = "files.txt"
 
@@ -31,20 +31,17 @@ def compare_scenarios(
     folder: Path,
     jobs: int,
     inputs: InputCache | None = None,
-    ranking: bool | None = False,
-) -> tuple[list[dict[str, Any]], str]:
-    """Simulate all scenarios, write `folder`, return a row of each (`ranked_rows`) and why they have no ranking, if so.
+    beside: Beside = ALONE,
+) -> Compared[dict[str, Any]]:
+    """Simulate all scenarios, and what stands beside them, write `folder`, and return them with a row of each.
 
     Raises `InputError` for a scenario that cannot be executed, `StoppedError` if a process that simulates is killed.
     """
-    inputs = inputs or InputCache()
-    require_possible(scenarios, inputs)
     with write_whole_folder(folder, MANIFEST) as temporary:
         keep = partial(_write_run, folder=temporary)
-        kept, rates, unranked = simulate_ranked(scenarios, jobs, inputs, keep, ranking)
-        rows = ranked_rows(scenarios, kept, rates)
-        _write_summary(rows, scenarios, temporary)
-    return rows, unranked
+        compared = simulate_compared(scenarios, jobs, inputs or InputCache(), keep, lambda _, row: row, beside)
+        _write_summary(compared.rows, compared.scenarios, temporary)
+    return compared
 
 
 def write_comparison(

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from simrl.analysis.explanation import pool_kinds
 from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import split_words
+from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
 
@@ -221,17 +222,21 @@ def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
 def provenance(of_results: Iterable[Facts]) -> list[str]:
     """Return the inputs behind the numbers, each once."""
     lines: list[str] = []
+    links: list[str] = []
     assumed: dict[str, float] = {}
     for metadata in of_results:
         profile, trace, training = metadata["profile"], metadata["trace"], metadata["scenario"]["training"]
         engine = f"{profile['model']} on {profile['gpu']} {split_words(profile, '', ' ')}"
         passes = f"{engine}, {profile['kind']} ({profile['source']})"
+        passes += f"; {FP8_EXPERTS}" if profile.get("precision") == "fp8" and profile.get("routing") else ""
+        read = metadata.get("model_config")
         lines += [
+            *([f"Model: {metadata['scenario']['model']}, {read}"] if read else []),
             f"Step times: {', '.join([passes, *profile['corrections']])}",
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(metadata['scenario'])}",
-            *([f"Links: {links}"] if (links := metadata.get("links")) else []),
         ]
+        links += (metadata.get("links") or "").split("; ")
         lines += _presets(metadata)
         lines += [f"Weight sync: {metadata['weight_sync']}"] if metadata.get("weight_sync") else []
         lines += [f"{what}: {_drafts(facts)}" for what, facts in _drafters(metadata)]
@@ -244,5 +249,6 @@ def provenance(of_results: Iterable[Facts]) -> list[str]:
         colocated = rollout_gpus + metadata["train_gpus"] > metadata["gpus"]
         known = {used.key.removeprefix("training.") for used in _used(metadata)}
         assumed |= assumed_s(training, colocated, known)
+    lines += [f"Links: {'; '.join(known_links)}"] if (known_links := dict.fromkeys(filter(None, links))) else []
     found = sorted(dict.fromkeys(lines), key=lambda line: not line.startswith("Step times:"))
     return found + ([assumption(assumed)] if assumed else [])

@@ -94,22 +94,24 @@ def _profile(scenario: Scenario, model: ModelShape, kind: Gpu) -> TableProfile:
                 f"{model.name} is a mixture of experts" if model.experts else f"precision is {' and '.join(precision)}"
             )
             raise InputError(
-                f"profile.roofline: {what}, which needs measured kernels; leave roofline out (null): "
-                f"{advice(wanted, model, file_name(wanted))}"
+                f"profile.roofline: {what}, which needs measured kernels: set profile.roofline=null and "
+                f"profile.path to a profile of them; {advice(wanted, model, file_name(wanted), scenario.model)}"
             )
         profile = roofline_profile(model, kind, tp, **config.roofline.model_dump(exclude_none=True))
     else:
         assert config.path is not None
         if not Path(config.path).exists():
             beside = "" if Path(config.path).is_absolute() else " (paths in a scenario are relative to its file)"
-            raise InputError(f"{config.path}: no such profile{beside}; {advice(wanted, model, config.path)}")
+            raise InputError(
+                f"{config.path}: no such profile{beside}; {advice(wanted, model, config.path, scenario.model)}"
+            )
         profile = read_profile(config.path)
         has = profile.metadata
         if file_name(has) != file_name(wanted):
             raise InputError(
                 f"{config.path}: a profile of {has.model} on {_words(has)}, the scenario has {model.name} on "
                 f"{_words(wanted)}; name the profile that belongs to it: "
-                f"{advice(wanted, model, file_name(wanted))}"
+                f"{advice(wanted, model, file_name(wanted), scenario.model)}"
             )
         _require_one_domain(config.path, profile.metadata.kind, kind, cluster.worker_gpus)
     pause_s, sequence_s, least_s, giver = _host_times(scenario, profile, model.layers)

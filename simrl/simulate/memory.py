@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simrl.engine.config import EngineConfig
 from simrl.engine.requests import Limits, blocks_to_start, is_plain
 from simrl.errors import InputError
 from simrl.profile.model_shape import ModelShape
@@ -61,21 +62,9 @@ def engine_limits(
         blocks = engine.kv_cache_tokens // groups.block_size * share
     else:
         blocks = _kv_blocks(scenario, deployment, groups, drafts, tail, parts)
+    limits = limits_in(groups, blocks, model, engine)
     graphs = 0 if engine.enforce_eager else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
-    limits = Limits(
-        engine.max_num_seqs,
-        engine.max_num_batched_tokens,
-        groups.block_size,
-        blocks,
-        engine.async_scheduling,
-        prefix_caching,
-        dp=scenario.cluster.dp,
-        graph_tokens=graphs,
-        full_groups=groups.full,
-        window_groups=groups.window,
-        window_tokens=model.window_tokens,
-        state_blocks=groups.state,
-    )
+    limits = limits._replace(prefix_caching=prefix_caching, dp=scenario.cluster.dp, graph_tokens=graphs)
     if not is_plain(limits):
         limits = _without_prefix_cache(scenario, model, limits)
         if groups.state and (drafts or tail):
@@ -94,6 +83,29 @@ def engine_limits(
             f"tp {deployment.tp}, {gpu.name}) holds {held}{beside}; {remedy}, or a lower cap"
         )
     return limits
+
+
+def limits_in(groups: Groups, blocks: int, model: ModelShape, engine: EngineConfig) -> Limits:
+    """Return the limits of an engine whose cache has `blocks`, which groups of layers share."""
+    return Limits(
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+        groups.block_size,
+        blocks,
+        engine.async_scheduling,
+        full_groups=groups.full,
+        window_groups=groups.window,
+        window_tokens=model.window_tokens,
+        state_blocks=groups.state,
+    )
+
+
+def room_tokens(limits: Limits, context_tokens: float) -> int:
+    """Return the tokens of the sequences of `context_tokens` that a rank's cache holds at a time. States take of the cache's
+    tokens, and windows leave room."""
+    if is_plain(limits):
+        return limits.kv_tokens
+    return int(limits.kv_blocks / blocks_to_start(max(round(context_tokens), 1), limits) * context_tokens)
 
 
 def _without_prefix_cache(scenario: Scenario, model: ModelShape, limits: Limits) -> Limits:
@@ -167,7 +179,8 @@ def require_room_for_drafter(
         return
     model, gpu, times, engine = deployment.model, deployment.gpu, drafts.times, scenario.engine
     running = min(drafts.decoupled.requests, engine.max_num_seqs)
-    tokens = min(running * typical_context_tokens(deployment.trace), limits.kv_tokens)
+    context = typical_context_tokens(deployment.trace)
+    tokens = min(running * context, room_tokens(limits, context))
     kept = weight_bytes_per_gpu(model, deployment.tp, precision=scenario.precision.weights)
     kv_bytes = tokens * KV_SHARE[scenario.precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
     room = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes

@@ -62,7 +62,7 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
 
 def _of_cluster(prepared: Prepared) -> Iterator[str]:
     scenario, training = prepared.scenario, prepared.scenario.training
-    if prepared.model.experts and training.expert_imbalance == 1:
+    if prepared.model.experts and training.expert_parallel > 1 and training.expert_imbalance == 1:
         yield "experts of unequal load in training"
     source = prepared.profile.metadata.kind
     if scenario.cluster.worker_gpus > prepared.gpu.nvlink_domain and source != "measured":

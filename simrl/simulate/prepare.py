@@ -16,7 +16,7 @@ import simrl
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
-from simrl.profile.model_shape import ModelShape, model_shape, understood
+from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
 from simrl.profile.shipped import shipped_profile
@@ -30,6 +30,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_room_for_drafter
 from simrl.simulate.modelled import not_modelled
 from simrl.simulate.training_checks import (
+    TrainingNeed,
     require_divisor,
     require_parallelism,
     require_training_fits,
@@ -105,8 +106,11 @@ class Prepared(Deployment):
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
         if gpus == 0 or gpus % self.scenario.training.gpus_per_rank:
             return False
-        needed = self.training_costs(gpus).memory_bytes(_longest_allowed(self.trace), _largest_batch(self.trace))
-        return needed <= self.train_gpu.memory_bytes
+        return self.training_need(gpus).fits
+
+    def training_need(self, gpus: int) -> TrainingNeed:
+        """Return the memory that an update needs on `gpus` train GPUs."""
+        return TrainingNeed(self.training_costs(gpus), _longest_allowed(self.trace), _largest_batch(self.trace))
 
     @property
     def weight_sync(self) -> str | None:
@@ -169,6 +173,7 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     _require_own_pools(cluster, system)
     require_divisor("cluster.tp", cluster.tp, cluster.gpus, "GPUs", model.heads)
     require_divisor("cluster.tp", cluster.tp, model.heads, f"attention heads of {model.name}", cluster.gpus)
+    require_kv_heads("cluster.tp", cluster.tp, model)
     _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
@@ -213,10 +218,10 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
         tail=tail,
         agents=agents,
     )
-    training_costs = prepared.training_costs(train_gpus)
+    need = prepared.training_need(train_gpus)
     if system.pauses:
-        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=training_costs.publish_s))
-    require_training_fits(training_costs, longest, _largest_batch(trace))
+        prepared = replace(prepared, costs=prepared.costs._replace(pause_s=need.costs.publish_s))
+    require_training_fits(need)
     return prepared
 
 
@@ -297,7 +302,7 @@ def _worker_costs(
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
     cluster, trainer = scenario.cluster, scenario.cluster.train_kind
     held_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep)
-    one_domain = system.rollout_share is None and cluster.gpus <= kind.nvlink_domain
+    one_domain = cluster.train is None and cluster.gpus <= kind.nvlink_domain
     # Each GPU fetches its own part.
     link = kind.link_bytes_per_s if one_domain else min(kind.network_bytes_per_s, trainer.network_bytes_per_s)
     if system.host_buffer:
@@ -306,7 +311,9 @@ def _worker_costs(
     synced = training.weight_sync is not None and system.rollout_share is not None
     if load_s is None and synced and not system.host_buffer:
         parts = model.weight_bytes / held_bytes if cluster.dp > 1 else tp
-        load_s = loading_s(training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer)
+        load_s = loading_s(
+            training, model, kind, train_gpus, workers, cluster.worker_gpus, parts, trainer if cluster.train else None
+        )
     elif load_s is None:
         own_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
         load_s = training.load_overhead_s * (not synced) + own_bytes / link

@@ -34,7 +34,9 @@ from simrl.runtime.trainer import Rewarder, SimulatedRewarder, SimulatedTrainer,
 from simrl.runtime.training_costs import deal, longest_first, pack
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
+from simrl.simulate.memory import room_tokens
 from simrl.simulate.prepare import Prepared, prepare
+from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.drafter_training import pace_of
 from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
@@ -100,11 +102,13 @@ class Schedule:
         self.spot = _spot_trainer(prepared, self.recorder, self.units)
         self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
-        kv_cache_tokens = prepared.limits.dp * prepared.limits.kv_tokens
+        room = room_tokens(prepared.limits, typical_context_tokens(prepared.trace))
         most = scenario.agents.max_concurrent
         accuracy = system.dispatch.ranker_accuracy
         ranker = None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
-        self.dispatcher = Dispatcher(env, self.workers, system.dispatch, self.recorder, kv_cache_tokens, most, ranker)
+        self.dispatcher = Dispatcher(
+            env, self.workers, system.dispatch, self.recorder, prepared.limits.dp * room, most, ranker
+        )
         self._simulates = make_workers is simulated_workers
         self._group_runs = _group_runs(self) if self._simulates else None
         self.dispatcher.group_runs = self._group_runs
@@ -124,7 +128,7 @@ class Schedule:
                 trace.metadata.cap_tokens,
                 most,
                 prompt_tokens,
-                prepared.limits.kv_tokens,
+                room,
                 draft_costs(prepared.drafts, prepared, most) if prepared.drafts else None,
             ),
             steps=scenario.steps,
@@ -259,7 +263,7 @@ def _full_batch(prepared: Prepared, tokens: NDArray[np.float64], prompts: NDArra
         return None
     context = float(np.average(prompts + tokens / 2, weights=tokens))
     limits = prepared.limits
-    sequences = max(min(limits.max_num_seqs, int(limits.kv_tokens / context)), 1)
+    sequences = max(min(limits.max_num_seqs, int(room_tokens(limits, context) / context)), 1)
     seconds = prepared.profile.decode_s(sequences, context)
     return {"sequences": limits.dp * sequences, "context_tokens": context, "pass_s": seconds}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import combinations, islice, product
 from typing import Any
 
 from simrl.errors import InputError
@@ -11,6 +13,9 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
+
+SIZES = [2**power for power in range(8)]  # of groups of GPUs, tried as remedies
+MOST_CHANGES, MOST_COMBINATIONS = 3, 3
 
 
 def require_divisor(key: str, value: int, number: int, of: str, also: int = 0) -> None:
@@ -38,8 +43,14 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
             raise InputError(
                 f"training.expert_parallel is {training.expert_parallel}: {model.name} has no experts; use 1"
             )
-        require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, "GPUs of a stage")
+        of = "GPUs of a stage" if stages > 1 else "GPUs that train"
+        require_divisor("training.expert_parallel", training.expert_parallel, train_gpus // stages, of, model.experts)
         require_divisor("training.expert_parallel", training.expert_parallel, model.experts, f"experts of {model.name}")
+    if training.expert_imbalance > training.expert_parallel:
+        raise InputError(
+            f"training.expert_imbalance is {training.expert_imbalance:g}: of {training.expert_parallel} GPUs that divide the "
+            f"experts (training.expert_parallel), the busiest has {training.expert_parallel} times the mean at most; use less"
+        )
 
 
 def require_training_precision(precision: str, gpu: Gpu, training: TrainingConfig) -> None:
@@ -54,47 +65,113 @@ def require_training_precision(precision: str, gpu: Gpu, training: TrainingConfi
         )
 
 
-def require_training_fits(costs: TrainingCosts, longest_tokens: int, batch: int) -> None:
-    """Raise `InputError` if the training state and a micro-batch of the longest sequences of a batch do not fit a GPU."""
-    gpu = costs.gpu
-    needed, microbatch = costs.memory_bytes(longest_tokens, batch), costs.most_tokens(longest_tokens, batch)
-    if needed <= gpu.memory_bytes:
-        return
-    fitting = list(_fitting(costs, longest_tokens, batch))
-    remedies = f"it fits with {' or with '.join(fitting)}" if fitting else "use a GPU with more memory"
-    raise InputError(
-        f"training: {costs.model.name} on {costs.gpus} {gpu.name} needs {needed / 1e9:.0f} GB a GPU "
-        f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
-        f"{microbatch:,} tokens), it has {gpu.memory_bytes / 1e9:.0f}; {remedies}"
-    )
+@dataclass(frozen=True)
+class TrainingNeed:
+    """The memory that an update needs: its costs, its longest sequence and the sequences of its batch."""
+
+    costs: TrainingCosts
+    longest_tokens: int
+    batch: int
+
+    @property
+    def bytes_per_gpu(self) -> float:
+        return self.costs.memory_bytes(self.longest_tokens, self.batch)
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes_per_gpu <= self.costs.gpu.memory_bytes
+
+    def fits_with(self, changes: Mapping[str, Any], times: int = 1) -> bool:
+        """Return whether it would fit with other settings of the training, on `times` as many GPUs."""
+        config, gpus = self.costs.config.model_copy(update=dict(changes)), times * self.costs.gpus
+        with suppress(InputError):
+            require_parallelism(config, self.costs.model, gpus)
+            return replace(self, costs=replace(self.costs, config=config, gpus=gpus)).fits
+        return False
 
 
-def _fitting(costs: TrainingCosts, longest_tokens: int, batch: int) -> Iterator[str]:
-    """Yield the least change of each setting of the training, and of the GPUs, with which it would fit."""
-    config, sizes = costs.config, [2**power for power in range(1, 8)]
-    shards = config.sharding == "optimizer"
+class TrainingMemoryError(InputError):
+    """Training that does not fit its GPUs; the message has what would fit."""
+
+    def __init__(self, need: TrainingNeed, all_needs: Sequence[TrainingNeed] = ()) -> None:
+        self.need = need
+        costs, has = need.costs, need.costs.gpu.memory_bytes
+        needs_gb, has_gb = apart(need.bytes_per_gpu / 1e9, has / 1e9)
+        microbatch = costs.most_tokens(need.longest_tokens, need.batch)
+        super().__init__(
+            f"training: {costs.model.name} on {costs.gpus} {costs.gpu.name} needs {needs_gb} GB a GPU "
+            f"({costs.state_bytes / 1e9:.0f} of weights, gradients and optimizer states, the rest activations of "
+            f"{microbatch:,} tokens), it has {has_gb}; {_remedies(need, all_needs)}"
+        )
+
+
+def apart(larger: float, smaller: float) -> tuple[str, str]:
+    """Return two numbers that are not equal, with as few decimals as tell them apart."""
+    texts = [(f"{larger:,.{digits}f}", f"{smaller:,.{digits}f}") for digits in range(4)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
+
+
+def _remedies(need: TrainingNeed, all_needs: Sequence[TrainingNeed]) -> str:
+    """Return the changes with which a training would fit: all trainings of a comparison and, where these need more GPUs, this
+    one alone."""
+    together, more = _fitting(all_needs) if len(all_needs) > 1 else ([], True)
+    alone = _fitting([need])[0] if more else []
+    remedies = [f"all {len(all_needs)} runs fit with {' or with '.join(together)}"] if together else []
+    if alone:
+        it = "this run alone fits" if len(all_needs) > 1 else "it fits"
+        remedies.append(f"{it} with {' or with '.join(alone)}")
+    return "; ".join(remedies) or "use a smaller model"
+
+
+def _fitting(needs: Sequence[TrainingNeed]) -> tuple[list[str], bool]:
+    """Return the least changes of settings with which all would fit, as few at a time as do: for each choice of settings the
+    first values, and for several at a time the first three choices; last, the number of GPUs with the settings as they are. If
+    these GPUs do not do, the same on more of them, and True."""
+    changes = _changes(next(each for each in needs if not each.fits))
+    for times in SIZES:
+        also = [] if times == 1 else [_gpus(needs, times)]
+        if also and all(each.fits_with({}, times) for each in needs):
+            return also, True
+        for count in range(1, MOST_CHANGES + 1):
+            found: list[str] = []
+            for keys in combinations(changes, count):
+                values = (dict(zip(keys, each, strict=True)) for each in product(*(changes[key] for key in keys)))
+                fitting = (each for each in values if all(one.fits_with(each, times) for one in needs))
+                if chosen := next(fitting, None):
+                    found.append(" and ".join([*(f"training.{key}={value}" for key, value in chosen.items()), *also]))
+                if count > 1 and len(found) == MOST_COMBINATIONS:
+                    break
+            if found:
+                more = (n for n in SIZES[1:] if times == 1 and all(each.fits_with({}, n) for each in needs))
+                return [*found, *(_gpus(needs, n) for n in islice(more, 1))], times > 1
+    return [], True
+
+
+def _gpus(needs: Sequence[TrainingNeed], times: int) -> str:
+    return f"{times * needs[0].costs.gpus:,} train GPUs" if len(needs) == 1 else f"{times} times the GPUs"
+
+
+def _changes(need: TrainingNeed) -> dict[str, list[Any]]:
+    """Return other values of each setting of the training that has a part in its memory, the least change first."""
+    costs, config = need.costs, need.costs.config
+    model, shards, larger = costs.model, config.sharding == "optimizer", SIZES[1:]
     changes: dict[str, list[Any]] = {
-        "tokens_per_microbatch": [n for size in sizes if (n := config.tokens_per_microbatch // size) >= longest_tokens],
-        "sequences_per_microbatch": [n for size in sizes if (n := (config.sequences_per_microbatch or 0) // size)],
-        "microbatches": [size * config.microbatches for size in sizes if config.microbatches],
+        "tokens_per_microbatch": [
+            n for size in larger if (n := config.tokens_per_microbatch // size) >= need.longest_tokens
+        ],
+        "sequences_per_microbatch": [n for size in larger if (n := (config.sequences_per_microbatch or 0) // size)],
+        "microbatches": [size * config.microbatches for size in larger if config.microbatches],
         "recompute": [True] if config.recompute is False else [],
-        "sequence_parallel": sizes,
-        "tensor_parallel": [n for n in sizes if n <= costs.gpu.nvlink_domain and costs.model.heads % n == 0]
-        if shards
-        else [],
-        "pipeline_parallel": [n for n in sizes if n <= costs.model.layers] if shards else [],
-        "expert_parallel": [n for n in sizes if costs.model.experts and costs.model.experts % n == 0] if shards else [],
+        "tensor_parallel": [n for n in SIZES if shards and n <= costs.gpu.nvlink_domain],
+        "sequence_parallel": SIZES,
+        "pipeline_parallel": [n for n in SIZES if shards],
+        "expert_parallel": [n for n in SIZES if shards and model.experts],
         "sharding": ["fsdp"] if shards else [],
     }
-    for key, values in changes.items():
-        for value in values:
-            changed = replace(costs, config=config.model_copy(update={key: value}))
-            whole = value != getattr(config, key) and costs.gpus % changed.config.gpus_per_rank == 0
-            whole &= costs.gpus // changed.config.pipeline_parallel % changed.config.expert_parallel == 0
-            if whole and changed.memory_bytes(longest_tokens, batch) <= costs.gpu.memory_bytes:
-                yield f"training.{key}={value}"
-                break
-    for gpus in (costs.gpus * size for size in sizes):
-        if replace(costs, gpus=gpus).memory_bytes(longest_tokens, batch) <= costs.gpu.memory_bytes:
-            yield f"{gpus:,} train GPUs"
-            break
+    return {key: [n for n in values if n != getattr(config, key)] for key, values in changes.items() if values}
+
+
+def require_training_fits(need: TrainingNeed) -> None:
+    """Raise `TrainingMemoryError` if the training state and a micro-batch of the longest sequences do not fit a GPU."""
+    if not need.fits:
+        raise TrainingMemoryError(need)

@@ -130,8 +130,8 @@ class Decoding(NamedTuple):
     hardness 1 (`ModelAcceptance.log_acceptances`, `trees.tree_log_acceptances`), infinite where an arm has no such level. Of
     trees, `arm_levels` are drafted and `arm_nodes` verified with the last token, both (arms,). A round of drafting for b
     sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches `draft_sequences`; a decoupled
-    drafter's pass takes `step_s`. Where the drafter works, it takes `prefill_s` for each token that a pass prefills. `bandit`
-    chooses among the arms.
+    drafter's pass takes `step_s`, and `round_s` more where a window begins in it. Where the drafter works, it takes `prefill_s`
+    for each token that a pass prefills. `bandit` chooses among the arms.
 
     `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %. `best_window` and `best_coupled`
     are `simrl.speculation.specactor.reconfiguration_table`. `siblings` is the index of the trace whose rows requests with the

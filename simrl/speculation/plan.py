@@ -239,12 +239,11 @@ def _plan_decoupled(
     requests = end - first
     batches = _batches_up_to(asked.requests or requests, times, profile)
     most_tokens, kv_tokens = max(MOST_PLANNED_WINDOW, asked.window or 0), typical_context_tokens(deployment.trace)
-    # As it is executed: a decoupled drafter goes from pass to pass, without rounds.
     draft = fit_draft(lambda b: float(np.interp(b, times.sequences, times.step_s)), batches)
     verifiers = {tp: fit_verify(profile, most_tokens + asked.in_turns, batches, kv_tokens)}
     if asked.requests:  # for these alone
         gpus, requests = tp + (asked.draft_gpus or 1), asked.requests
-    chosen = asked.objective, asked.draft_gpus, asked.window, asked.in_turns
+    chosen = asked.objective, asked.draft_gpus, asked.window, asked.in_turns, float(times.round_s[-1])
     return plan_decoupled(draft, verifiers, gpus, requests, acceptance.by_position[0], *chosen)
 
 

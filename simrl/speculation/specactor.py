@@ -134,10 +134,15 @@ class DecoupledPlan:
     renewal: float
     draft: Affine  # of one drafter GPU
     verify: tuple[Affine, ...]  # by query tokens a request, from 1 on
+    round_s: float = 0.0  # of the host, once a window
 
     def draft_s(self, requests: float) -> float:
         """Return the seconds of a draft pass for `requests` of this verifier."""
         return _shared_draft_s(self.draft, self.draft_gpus, requests)
+
+    def token_s(self, requests: float, window: int) -> float:
+        """Return the seconds of a drafted token for `requests` of this verifier: a pass, and its part of a window's round."""
+        return self.draft_s(requests) + self.round_s / window
 
 
 def _shared_draft_s(draft: Affine, draft_gpus: int, requests: float) -> float:
@@ -154,9 +159,11 @@ def plan_decoupled(
     draft_gpus: int | None = None,
     window: int | None = None,
     in_turns: bool = False,
+    round_s: float = 0.0,
 ) -> DecoupledPlan:
     """Choose the drafter GPUs, the verifier and the window with the largest objective (Algorithm 1); of equals, the first. A
-    given `draft_gpus` or `window` is not chosen, and neither its bound nor the number of GPUs limits it.
+    given `draft_gpus` or `window` is not chosen, and neither its bound nor the number of GPUs limits it. A window takes
+    `round_s` of the host in addition to its w·D.
 
     `verifiers` gives V by the GPUs that a verifier can have (the set 𝔾), as `fit_verify` makes it; `requests` (B) are rolled
     out on `gpus` (G) in total. For every verifier and 1 … g_v drafter GPUs, which share b = ceil((g_d + g_v)·B / G) requests,
@@ -176,9 +183,9 @@ def plan_decoupled(
             for w in [window] if window else _windows(Affine(draft.slope_s / g_d, draft.fixed_s), verify):
                 if in_turns and w == len(verify):
                     continue
-                loop = acceptance, w, draft_s, verify[w if in_turns else w - 1](b)
+                loop = acceptance, w, draft_s + round_s / w, verify[w if in_turns else w - 1](b)
                 rates = (coupled_tgs(*loop),) * 2 if in_turns else (decoupled_tgs(*loop), renewal_rate(*loop))
-                plans.append(DecoupledPlan(g_d, verify_gpus, w, b, *rates, draft, tuple(verify)))
+                plans.append(DecoupledPlan(g_d, verify_gpus, w, b, *rates, draft, tuple(verify), round_s))
     if not plans:
         raise InputError(
             f"plan of decoupled drafting: no verifier of {sorted(verifiers)} GPUs leaves a drafter one of {gpus}; "
@@ -197,7 +204,7 @@ def _windows(draft: Affine, verify: Sequence[Affine]) -> Iterable[int]:
 
 
 def best_window(
-    acceptance: float, draft_s: float, verify_s: Sequence[float], objective: Objective = "tgs"
+    acceptance: float, draft_s: float, verify_s: Sequence[float], objective: Objective = "tgs", round_s: float = 0.0
 ) -> tuple[int, int]:
     """Return (window, `DECOUPLED` or `COUPLED`), the fastest at this acceptance: lines 3 to 5 of Algorithm 2.
 
@@ -206,9 +213,10 @@ def best_window(
     rate = decoupled_tgs if objective == "tgs" else renewal_rate
     rated = []
     for window, seconds in enumerate(verify_s, start=1):
+        token_s = draft_s + round_s / window
         if window < len(verify_s):
-            rated.append((coupled_tgs(acceptance, window, draft_s, verify_s[window]), (window, COUPLED)))
-        rated.append((rate(acceptance, window, draft_s, seconds), (window, DECOUPLED)))
+            rated.append((coupled_tgs(acceptance, window, token_s, verify_s[window]), (window, COUPLED)))
+        rated.append((rate(acceptance, window, token_s, seconds), (window, DECOUPLED)))
     return max(rated, key=lambda each: each[0])[1]
 
 
@@ -216,7 +224,7 @@ def reconfiguration_table(plan: DecoupledPlan, objective: Objective = "tgs") -> 
     """Return Algorithm 2 ahead of time: (window, 1 where coupled) at the acceptance rates 0, 1, … 100 %; shapes (101,). A
     request is rated alone (b = 1), with the plan's drafter and verifier."""
     draft_s, seconds = plan.draft_s(1), [v(1) for v in plan.verify]
-    chosen = [best_window(p, draft_s, seconds, objective) for p in np.linspace(0.0, 1.0, RATES).tolist()]
+    chosen = [best_window(p, draft_s, seconds, objective, plan.round_s) for p in np.linspace(0.0, 1.0, RATES).tolist()]
     windows, coupled = zip(*chosen, strict=True)
     return np.array(windows, dtype=np.int64), np.array(coupled, dtype=np.int64)
 

@@ -3,7 +3,7 @@
 Invariant: an edit that can move a row changes the digest, an edited docstring or comment does not. A module counts if it is
 imported, transitively and wherever in a file the import is written (also inside a function), from `START`. A data file is any
 file that is not Python; it counts if a module in its folder does, or in the nearest folder above that has modules, up to the
-folder at the top (`shipped_profiles/` of an installation has none: a point hashes the profile that it names).
+folder at the top (`shipped/` of an installation has none: a point hashes the profile that it names).
 Left out: imports for type checkers alone, and `simrl/__init__.py`, which names the API and is covered by its version.
 """
 
@@ -33,9 +33,14 @@ def digest_of(root: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted([*modules, *_data_files(root, modules)]):
         content = (root / path).read_bytes()
-        own = _parsed(content)[0] if path.endswith(".py") else hashlib.sha256(content).hexdigest()
+        own = source_digest(content) if path.endswith(".py") else hashlib.sha256(content).hexdigest()
         digest.update(f"{path}\0{own}\0".encode())
     return digest.hexdigest()
+
+
+def source_digest(source: bytes) -> str:
+    """Return the digest of a module's syntax tree without docstrings."""
+    return _parsed(source)[0]
 
 
 def imported(root: Path) -> set[str]:

@@ -20,6 +20,7 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
+from simrl.simulate.training_checks import TrainingMemoryError, TrainingNeed
 from simrl.study.executors import Processes, each
 from simrl.study.progress import compile_kernels, progress_bar
 from simrl.systems.recipes import make_system
@@ -40,13 +41,25 @@ def require_possible(scenarios: Sequence[Scenario], inputs: InputCache) -> None:
     for i, name in enumerate(names):
         if name in names[:i]:
             raise InputError(f"{scenarios[i].file}: two runs are called {name}; leave one out")
+    needs: list[TrainingNeed] = []
+    short: dict[int, Scenario] = {}  # by their place in `needs`
     with progress_bar() as progress:
         for scenario in progress.track(scenarios, description="checking"):
             try:
-                prepare(scenario, inputs)
+                prepared = prepare(scenario, inputs)
+                needs.append(prepared.training_need(prepared.train_gpus))
+            except TrainingMemoryError as error:
+                short[len(needs)] = scenario
+                needs.append(error.need)
             except InputError as error:
-                run = ", ".join(part for part in (scenario.system.name, scenario.variant) if part)
-                raise InputError(f"{scenario.file} ({run}): {error}") from error
+                raise InputError(f"{_named(scenario)}: {error}") from error
+    for i, scenario in short.items():
+        raise InputError(f"{_named(scenario)}: {TrainingMemoryError(needs[i], needs)}")
+
+
+def _named(scenario: Scenario) -> str:
+    run = ", ".join(part for part in (scenario.system.name, scenario.variant) if part)
+    return f"{scenario.file} ({run})"
 
 
 def without_colocated(scenarios: Sequence[Scenario]) -> tuple[list[Scenario], list[str]]:

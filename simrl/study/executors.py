@@ -14,7 +14,7 @@ import os
 import socket
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cache
@@ -25,6 +25,7 @@ from threading import Thread
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from simrl.errors import InputError, StoppedError, first_line
+from simrl.extensions import install_command
 from simrl.files import temporary_folder, write_whole_file
 from simrl.interrupts import ctrl_c_ignored, main_left_alone
 from simrl.scenario.model import Scenario
@@ -186,7 +187,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def each(work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None) -> Iterator[tuple[int, T]]:
+def each(work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None) -> Generator[tuple[int, T], None, None]:
     """Yield (place, `work(task)`) of each task, from a pool in any order, or here. Raises `StoppedError` if a process dies."""
     if pool is None:
         yield from ((i, work(task)) for i, task in enumerate(tasks))
@@ -289,7 +290,7 @@ def connect(address: str) -> None:
     try:
         import ray
     except ImportError:
-        raise InputError("--ray: Ray is not installed here; pip install 'simrl[ray]'") from None
+        raise InputError(f"--ray: Ray is not installed here; {install_command('ray')}") from None
     if ray.is_initialized():
         return
     host, _, port = address.rpartition(":")

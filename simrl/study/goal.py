@@ -32,7 +32,8 @@ class Broken(NamedTuple):
 @dataclass(frozen=True)
 class Goal:
     """The user's goal. `updates` are of a whole batch, `batch_samples`, whatever number a system trains at a time; `price` is
-    of a GPU-hour, 0 if unknown. Raises `InputError` for options that contradict each other."""
+    of a GPU-hour, 0 if unknown; with `settled`, a run has to settle. Raises `InputError` for options that contradict
+    each other."""
 
     batch_samples: float
     price: float = 0.0
@@ -41,6 +42,7 @@ class Goal:
     updates: int | None = None
     deadline_s: float | None = None
     budget: float | None = None
+    settled: bool = False
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and self.budget is not None:
@@ -82,6 +84,8 @@ class Goal:
     def broken(self, scenario: Scenario, row: Row) -> list[Broken]:
         """Return the limits that an option exceeds."""
         found = [self._staleness(scenario, row)]
+        if self.settled and not row["settled"] and found == [None]:
+            found.append(Broken("settling", f"had not settled after {scenario.steps} updates", 0.1, unsettled=True))
         if self.max_cost is not None:
             found.append(_over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost))
         if self.deadline_s is not None and (s := self.seconds(row)) > self.deadline_s:

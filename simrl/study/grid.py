@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from simrl.errors import InputError, meant
 from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, override, require_parameter, with_parameters
 from simrl.scenario.model import Scenario
+from simrl.scenario.yaml_text import split_at_commas
 from simrl.systems.recipes import parameters_of
 
 MOST_POINTS = 1_000_000
@@ -181,7 +182,7 @@ def _dimension(text: str) -> Dimension:
     key, equals, written = text.partition("=")
     if not equals or not key:
         raise InputError(f"{text!r}: write key=value or key=a,b,c, such as cluster.gpus=64,128")
-    parts = _split(written)
+    parts = split_at_commas(written)
     if parts == [""]:
         raise InputError(f"{text!r}: no value; give one or several, such as {key}=a,b (null for none)")
     if "" in parts:
@@ -210,26 +211,6 @@ def _dimension(text: str) -> Dimension:
     return Listed((key,), alternatives)
 
 
-def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        begins = parts[-1].rstrip()[-1:] in ("", "[", "{", ",", ":")
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"" and begins:  # elsewhere it is an apostrophe
-            quote = character
-        elif character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
-        if character == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
-
-
 def _of_the_file(file: ScenarioFile, swept: Iterable[Dimension]) -> list[Listed]:
     """Return the file's `vary`, without the keys that the command line varies."""
     lists = (d.alternatives if isinstance(d, Listed) else [d.drawn(0.0)] for d in swept)
@@ -242,7 +223,7 @@ def _of_the_file(file: ScenarioFile, swept: Iterable[Dimension]) -> list[Listed]
 def _zipped(dimensions: dict[str, Dimension], zips: Sequence[str]) -> Iterable[Dimension]:
     """Return the dimensions; zipped ones are one, at the place of the first of them."""
     for text in zips:
-        keys = _split(text)
+        keys = split_at_commas(text)
         if len(keys) < 2:
             raise InputError(f"--zip {text}: give two keys or more, such as --zip cluster.gpus,cluster.tp")
         members: list[Listed] = []

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.profile.hardware import Gpu
+from simrl.scenario.training import TrainingConfig
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
 
@@ -27,7 +29,12 @@ VLLM_NGRAM = "vLLM documentation, N-Gram Speculation (features/speculative_decod
 VLLM_DRAFT_MODEL = "vLLM documentation, Draft Model (features/speculative_decoding/draft_model)"
 SPECULATIVE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"
 LONGEST_PROMPT = "data.max_prompt_length"
-VERL_QUANTIZATION, SLIME_EXPERTS = "actor_rollout_ref.rollout.quantization", "--expert-model-parallel-size"
+VERL_QUANTIZATION, FP8_TRAINING = "actor_rollout_ref.rollout.quantization", "override_transformer_config.fp8_recipe"
+UNSAID_PRECISIONS = {  # the names that engines and Megatron-Core have for them
+    "weights": "the engine's quantization, or a checkpoint in it",
+    "kv_cache": "the engine's kv_cache_dtype",
+    "training": "Megatron-Core's fp8 and fp8_recipe (tensorwise for fp8, blockwise for fp8-block)",
+}
 ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
     "rollout.n_gpus_per_node",
     "trainer.n_gpus_per_node",
@@ -56,7 +63,7 @@ class Launch:
 def launch(prepared: Prepared) -> Launch | str:
     """Return the settings of a prepared scenario, or why it cannot be launched as it is."""
     system = prepared.system
-    template = _templates().get(system.name)
+    template = _templates().get((system.name, _sharding(prepared)))
     if template is None:
         nearest = "; its drafter HistoSpec alone is verl's recipe specRL/histoSpec" if system.name == "rhymerl" else ""
         return f"no documentation of verl, AReaL or slime has it ({system.paper}){nearest}"
@@ -70,17 +77,24 @@ def launch(prepared: Prepared) -> Launch | str:
 
 
 @cache
-def _templates() -> dict[str, Launch]:
-    """Return the settings of each system that a framework offers, with names of `_values` in braces."""
+def _templates() -> dict[tuple[str, str], Launch]:
+    """Return the settings of each system that a framework offers, for training with FSDP and with Megatron, with names of
+    `_values` in braces."""
     templates = {}
     for file in sorted((Path(__file__).parent / "frameworks").glob("*.toml")):
         data = tomllib.loads(file.read_text(encoding="utf-8"))
-        for name, own in data["systems"].items():
-            settings = {key: text for table in own["settings"] for key, text in data[table].items()}
-            documents = tuple(data["documents"][page] for page in own["documents"])
-            notes = tuple(own.get("notes", ()))
-            templates[name] = Launch(data["framework"], own["program"], settings, documents, notes)
+        for (name, own), sharding in product(data["systems"].items(), ("fsdp", "megatron")):
+            tables = [data.get(part, {}) for table in own["settings"] for part in (table, f"{table}_{sharding}")]
+            settings = {key: text for table in tables for key, text in table.items()}
+            pages = [*own["documents"], *({sharding} & data["documents"].keys())]
+            documents, notes = tuple(data["documents"][page] for page in pages), tuple(own.get("notes", ()))
+            templates[name, sharding] = Launch(data["framework"], own["program"], settings, documents, notes)
     return templates
+
+
+def _sharding(prepared: Prepared) -> str:
+    """Return the trainer of a framework that shards as the scenario says: FSDP, or Megatron's distributed optimizer."""
+    return "megatron" if prepared.scenario.training.sharding == "optimizer" else "fsdp"
 
 
 def _values(prepared: Prepared) -> dict[str, Any]:
@@ -127,13 +141,34 @@ def _values(prepared: Prepared) -> dict[str, Any]:
         "ranks": scenario.cluster.dp if scenario.cluster.dp > 1 else None,
         "ranks_flag": "" if scenario.cluster.dp > 1 else None,
         "expert_gpus": scenario.cluster.ep if scenario.cluster.ep > 1 else None,
-        "train_expert_parallel": training.expert_parallel if training.expert_parallel > 1 else None,
-        "verl_quantization": "fp8"
-        if scenario.precision.weights == "fp8-block"
-        else None,  # block by block, its page says
+        **_of_training(prepared),
+        "verl_quantization": "fp8" if scenario.precision.weights == "fp8-block" else None,
         "nodes": _nodes(prepared.gpus, prepared.train_gpu),
         "rollout": rollout,
         "train": train,
+    }
+
+
+def _of_training(prepared: Prepared) -> dict[str, Any]:
+    """Return the values of Megatron's layout of training, and its precision; None or 1 where there is none."""
+    training, gpus = prepared.scenario.training, prepared.train_gpus
+    tp, pp, cp, ep = (getattr(training, f"{key}_parallel") for key in ("tensor", "pipeline", "sequence", "expert"))
+    attention = f"d{gpus // training.gpus_per_rank}p{pp}t{tp}c{cp}"
+    block = prepared.scenario.precision.training == "fp8-block"
+    full = training.recompute is not False
+    return {
+        "tensor_parallel": tp if tp > 1 else None,
+        "pipeline_parallel": pp if pp > 1 else None,
+        "train_expert_parallel": ep if ep > 1 else None,
+        "expert_tensor_parallel": 1 if ep > 1 else None,  # experts stay whole
+        "megatron_layout": f"megatron:(attn:{attention}|ffn:d{gpus // (pp * ep)}p{pp}t1e{ep})"
+        if ep > 1
+        else f"megatron:{attention}",
+        "recompute_granularity": "full" if full else None,
+        "recompute_method": "uniform" if full else None,
+        "recompute_layers": 1 if full else None,
+        "fp8_format": "hybrid" if block else None,
+        "fp8_recipe": "blockwise" if block else None,
     }
 
 
@@ -144,13 +179,14 @@ def _nodes(gpus: int, kind: Gpu) -> tuple[int, int]:
 
 
 def _parts(prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return nodes and GPUs a node for rollout and for training: a part of every node where that is even, so that no node stays
-    empty; else nodes of their own. On shared GPUs, both are those of the trainer."""
+    """Return nodes and GPUs a node for rollout and for training: whole nodes where both fill them; else a part of every node
+    where that is even, so that no node stays empty; else nodes of their own. On shared GPUs, both are those of the trainer."""
     rollout, train = prepared.rollout_gpus, prepared.train_gpus
     if prepared.colocated:
         return _nodes(train, prepared.gpu), _nodes(train, prepared.gpu)
     nodes = max((rollout + train) // prepared.gpu.gpus_per_node, 1)
-    if prepared.scenario.cluster.train is None and rollout % nodes == 0 and train % nodes == 0:
+    whole = rollout % prepared.gpu.gpus_per_node == 0 == train % prepared.train_gpu.gpus_per_node
+    if not whole and prepared.scenario.cluster.train is None and rollout % nodes == 0 and train % nodes == 0:
         return (nodes, rollout // nodes), (nodes, train // nodes)
     return _nodes(rollout, prepared.gpu), _nodes(train, prepared.train_gpu)
 
@@ -160,14 +196,20 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
     own, train = values["prepared"].gpu.name, values["prepared"].train_gpu.name
     if own != train:
         yield f"rollout on {own}, training on {train}: no setting names a kind of GPU; see to it that each part gets its own"
-    precision = values["scenario"].precision.model_dump()
+    training, unsaid = values["scenario"].training, values["scenario"].precision.model_dump()
     if VERL_QUANTIZATION in settings:
-        del precision["weights"]
-    unsaid = [f"{part} {kind}" for part, kind in precision.items() if kind != "bf16"]
-    if unsaid:
-        yield f"precision: {', '.join(unsaid)}: no setting here says so; set those of the engine and of the trainer"
-    if values["train_expert_parallel"] and SLIME_EXPERTS not in settings:
-        yield f"training.expert_parallel={values['scenario'].training.expert_parallel}: no setting here says so; set it"
+        del unsaid["weights"]
+        yield f"{VERL_QUANTIZATION}=fp8 is verl's block recipe (scales of 128 x 128 weights), as simulated"
+    if any(key.endswith(FP8_TRAINING) for key in settings):
+        del unsaid["training"]
+        yield "blockwise fp8 training needs NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1 in the environment, and CUDA 12.9"
+    for part, kind in unsaid.items():
+        if kind != "bf16":
+            yield f"precision.{part}={kind}: no setting here says so; set {UNSAID_PRECISIONS[part]}"
+    if framework != "slime" and training.sharding == "fsdp":
+        for key in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
+            if (size := getattr(training, key)) > 1:
+                yield f"training.{key}={size}: no setting of FSDP says so; training.sharding=optimizer is Megatron's"
     if framework == "AReaL":
         for key in ("interruptible", "recompute_kv", "pause"):
             if not values[key]:
@@ -176,10 +218,15 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             yield f"on_stale={values['on_stale']} is simrl's; AReaL trains what it has"
         if values["ranks"] or values["expert_gpus"]:
             yield "cluster.dp and cluster.ep are vLLM's data_parallel_size and enable_expert_parallel; AReaL's page has no key"
+    own_values = values["scenario"].system.parameters
+    for key in ("dispatch", "per_replica"):
+        if own_values.get(key) is not None:
+            yield f"{key}={own_values[key]}: no setting here says so; the framework's own may be slower"
     if values.get("version") == "0.4":
         yield 'version "0.4": a release since 0.5 sends single responses to the least loaded server, as version "0.7" here'
     if LONGEST_PROMPT in settings:
         yield f"{LONGEST_PROMPT}={settings[LONGEST_PROMPT]} is the longest of the trace; yours may be longer"
+    yield from _across_nodes(training, values)
     key, cluster = next(key for key in ROLLOUT_GPUS_A_NODE if key in settings), values["scenario"].cluster
     if int(settings[key]) % cluster.worker_gpus:
         unit = f"tp {cluster.tp}" if cluster.dp == 1 else f"tp {cluster.tp} × dp {cluster.dp}"
@@ -187,6 +234,22 @@ def _notes(framework: str, settings: Mapping[str, str], values: Mapping[str, Any
             f"{key}={settings[key]} GPUs a node are no multiple of {unit}: a worker would be on two nodes or GPUs stay empty; "
             "simrl does not place workers on nodes"
         )
+
+
+def _across_nodes(training: TrainingConfig, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the groups of train GPUs that the nodes of the settings break up, though the scale-up link joined them in the
+    simulation."""
+    each, kind = values["train"][1], values["prepared"].train_gpu
+    within = {
+        "training.tensor_parallel": training.tensor_parallel,
+        "training.expert_parallel": training.expert_parallel,
+    }
+    for key, size in within.items():
+        if each % size and size <= kind.nvlink_domain <= kind.gpus_per_node:
+            yield (
+                f"{key}={size} is more than the {each} train GPUs a node here hold whole: its groups cross nodes, "
+                f"which was simulated within the {kind.nvlink_domain} GPUs of a node"
+            )
 
 
 def _with_drafts(made: Launch, prepared: Prepared) -> Launch | str:

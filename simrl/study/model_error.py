@@ -29,3 +29,6 @@ RATIOS = (
 # Of a ratio between two options: the largest error of any of them.
 RATIO_ERROR = max(abs(predicted / tested.measured - 1) for tested in RATIOS for predicted in tested.predicted)
 WHOLE_RUNS_TOO_FAST = (0.09, 0.145)  # of the time of whole runs, by schedule
+# Of the seconds of a step: the median of 19 steps of real runs that others published (experiments/real_runs.md).
+STEP_ERROR = 0.15
+STEP_SOURCE = "experiments/real_runs.md: the median of 19 steps of verl, NeMo-RL, RLinf and TRL"

@@ -8,11 +8,11 @@ question is answered without simulating, also after a kill.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -28,7 +28,8 @@ from simrl.study.goal import Goal
 from simrl.study.launch import Launch, launch
 from simrl.study.model_error import RATIO_ERROR, SOURCE
 from simrl.study.point import Digests, make_point
-from simrl.study.robustness import WORDS, End, robustness
+from simrl.study.polish import polish
+from simrl.study.robustness import ENDS, WORDS, End, robustness
 from simrl.study.search import Option, Searched, best_of_each, front, judged, require_choice, search
 from simrl.study.search_space import Space
 from simrl.study.staleness_quality import BENCHMARKS, Quality, near
@@ -84,6 +85,13 @@ class Launching:
     option: Option
 
 
+class Polished(NamedTuple):
+    """The points tried around the best of each system, and whether no neighbour of these is better."""
+
+    points: int
+    ended: bool
+
+
 @dataclass(frozen=True)
 class Optimization:
     """The answer. `searched` has every option; `front` those that none beats in throughput, staleness and cost at once."""
@@ -99,6 +107,7 @@ class Optimization:
     quality: tuple[Quality, ...]
     launching: Launching
     rests_on: tuple[str, ...]
+    polished: Polished | None = None
 
     @property
     def choice(self) -> Choice:
@@ -113,6 +122,7 @@ class Optimization:
             "space": self.space.asked,
             "notes": self.space.notes,
             "points": self.searched.points,
+            "polished": self.polished._asdict() if self.polished else None,
             "possible": len(self.searched.options),
             "within_limits": len(self.searched.allowed),
             "whole_space": self.searched.whole,
@@ -183,14 +193,22 @@ def optimization(
     trials: int,
     seed: int = 0,
     best: int = 5,
-    robust: bool = True,
+    robust: Collection[str] = tuple(ENDS),
+    polished: int = 0,
+    framework: str | None = None,
     on_phase: Callable[[str], None] = lambda _: None,
 ) -> Optimization:
-    """Search, and analyse the best few. Raise `InputError`, with the reasons, where nothing keeps the limits. `on_phase` is
+    """Search, polish with at most `polished` further points, and analyse the best few. Raise `InputError`, with the reasons,
+    where nothing keeps the limits. `robust` are the sources of error to vary; `framework` is the one that launch
+    settings are for (None: the best choice's); `on_phase` is
     called with the name of each phase when it begins."""
     inputs = InputCache()
     on_phase("points simulated")
     searched = search(space, goal, outcomes, trials, seed)
+    tried = searched.points
+    if polished:
+        on_phase("points polished")
+        ended = polish(space, goal, outcomes, searched, polished)
     require_choice(searched)
     allowed = searched.allowed
     few = best_of_each(allowed, best)
@@ -200,7 +218,7 @@ def optimization(
     leads = _leads(few, goal, outcomes)
     on_phase("other step times, training and acceptance")
     tested = list({o.point.hash: o for o in [*few, *allowed[:NEXT_BEST]]}.values())
-    ends = robustness(tested, goal, outcomes) if robust else []
+    ends = robustness(tested, goal, outcomes, robust)
     winner = few[0]
     choices = []
     for option, why, lead in zip(few, reasons, leads, strict=True):
@@ -218,7 +236,8 @@ def optimization(
         within_error=sum(winner.merit / option.merit - 1 < RATIO_ERROR for option in allowed[1:]),
         robustness=tuple(ends),
         quality=tuple(near([_staleness(option) for option in few])),
-        launching=_launching(allowed, inputs),
+        launching=_launching(allowed, inputs, framework),
+        polished=Polished(searched.points - tried, ended) if polished else None,
         rests_on=tuple(_rests_on(prepare(winner.point.scenario, inputs))),
     )
 
@@ -275,14 +294,16 @@ def _reasons(option: Option, folder: Path, inputs: InputCache) -> Reasons:
     return found
 
 
-def _launching(allowed: Sequence[Option], inputs: InputCache) -> Launching:
-    """Return the settings of the choice, or of the best option that a framework has."""
+def _launching(allowed: Sequence[Option], inputs: InputCache, framework: str | None) -> Launching:
+    """Return the settings of the choice, or of the best option that a framework, or this one, has."""
     refused: dict[tuple[str, Any], str] = {}
     for rank, option in enumerate(allowed, start=1):
         kind = option.system, str(option.point.scenario.system.parameters.get("speculation"))
         if kind in refused:
             continue
         found = launch(prepare(option.point.scenario, inputs))
+        if isinstance(found, Launch) and framework not in (None, found.framework):
+            found = f"it is {found.framework}'s, not {framework}'s"
         if isinstance(found, Launch):
             return Launching(found, next(iter(refused.values()), ""), rank, option)
         refused[kind] = found

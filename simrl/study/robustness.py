@@ -7,13 +7,16 @@ other it does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
+from simrl.simulate.prepare import prepare
 from simrl.speculation.methods import Speculation
 from simrl.study.goal import Goal
 from simrl.study.point import Digests, Point, make_point
+from simrl.study.ranking import assumed_seconds, scaled
 from simrl.study.search import Option, judged
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import make_system
@@ -23,8 +26,9 @@ WORDS = {
     "decode": "seconds of every forward pass (profile.forward_correction)",
     "train": "seconds of training and log-probs (training.correction)",
     "acceptance": "probability that a drafted token is accepted (speculation.acceptance_factor)",
+    "assumed": "all seconds that are assumed, as nobody gave them",
 }
-ENDS = dict.fromkeys(WORDS, (0.8, 1.2))  # factors, by what they multiply
+ENDS = dict.fromkeys(WORDS, (0.8, 1.2)) | {"assumed": (0.5, 2.0)}  # factors, by what they multiply
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
         return scenario.with_fields("profile", forward_correction=correction)
     if source == "train":
         return scenario.with_fields("training", correction=scenario.training.correction * factor)
+    if source == "assumed":
+        return scaled(prepare(scenario, InputCache()), factor)
     method, acceptance = _method(scenario), scenario.speculation.acceptance_factor * factor
     if method is None:
         return scenario
@@ -68,11 +74,18 @@ def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
     return scenario.with_fields("speculation", acceptance_factor=acceptance)
 
 
-def robustness(choices: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[End]:
-    """Return the ends of every source that touches a choice; the first of the choices is the one that was made."""
+def robustness(
+    choices: Sequence[Option], goal: Goal, outcomes: Outcomes, sources: Collection[str] = tuple(ENDS)
+) -> list[End]:
+    """Return the ends of these sources that touch a choice; the first of the choices is the one that was made."""
     drafts = any(_method(option.point.scenario) is not None for option in choices)
-    ends = [(source, factor) for source in ENDS if source != "acceptance" or drafts for factor in ENDS[source]]
+    inputs = InputCache()
+    assumed = any(assumed_seconds(prepare(option.point.scenario, inputs)) for option in choices)
+    touched = {"decode": True, "train": True, "acceptance": drafts, "assumed": assumed}
+    ends = [(source, factor) for source in sources if touched[source] for factor in ENDS[source]]
     trial = _Trial(choices, goal, outcomes)
+    if not ends:
+        return []
     outcomes.of([point for end in ends for point, _ in trial.points(*end, choices)])  # as many at a time as can be
     return [trial.end(*end) for end in ends]
 

@@ -68,12 +68,15 @@ class Option:
 @dataclass
 class Searched:
     """Everything that was tried: the options, the best first; the errors of impossible points, by reason; whether this was the
-    whole space, and its number of combinations (None: without end)."""
+    whole space, its number of combinations (None: without end), what was chosen for each point, by hash, and
+    the hashes of all that was tried."""
 
     options: list[Option] = field(default_factory=list)
     impossible: dict[str, list[str]] = field(default_factory=dict)
     whole: bool = False
     combinations: int | None = None
+    chosen: dict[str, Chosen] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
 
     @property
     def points(self) -> int:
@@ -82,6 +85,12 @@ class Searched:
     @property
     def allowed(self) -> list[Option]:
         return [option for option in self.options if option.allowed]
+
+    def sort(self) -> None:
+        """Put the best first; of equals the first by its scenario: they may come in another order where processes differ."""
+        self.options.sort(
+            key=lambda o: (not o.allowed, -o.merit, json.dumps(o.point.document["scenario"], sort_keys=True))
+        )
 
     def reasons(self) -> list[tuple[str, int]]:
         """Return why points were no choice, the most frequent first: an example of each reason, and a count. For a limit,
@@ -99,6 +108,7 @@ class Searched:
         return found.most_common()
 
     def add(self, point: Point, outcome: Outcome, goal: Goal) -> Option | None:
+        self.seen.add(point.hash)
         if "error" in outcome:
             error = outcome["error"].removeprefix(f"system {point.scenario.system.name}: ")
             self.impossible.setdefault(re.sub(r"\d[\d.,]*", "#", error), []).append(error)
@@ -118,17 +128,16 @@ def search(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: int)
     """Simulate at most `trials` points. Raise `InputError` for a choice that no scenario can have."""
     searched = Searched(combinations=space.size)
     combinations = space.combinations(MOST_REPEATS * trials)
-    points = list({point.hash: point for point in map(space.point, combinations or ())}.values())
+    made = [(space.point(chosen), chosen) for chosen in combinations or ()]
+    points = list({point.hash: point for point, _ in made}.values())
     if combinations is not None and len(points) <= trials:
         searched.whole = True
+        searched.chosen.update((point.hash, chosen) for point, chosen in made)
         for point, outcome in zip(points, outcomes.of(points), strict=True):
             searched.add(point, outcome, goal)
     else:
         _propose(space, goal, outcomes, trials, seed, searched)
-    # Of equals the first by its scenario: options may come in another order where processes differ.
-    searched.options.sort(
-        key=lambda o: (not o.allowed, -o.merit, json.dumps(o.point.document["scenario"], sort_keys=True))
-    )
+    searched.sort()
     return searched
 
 
@@ -156,7 +165,11 @@ def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: in
             room = trials - len(known)
             if room <= 0:
                 break
-            asked = [(trial, space.point(_choose(trial, space))) for trial in (study.ask() for _ in range(BATCH))]
+            asked = []
+            for trial in (study.ask() for _ in range(BATCH)):
+                point = space.point(chosen := _choose(trial, space))
+                searched.chosen.setdefault(point.hash, chosen)
+                asked.append((trial, point))
             new = list({point.hash: point for _, point in asked if point.hash not in known}.values())[:room]
             for point, outcome in zip(new, outcomes.of(new), strict=True):
                 known[point.hash] = searched.add(point, outcome, goal)

@@ -23,14 +23,18 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from simrl.errors import InputError
+from simrl.profile.advice import derived
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import METADATA_KEY, ProfileMetadata
+from simrl.profile.shipped import file_name
 from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, gives, takes
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
+from simrl.simulate.training_checks import require_parallelism
 from simrl.speculation.methods import METHODS
 from simrl.study.grid import SYSTEMS, Alternative, Between, Dimension, Listed, Varied, cross, listed, resolved, value_of
 from simrl.study.point import Digests, Point, make_point
+from simrl.study.splits import units, with_workers
 from simrl.study.sweep import require_names
 from simrl.systems.recipes import make_system, parameters_of
 from simrl.trace.trace import Trace
@@ -43,7 +47,7 @@ DEFAULTS: Mapping[str, Sequence[Any]] = {
     "eta": (1, 2, 4, 8),
     "staleness": (0.1, 0.3, 0.5),  # of verl's own ablation
 }
-DRAFTER, TP = f"{PARAMETER}speculation", "cluster.tp"
+DRAFTER, SHARE, TP = f"{PARAMETER}speculation", f"{PARAMETER}rollout_share", "cluster.tp"
 LAYOUT = (
     TP,
     "cluster.dp",
@@ -65,8 +69,8 @@ Entries = Sequence[tuple[Any, Mapping[str, Any]]]  # systems, and their own valu
 class Space:
     """The dimensions, `asked` in words. `named` are the keys of the user or the file, `varied_in_file` those of the file's
     `vary`; `own` are the entries of the systems, the file's first, each with its own values of parameters that are searched.
-    `profiles` has the profile of each layout of a worker, `batch_samples` the mean number of samples in a step of the trace,
-    `first` a scenario of the file, `notes` what was left out and why."""
+    `profiles` has the profile of each layout of a worker, `batch_samples` and `batch_groups` the mean numbers of
+    samples and of prompts in a step of the trace, `first` a scenario of the file, `notes` what was left out and why."""
 
     varied: Varied
     asked: tuple[str, ...]
@@ -75,6 +79,7 @@ class Space:
     own: Entries
     profiles: Mapping[Layout, str]
     batch_samples: float
+    batch_groups: int
     first: Scenario
     notes: tuple[str, ...]
     _digests: Digests = field(default_factory=Digests)
@@ -90,7 +95,7 @@ class Space:
 
     def matters(self, entry: Any) -> dict[str, Dimension]:
         """Return the dimensions, by name, that change something for a system. A value in its entry wins over a default."""
-        name, own = _parts(entry)
+        name, own = parts(entry)
         keys = {key for dimension in self.dimensions for key in dimension.keys if takes(name, key, parameters_of)}
         keys -= {key for parameter in own if (key := f"{PARAMETER}{parameter}") not in self.named}
         return {"+".join(d.keys): d for d in self.dimensions[:-1] if keys.intersection(d.keys)}
@@ -100,7 +105,7 @@ class Space:
         (system,) = chosen[SYSTEMS]
         settings = [setting for alternative in chosen.values() for setting in alternative]
         kept = [setting for setting in settings if not _drafts_anyway(system.value, setting)]
-        scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept)))
+        scenario = self._with_profile(whole_workers(resolved(self.varied.file, kept), SHARE not in self.named))
         require_names(scenario, self._checked)
         return make_point(scenario, self._digests)
 
@@ -127,7 +132,7 @@ class Space:
         """Yield the file's own choices: each of its systems, then the other families, under each of its variations, with its
         tp and its or the default split, η and drafter; the first value of any other key of the user."""
         for entry, parameters in self.own:
-            name, own = _parts(entry)
+            name, own = parts(entry)
             system = Setting(SYSTEMS, {"name": name, **own, **parameters}, SYSTEMS)
             scenario = None  # the file leaves something to the command line
             with suppress(InputError):
@@ -162,6 +167,7 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
     asked = cross(open_file, dimensions)
     first = resolved(asked.file, asked.first())
     trace = InputCache().trace(first)
+    groups = np.stack([trace.column("step"), trace.column("prompt_id")])
     named = {*dimensions, *(key for dimension in asked.dimensions for key in dimension.keys if key != SYSTEMS)}
     lists = [d.alternatives for d in (*dimensions.values(), *asked.dimensions) if isinstance(d, Listed)]
     values = [setting for alternatives in lists for alternative in alternatives for setting in alternative]
@@ -193,6 +199,7 @@ def make_space(open_file: Callable[[Sequence[Setting]], ScenarioFile], dimension
         own=own,
         profiles=profiles,
         batch_samples=len(trace) / len(trace.step_slices),
+        batch_groups=max(np.unique(groups, axis=1).shape[1] // len(trace.step_slices), 1),
         first=first,
         notes=tuple(notes),
     )
@@ -205,7 +212,7 @@ def _listed(keys: tuple[str, ...], choices: Sequence[tuple[Any, ...]]) -> Listed
 
 def _parameters(own: Entries) -> Iterator[Searched]:
     """Yield each parameter that a system has with its default values and those of the entries, and no notes."""
-    has = [{**parameters_of(_parts(entry)[0]), **parameters} for entry, parameters in own]
+    has = [{**parameters_of(parts(entry)[0]), **parameters} for entry, parameters in own]
     for parameter, default in DEFAULTS.items():
         values = [known[parameter] for known in has if parameter in known]
         if values:
@@ -248,7 +255,7 @@ def _with_families(entries: Sequence[Any], named: set[str], families: Sequence[s
     and returned beside it."""
     found: list[tuple[Any, Mapping[str, Any]]] = []
     for entry in entries:
-        name, own = _parts(entry)
+        name, own = parts(entry)
         searched = [key for key in own if key in DEFAULTS and f"{PARAMETER}{key}" not in named]
         chosen = {key: own.pop(key) for key in searched if isinstance(own[key], int | float)}
         found.append(({"name": name, **own} if own else name, chosen))
@@ -269,11 +276,36 @@ def _layouts(varied: Varied, first: Scenario, profiles: Mapping[Layout, str]) ->
     missing = ", ".join(
         str(tp) for tp, _, _ in possible((n, 1, 1) for n in {*TENSOR_PARALLEL} - {n for n, _, _ in profiles})
     )
-    lacks = f"{Path(path).parent.name}/ has no profile of {first.model} on {cluster.gpu} for it" if path else ""
-    note = [f"{TP} {missing}: left out, as {lacks}"] if profiles and missing else []
+    note = (
+        [f"{TP} {missing}: left out, as {_lacks(first, int(missing.partition(',')[0]))}"]
+        if profiles and missing
+        else []
+    )
     if path is None or {(dp, ep) for _, dp, ep in measured} == {(cluster.dp, cluster.ep)}:
         return (TP,), [(tp,) for tp, _, _ in measured], note
     return LAYOUT, measured, note
+
+
+def _lacks(first: Scenario, tp: int) -> str:
+    """Return that the profiles beside the scenario's have none for more GPUs of a worker, and the command that makes it."""
+    cluster, precision, path = first.cluster, first.precision, Path(first.profile.path or "")
+    kinds = [precision.weights] * (precision.weights != "bf16") + [f"kv {precision.kv_cache}"] * (
+        precision.kv_cache != "bf16"
+    )
+    words = f" in {' and '.join(kinds)}" if kinds else ""
+    experts = tp if cluster.ep > 1 else 1
+    wanted = ProfileMetadata(
+        model=first.model,
+        gpu=cluster.rollout_kind.name,
+        tp=tp,
+        ep=experts,
+        precision=precision.weights,
+        kv_precision=precision.kv_cache,
+        kind="",
+        source="",
+    )
+    ways = derived(wanted, model_shape(first.model), path.with_name(file_name(wanted)), first.model)
+    return "; ".join([f"{path.parent.name}/ has no profile of {first.model} on {cluster.gpu}{words} for it", *ways])
 
 
 def _profiles(path: Path) -> dict[Layout, str]:
@@ -321,7 +353,7 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
             f"drafters {', '.join(assumed)}: left out, as nobody measured their acceptance; {DRAFTER}=none,{assumed[0]} "
             "searches with an assumed one"
         )
-    names = dict.fromkeys(_parts(entry)[0] for entry, _ in own)
+    names = dict.fromkeys(parts(entry)[0] for entry, _ in own)
     anyway = [f"{name}: {method}" for name in names if (method := _own_method(name)) not in ("none", *found)]
     if anyway:
         notes.append(
@@ -330,22 +362,34 @@ def _drafters(scenario: Scenario, trace: Trace, own: Entries) -> Searched:
     return (DRAFTER,), [(method,) for method in (*([None] if anyway else []), "none", *found)], notes
 
 
-def whole_workers(scenario: Scenario) -> Scenario:
-    """Return the scenario with its share of rollout GPUs rounded to whole workers."""
-    share, gpus = scenario.system.parameters.get("rollout_share"), scenario.cluster.gpus
-    unit = scenario.cluster.worker_gpus
+def whole_workers(scenario: Scenario, admissible: bool = False) -> Scenario:
+    """Return the scenario with its share of rollout GPUs rounded to whole workers; if `admissible`, to the nearest number that
+    leaves train GPUs which the layout of training divides."""
+    share, gpus, unit = (
+        scenario.system.parameters.get("rollout_share"),
+        scenario.cluster.gpus,
+        scenario.cluster.worker_gpus,
+    )
     if not isinstance(share, float) or not 0 < share < 1:
         return scenario
-    workers = int(gpus * share + 1e-9) // unit
-    exact = workers * unit / gpus
-    shown = math.ceil(exact * 1e4) / 1e4
-    rounded = shown if int(gpus * shown + 1e-9) // unit == workers else exact
-    return scenario.with_fields("system", rollout_share=rounded) if 0 < rounded < 1 else scenario
+    workers, of_all = units(scenario)
+    if admissible and scenario.cluster.train is None:
+        nearest = sorted(range(1, of_all + 1), key=lambda n: (abs(n - workers), n))
+        workers = next((n for n in nearest if _trains(scenario, gpus - n * unit)), workers)
+    return with_workers(scenario, workers) if 0 < workers * unit < gpus else scenario
+
+
+def _trains(scenario: Scenario, gpus: int) -> bool:
+    """Return whether this many GPUs can be divided as the training section says."""
+    with suppress(InputError):
+        require_parallelism(scenario.training, model_shape(scenario.model), gpus)
+        return gpus > 0
+    return False
 
 
 def _drafts_anyway(entry: Any, setting: Setting) -> bool:
     """Return whether a setting only names the method that a system drafts with anyway; null always is that method."""
-    name, own = _parts(entry)
+    name, own = parts(entry)
     return setting.key == DRAFTER and setting.value in (None, own.get("speculation", _own_method(name)))
 
 
@@ -355,6 +399,6 @@ def _own_method(name: str) -> str:
     return "none" if method is None else method.name
 
 
-def _parts(entry: Any) -> tuple[str, dict[str, Any]]:
+def parts(entry: Any) -> tuple[str, dict[str, Any]]:
     """Return the name of a system, and the parameters in its entry."""
     return (entry, {}) if isinstance(entry, str) else (entry["name"], {k: v for k, v in entry.items() if k != "name"})

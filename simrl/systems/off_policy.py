@@ -129,9 +129,9 @@ def rhymerl(
     group gets at most `max_workers` (None: the number with the shortest steps). A group's time follows from the profile, what
     drafts recently did for the group, and the lengths of its last epoch, scaled to its representative length: the mean of its
     "responses", or of its prompts' "medians" (`representative`; §6.4 can be read either way). `migration`: within the last
-    `alpha` of a ranking group, a response longer than β times the longest response in the group's history moves to a worker
-    that is busy with a longer group, or, if there is none, to the next step; β is the 75th percentile of the length growth over
-    the last epoch, at least `least_beta`.
+    `alpha` of a ranking group, a response longer than β times the longest of its prompts moves to a worker that is busy with a
+    longer group, or, if there is none, to the next step; a prompt is as long as the median of its responses was in its last
+    epoch, and β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
     `histopipe=False`, and the first epoch, keep the independent weight loads of the workers, with equal contiguous parts of the
     batch, as verl 0.4.1 cuts it, on which it is built: compare with one_step_off of this version. Tokens
     carried into the next step are up to 2 versions old; they are counted separately and are not in the bound.
@@ -176,23 +176,25 @@ def areal(
     """Fully asynchronous; staleness is bounded by η at admission, and weights are updated in flight.
 
     A group is submitted while the groups submitted so far exceed the trained ones by at most η + 1 batches, and fewer than
-    `max_concurrent` groups are running. None: four training batches, as the authors' launch files for 8B and 14B on code have;
-    the code's own default is one batch, under which η has no effect beyond 1 or 2. `simrl explain` says which bound held groups
-    back. All responses of a group go to one worker, by turns, as in AReaL 0.3, which the paper and RhymeRL measured. The
-    trainer takes a batch as soon as a batch of groups is finished, in order of submission. Then generation pauses until the
-    weights are published and loaded (`pause`; without, it goes on while they are published), and running responses continue
-    after their KV cache is recomputed (`recompute_kv`; without, they keep it). `interruptible=False` lets running responses
-    finish before an update (the paper's ablation, §7.5). The bound is on counts: a group that finishes late may be trained
-    with more staleness than η. `on_stale` decides what happens to such a group: it is trained, as in the code ("train"); it
-    is dropped ("drop"); or updates wait so that no group becomes too stale ("wait"). Four PPO mini-batches and the proximal
-    log-probs follow the paper (§5.2, Table 3). `dynamic_sampling` drops groups with equal rewards when they are scored;
-    they no longer count as submitted. Its engines run without prefix caching, as its code starts them
-    (`engine.prefix_caching` replaces it). `eta=0` is synchronous on divided GPUs; the paper's Sync.AReaL is areal_sync.
+    `max_concurrent` groups are running. None: four training batches, as the authors' launch files for 8B and 14B on code
+    have; the code's own default is one batch, under which η has no effect beyond 1 or 2. `simrl explain` says which bound
+    held groups back. All responses of a group go to one worker, by turns, as in AReaL 0.3, which the paper and RhymeRL
+    measured. The trainer takes a batch as soon as a batch of groups is finished, in order of submission. Then generation
+    pauses until the weights are published and loaded (`pause`; without, it goes on while they are published), and running
+    responses continue after their KV cache is recomputed (`recompute_kv`; without, they keep it). `interruptible=False`
+    updates once the responses of all workers are finished, and starts none meanwhile (the paper's ablation, §7.4). The bound
+    is on counts: a group that finishes late may be trained with more staleness than η. `on_stale` decides what happens to
+    such a group: it is trained, as in the code ("train"); it is dropped ("drop"); or updates wait so that no group becomes
+    too stale ("wait"). Four PPO mini-batches and the proximal log-probs follow the paper (§5.2, Table 3). `dynamic_sampling`
+    drops groups with equal rewards when they are scored; they no longer count as submitted. Its engines run without prefix
+    caching, as its code starts them (`engine.prefix_caching` replaces it). `eta=0` is synchronous on divided GPUs; the
+    paper's Sync.AReaL is areal_sync.
     Not modelled: the decoupled PPO objective's effect on learning.
     """
-    running: LoadMode = "drain" if not interruptible else "recompute" if recompute_kv else "keep"
+    running: LoadMode = "recompute" if recompute_kv else "keep"
+    pipeline = partial(areal_pipeline, eta=eta, running=running, interruptible=interruptible, on_stale=on_stale)
     return System(
-        pipeline=partial(areal_pipeline, eta=eta, running=running, max_concurrent=max_concurrent, on_stale=on_stale),
+        pipeline=partial(pipeline, max_concurrent=max_concurrent),
         pauses=pause,
         schedule="fully asynchronous",
         rollout_share=rollout_share,

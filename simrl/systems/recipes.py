@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import Parameter
@@ -55,7 +56,7 @@ def parameters_of(name: str) -> dict[str, Any]:
 def unknown_system(name: str) -> InputError:
     """Return the error for a name that no recipe has. Tables call a system areal(eta=4): for that the message says how to give
     parameters."""
-    begins = name.partition("(")[0]
+    begins = re.split(r"[(:\[ =]", name)[0]
     if begins != name and begins in RECIPES:
         return InputError(f"system {name!r}: write parameters as {{'name': '{begins}', 'eta': 4}}, or as system.eta=4")
     return InputError(f"system {name!r} is unknown{meant(name, RECIPES)}; choose one of {', '.join(RECIPES)}")

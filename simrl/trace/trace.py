@@ -15,6 +15,7 @@ pause after the first half of the response (rounded down). One token, or one tur
 from __future__ import annotations
 
 import math
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -220,11 +221,13 @@ def _answered_turns(
 def read_trace(path: str | Path) -> Trace:
     """Read a trace of `write_trace`. Raises `InputError` for a file that is not one."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 (pathlib's raises for a name that is too long)
         raise InputError(f"{path}: no such file; make one with `simrl trace import` or `simrl trace synth`")
     table = read_parquet(path)
     metadata = parquet_metadata(table, path, METADATA_KEY, TraceMetadata, "write the trace again")
     if metadata is None:
+        if b"simrl.profile" in (table.schema.metadata or {}):
+            raise InputError(f"{path}: a profile, not a trace; look at it with `simrl profile show {path}`")
         raise InputError(
             f"{path}: Parquet without simrl's trace metadata; import it with `simrl trace import csv|jsonl …`"
         )

@@ -18,69 +18,43 @@ import json
 import re
 from importlib import import_module
 from itertools import product
+from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import InputError, first_line
+from simrl.extensions import install_command
 from simrl.files import temporary_folder
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_config import CONFIG_KEYS
 from simrl.profile.model_shape import MODELS, ModelShape
+from simrl.profile.precision import FP8_EXPERTS
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
+from simrl.profile.profilers.roofline import MEMORY_EFFICIENCY, states_s
+from simrl.profile.profilers.setups import (
+    BUNDLED,
+    ONE_GPU,
+    PACKAGES,
+    PRECISIONS,
+    ROUTINGS,
+    SYSTEMS,
+    EngineSetup,
+    is_bundled,
+    is_measurable,
+    require_possible,
+)
 from simrl.profile.profilers.smoothing import moved, settled
 
 Floats = NDArray[np.float64]
-SYSTEMS = {
-    "a100": "a100_sxm",
-    "h100": "h100_sxm",
-    "h200": "h200_sxm",
-    "b200": "b200_sxm",
-    "gb200": "gb200",
-    "rtxpro6000": "rtx_pro_6000_server",
-}
-# Of weights, by the word in a scenario: aiconfigurator's of matrix products, and of experts.
-PRECISIONS = {
-    "bf16": ("bfloat16", "bfloat16"),
-    "fp8": ("fp8", "fp8"),
-    "fp8-block": ("fp8_block", "fp8_block"),
-    "nvfp4": ("nvfp4", "nvfp4"),
-    "int4": ("int4_wo", "int4_wo"),
-    "w4a16_mxfp4": ("bfloat16", "w4a16_mxfp4"),
-}
 KV_PRECISIONS = {"bf16": "bfloat16", "fp8": "fp8"}
-ROUTING = "power law 1.2"  # aiconfigurator's default: load falls with the expert's rank to this power
-ROUTINGS = {"balanced": "balanced", "power law 1.01": "power_law_1.01", ROUTING: "power_law_1.2"}
 SDK = ("config_builders", "models", "perf_database", "engine")
-PACKAGES = {"aiconfigurator": "aiconfigurator_core", "aisimulate": "aisimulate_core"}
 # Kinds of operations that depend on sequences, not on tokens alone: attention (of MLA with its projections, which were
 # measured together), and layers with a fixed state.
+STATE_KERNELS = ("mamba_conv1d", "mamba_ssm")
 SEQUENCE_KERNELS = ("GenerationAttention", "ContextAttention", "Fallback", "Gdn", "Mamba2", "Kda")
-# Models whose parts are not all in a shape, by aiconfigurator's name of its own config.
-BUNDLED = {
-    "gpt-oss-20b": "openai/gpt-oss-20b",
-    "gpt-oss-120b": "openai/gpt-oss-120b",
-    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
-    "deepseek-r1": "deepseek-ai/DeepSeek-R1",
-    "minimax-m2": "MiniMaxAI/MiniMax-M2.5",  # of one shape with its successor, as the 3.6 of Qwen
-    "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
-    "kimi-k2": "moonshotai/Kimi-K2-Instruct",
-    "qwen3.5-27b": "Qwen/Qwen3.5-27B",
-    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
-    "qwen3.5-122b-a10b": "Qwen/Qwen3.5-122B-A10B",
-    "qwen3.5-397b-a17b": "Qwen/Qwen3.5-397B-A17B",
-    "qwen3.6-27b": "Qwen/Qwen3.5-27B",
-    "qwen3.6-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
-    "nemotron-3-nano-30b-a3b": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-    "nemotron-3-super-120b-a12b": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
-}
-# Fields of a shape that a config made from it does not have.
-NOT_WRITTEN = (
-    *("shared_intermediate", "expert_hidden", "dense_layers", "mlp_layers"),
-    *("kv_lora_rank", "linear_layers", "window_layers", "output_gate"),
-)
 NODE_GPUS = 8  # of the systems on which its exchanges were measured
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
@@ -97,22 +71,6 @@ PREFILL_TOKENS = (0, 1, 256, 512, 1024, 2048, 2896, 4096, 5792, 8192, 11585, 163
 PREFILL_KV_TOKENS = (0, 512, 2048, 8192, 16384, 40960)
 DECODE_SEQUENCES = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DECODE_KV_TOKENS = (16, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 40960)
-
-
-class EngineSetup(NamedTuple):
-    """How an engine is split over GPUs, in which precision, and how tokens are spread over experts (in `ROUTINGS`)."""
-
-    tp: int = 1
-    dp: int = 1
-    ep: int = 1
-    precision: str = "bf16"
-    kv_precision: str = "bf16"
-    routing: str = ROUTING
-    backend: str = "vllm"
-    package: str = "aiconfigurator"
-
-
-ONE_GPU = EngineSetup()
 
 
 class Compiled(NamedTuple):
@@ -139,6 +97,9 @@ class KernelTimes(NamedTuple):
     sampled_ms: Floats
     prefill_ms: Floats
     decode_ms: Floats
+    unmeasured: tuple[
+        str, ...
+    ] = ()  # operations at the source's speed of light ("sol"): bytes or products over peak rates
 
 
 def derive(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, between_passes_s: float = 0.0) -> TableProfile:
@@ -161,7 +122,8 @@ def expert_notes(shape: ModelShape, setup: EngineSetup) -> tuple[str, ...]:
     exchange = "all-gather and reduce-scatter over the attention ranks" if setup.dp > 1 else "all-reduces"
     if setup.tp * setup.dp > NODE_GPUS:
         exchange += ", from link rates: nobody measured it beyond a node (latency of a step as among 8 GPUs)"
-    return (f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}",)
+    routed = f"experts with routing {setup.routing}, on tokens of {setup.dp} attention ranks; exchange by {exchange}"
+    return (routed, FP8_EXPERTS) if setup.precision == "fp8" else (routed,)
 
 
 def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
@@ -171,7 +133,7 @@ def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
     """
     gpus = setup.tp * setup.dp
     beyond = bool(shape.experts) and gpus > NODE_GPUS
-    times = kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name)
+    times = _with_states(kernel_times(engine_of(shape, gpu, setup, apart=beyond), shape.name), shape, gpu, setup)
     if not beyond:
         return times
     node = setup._replace(tp=1, dp=NODE_GPUS, ep=NODE_GPUS)
@@ -197,6 +159,18 @@ def times_of(shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
     return times._replace(experts_ms=experts, dense_ms=times.dense_ms | embedding)
 
 
+def _with_states(times: KernelTimes, shape: ModelShape, gpu: str, setup: EngineSetup) -> KernelTimes:
+    """Return the times with the states of linear layers read and written by each sequence of a pass, at the roofline's rate,
+    where their kernels were not measured: the source's speed of light moves activations alone."""
+    if not set(STATE_KERNELS) & set(times.unmeasured):
+        return times
+    each_ms = 1e3 * states_s(shape, GPUS[gpu], setup.tp)
+    return times._replace(
+        decode_ms=times.decode_ms + each_ms * np.array(DECODE_SEQUENCES)[:, None],
+        prefill_ms=times.prefill_ms + each_ms * (np.array(PREFILL_TOKENS) > 0)[:, None],
+    )
+
+
 def kernel_times(engine: Compiled, model: str) -> KernelTimes:
     """Return the kernel times of a compiled model."""
     names = [name for _, name in engine.decoding]
@@ -210,22 +184,30 @@ def kernel_times(engine: Compiled, model: str) -> KernelTimes:
         )
     others = [i for i in range(len(names)) if i not in (*attention, *head, *experts)]
 
+    unmeasured: dict[str, None] = {}
+
+    def milliseconds(rows: list[tuple[str, float, float, str]]) -> list[float]:
+        unmeasured.update(dict.fromkeys(_plain(name) for name, _, _, tag in rows if tag == "sol"))
+        return [float(ms) for _, ms, _, _ in rows]
+
     def decode_ms(operations: list[int], sequences: float, kv_tokens: float) -> list[float]:
-        rows = engine.handle.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
-        return [float(milliseconds) for _, milliseconds, *_ in rows]
+        return milliseconds(
+            engine.handle.evaluate_generation_ops(operations, batch_size=int(sequences), s=int(kv_tokens))
+        )
 
     def prefill_ms(chunk: float, kv_tokens: float) -> float:
-        rows = engine.handle.evaluate_context_ops(context, batch_size=1, s=int(chunk), prefix=int(kv_tokens))
-        return float(sum(milliseconds for _, milliseconds, *_ in rows))
+        return sum(
+            milliseconds(engine.handle.evaluate_context_ops(context, batch_size=1, s=int(chunk), prefix=int(kv_tokens)))
+        )
 
     tokens = _ticks(MOST_TOKENS)
 
     def by_operation(operations: list[int]) -> dict[str, Floats]:
         # Operations outside attention cost equal times in a context step and in a generation step of equally many tokens.
         rows = np.array([decode_ms(operations, t, 1) for t in tokens])
-        return {names[i].removeprefix("generation_"): rows[:, row] for row, i in enumerate(operations)}
+        return {_plain(names[i]): rows[:, row] for row, i in enumerate(operations)}
 
-    return KernelTimes(
+    times = KernelTimes(
         tokens=tokens,
         dense_ms=by_operation(others),
         experts_ms=by_operation(experts) if experts else {},
@@ -235,6 +217,17 @@ def kernel_times(engine: Compiled, model: str) -> KernelTimes:
             [[sum(decode_ms(attention, n, k)) if n else 0.0 for k in DECODE_KV_TOKENS] for n in DECODE_SEQUENCES]
         ),
     )
+    of_sequences = {_plain(engine.decoding[i][1]) for i in attention} | {_plain(engine.prefill[i][1]) for i in context}
+    if unpriced := of_sequences & unmeasured.keys() - set(STATE_KERNELS):
+        raise InputError(
+            f"aiconfigurator: the kernel {min(unpriced)} of {model} was not measured, nor is its work known"
+        )
+    return times._replace(unmeasured=tuple(unmeasured))
+
+
+def _plain(name: str) -> str:
+    """Return an operation's name without its phase."""
+    return name.removeprefix("generation_").removeprefix("context_")
 
 
 def _places(operations: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[int]:
@@ -281,9 +274,16 @@ def profile_of(
         f"falling times evened out: dense {moved(dense, even_dense)}; sampled {moved(sampled, even_sampled)}; "
         f"decode attention {moved(decode, even_decode)}; prefill attention {moved(prefill, even_prefill)}"
         + (f"; experts {moved(experts, even_experts)}" if times.experts_ms else ""),
+        *(
+            [f"not measured, but at the source's speed of light: {', '.join(times.unmeasured)}"]
+            if times.unmeasured
+            else []
+        ),
         *(["norms of queries and keys by a rule, not measured"] if "attention_q_norm" in times.dense_ms else []),
         *more_notes,
     ]
+    if set(STATE_KERNELS) & set(times.unmeasured):
+        source += f"; states of linear layers not measured: read and written at {MEMORY_EFFICIENCY:.0%} of the memory bandwidth"
     metadata = ProfileMetadata(
         model=model,
         gpu=gpu,
@@ -321,22 +321,13 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
     """Return aiconfigurator's compiled model; `apart`: shared experts not at the time of the routed ones, but before them.
     Raises `InputError` if it has no data for it."""
     package = PACKAGES[setup.package]
+    require_possible(shape, gpu, setup)
     try:
         import_module(f"{package}.sdk.engine")
     except ImportError as error:
-        raise InputError(f"{setup.package} is not installed; pip install 'simrl[{setup.package}]'") from error
-    if gpu not in SYSTEMS:
-        raise InputError(
-            f"aiconfigurator: gpu {gpu!r} is unknown{meant(gpu, SYSTEMS)}; choose one of {', '.join(SYSTEMS)}"
-        )
-    _require_split(shape, setup)
-    _require_graphs(setup)
-    unwritten = [field for field in NOT_WRITTEN if getattr(shape, field)]
-    if unwritten and not _is_bundled(shape):
-        raise InputError(
-            f"{setup.package}: no kernels are found for {shape.name}, as its {', '.join(unwritten)} are not those of a model "
-            f"that it knows ({', '.join(BUNDLED)}); measure it with `simrl measure`"
-        )
+        raise InputError(f"{setup.package} is not installed; {install_command(setup.package)}") from error
+    # It warns of rows of other engines for MLA whichever model is asked for.
+    getLogger(f"{package}.sdk.perf_database").setLevel("NOTSET" if shape.kv_lora_rank else "ERROR")
     with temporary_folder() as temporary:
         folder = str(temporary)
         (temporary / "config.json").write_text(_config(shape, package))
@@ -350,56 +341,45 @@ def engine_of(shape: ModelShape, gpu: str, setup: EngineSetup = ONE_GPU, apart: 
                 words = f"measured are {', '.join(has)}" if has else "nor in any other precision"
                 raise InputError(f"{setup.package}: no {wanted} in {setup.precision}; {words}") from error
             why = re.sub(r" at /\S+", "", first_line(error))
+            if "MoE data missing" in why:
+                why = _no_experts(shape, gpu, setup)
             raise InputError(f"{setup.package}: no {wanted}: {why}") from error
     return compiled
 
 
+def _no_experts(shape: ModelShape, gpu: str, setup: EngineSetup) -> str:
+    """Return that experts of this shape were never measured, which were, and what is left."""
+    measured = []
+    for name, other in MODELS.items():
+        with temporary_folder() as folder:
+            if other.experts:
+                (folder / "config.json").write_text(_config(other, PACKAGES[setup.package]))
+                measured += [name] if _has(PACKAGES[setup.package], str(folder), gpu, setup, other) else []
+    own = f"{shape.experts} experts of {shape.expert_hidden or shape.hidden} × {shape.moe_intermediate}"
+    split = f"over tp {setup.tp}, dp {setup.dp}, ep {setup.ep}"
+    left = "measure your engine" if is_measurable(setup) else "with dp 1, ep 1 and bf16, measure your engine"
+    return (
+        f"{own}, {shape.experts_per_token} a token, were never measured {split}; measured are those of "
+        f"{', '.join(measured) or 'none'}; {left} with `simrl measure`"
+    )
+
+
 def _config(shape: ModelShape, package: str) -> str:
     """Return the text of a config.json: the package's own of a model in `BUNDLED`, else one made from the shape."""
-    if not _is_bundled(shape):
+    if not is_bundled(shape):
         return json.dumps(_hugging_face_config(shape))
     own = Path(str(import_module(package).__file__)).parent / "model_configs"
     return (own / f"{BUNDLED[shape.name].replace('/', '--')}_config.json").read_text(encoding="utf-8")
 
 
-def _is_bundled(shape: ModelShape) -> bool:
-    """Return whether the package has a config of exactly this model."""
-    return shape.name in BUNDLED and shape == MODELS.get(shape.name)
-
-
 def _has(package: str, folder: str, gpu: str, setup: EngineSetup, shape: ModelShape) -> bool:
     """Return whether the database has kernels of every operation of a model in a precision."""
     try:
-        _require_graphs(setup)
-        _require_split(shape, setup)
+        require_possible(shape, gpu, setup)
         _compiled(package, folder, SYSTEMS[gpu], setup, shape).handle.decode_step_per_op(1, 2, 2)
     except Exception:  # the package raises anything for what it lacks, as in `engine_of`; here the answer is no
         return False
     return True
-
-
-def _require_graphs(setup: EngineSetup) -> None:
-    """Raise `InputError` for kernels that were timed with the host's launches: tens of µs each, several times their own."""
-    if (setup.package, setup.backend, setup.precision) == ("aiconfigurator", "vllm", "fp8-block"):
-        raise InputError(
-            "aiconfigurator: its fp8-block matrix products were timed without CUDA graphs, the host's launches included; "
-            "use --source aisimulate, which has them anew (pip install 'simrl[aisimulate]')"
-        )
-
-
-def _require_split(shape: ModelShape, setup: EngineSetup) -> None:
-    """Raise `InputError` for experts that a dense model lacks, or that the GPUs cannot share."""
-    gpus = setup.tp * setup.dp
-    if not shape.experts and setup.precision == "w4a16_mxfp4":
-        raise InputError(f"{shape.name} has no experts: w4a16_mxfp4 is a precision of experts alone")
-    if not shape.experts and (setup.dp, setup.ep) != (1, 1):
-        raise InputError(f"{shape.name} has no experts: --dp and --ep are for mixtures of experts; leave them out")
-    if setup.ep not in (1, gpus):
-        raise InputError(
-            f"--ep {setup.ep}: experts are shared by all {gpus} GPUs of tp × dp or by none; give {gpus} or 1"
-        )
-    if shape.experts % setup.ep:
-        raise InputError(f"--ep {setup.ep} does not divide the {shape.experts} experts of {shape.name}")
 
 
 def _compiled(

@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.profile.hardware import Gpu
-from simrl.profile.model_shape import ModelShape, require_dense
+from simrl.profile.model_shape import ModelShape, require_dense, require_kv_heads
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.profile.profilers.collectives import Link, logits_gather_s, pass_all_reduces_s
 
 Floats = NDArray[np.float64]
 MOST_TOKENS, MOST_SEQUENCES, MOST_KV_TOKENS = 65536, 2048, 262144
 WEIGHT_BYTES = 2  # bfloat16
+MEMORY_EFFICIENCY = 0.8
+
+
+def states_s(shape: ModelShape, gpu: Gpu, tp: int, memory_efficiency: float = MEMORY_EFFICIENCY) -> float:
+    """Return the seconds in which the GPUs of a group read and write the fixed states of a sequence."""
+    return 2.0 * shape.state_bytes / tp / (memory_efficiency * gpu.memory_bytes_per_s)
 
 
 def roofline_profile(
@@ -28,7 +34,7 @@ def roofline_profile(
     gpu: Gpu,
     tp: int = 1,
     compute_efficiency: float = 0.7,
-    memory_efficiency: float = 0.8,
+    memory_efficiency: float = MEMORY_EFFICIENCY,
     link_efficiency: float = 0.7,
     link_latency_s: float = 3e-6,
     between_passes_s: float = 1e-3,
@@ -48,6 +54,7 @@ def roofline_profile(
     require_dense(shape, "roofline")
     if tp < 1 or shape.heads % tp:
         raise InputError(f"roofline: tp is {tp}; it must divide the {shape.heads} attention heads of {shape.name}")
+    require_kv_heads("roofline: tp", tp, shape)
     flops_per_s = compute_efficiency * gpu.bf16_flops
     bytes_per_s = memory_efficiency * gpu.memory_bytes_per_s
     link = Link(gpu.bytes_per_s_among(tp, link_efficiency), link_latency_s)

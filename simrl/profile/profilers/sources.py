@@ -29,9 +29,10 @@ def _derived(package: str) -> Callable[..., TableProfile]:
         routing: Literal["balanced", "power law 1.01", "power law 1.2"] = "power law 1.2",
     ) -> TableProfile:
         from simrl.profile.profilers import aiconfigurator, transformed
+        from simrl.profile.profilers.setups import EngineSetup
 
         of_gpu = transformed.derive if gpu.name in transformed.BASES else aiconfigurator.derive
-        setup = aiconfigurator.EngineSetup(tp, dp, ep, precision, kv_precision, routing, package=package)
+        setup = EngineSetup(tp, dp, ep, precision, kv_precision, routing, package=package)
         return of_gpu(shape, gpu.name, setup, between_passes_s)
 
     return derive

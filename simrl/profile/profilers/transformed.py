@@ -23,7 +23,8 @@ from simrl.profile.hardware import GPUS, Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.profile import TableProfile
 from simrl.profile.profilers import aiconfigurator
-from simrl.profile.profilers.aiconfigurator import ONE_GPU, PREFILL_KV_TOKENS, PREFILL_TOKENS, EngineSetup, KernelTimes
+from simrl.profile.profilers.aiconfigurator import PREFILL_KV_TOKENS, PREFILL_TOKENS, KernelTimes
+from simrl.profile.profilers.setups import ONE_GPU, EngineSetup
 
 Floats = NDArray[np.float64]
 BASES = {"h800": "h100", "h20": "h200"}  # all of them Hopper
@@ -75,6 +76,7 @@ class Transformation:
             sampled_ms=self.dense("logits_gemm", times.sampled_ms, times.tokens),
             prefill_ms=self.computed(times.prefill_ms, self.prefill_flops()),
             decode_ms=self.read(times.decode_ms),
+            unmeasured=times.unmeasured,
         )
 
     def dense(self, name: str, times: Floats, tokens: Floats) -> Floats:

@@ -50,10 +50,10 @@ def _draw_workers(axes: Axes, d: dict[str, Any]) -> None:
     worker = np.arange(len(sums))
     look: dict[str, Any] = {"width": 1.0, "linewidth": 0.3, "edgecolor": PAPER}
     axes.bar(worker, first, color=ORANGE, label="first step, ascending", **look)
-    second = "paired" if d["alternation"] == "pairing" else "reversed"
+    second = {"pairing": "paired", "none": "ascending"}.get(d["alternation"], "reversed")
     axes.bar(worker, sums - first, bottom=first, color=BLUE, label=f"second step, {second}", **look)
     times, counts = ([g[f"equal_{key}"] for g in d["groups"]] for key in ("predicted_s", "workers"))
-    equal = two_step_sums(times, counts, pairing=d["alternation"] == "pairing")
+    equal = two_step_sums(times, counts, d["alternation"])
     label = f"equal allocation (bubble {_bubble(equal):.0%})"
     axes.stairs(equal, np.arange(len(equal) + 1) - 0.5, color=INK, linewidth=1.2, label=label)
     label = f"two-tier, mean (bubble {_bubble(sums):.0%})"

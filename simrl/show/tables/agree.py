@@ -61,6 +61,23 @@ def verdict(agreement: Agreement) -> str:
     )
 
 
+def repeats_line(agreements: Sequence[Agreement], pass_spread: float | None) -> str:
+    """Return in a line how far the machine's own times are apart, beside the prediction's error of each replay.
+
+    `pass_spread` is how far the repeats of a pass were apart when the profile was measured.
+    """
+    compared = [a for a in agreements if a.figures.rollout_s.measured is not None and a.errors.makespan_err is not None]
+    if len(compared) < 2:
+        passes = "" if pass_spread is None else f"Repeats of a pass in the profile differed by {pass_spread:.1%}. "
+        return f"{passes}One replay does not show how far this machine's own times are apart: add --repeats 3"
+    clocks = [a.figures.rollout_s.measured or 0.0 for a in compared]
+    errors = ", ".join(f"{a.errors.makespan_err:+.1%}" for a in compared)
+    return (
+        f"Rollout clock of {len(clocks)} replays: {', '.join(map(_seconds, clocks))} s; the prediction is {errors} off. "
+        f"Two replays differ by up to {max(clocks) / min(clocks) - 1:.1%}: no prediction can be shown to be closer"
+    )
+
+
 def error_rows(agreement: Agreement) -> list[tuple[str, str, str, str, str]]:
     """Return rows of: what is compared, predicted, measured, the error in words, and the error's name in `Errors`."""
     a = agreement.figures

@@ -16,8 +16,10 @@ from simrl.scenario.model import Scenario
 from simrl.show.inputs import not_modelled_lines, provenance
 from simrl.show.tables.ranking import ranking_lines, row_name
 from simrl.show.text import Column, Line, fitting, folded, plain_table, say
+from simrl.study.model_error import RATIO_ERROR
 
 UNEQUAL = 0.03  # tokens a sample, between rows that are compared
+GROWING = "off-policyness had not settled, so samples/s may be another (a buffer fills, or lengths change): raise steps"
 NOTHING_DRAFTED = (
     "a history drafter needs prompts that repeat in the run and whose earlier responses all finished (use a multi-epoch trace, "
     "or set workload.synthetic.prompts and more steps); a sibling drafter needs two responses of a group on one worker"
@@ -49,13 +51,40 @@ def show_comparison(
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return what the table does not show: runs that had not settled, dropped or carried tokens, unequal work."""
-    unsettled = [
-        f"{row_name(row)}: off-policyness had not settled (a buffer fills, or lengths change): raise steps"
-        for row in rows
-        if not row["settled"]
-    ]
+    unsettled = [row_name(row) for row in rows if not row["settled"]]
+    growing = [f"↑ {GROWING}: {', '.join(unsettled)}"] if unsettled else []
     apart = [f"{row_name(row)}: {', '.join(facts)}" for row in rows if (facts := _tokens_apart(row))]
-    return [*unsettled, *apart, *unequal_work(rows)]
+    return [*growing, *_better_splits(rows), *_level(rows), *apart, *unequal_work(rows)]
+
+
+def _better_splits(rows: Sequence[Row]) -> list[str]:
+    """Return a line on the runs that another split of their GPUs makes faster."""
+    found = [
+        f"{row_name(row)} {better['gain']:.2f}× at {better['rollout_gpus']}:{better['train_gpus']} "
+        f"(rollout_share={better['rollout_share']:g})"
+        for row in rows
+        if (better := row.get("better_split"))
+    ]
+    return (
+        [f"Faster with another split of the GPUs; --best-split searches the best: {', '.join(found)}"] if found else []
+    )
+
+
+def _level(rows: Sequence[Row]) -> list[str]:
+    """Return a line on the runs that simrl cannot tell from the best of their variant, where seeds were simulated."""
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        best, *others = sorted((r for r in rows if r["variant"] == variant), key=lambda row: -row["samples_per_s"])
+        level = [row_name(row) for row in others if row.get("samples_per_s_spread") is not None and is_level(best, row)]
+        if level:
+            lines.append(f"Level with {row_name(best)} (within {RATIO_ERROR:.0%} and the seeds' ±): {', '.join(level)}")
+    return lines
+
+
+def is_level(best: Row, other: Row) -> bool:
+    """Return whether a lead is within simrl's own error of a ratio and the spread of the seeds of both."""
+    apart = sum(row["samples_per_s_spread"] / row["samples_per_s"] for row in (best, other))
+    return bool(best["samples_per_s"] / other["samples_per_s"] - 1 < RATIO_ERROR + apart)
 
 
 def _tokens_apart(row: Row) -> list[str]:
@@ -122,8 +151,21 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
         return cell
 
-    ages = "{off_policyness_mean:.2f} / {off_policyness_max}"
-    off_policy = "policy updates between writing a token and training on it"
+    def rate(row: Row) -> str:
+        apart = row.get("samples_per_s_spread")
+        return _number(row["samples_per_s"]) + (f" ± {apart / row['samples_per_s']:.0%}" if apart is not None else "")
+
+    def ages(row: Row) -> str:
+        return f"{row['off_policyness_mean']:.2f} / {row['off_policyness_max']}{'' if row['settled'] else ' ↑'}"
+
+    def split(row: Row) -> str:
+        return "shared" if row["colocated"] else f"{row['rollout_gpus']}:{row['train_gpus']}"
+
+    seeds = any(row.get("samples_per_s_spread") is not None for row in rows)
+    rates = f"trained samples a second; bold: the most{among}" + "; ± the farthest of three seeds" * seeds
+    growing = "; ↑ not settled, still growing" * any(not row["settled"] for row in rows)
+    off_policy = f"policy updates between writing a token and training on it{growing}"
+    divided = any(not row.get("colocated", True) for row in rows)
     yielded = "tokens of a response that a pass with a draft yields, including the bonus token"
     from_drafts = "share of the generated tokens that came from accepted drafts"
     parts = "rollout + training, of GPUs with pools of their own" * any(
@@ -137,13 +179,14 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
             more_gpus,
             Column("GPUs", shown("gpus", "{:,}"), "all that the system takes; speed-ups do not divide by them"),
         ),
-        (True, Column("samples/s", digits("samples_per_s"), f"trained samples a second; bold: the most{among}")),
+        (divided, Column("rollout:\ntrain", split, "GPUs; shared: all do both, by turns", 6)),
+        (True, Column("samples/s", rate, rates)),
         (True, Column("speed-up", shown("speedup_in_variant", "{:.2f}×"), f"samples/s over the first system's{among}")),
         (several, Column("overall\nspeed-up", shown("speedup", "{:.2f}×"), "samples/s over the first row's", 1)),
         (True, Column("rollout\nbubble", shown("rollout_bubble"), "share of time that rollout GPUs idle", 8)),
         (filled, Column("occupancy", shown("occupancy"), OCCUPANCY, 6)),
         (True, Column("train\nidle", shown("train_idle"), train_idle, 8)),
-        (True, Column("off-policy\nmean / max", lambda row: ages.format(**row), off_policy, 7)),
+        (True, Column("off-policy\nmean / max", ages, off_policy, 7)),
         (drafts, Column("tokens a\ndraft", shown("accept_length", "{:.2f}"), yielded, 5)),
         (drafts, Column("from\ndrafts", shown("speculation_rate"), from_drafts, 5)),
         (True, Column("step s", digits("step_s"), "seconds a policy update", 4)),

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from simrl.profile.metadata import split_words
 from simrl.result.metrics import prices
 from simrl.result.off_policyness import largest_off_policyness
 from simrl.show.tables.compare import unequal_work
@@ -31,7 +32,7 @@ from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
 
 WIDTH = 100
 MOST_ON_FRONT = 8
-MOST_REASONS = 3
+MOST_REASONS = MOST_TIES = 3
 WAITS = {
     **{kind: words for kind, (_, words) in KINDS.items()},
     "boundary": "the pass that a worker is in",
@@ -42,42 +43,48 @@ WAITS = {
     "evaluate": "evaluation",
     "lost": "lost workers",
 }
-SOURCES = {"decode": "every forward pass", "train": "training", "acceptance": "acceptance of drafts"}
+SOURCES = {
+    "decode": "every forward pass",
+    "train": "training",
+    "acceptance": "acceptance of drafts",
+    "assumed": "assumed seconds × 0.5 and × 2",
+}
 
 
 def print_optimization(found: Optimization, console: Console) -> None:
     """Print the answer of a search."""
     say(console, found.name, style="bold")
-    _say(console, *_answer(found))
-    _head(console, "The best few")
+    fill(console, *_answer(found))
+    heading(console, "The best few")
     console.print(_best(found))
-    _say(console, *_under_best(found))
-    _head(console, "Why")
+    fill(console, *_under_best(found))
+    heading(console, "Why")
     for choice in found.best:
         _why(choice, console)
     again = [choice.leads for choice in found.best if len(choice.leads) > 1]
     if again and not any(map(_differ, again)):
-        _say(console, f"Seeds change nothing here: {max(map(len, again))} of them gave equal figures.")
-    _head(console, "Pareto front: throughput, staleness, cost")
+        fill(console, f"Seeds change nothing here: {max(map(len, again))} of them gave equal figures.")
+    heading(console, "Pareto front: throughput, staleness, cost")
     _print_front(found, console)
     if found.robustness:
-        _head(console, "How robust the choice is")
-        _say(console, *_robust(found), hanging=2)
-    _head(console, "What staleness is known to cost in quality: a reference, not a prediction")
+        heading(console, "How robust the choice is")
+        fill(console, *robust_lines(found), hanging=2)
+    heading(console, "What staleness is known to cost in quality: a reference, not a prediction")
     console.print(_quality(found))
-    _say(console, f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective.")
-    _head(console, "To launch it")
-    _print_launch(found, console)
-    _head(console, "What this rests on")
-    _say(console, *_rests_on(found), hanging=2)
+    fill(console, f"{QUALITY_SOURCE}. Largest permitted staleness η; per cent, without / with the decoupled objective.")
+    heading(console, "To launch it")
+    print_launch(found, console)
+    heading(console, "What this rests on")
+    fill(console, *_rests_on(found), hanging=2)
 
 
-def _head(console: Console, text: str) -> None:
+def heading(console: Console, text: str) -> None:
+    """Print a heading."""
     console.print()
     say(console, text, style="bold")
 
 
-def _say(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:
+def fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:
     """Print paragraphs in lines of at most `WIDTH`; a browser breaks its own lines."""
     if isinstance(console, Page):
         say(console, *paragraphs)
@@ -95,7 +102,7 @@ def _answer(found: Optimization) -> Iterator[str]:
     split = f"{why.rollout_gpus} GPUs that roll out and {why.train_gpus} that train"
     split = f"all {why.train_gpus} GPUs for both" if why.colocated else split
     drafts = f", drafts of {why.drafter} ({why.drafts})" if why.drafts else ""
-    yield f"Run {option.row['system']}, {split}, tp {_tp(option)}{drafts}: {_figures(option, goal)}."
+    yield f"Run {option.row['system']}, {split}, {_layout(option)}{drafts}: {_figures(option, goal)}."
     tied = [other.option.row["system"] for other in best if other.tied]
     if tied:
         yield (
@@ -138,7 +145,7 @@ def _limits(goal: Goal) -> str:
 
 def _figures(option: Option, goal: Goal) -> str:
     row = option.row
-    figures = [f"{row['samples_per_s']:.3g} samples/s", f"off-policyness {_staleness(option)}"]
+    figures = [f"{row['samples_per_s']:.3g} samples/s", f"off-policyness {staleness_of(option)}"]
     if row["cost_per_1k_samples"] is not None:
         price, of_train = prices(option.point.scenario.cluster.model_dump())
         at = f"{price:g}" if of_train is None else f"{price:g} (rollout) and {of_train:g} (training)"
@@ -151,17 +158,30 @@ def _figures(option: Option, goal: Goal) -> str:
     return ", ".join(figures)
 
 
-def _staleness(option: Option) -> str:
+def staleness_of(option: Option) -> str:
     """Return mean / largest, and a sign if it had not settled."""
     row = option.row
     return f"{row['off_policyness_mean']:.2f} / {largest_off_policyness(row)}{'' if row['settled'] else '↑'}"
 
 
-def _tp(option: Option) -> int:
-    return option.point.scenario.cluster.tp
+def _layout(option: Option) -> str:
+    """Return how a worker's GPUs share the model: tp 2 ep 2."""
+    return split_words(option.point.scenario.cluster.model_dump(), between=" ")
 
 
-def _table(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Iterable[Any], names: int = 0) -> Table:
+def _layout_column(options: Iterable[Option]) -> tuple[str, Callable[[Option], str]]:
+    """Return the heading and the cells of the layouts: tp alone where they have nothing else."""
+    alone = all(_layout(option).count(" ") == 1 for option in options)
+    return ("tp", lambda option: _layout(option).removeprefix("tp ")) if alone else ("GPUs of a\nworker", _layout)
+
+
+def _named(option: Option) -> str:
+    """Return a system with its parameters and its split."""
+    share = option.point.scenario.system.parameters.get("rollout_share")
+    return _system(option) + (f", {share:.0%} roll out" if share is not None else "")
+
+
+def table_of(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Iterable[Any], names: int = 0) -> Table:
     """Return a table of (heading, cell) pairs, in which column `names` stands to the left."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", width=None)
     headings, cells = zip(*columns, strict=True)
@@ -177,12 +197,13 @@ def _best(found: Optimization) -> Table:
     goal, columns = found.goal, dict[str, Callable[[Choice], object]]()
     columns["rank"] = lambda choice: choice.rank
     columns["system"] = lambda choice: _system(choice.option)
-    columns["rollout\n: train"] = lambda choice: _split(choice.reasons)
-    columns["tp"] = lambda choice: _tp(choice.option)
+    columns["rollout\n: train"] = lambda choice: split_of(choice.reasons)
+    heading, layout = _layout_column(choice.option for choice in found.best)
+    columns[heading] = lambda choice: layout(choice.option)
     if any(choice.reasons.drafts for choice in found.best):
         columns["drafter"] = lambda choice: choice.reasons.drafter
     columns["samples/s"] = lambda choice: f"{choice.option.row['samples_per_s']:.3g}"
-    columns["off-policy\nmean / max"] = lambda choice: _staleness(choice.option)
+    columns["off-policy\nmean / max"] = lambda choice: staleness_of(choice.option)
     if found.choice.option.row["cost_per_1k_samples"] is not None:
         columns["cost/1k"] = lambda choice: f"{choice.option.row['cost_per_1k_samples']:.3g}"
     else:
@@ -191,10 +212,11 @@ def _best(found: Optimization) -> Table:
         columns["time"] = lambda choice: duration(goal.seconds(choice.option.row))
         columns["cost" if goal.price else "GPU-h"] = lambda choice: f"{goal.cost(choice.option.row):,.4g}"
     columns[f"best as\n{_good(goal)}"] = lambda choice: "" if choice is found.choice else _behind(choice)
-    return _table(columns.items(), found.best, names=1)
+    return table_of(columns.items(), found.best, names=1)
 
 
-def _split(why: Reasons) -> str:
+def split_of(why: Reasons) -> str:
+    """Return the GPUs that roll out and that train."""
     return f"{why.train_gpus} both" if why.colocated else f"{why.rollout_gpus} : {why.train_gpus}"
 
 
@@ -214,11 +236,22 @@ def _under_best(found: Optimization) -> Iterator[str]:
     searched = found.searched
     whole = "the whole space" if searched.whole else "of a larger space"
     tried = f"{searched.points} points were tried ({whole})"
+    if found.polished is not None:
+        end = (
+            "until no neighbour was better" if found.polished.ended else "not to the end: more --polish may find better"
+        )
+        tried = f"{tried}, {found.polished.points} of them around the best of each system, {end}"
     lines = [f"{tried}, {len(searched.allowed)} of them possible and within the limits"]
-    others = found.within_error
+    others, shown = found.within_error, [choice.option for choice in found.best]
     if others:
         lines.append(f"{others} more {'is' if others == 1 else 'are'} within {RATIO_ERROR:.0%} of the best")
     yield f"The best of each system, with its rank among all. {'; '.join(lines)}."
+    tied = [option for option in searched.allowed[: 1 + others] if all(option is not own for own in shown)]
+    if tied:
+        best = found.choice.option.merit
+        names = [f"{_named(o)}, {_layout(o)} ({best / o.merit - 1:.1%} behind)" for o in tied[:MOST_TIES]]
+        more = f", and {len(tied) - MOST_TIES} more" if len(tied) > MOST_TIES else ""
+        yield f"Within this, and not in the table: {'; '.join(names)}{more}."
     if any(choice.tied for choice in found.best):
         yield f"≈ closer than simrl's own error of {RATIO_ERROR:.0%}, at one seed at least: a tie."
     if any(not choice.option.row["settled"] for choice in found.best):
@@ -232,7 +265,7 @@ def _under_best(found: Optimization) -> Iterator[str]:
 
 def _why(choice: Choice, console: Console) -> None:
     why, variant = choice.reasons, choice.variant
-    _say(console, f"{choice.rank}. {choice.option.row['system']}. {_sentence(why)}", hanging=3)
+    fill(console, f"{choice.rank}. {choice.option.row['system']}. {sentence(why)}", hanging=3)
     lines = [f"{name}: {says}." for name, says in why.findings]
     if _differ(choice.leads):
         shares = ", ".join(f"{lead:+.1%}" for lead in choice.leads)
@@ -240,16 +273,17 @@ def _why(choice: Choice, console: Console) -> None:
     if variant is not None:
         cluster, own = variant.point.scenario.cluster, choice.option.point.scenario.cluster
         other = (cluster.gpu, cluster.gpus, cluster.train) != (own.gpu, own.gpus, own.train)
-        name = f"{variant.row['system']}, tp {cluster.tp}" + (f", {cluster.words()}" if other else "")
+        name = f"{variant.row['system']}, {_layout(variant)}" + (f", {cluster.words()}" if other else "")
         lines.append(f"It is {choice.variant_loss:.1%} ahead of its next variant, {name}.")
-    _say(console, *lines, indent=3, hanging=2)
+    fill(console, *lines, indent=3, hanging=2)
 
 
 def _differ(leads: Sequence[float]) -> bool:
     return max(leads) - min(leads) > 1e-12
 
 
-def _sentence(why: Reasons) -> str:
+def sentence(why: Reasons) -> str:
+    """Return where the GPU time goes, and what updates wait for."""
     parts = listed([f"{clause} ({share:.0%})" for _, clause, share in why.parts])
     waits = listed([f"{WAITS.get(kind, kind)} {share:.0%}" for kind, share in why.waits if share > 0.01])
     rest = f"; most of the rest goes to {parts}." if parts else "."
@@ -261,10 +295,6 @@ def _print_front(found: Optimization, console: Console) -> None:
     step = max(math.ceil(len(found.front) / MOST_ON_FRONT), 1)
     shown = found.front[::-1][::step][::-1]  # the fastest always
 
-    def name(option: Option) -> str:
-        share = option.point.scenario.system.parameters.get("rollout_share")
-        return _system(option) + (f", {share:.0%} roll out" if share is not None else "")
-
     def gpus(option: Option) -> object:
         cluster = option.point.scenario.cluster
         return f"{cluster.gpus} + {cluster.train.gpus}" if cluster.train else option.row["gpus"]
@@ -273,25 +303,29 @@ def _print_front(found: Optimization, console: Console) -> None:
         found = option.row["cost_per_1k_samples"]
         return "–" if found is None else f"{found:.3g}"
 
+    heading, layout = _layout_column(shown)
     columns: dict[str, Callable[[Option], object]] = {
-        "system": name,
+        "system": _named,
         "GPUs": gpus,
-        "tp": _tp,
+        heading: layout,
         "drafter": lambda option: option.row["speculation"].partition("(")[0],
-        "off-policy\nmean / max": _staleness,
+        "off-policy\nmean / max": staleness_of,
         "samples/s": lambda option: f"{option.row['samples_per_s']:.3g}",
         "GPU-h/1k": lambda option: f"{option.gpu_hours:.3g}",
         "cost/1k": cost,
     }
-    console.print(_table(columns.items(), shown))
+    console.print(table_of(columns.items(), shown))
     if len(shown) < len(found.front):
-        _say(console, f"{len(shown)} of {len(found.front)}; all are in --json.")
+        fill(console, f"{len(shown)} of {len(found.front)}; all are in --json.")
 
 
-def _robust(found: Optimization) -> Iterator[str]:
+def robust_lines(found: Optimization) -> Iterator[str]:
+    """Yield what wins with other inputs."""
     sources = dict.fromkeys(end.source for end in found.robustness)
-    again = f"The best few and the next best were simulated again, {len(sources)} inputs 20 % off in turn"
-    yield f"{again}; splits and η stay as they are."
+    off = len(sources) - ("assumed" in sources)
+    again = f", {off} inputs 20 % off in turn" if off else ""
+    if sources:
+        yield f"The best few and the next best were simulated again{again}; splits and η stay as they are."
     for source in sources:
         ends = [_of_end(end, found.choice.option) for end in found.robustness if end.source == source]
         yield f"{SOURCES[source]}: {'; '.join(ends)}."
@@ -308,7 +342,7 @@ def _of_end(end: End, choice: Option) -> str:
         return f"{at} the choice still wins, by {_lead(end.lead)}{left_out}"
     assert end.flip is not None
     flip = end.flip
-    first, there = (f"{winner.row['system']} (tp {_tp(winner)})" for winner in (flip.winner, end.winner))
+    first, there = (f"{winner.row['system']} ({_layout(winner)})" for winner in (flip.winner, end.winner))
     there = "it" if end.winner is flip.winner else there
     breaks = "the choice breaks a limit" + ("" if there == "it" else f", and {there} wins")
     ahead = f"{there} is ahead by {_lead(end.lead)}" if end.kept else breaks
@@ -341,28 +375,29 @@ def _quality(found: Optimization) -> Table:
         "η": lambda row: "none" if math.isinf(row.eta) else f"{row.eta:g}"
     }
     columns |= {benchmark: partial(cell, i=i) for i, benchmark in enumerate(BENCHMARKS)}
-    return _table(columns.items(), found.quality)
+    return table_of(columns.items(), found.quality)
 
 
-def _print_launch(found: Optimization, console: Console) -> None:
+def print_launch(found: Optimization, console: Console) -> None:
+    """Print the settings of the choice, or of the best option that a framework has."""
     launching, settings = found.launching, found.launching.settings
     if launching.refused:
-        _say(console, f"{found.choice.option.row['system']}: {launching.refused}.")
+        fill(console, f"{found.choice.option.row['system']}: {launching.refused}.")
     if settings is None:
-        _say(console, "Nothing that was tried is offered by a framework whose documentation simrl knows.")
+        fill(console, "Nothing that was tried is offered by a framework whose documentation simrl knows.")
         return
     if launching.refused:
         option = launching.option
         times = f"{found.choice.option.merit / option.merit:.2f} times as {_good(found.goal)}"
-        name = f"number {launching.rank}, {option.row['system']}, tp {_tp(option)}"
-        _say(console, f"The best that is offered is {name} (the best is {times}), in {settings.framework}:")
+        name = f"number {launching.rank}, {option.row['system']}, {_layout(option)}"
+        fill(console, f"The best that is offered is {name} (the best is {times}), in {settings.framework}:")
     else:
-        _say(console, f"In {settings.framework}:")
+        fill(console, f"In {settings.framework}:")
     console.print()
     say(console, " \\\n  ".join(settings.command), soft_wrap=True)
     console.print()
-    _say(console, f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add.")
-    _say(console, *(f"Mind: {note}." for note in settings.notes))
+    fill(console, f"Option names: {'; '.join(settings.documents)}. Model, data, reward and optimizer are yours to add.")
+    fill(console, *(f"Mind: {note}." for note in settings.notes))
 
 
 def _rests_on(found: Optimization) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from simrl.show.tables.compare import GROWING
 from simrl.show.text import bare_table, say
 from simrl.study.sweep import SweepPlan, Swept
 
@@ -14,7 +15,7 @@ MEASURES = {
     "rollout bubble": "{rollout_bubble:.0%}",
     "occupancy": "{occupancy:.0%}",
     "train idle": "{train_idle:.0%}",
-    "off-policy": "{off_policyness_mean:.2f}",
+    "off-policy": "{off_policyness_mean:.2f}{growing}",
     "GPU-h/1k": "{gpu_hours_per_1k_samples:.3g}",
 }
 
@@ -25,10 +26,14 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
     points = len(swept.rows)
     if best:
         values = [["–" if row[key] is None else row[key] for key in planned.keys] for row in best]
-        measures = [[text.format(**row) for text in MEASURES.values()] for row in best]
+        measures = [
+            [text.format(**row, growing="" if row["settled"] else " ↑") for text in MEASURES.values()] for row in best
+        ]
         rows = [(row["point"], *a, *b) for row, a, b in zip(best, values, measures, strict=True)]
         say(console, f"The fastest {len(best)} of {points} points (speed-up over the first point)")
         console.print(bare_table(("point", *planned.keys, *MEASURES), rows))
+        if not all(row["settled"] for row in best):
+            say(console, f"↑ {GROWING}")
         console.print()
     counts = [f"{points} points", f"{swept.simulated} simulated now"]
     if swept.simulated < points:

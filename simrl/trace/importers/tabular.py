@@ -33,10 +33,14 @@ SERVING = (
     "the lengths of such requests are far shorter than those of reasoning rollouts."
 )
 REMEDIES = {  # of a table without any column of these names
-    ("step",): "map one, or give step (--step 0) if all rows are one step's",
+    ("step",): "map one (--column step=THEIRS), or give step (--step 0) if all rows are one step's",
     ("prompt_id", "prompt"): "map one (--column prompt_id=THEIRS), or say --ungrouped if each row is its own",
-    ("prompt_tokens", "prompt"): "map the one with the prompts' lengths",
-    ("response_tokens", "response", "response_ids"): "map the one with the responses' lengths",
+    ("prompt_tokens", "prompt"): "map the prompts' lengths (--column prompt_tokens=THEIRS)",
+    (
+        "response_tokens",
+        "response",
+        "response_ids",
+    ): "map the responses' lengths (--column response_tokens=THEIRS)",
 }
 
 PlacedRow = tuple[str, Mapping[str, Any]]
@@ -164,6 +168,8 @@ def _mapped(
     has = f"it has {rows.listed(header)}"
     for ours, theirs in columns.items():
         if ours not in NAMES:
+            if theirs in NAMES:
+                raise InputError(f"{path}: {ours}={theirs} is the wrong way round; write --column {theirs}={ours}")
             raise InputError(
                 f"{path}: {ours!r} is not a column of a trace{meant(ours, NAMES)}; map one of {', '.join(NAMES)}"
             )

@@ -61,7 +61,8 @@ def token_counter(tokenizer: str | Path | None = None, chars_per_token: float | 
         return _from_file(Path(tokenizer))
     if chars_per_token is None:
         raise InputError(
-            "the text must be counted: name the model's tokenizer.json, or state chars_per_token (English: about 4)"
+            "the text must be counted: name the model's tokenizer.json (--tokenizer FILE), or state the characters per token "
+            "(English: --chars-per-token 4)"
         )
     if not FEWEST_CHARS <= chars_per_token <= MOST_CHARS:  # NaN is refused, too
         most = f"a number from {FEWEST_CHARS:g} to {MOST_CHARS:g}, such as 3.2"

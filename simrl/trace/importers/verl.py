@@ -47,7 +47,7 @@ def import_verl(path: str | Path, counter: TokenCounter, **labels: Unpack[rows.L
     path = rows.existing(path)
     table = _table(path)
     if path.is_file() and table is None:
-        _refuse_metrics(path)
+        refuse_metrics(path)
     agents = 0
 
     def watched() -> Iterator[rows.TextRow]:
@@ -83,12 +83,13 @@ def _table(path: Path) -> Path | None:
     return max(tables, key=lambda file: (file.stat().st_size, file.name))
 
 
-def _refuse_metrics(path: Path) -> None:
+def refuse_metrics(path: Path) -> None:
     """Raise `InputError` for a metrics log: a file whose first line is no sample, with metrics of a framework in it."""
     first = next((line for _, line in rows.numbered_lines(path, mode="rb") if line.strip()), b"")
     if b'"output"' not in first and (name := recognised(path)):
         raise InputError(
-            f"{path}: a metrics log ({name}), not a dump of samples; add --metrics to draw lengths from it"
+            f"{path}: a metrics log ({name}), not a dump of samples; add --metrics --group N (N responses a prompt, "
+            "rollout.n), which draws lengths from it"
         )
 
 

@@ -1,0 +1,149 @@
+"""`simrl advise`: one command to a decision, what to run on which cluster, for how long, and how sure that is."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
+
+import typer
+
+from simrl.commands import options as o
+from simrl.commands.command import command
+from simrl.commands.optimize import Polish, SearchSpace, Trials
+from simrl.commands.view import DataView, place
+from simrl.errors import InputError, meant
+
+if TYPE_CHECKING:
+    from simrl.study.search_space import Space
+
+FRAMEWORKS = ("verl", "AReaL", "slime")
+STEPS = {"steps": 24, "warmup_steps": 8}  # of a trace, if none are given: enough for asynchronous systems to settle
+CLUSTER = "cluster.gpus"
+Clusters = Annotated[
+    str | None, typer.Option(help="numbers of GPUs to choose from, such as 32,64,128 (default: the scenario's)")
+]
+
+
+@command
+def advise(
+    workload: o.Workload,
+    values: SearchSpace = None,
+    systems: o.Systems = None,
+    *,
+    overrides: Any = None,
+    clusters: Clusters = None,
+    updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")] = 500,
+    price: Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")] = None,
+    max_off_policyness: Annotated[
+        float | None, typer.Option(min=0, help="limit for every trained token, in policy updates")
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="framework to launch with: verl, AReaL or slime (default: the best choice's)")
+    ] = None,
+    trials: Trials = 64,
+    polish: Polish = 120,
+    best: Annotated[int, typer.Option(min=1, help="systems to report")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the search (seed=… is the scenarios')")] = 0,
+    jobs: o.Jobs = o.JOBS,
+    folder: o.Folder = None,
+    **setup: Unpack[o.Setup],
+) -> DataView:
+    """Decide what to run: system, split, tp, drafter, η, concurrency and dispatch, with hours and cost on each cluster.
+
+    Takes a scenario, the folder of a run, a trace, or a CSV of lengths with --model and --gpu. Searches as `optimize` does, for
+    each cluster; says which systems are level, what an update waits for, how much memory the KV cache needs, what the figures
+    rest on, and how to launch it. A search that was stopped continues.
+    \f
+    Arguments are those of `optimize`. `table` has a row per cluster.
+
+    >>> import simrl
+    >>> found = simrl.advise(
+    ...     "experiments/quickstart.yaml", {"system.eta": [1, 2], "system.rollout_share": 0.5, "system.speculation": "none"},
+    ...     ["areal"], clusters="8,16", tp=1, steps=4, warmup_steps=1, trials=8, polish=0, updates=100,
+    ... )
+    >>> found.table.shape[0]
+    2
+    """
+    from simrl.commands.workload import dimensions, fixed, folder_or_temporary, is_scenario, open_workload
+    from simrl.show.tables.advise import print_advice
+    from simrl.study.grid import listed
+    from simrl.study.optimize import require_trials
+    from simrl.study.search_space import FAMILIES, make_space
+    from simrl.study.store import write_json
+
+    require_trials(trials, best)
+    named = _framework(framework)
+    sizes = _sizes(clusters)
+    given = {key: value for key, value in setup.items() if value is not None}
+    if not is_scenario(workload):
+        systems = FAMILIES if systems is None else systems
+        given = {**STEPS, **given}
+        if sizes and "gpus" not in given:
+            given["gpus"] = sizes[0]
+    opened = open_workload("advise", workload, systems, overrides, given)
+    varied = dimensions(values)
+    if price is not None:
+        varied["cluster.cost_per_gpu_hour"] = listed("cluster.cost_per_gpu_hour", price)
+    own = {key: value for key, value in fixed(opened.settings).items() if not (sizes and key == CLUSTER)}
+    with opened._replace(settings=()).on_disk() as on_disk:
+
+        def space_of(gpus: int | None) -> Space:
+            return make_space(on_disk.file, own | varied | ({CLUSTER: listed(CLUSTER, gpus)} if gpus else {}))
+
+        sizes = sizes or _of_the_file(space_of(None))
+        spaces = {gpus: space_of(gpus) for gpus in sizes}
+        first = next(iter(spaces.values())).first
+        output = place(folder, Path("results") / f"{first.name}-advise")
+        with folder_or_temporary(output) as written:
+            settings = {"trials": trials, "seed": seed, "best": best, "polished": polish, "framework": named}
+            found, lost = _advised(spaces, written, jobs, updates, max_off_policyness, settings)
+            write_json(written / "advise.json", found.as_json())
+    name = f"Advice of {found.name}: {found.plans[0].choice.option.row['system']}"
+    notes = [] if output is None else [f"Written to {output}/advise.json"]
+    return DataView(found, print_advice, name, found.rows, lost=lost, ascii=False, width=100, notes=notes)
+
+
+def _framework(name: str | None) -> str | None:
+    found = next((each for each in FRAMEWORKS if name is not None and each.lower() == name.lower()), None)
+    if name is not None and found is None:
+        raise InputError(f"--framework {name}: unknown{meant(name, FRAMEWORKS)}; choose one of {', '.join(FRAMEWORKS)}")
+    return found
+
+
+def _sizes(text: str | None) -> list[int]:
+    parts = [] if text is None else [part.strip() for part in str(text).split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InputError(f"--clusters {text}: give numbers of GPUs, such as 32,64,128")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _of_the_file(space: Space) -> list[int]:
+    """Return the numbers of GPUs that the scenario has or varies."""
+    varied = [setting.value for setting in space.varied.settings(CLUSTER) if isinstance(setting.value, int)]
+    return list(dict.fromkeys(varied)) or [space.first.cluster.gpus]
+
+
+def _advised(
+    spaces: dict[int, Space], folder: Path, jobs: int, updates: int, limit: float | None, settings: dict[str, Any]
+) -> tuple[Any, int]:
+    """Search with a progress bar for each phase, and keep the points in the folder, also at Ctrl-C."""
+    from simrl.study.advice import advise as advised
+    from simrl.study.executors import Here, Processes
+    from simrl.study.progress import compile_kernels, progress_bar
+    from simrl.study.store import Outcomes
+
+    compile_kernels()
+    with Processes(jobs, stay=True) if jobs > 1 else nullcontext(Here()) as executor, progress_bar() as bar:
+
+        def begin(phase: str) -> None:
+            for task in bar.task_ids:
+                bar.remove_task(task)
+            bar.add_task(phase, total=None)
+
+        outcomes = Outcomes(folder, executor, lambda: bar.advance(bar.task_ids[-1]))
+        try:
+            found = advised(spaces, outcomes, updates, limit, begin, robust=("assumed",), **settings)
+            return found, outcomes.lost
+        except KeyboardInterrupt as error:
+            raise outcomes.interrupted() from error

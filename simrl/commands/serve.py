@@ -1,0 +1,323 @@
+"""`simrl serve`: a page on this machine on which a person changes a scenario, and sees table and timeline change.
+
+Invariant: the page listens on the loopback interface alone, answers requests that name it, and loads nothing from elsewhere.
+What it shows is what `simrl compare` prints of the scenario that it hands out as YAML.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import webbrowser
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+import yaml
+
+from simrl.commands import options as o
+from simrl.commands.view import DataView
+from simrl.errors import InputError, StoppedError
+from simrl.extensions import install_command
+
+if TYPE_CHECKING:
+    from dash import Dash
+
+    from simrl.commands.compare import Comparison
+    from simrl.scenario.load import ScenarioFile
+    from simrl.simulate.cache import InputCache
+
+HOST = "127.0.0.1"
+SHARES = tuple(i / 16 for i in range(4, 16))
+QUICK_UPDATES = 12  # that the page begins with, so that an answer takes about a second
+LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
+
+
+class Choice(NamedTuple):
+    """What is chosen on the page: `other` has further settings, `key=value`, one a line."""
+
+    systems: tuple[str, ...]
+    gpus: int | None
+    rollout_share: float | None
+    eta: int | None
+    updates: int | None
+    other: str = ""
+
+    def settings(self) -> list[str]:
+        """Return the settings as `simrl compare` takes them. Raise `InputError` for an empty field, and for no system."""
+        from simrl.systems.recipes import parameters_of
+
+        if not self.systems:
+            raise InputError("systems: none is chosen; choose one")
+        for name, value in (("GPUs", self.gpus), ("updates", self.updates)):
+            if value is None:
+                raise InputError(f"{name}: give a whole number of 1 or more")
+        own = {"rollout_share": self.rollout_share, "eta": self.eta}
+        systems = []
+        for name in self.systems:
+            taken = {key: value for key, value in own.items() if value is not None and key in parameters_of(name)}
+            inside = ", ".join([f"name: {name}", *(f"{key}: {value}" for key, value in taken.items())])
+            systems.append(f"{{{inside}}}")
+        left_out = max(int(self.updates or 0) // 3, 0)
+        return [
+            f"systems=[{', '.join(systems)}]",
+            f"cluster.gpus={self.gpus}",
+            f"steps={self.updates}",
+            f"warmup_steps={left_out}",
+            *(line.strip() for line in self.other.splitlines() if line.strip()),
+        ]
+
+
+class Answer(NamedTuple):
+    """What the page shows of a choice: the comparison, and the scenario as YAML."""
+
+    compared: Comparison
+    scenario: str
+    seconds: float
+
+
+def serve(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="a scenario file (YAML), with which the page begins")
+    ],
+    overrides: o.Overrides = None,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="the port on this machine; 0: a free one")] = 8050,
+    opens: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
+) -> DataView:
+    """Open a page on this machine on which GPUs, split, staleness and systems can be changed, until Ctrl-C.
+
+    The table and the timeline change with them, and the page hands out the scenario as YAML. It listens on this machine alone.
+    """
+    from werkzeug.serving import make_server
+
+    page = make_page(scenario, [str(each) for each in overrides or ()])
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
+    try:
+        server = make_server(HOST, port, page.server, threaded=True)
+    except (OSError, SystemExit):  # werkzeug prints why, and ends the process
+        raise InputError(f"--port {port}: another program listens there; name another, or 0 for a free one") from None
+    address = f"http://{HOST}:{server.server_port}/"
+    print(f"{address} shows {scenario}; Ctrl-C ends it", flush=True)
+    if opens:
+        threading.Timer(0.2, webbrowser.open, [address]).start()
+    with server:
+        server.serve_forever()
+    return DataView({}, lambda data, console: None)
+
+
+def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
+    """Return the page of a scenario file, ready to be served. Raise `InputError` for a scenario that cannot be executed, and
+    without Dash."""
+    try:
+        from dash import Dash
+    except ImportError:
+        raise InputError(f"simrl serve needs Dash; {install_command('serve')}") from None
+    from simrl.simulate.cache import InputCache
+    from simrl.study.progress import compile_kernels
+
+    source = _Source(scenario, tuple(overrides), InputCache())
+    first = source.first_choice()
+    compile_kernels([1])
+    source.answer(first)  # what is wrong with the file is told before the page opens
+    page = Dash(
+        __name__,
+        title=f"simrl: {scenario.name}",
+        update_title="",
+        assets_folder="",
+        serve_locally=True,
+        suppress_callback_exceptions=False,
+    )
+    page.server.before_request(_refuse_other_hosts)
+    page.layout = _layout(scenario, first)
+    _connect(page, source)
+    return page
+
+
+def _refuse_other_hosts() -> Any:
+    """Refuse a request that names another host: a foreign page whose name leads here (DNS rebinding) is not answered."""
+    from flask import abort, request
+
+    name = request.host.rpartition(":")[0] or request.host
+    origin = request.headers.get("Origin")
+    if name not in (HOST, "localhost") or (origin is not None and origin.partition("://")[2] != request.host):
+        abort(403)
+
+
+class _Source:
+    """Answers choices about one scenario file, one after the other; the last ones are kept."""
+
+    def __init__(self, path: Path, overrides: tuple[str, ...], inputs: InputCache) -> None:
+        self._path, self._overrides, self._inputs = path, overrides, inputs
+        self._one_at_a_time = threading.Lock()
+        self._kept = lru_cache(maxsize=64)(self._simulated)
+        self._drawn = lru_cache(maxsize=64)(self._timeline)
+
+    def first_choice(self) -> Choice:
+        """Return what the file says, with a few updates."""
+        file = self._file(self._overrides)
+        first = file.scenarios()[0]
+        names = tuple(dict.fromkeys(each if isinstance(each, str) else each["name"] for each in file.systems))
+        own = [each for each in file.systems if isinstance(each, Mapping)]
+        eta = next((each["eta"] for each in own if "eta" in each), None)
+        share = next((each["rollout_share"] for each in own if "rollout_share" in each), None)
+        return Choice(names, first.cluster.gpus, share, eta, min(first.steps, QUICK_UPDATES))
+
+    def answer(self, choice: Choice) -> Answer:
+        """Return the answer to a choice. Raise `InputError` for one that cannot be simulated."""
+        with self._one_at_a_time:
+            return self._kept(choice)
+
+    def timeline(self, choice: Choice, name: str) -> bytes:
+        """Return a picture (PNG) of two updates of a run. Raise `InputError` for one that cannot be simulated."""
+        with self._one_at_a_time:
+            return self._drawn(choice, name)
+
+    def _timeline(self, choice: Choice, name: str) -> bytes:
+        return self._kept(choice).compared.timeline(name, steps=2)._repr_png_()
+
+    def _file(self, settings: Sequence[str]) -> ScenarioFile:
+        from simrl.scenario.load import ScenarioFile, override
+
+        return ScenarioFile(self._path, [override(text) for text in settings])
+
+    def _simulated(self, choice: Choice) -> Answer:
+        from simrl.commands.compare import simulate_all
+        from simrl.study.compared import Beside
+        from simrl.systems.recipes import parameters_of
+
+        began_s = perf_counter()
+        file = self._file([*self._overrides, *choice.settings()])
+        scenarios = file.scenarios(parameters_of=parameters_of)
+        compared = simulate_all(scenarios, self._inputs, 1, None, Beside(False, False, False))
+        written = yaml.safe_dump(file.data(), sort_keys=False, allow_unicode=True)
+        return Answer(compared, written, perf_counter() - began_s)
+
+
+def _layout(path: Path, first: Choice) -> Any:
+    """Return the elements of the page: the choices at the left, what follows from them at the right."""
+    from dash import dcc, html
+
+    from simrl.systems.recipes import RECIPES
+
+    def field(label: str, name: str, control: Any) -> Any:
+        return html.Label([html.Span(label), control], htmlFor=name, style={"display": "block", "margin": "0 0 0.9em"})
+
+    def number(name: str, value: int | None, least: int) -> Any:
+        look = {"width": "100%", "boxSizing": "border-box"}
+        return dcc.Input(id=name, type="number", value=value, min=least, step=1, debounce=0.3, style=look)
+
+    shares: list[Any] = [{"label": "the system's own", "value": ""}]
+    shares += [{"label": f"{share:.1%} of the GPUs roll out", "value": share} for share in SHARES]
+    wide = {"width": "100%", "height": "5em", "boxSizing": "border-box", "fontFamily": "monospace"}
+    choices = [
+        html.H1(f"simrl: {path.name}", style={"fontSize": "1.2em"}),
+        field("Systems", "systems", dcc.Dropdown(list(RECIPES), list(first.systems), multi=True, id="systems")),
+        field("GPUs", "gpus", number("gpus", first.gpus, 1)),
+        field(
+            "Split, where rollout and training have GPUs of their own",
+            "share",
+            dcc.Dropdown(
+                shares, "" if first.rollout_share is None else first.rollout_share, id="share", clearable=False
+            ),
+        ),
+        field("Staleness η, where a system has it (empty: its own)", "eta", number("eta", first.eta, 0)),
+        field("Updates, of which the first third is left out", "updates", number("updates", first.updates, 1)),
+        field(
+            "Other keys, one a line: training.sharding=fsdp",
+            "other",
+            dcc.Textarea(id="other", value="", spellCheck=False, style=wide),
+        ),
+        html.Button("Download the scenario (YAML)", id="export"),
+        dcc.Download(id="download"),
+        html.Details([html.Summary("The scenario"), html.Pre(id="scenario", style={"overflow": "auto"})]),
+    ]
+    answer = [
+        html.Div(id="error", role="alert", style={"color": "#a4161a", "minHeight": "1.4em"}),
+        html.Div(
+            [
+                html.Div(id="said", role="status", style={"color": "#555", "minHeight": "1.4em"}),
+                html.Iframe(
+                    id="table",
+                    title="comparison",
+                    sandbox="",
+                    style={"width": "100%", "height": "24em", "border": "0"},
+                ),
+                dcc.Dropdown(id="shown", clearable=False),
+                html.Img(id="timeline", style={"width": "100%"}),
+            ],
+            id="answer",
+        ),
+    ]
+    column = {"flex": "0 0 20em", "padding": "1em"}
+    return html.Div(
+        [
+            html.Div(choices, style=column),
+            html.Div(answer, style={"flex": "1 1 30em", "padding": "1em", "minWidth": "0"}),
+        ],
+        style={"display": "flex", "flexWrap": "wrap", "fontFamily": "system-ui, sans-serif", "fontSize": "15px"},
+    )
+
+
+def _connect(page: Dash, source: _Source) -> None:
+    """Let the page change with its choices."""
+    from base64 import b64encode
+
+    from dash import Input, Output, State, no_update
+
+    names = ("systems", "gpus", "share", "eta", "updates", "other")
+    GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}  # noqa: N806
+
+    def choice(systems: Any, gpus: Any, share: Any, eta: Any, updates: Any, other: Any) -> Choice:
+        return Choice(tuple(systems or ()), gpus, share or None, eta, updates, other or "")
+
+    @page.callback(
+        output=[
+            Output("error", "children"),
+            Output("answer", "style"),
+            Output("said", "children"),
+            Output("table", "srcDoc"),
+            Output("scenario", "children"),
+            Output("shown", "options"),
+            Output("shown", "value"),
+        ],
+        inputs={"values": [Input(name, "value") for name in names], "shown": State("shown", "value")},
+    )
+    def answered(values: Sequence[Any], shown: str | None) -> tuple[Any, ...]:
+        try:
+            answer = source.answer(choice(*values))
+        except (InputError, StoppedError) as error:
+            return f"{error}", GREY, no_update, no_update, no_update, no_update, no_update
+        runs, table = answer.compared.names, f"<style>{LOOK}</style>{answer.compared._repr_html_()}"
+        said = f"Simulated in {answer.seconds:.1f} s. A run of few updates may not have settled; its row says so."
+        return "", PLAIN, said, table, answer.scenario, runs, shown if shown in runs else runs[0]
+
+    @page.callback(
+        output=[Output("timeline", "src"), Output("timeline", "alt")],
+        inputs={
+            "shown": Input("shown", "value"),
+            "_": Input("scenario", "children"),
+            "values": [State(name, "value") for name in names],
+        },
+    )
+    def drawn(shown: str | None, _: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+        try:
+            picture = source.timeline(choice(*values), shown or "")
+        except (InputError, StoppedError):  # which the other callback tells
+            return no_update, no_update
+        return (
+            f"data:image/png;base64,{b64encode(picture).decode()}",
+            f"two updates of {shown}, a row a GPU; idle is hatched",
+        )
+
+    @page.callback(
+        Output("download", "data"),
+        Input("export", "n_clicks"),
+        State("scenario", "children"),
+        prevent_initial_call=True,
+    )
+    def exported(_: int, scenario: str) -> dict[str, str]:
+        return {"content": scenario, "filename": "scenario.yaml", "type": "application/yaml"}

@@ -1,0 +1,153 @@
+"""Finds what a person may have meant by arguments that a command does not take, and says in a line what to write."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from simrl.errors import InputError, meant
+from simrl.profile.shipped import ROOT
+from simrl.scenario.load import FILLED_IN, NAMES, PARAMETER
+from simrl.scenario.model import Scenario
+from simrl.study.grid import SYSTEMS
+from simrl.systems.recipes import RECIPES, parameters_of
+
+FIELDS = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
+OF_RESULTS = ("result.json", "comparison.json", "sweep.json", "agreement.json")
+IMPORTED = {".csv": "csv", ".jsonl": "jsonl", ".log": "verl --metrics --group N", ".txt": "verl --metrics --group N"}
+WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated"
+
+
+def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
+    """Raise `InputError` for a path that is neither a scenario nor a trace, by what it is instead. `more` are the arguments
+    behind it."""
+    file, command = Path(path), f"simrl {call}"
+    try:
+        is_folder = file.is_dir()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; name a scenario (YAML) or a trace (Parquet)") from error
+    if is_folder:
+        if any((file / name).exists() for name in OF_RESULTS):
+            raise InputError(
+                f"{path}: a folder of results, which simrl explain, diff and report read; {command} takes a scenario file"
+            )
+        names = sorted(each.name for each in file.glob("*") if each.suffix in (".yaml", ".yml"))[:6]
+        inside = f"; name a file in it ({', '.join(names)})" if names else "; name a scenario file (YAML) or a trace"
+        raise InputError(f"{path}: a folder{inside}")
+    if file.exists():
+        if file.suffix in IMPORTED:
+            trace = file.with_suffix(".parquet").name
+            raise InputError(
+                f"{path}: no scenario (YAML); make it a trace with simrl {_importing(path, trace)}, then {command} {trace} "
+                f"{WITH_A_TRACE}"
+            )
+        return
+    later = next((str(text) for text in more if "=" not in str(text) and Path(str(text)).is_file()), None)
+    if later is not None:
+        system = f" --system {path}" if path.lower() in RECIPES else f" {path}" if "=" in path else ""
+        raise InputError(f"{path}: the scenario goes first: {command} {later}{system}")
+    if "=" in path:
+        raise InputError(
+            f"{path}: no scenario before it; write {command} SCENARIO {path}, where SCENARIO is a file such as "
+            f"experiments/math_14b.yaml (simrl examples lists some), or a trace with {WITH_A_TRACE}"
+        )
+    shipped = {each.stem: f"experiments/{each.name}" for each in (ROOT / "experiments").glob("*.yaml")}
+    beside = [each for kind in ("*.yaml", "*.yml", "*.parquet") for each in file.parent.glob(kind)]
+    close = get_close_matches(file.name, [each.name for each in beside], n=1)
+    near = f" (did you mean {file.with_name(close[0])}?)" if close else ""
+    if not near and (named := meant(file.stem, shipped)):
+        example = next(stem for stem in shipped if stem in named)
+        there = Path(shipped[example]).exists()
+        near = (
+            f" (did you mean {shipped[example]}?)" if there else f"; simrl examples copy {example} writes such a file"
+        )
+    raise InputError(f"{path}: no such file{near}; name a scenario (YAML) or a trace (Parquet)")
+
+
+def _importing(path: str, trace: str) -> str:
+    """Return the command that imports a file, by its suffix."""
+    framework, _, options = IMPORTED.get(Path(path).suffix, "verl").partition(" ")
+    return f"trace import {' '.join([framework, path, *options.split()])} -o {trace}"
+
+
+def require_settings(texts: Iterable[Any]) -> None:
+    """Raise `InputError` for the first text that is no KEY=VALUE."""
+    texts = [text for text in texts if isinstance(text, str)]
+    for i, text in enumerate(texts):
+        key, equals, _ = text.partition("=")
+        if equals and key:
+            continue
+        name = key.rstrip(":")
+        if re.fullmatch(r"[a-z_]+(\.\w+)*", name) and (name.split(".")[0] in FIELDS or is_bare_parameter(name)):
+            value = next((each for behind in texts[i + 1 :] if (each := behind.lstrip("="))), "VALUE")
+            raise InputError(f"override {text!r}: write KEY=VALUE without spaces, such as {name}={value}")
+        if (system := text.strip(",").lower()) in RECIPES:
+            raise InputError(f"override {text!r}: a system is named with --system {system}, or systems={system},…")
+        if Path(text).exists():
+            raise InputError(f"override {text!r}: one file a command, before the others; KEY=VALUE follow it")
+        raise InputError(
+            f"override {text!r}: write KEY=VALUE, such as steps=20; several values are one word, cluster.gpus=64,128"
+        )
+
+
+@cache
+def _all_parameters() -> frozenset[str]:
+    return frozenset(key for name in RECIPES.own for key in parameters_of(name))
+
+
+def is_bare_parameter(key: str) -> bool:
+    """Return whether a key is a parameter of a system without its `system.`, and no field of a scenario."""
+    return key not in FIELDS and key in _all_parameters()
+
+
+def with_section(key: str) -> str:
+    """Return a key, `eta`, as a scenario has it: `system.eta`. Raise `InputError` for one that is nearly a parameter."""
+    if is_bare_parameter(key):
+        return f"{PARAMETER}{key}"
+    if "." not in key and key not in FIELDS and not meant(key, NAMES) and (near := meant(key, _all_parameters())):
+        raise InputError(f"unknown key {key}{near.replace('did you mean ', f'did you mean {PARAMETER}')}")
+    return key
+
+
+def option_meant(option: str, value: str, commands: Mapping[str, Iterable[str]]) -> str:
+    """Return what to write in place of an option that a command lacks: an override, or the command that has it (`commands`:
+    the options of each); "" where nothing is known."""
+    key = option.lstrip("-").partition("=")[0]
+    value = option.partition("=")[2] or value or "VALUE"
+    name = key.replace("-", "_")
+    if name.split(".")[0] in FIELDS and (name in FIELDS or "." in name):
+        return f"; write {name}={value}, without dashes"
+    if is_bare_parameter(name):
+        return f"; write {PARAMETER}{name}={value}, without dashes"
+    has = [command for command, options in commands.items() if f"--{key}" in options]
+    return f"; it is an option of simrl {', '.join(has[:3])}" if has else ""
+
+
+_INSTEAD = {"speculation": "--speculation {}", "engine": "engine.preset={}", "profile": "profile.path={}"}
+_INSTEAD |= {"workload": "workload.trace={}", "cluster": "cluster.gpu={}"}
+
+
+def require_section(key: str, value: Any) -> None:
+    """Raise `InputError` for a section of a scenario whose value is a name."""
+    if key in _INSTEAD and isinstance(value, str):
+        raise InputError(
+            f"override {f'{key}={value}'!r}: {key} is a section with keys of its own; write {_INSTEAD[key].format(value)}"
+        )
+
+
+def misplaced(word: str, group: str) -> str:
+    """Return what to write in place of a file or a name where a command of a group ("simrl trace") belongs; "" where nothing is
+    known."""
+    suffix = Path(word).suffix
+    if group == "simrl" and (suffix in (".yaml", ".yml", ".parquet") or os.sep in word):
+        return f"; did you mean simrl compare {word}?"
+    if group == "simrl trace import" and suffix:
+        return f"; did you mean simrl {_importing(word, 'my_run.parquet')}?"
+    if group in ("simrl systems", "simrl speculation", "simrl presets") or suffix or word == "list":
+        return f"; did you mean {group}{f' show {word}' if word != 'list' else ''}?"
+    return f"; did you mean simrl systems show {word.lower()}?" if word.lower() in RECIPES else ""

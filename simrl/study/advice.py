@@ -1,0 +1,258 @@
+"""Advice: the choice on each candidate cluster, the hours and cost of a whole run there, its memory, and how sure that is.
+
+Invariant: every figure is of a simulated run. Hours are those of the planned updates at the simulated rate: checkpoints and
+evaluations in a window of whole periods, and and lengths that grow at the beginning, the middle and the end of the growth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from simrl.result.metrics import prices
+from simrl.result.result import Result
+from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate_prepared
+from simrl.study.compared import SEEDS
+from simrl.study.goal import Goal
+from simrl.study.model_error import RATIO_ERROR, SOURCE, STEP_ERROR, STEP_SOURCE
+from simrl.study.optimize import Choice, Optimization, optimization
+from simrl.study.point import Digests, make_point
+from simrl.study.search_space import Space
+from simrl.study.store import Outcomes
+
+MOST_PERIOD = 120  # updates of a window that is lengthened to whole periods of checkpoints and evaluations
+SHARES = (0.5, 0.6, 0.7, 0.8)  # of a GPU's memory, tried below the scenario's
+AS_FAST = 0.01  # loss of speed for which less memory is still advised
+SIMPSON = (1 / 6, 4 / 6, 1 / 6)
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """The KV pool of a worker: its tokens, the share in use on average, the most sequences at a time and those allowed; and the
+    least share of a GPU's memory at which the run is as fast, with its loss."""
+
+    kv_tokens: int
+    used: float
+    peak_sequences: int
+    max_num_seqs: int
+    utilization: float
+    least_utilization: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The advice for one cluster. `stages` are the seconds of an update at the beginning, the middle and the end of the growth
+    of lengths (equal ones without growth); `spread` the largest distance of the seeds' rates, as a share; `left_out` what of
+    the run is not in the hours."""
+
+    gpus: int
+    found: Optimization
+    stages: tuple[float, ...]
+    hours: float
+    gpu_hours: float
+    cost: float | None
+    spread: float
+    memory: KvPool | None
+    left_out: tuple[str, ...]
+
+    @property
+    def choice(self) -> Choice:
+        return self.found.choice
+
+    @property
+    def interval_hours(self) -> tuple[float, float]:
+        """The hours less and plus the model's error and the seeds' spread."""
+        off = STEP_ERROR + self.spread
+        return self.hours / (1 + off), self.hours * (1 + off)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The advice of all clusters, for `updates` updates of `batch_samples` samples."""
+
+    name: str
+    updates: int
+    batch_samples: float
+    plans: tuple[Plan, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the data of `--json`; the keys are stable."""
+        errors = {"ratio": RATIO_ERROR, "ratio_source": SOURCE, "step": STEP_ERROR, "step_source": STEP_SOURCE}
+        return {
+            "name": self.name,
+            "updates": self.updates,
+            "batch_samples": self.batch_samples,
+            "model_error": errors,
+            "clusters": [_plan_json(plan) for plan in self.plans],
+        }
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per cluster."""
+        nested = ("optimization", "memory", "stages_s", "left_out", "level")
+        return [{k: v for k, v in _plan_json(plan).items() if k not in nested} for plan in self.plans]
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    low, high = plan.interval_hours
+    scenario = plan.choice.option.point.scenario
+    return {
+        "gpus": plan.gpus,
+        "system": plan.choice.option.row["system"],
+        "tp": scenario.cluster.tp,
+        "samples_per_s": plan.choice.option.row["samples_per_s"],
+        "spread": plan.spread,
+        "hours": plan.hours,
+        "hours_low": low,
+        "hours_high": high,
+        "gpu_hours": plan.gpu_hours,
+        "cost": plan.cost,
+        "stages_s": plan.stages,
+        "level": [choice.option.row["system"] for choice in plan.found.best if choice.tied],
+        "memory": asdict(plan.memory) if plan.memory else None,
+        "left_out": plan.left_out,
+        "optimization": plan.found.as_json(),
+    }
+
+
+def advise(
+    spaces: Mapping[int, Space],
+    outcomes: Outcomes,
+    updates: int,
+    max_off_policyness: float | None = None,
+    on_phase: Callable[[str], None] = lambda _: None,
+    **settings: Any,
+) -> Advice:
+    """Search each cluster's space (`simrl.study.optimize.optimization`), and plan the whole run of its choice. Raise
+    `InputError` where nothing keeps the limits."""
+    plans = []
+    for gpus, space in spaces.items():
+
+        def phase(name: str, gpus: int = gpus) -> None:
+            on_phase(f"{gpus} GPUs: {name}")
+
+        price = max(each or 0.0 for each in prices(space.first.cluster.model_dump()))
+        goal = Goal(space.batch_samples, price, max_off_policyness, settled=True)
+        found = optimization(space, goal, outcomes, on_phase=phase, **settings)
+        phase("the whole run of the choice")
+        plans.append(_plan(gpus, found, goal, updates, outcomes))
+    return Advice(plans[0].found.name, updates, plans[0].found.goal.batch_samples, tuple(plans))
+
+
+def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Outcomes) -> Plan:
+    scenario, left_out = whole_periods(found.choice.option.point.scenario)
+    stages = growth_stages(scenario)
+    middle = stages[len(stages) // 2]
+    seeds = [middle.model_copy(update={"seed": middle.seed + i}) for i in range(1, SEEDS)]
+    rows = _rows([*stages, *seeds], outcomes)
+    rates = [row["samples_per_s"] for row in rows]
+    seconds = [goal.batch_samples / rate for rate in rates[: len(stages)]]
+    mean_s = float(np.dot(SIMPSON, seconds)) if len(stages) > 1 else seconds[0]
+    own = rates[len(stages) // 2]
+    hours = updates * mean_s / 3600
+    row = rows[len(stages) // 2]
+    price = row["cost_per_1k_samples"]
+    return Plan(
+        gpus=gpus,
+        found=found,
+        stages=tuple(seconds),
+        hours=hours,
+        gpu_hours=hours * row["gpus"],
+        cost=price / row["gpu_hours_per_1k_samples"] * hours * row["gpus"] if price else None,
+        spread=max(abs(rate / own - 1) for rate in rates[len(stages) :]),
+        memory=_memory(middle, own, outcomes),
+        left_out=tuple([*left_out, *_unstated(scenario)]),
+    )
+
+
+def _rows(scenarios: Sequence[Scenario], outcomes: Outcomes) -> list[Mapping[str, Any]]:
+    digests = Digests()
+    found = outcomes.of([make_point(scenario, digests) for scenario in scenarios])
+    return [outcome["row"] for outcome in found if "row" in outcome]
+
+
+def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:
+    """Return the scenario with enough updates after the warm-up for whole periods of its checkpoints and evaluations, and lines
+    on those that are too rare for that."""
+    training = scenario.training
+    window = scenario.steps - scenario.warmup_steps
+    period, left_out = 1, []
+    for what in ("checkpoint", "evaluate"):
+        every, seconds = getattr(training, f"{what}_every"), getattr(training, f"{what}_s")
+        if not every or not seconds:
+            continue
+        if math.lcm(period, every) > MOST_PERIOD:
+            left_out.append(f"{what}: {seconds:g} s every {every:,} updates, too rare to be simulated")
+            scenario = scenario.with_fields("training", **{f"{what}_every": 0})
+        else:
+            period = math.lcm(period, every)
+    return scenario.model_copy(update={"steps": scenario.warmup_steps + -(-window // period) * period}), left_out
+
+
+def growth_stages(scenario: Scenario) -> list[Scenario]:
+    """Return the scenario with the lengths of the beginning, the middle and the end of the growth that its length model has;
+    the scenario alone if lengths do not grow."""
+    synthetic = scenario.workload.synthetic
+    if synthetic is None or not isinstance(synthetic.mean_tokens, tuple) or len({*synthetic.mean_tokens}) == 1:
+        return [scenario]
+    first, last = synthetic.mean_tokens
+    means = (first, (first + last) / 2, last)
+    return [
+        scenario.with_fields("workload", synthetic=synthetic.model_copy(update={"mean_tokens": (mean, mean)}))
+        for mean in means
+    ]
+
+
+def _unstated(scenario: Scenario) -> list[str]:
+    """Return what a whole run usually has, and this scenario does not say."""
+    training = scenario.training
+    said = []
+    if not training.checkpoint_every:
+        said.append("no checkpoints (training.checkpoint_every, checkpoint_s)")
+    if not training.evaluate_every:
+        said.append("no validation (training.evaluate_every, evaluate_s)")
+    synthetic = scenario.workload.synthetic
+    if synthetic is None:
+        said.append("lengths as in the trace to the end")
+    elif not isinstance(synthetic.mean_tokens, tuple):
+        said.append("no growth of responses (workload.synthetic.mean_tokens: [first, last])")
+    return said
+
+
+def _memory(scenario: Scenario, own: float, outcomes: Outcomes) -> KvPool | None:
+    """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as fast."""
+    prepared = prepare(scenario, InputCache())
+    result = simulate_prepared(prepared)
+    full = result.metadata.get("full_batch")
+    if not full:
+        return None
+    mean, peak = _running(result)
+    pool = int(result.metadata["kv_cache_tokens_per_worker"])
+    engine = scenario.engine
+    lower = [] if engine.kv_cache_tokens else [s for s in SHARES if s < engine.gpu_memory_utilization]
+    least, loss = engine.gpu_memory_utilization, 0.0
+    digests = Digests()
+    points = [make_point(scenario.with_fields("engine", gpu_memory_utilization=share), digests) for share in lower]
+    for share, outcome in zip(lower, outcomes.of(points), strict=True):
+        if "row" in outcome and outcome["row"]["samples_per_s"] > (1 - AS_FAST) * own:
+            least, loss = share, 1 - outcome["row"]["samples_per_s"] / own
+            break
+    used = mean * full["context_tokens"] / pool
+    return KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
+
+
+def _running(result: Result) -> tuple[float, int]:
+    """Return the mean and the largest number of sequences in a worker's batch while it runs, over its spans."""
+    spans = result.spans.to_pandas()
+    spans = spans[(spans["kind"] == "rollout") & spans["slot_s"].notna()]
+    seconds = spans["ended_s"] - spans["started_s"]
+    sequences = (spans["slot_s"] / seconds).to_numpy()
+    return float(np.average(sequences, weights=seconds)), math.ceil(float(sequences.max()))

@@ -1,0 +1,182 @@
+"""Polishing: from the best point of each system, one coordinate after another, until no neighbour is better.
+
+Coordinates are the dimensions of the space, and what a search that lists everything has no room for: every number of rollout
+workers, η by one, what becomes of stale groups, concurrency, dispatch. What the user named keeps to its values. Invariant: all
+that is tried is simulated, and a point is better only within the limits, or nearer to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from simrl.errors import InputError
+from simrl.pipelines.areal import CONCURRENT_BATCHES
+from simrl.scenario.load import PARAMETER, Setting
+from simrl.scenario.model import Scenario
+from simrl.study.goal import Goal
+from simrl.study.grid import SYSTEMS, Alternative, Between, value_of
+from simrl.study.point import Point
+from simrl.study.search import Option, Searched
+from simrl.study.search_space import SHARE, Chosen, Space, parts
+from simrl.study.splits import with_workers
+from simrl.study.store import Outcomes
+from simrl.systems.recipes import recipe_parameters
+from simrl.systems.system import Plain
+
+LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
+WORKERS = 8  # the first step of a split is this part of all workers
+CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
+COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")
+
+
+def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, most: int) -> bool:
+    """Simulate at most `most` further points, those around the best of each system, and add them to what was searched. Return
+    whether it came to its end: no neighbour of the best point of any system is better."""
+    left = most
+    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in _starts(searched)]
+    known = {option.point.hash: option for option in searched.options}
+    while active := [climber for climber in climbers if not climber.done]:
+        asked = [(climber, climber.neighbours()) for climber in active]
+        new: dict[str, Point] = {}
+        for _, found in asked:
+            for point, chosen in found:
+                if point.hash not in searched.seen and len(new) < left:
+                    new[point.hash] = point
+                    searched.chosen[point.hash] = chosen
+        for point, outcome in zip(new.values(), outcomes.of(list(new.values())), strict=True):
+            if (option := searched.add(point, outcome, goal)) is not None:
+                known[point.hash] = option
+        left -= len(new)
+        for climber, found in asked:
+            climber.move([(known[point.hash], chosen) for point, chosen in found if point.hash in known])
+        if left <= 0:
+            break
+    searched.sort()
+    return all(climber.done for climber in climbers)
+
+
+def _starts(searched: Searched) -> list[Option]:
+    """Return the best option of each system, also of those that exceed a limit."""
+    return list({option.system: option for option in reversed(searched.options)}.values())[::-1]
+
+
+def _worth(option: Option) -> tuple[float, float]:
+    """Return what makes an option better: its merit within the limits, if it has settled; else how little it exceeds them."""
+    if option.allowed:
+        return 2.0 if option.row["settled"] else 1.0, option.merit
+    return 0.0, -sum(broken.excess for broken in option.broken)
+
+
+class _Climber:
+    """The way of one system to its best point: where it is, the coordinate that is next, and the step of the split."""
+
+    def __init__(self, space: Space, option: Option, chosen: Chosen) -> None:
+        self._space, self._option, self._chosen = space, option, dict(chosen)
+        cluster = option.point.scenario.cluster
+        self._step = max(cluster.gpus // cluster.worker_gpus // WORKERS, 1)
+        self._coordinates = list(self._named())
+        self._next = self._without_gain = 0
+
+    @property
+    def done(self) -> bool:
+        return self._without_gain >= len(self._coordinates)
+
+    def neighbours(self) -> list[tuple[Point, Chosen]]:
+        """Return the points beside this one along the next coordinate that can be made."""
+        found: list[tuple[Point, Chosen]] = []
+        for alternative in self._beside(self._coordinates[self._next]):
+            chosen = {**self._chosen, self._coordinates[self._next]: alternative}
+            try:
+                point = self._space.point(chosen)
+            except InputError:  # a value that no scenario can have
+                continue
+            if point.hash != self._option.point.hash:
+                found.append((point, chosen))
+        return found
+
+    def move(self, found: Sequence[tuple[Option, Chosen]]) -> None:
+        """Go to the best neighbour, if it is better, and on to the next coordinate."""
+        best, chosen = max(found, key=lambda each: _worth(each[0]), default=(self._option, self._chosen))
+        (kept, own), (has, other) = _worth(self._option), _worth(best)
+        if has > kept or (has == kept and other > own + LEAST_GAIN * abs(own)):
+            self._option, self._chosen, self._without_gain = best, dict(chosen), 0
+            return
+        if self._coordinates[self._next] == SHARE and self._step > 1:
+            self._step //= 2
+            self._without_gain = 0
+        else:
+            self._without_gain += 1
+        self._next = (self._next + 1) % len(self._coordinates)
+
+    def _named(self) -> Iterator[str]:
+        """Yield the names of the coordinates of this system; the split first, as most depends on it."""
+        (system,) = self._chosen[SYSTEMS]
+        name, own = parts(system.value)
+        dimensions = self._space.matters(system.value)
+        further = [key for key in (*CHOICES, *COUNTS) if key in recipe_parameters(name) and key not in own]
+        names = dict.fromkeys([*dimensions, *(f"{PARAMETER}{key}" for key in further)])
+        yield from sorted(names, key=lambda each: each != SHARE)
+
+    def _beside(self, name: str) -> Iterator[Alternative]:
+        """Yield the alternatives beside the present one."""
+        (system,) = self._chosen[SYSTEMS]
+        dimension = self._space.matters(system.value).get(name)
+        scenario, free = self._option.point.scenario, name not in self._space.named
+        if name == SHARE and (free or isinstance(dimension, Between)):
+            yield from self._splits(scenario, dimension if isinstance(dimension, Between) else None)
+            return
+        if isinstance(dimension, Between):
+            value = value_of(scenario, name)
+            for other in (value - (width := dimension.high - dimension.low) / 16, value + width / 16):
+                if dimension.low <= other <= dimension.high:
+                    yield (Setting(name, other, dimension.text),)
+            return
+        if dimension is not None:
+            yield from _listed(list(dimension.alternatives), scenario)
+        if free and (key := name.removeprefix(PARAMETER)) in (*CHOICES, *COUNTS):
+            yield from ((Setting(name, value, f"{name}={value}"),) for value in self._values(key, scenario))
+
+    def _splits(self, scenario: Scenario, within: Between | None) -> Iterator[Alternative]:
+        cluster = scenario.cluster
+        of_all = cluster.gpus // cluster.worker_gpus
+        workers = round(value_of(scenario, SHARE) * of_all)
+        for n in (workers - self._step, workers + self._step):
+            if 0 < n < of_all:
+                share = with_workers(scenario, n).system.parameters["rollout_share"]
+                if within is None or within.low <= share <= within.high:
+                    yield (Setting(SHARE, share, f"{SHARE}={share}"),)
+
+    def _values(self, key: str, scenario: Scenario) -> Iterator[Any]:
+        """Yield the values of a parameter of a system beside its present one."""
+        value = value_of(scenario, f"{PARAMETER}{key}")
+        if key in CHOICES:
+            yield from (each for each in CHOICES[key] if each != value)
+            return
+        if key == "staleness":
+            yield from (round(other, 3) for other in (value / 2, value * 2) if 0.05 <= other <= 4)
+            return
+        if key == "eta":
+            yield from (other for other in dict.fromkeys((value - 1, value + 1, value * 2)) if other >= 0)
+            return
+        if value is None:
+            batch = self._space.batch_groups
+            value = CONCURRENT_BATCHES * batch if key == "max_concurrent" else _even_part(scenario, batch)
+        yield from (other for other in (value // 2, value * 2) if other >= 1)
+
+
+def _even_part(scenario: Scenario, batch: int) -> int:
+    """Return a worker's even share of the groups of a batch."""
+    workers = int(round(value_of(scenario, SHARE) * scenario.cluster.gpus) // scenario.cluster.worker_gpus)
+    return max(batch // max(workers, 1), 1)
+
+
+def _listed(alternatives: Sequence[Alternative], scenario: Scenario) -> Iterator[Alternative]:
+    """Yield the neighbours in a list of numbers, in another list all others."""
+    has = [all(s.value == value_of(scenario, s.key) for s in alternative) for alternative in alternatives]
+    ordered = all(isinstance(s.value, int | float) for alternative in alternatives for s in alternative)
+    if ordered and True in has and len(alternatives[0]) == 1:
+        place = has.index(True)
+        yield from (alternatives[i] for i in (place - 1, place + 1) if 0 <= i < len(alternatives))
+        return
+    yield from (alternative for alternative, own in zip(alternatives, has, strict=True) if not own)

@@ -1,0 +1,142 @@
+"""The split of a system's GPUs into rollout and training: one cheap look whether another is better, and the search of the best.
+
+Invariant: a split is a whole number of rollout workers that can be executed (GPUs that divide, memory of the trainer), and its
+worth is simulated. What a look tries follows from the run's own idle shares alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from simrl.dispatch.split import BUSY_ENOUGH, TARGET
+from simrl.errors import InputError
+from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
+from simrl.simulate.prepare import prepare
+from simrl.systems.recipes import make_system, parameters_of
+
+WORTH = 0.10  # a gain below this is no reason to warn, and a split that cannot gain it is not tried
+SLACK = 0.5  # occupancy below which rollout can give up GPUs at little cost
+FIRST = (0.25, 0.5, 0.75, 0.875)  # shares of rollout that a search tries first, beside the scenario's own
+FINEST = 32  # parts of all workers in which a search ends
+Row = Mapping[str, Any]
+Rows = Callable[[Sequence[Scenario]], Sequence[Row]]
+
+
+def divides(scenario: Scenario) -> bool:
+    """Return whether the scenario's system divides the cluster's GPUs by a share that stays as it is."""
+    try:
+        system = make_system(scenario.system.name, scenario.system.parameters)
+    except InputError:  # for whoever prepares the scenario to say
+        return False
+    known = "rollout_share" in parameters_of(scenario.system.name) and scenario.cluster.train is None
+    return known and system.rollout_share is not None and not system.adapt_split_every
+
+
+def units(scenario: Scenario) -> tuple[int, int]:
+    """Return the scenario's rollout workers, and how many workers all GPUs make."""
+    unit, gpus = scenario.cluster.worker_gpus, scenario.cluster.gpus
+    share = scenario.system.parameters.get("rollout_share", parameters_of(scenario.system.name)["rollout_share"])
+    return int(gpus * share + 1e-9) // unit, gpus // unit
+
+
+def with_workers(scenario: Scenario, workers: int) -> Scenario:
+    """Return the scenario with this many rollout workers; the share has no more digits than it needs."""
+    unit, gpus = scenario.cluster.worker_gpus, scenario.cluster.gpus
+    exact = workers * unit / gpus
+    shown = math.ceil(exact * 1e4) / 1e4
+    share = shown if int(gpus * shown + 1e-9) // unit == workers else exact
+    return scenario.with_fields("system", rollout_share=share)
+
+
+def possible(scenario: Scenario, inputs: InputCache) -> bool:
+    """Return whether the scenario can be executed."""
+    try:
+        prepare(scenario, inputs)
+    except InputError:
+        return False
+    return True
+
+
+def looks(scenario: Scenario, row: Row, inputs: InputCache) -> list[Scenario]:
+    """Return the split that the run's idle shares suggest, if it may gain `WORTH`; else none.
+
+    A trainer that idles more than rollout does needs fewer GPUs, those that keep it busy for `TARGET` of the time. Another
+    one needs more, if rollout has some to spare: it idles, or its batches are not full.
+    """
+    if not divides(scenario):
+        return []
+    workers, of_all = units(scenario)
+    trains, busy = of_all - workers, 1 - row["train_idle"]
+    occupancy = row.get("occupancy")
+    if busy < BUSY_ENOUGH[0] and row["train_idle"] > row["rollout_bubble"]:
+        wanted = of_all - max(math.ceil(trains * busy / TARGET), 1)
+        if wanted < (1 + WORTH) * workers:
+            return []
+    elif row["rollout_bubble"] > WORTH or (occupancy is not None and occupancy < SLACK):
+        wanted = max(of_all - math.ceil(1.5 * trains), 1)
+    else:
+        return []
+    split = _nearest(scenario, wanted, of_all, inputs) if wanted != workers else None
+    return [split] if split is not None else []
+
+
+def _nearest(scenario: Scenario, workers: int, of_all: int, inputs: InputCache) -> Scenario | None:
+    """Return the scenario with the number of workers closest to this that can be executed."""
+    own, _ = units(scenario)
+    for n in sorted(range(1, of_all), key=lambda n: abs(n - workers))[: max(of_all // 8, 2)]:
+        if n != own and possible(split := with_workers(scenario, n), inputs):
+            return split
+    return None
+
+
+def best_splits(scenarios: Sequence[Scenario], rows: Rows, inputs: InputCache) -> list[Scenario]:
+    """Return each scenario, once, at the split with the most samples a second: a few splits, and then the middles on both
+    sides of the best so far, until they are one worker or 1/`FINEST` of all apart. `rows` simulates."""
+    searches = {i: _Search(scenario, inputs) for i, scenario in enumerate(scenarios) if divides(scenario)}
+    while asked := [(i, n) for i, search in searches.items() for n in search.next()]:
+        found = rows([with_workers(scenarios[i], n) for i, n in asked])
+        for (i, n), row in zip(asked, found, strict=True):
+            searches[i].rates[n] = row["samples_per_s"]
+    best = [searches[i].best if i in searches else scenario for i, scenario in enumerate(scenarios)]
+    return [each for i, each in enumerate(best) if each not in best[:i]]  # that differed in their splits alone
+
+
+class _Search:
+    """The search of one scenario's split: the samples a second of what was simulated, by the number of workers."""
+
+    def __init__(self, scenario: Scenario, inputs: InputCache) -> None:
+        self._scenario, self._inputs = scenario, inputs
+        self._own, self._of_all = units(scenario)
+        self._impossible: set[int] = set()
+        self.rates: dict[int, float] = {}
+
+    def next(self) -> list[int]:
+        """Return the numbers of workers to simulate next; none at the end."""
+        while True:
+            if not self.rates:
+                return self._new([self._own, *(round(share * self._of_all) for share in FIRST)])
+            best = max(self.rates, key=lambda n: self.rates[n])
+            known = {0, self._of_all, *self.rates, *self._impossible}
+            below, above = max(n for n in known if n < best), min(n for n in known if n > best)
+            finest = max(self._of_all // FINEST, 1)
+            middles = [(best + other) // 2 for other in (below, above) if abs(other - best) > finest]
+            new = self._new(middles)
+            if new or not middles:
+                return new
+
+    def _new(self, wanted: Iterable[int]) -> list[int]:
+        """Return those that can be executed, and take note of the others."""
+        new = [n for n in dict.fromkeys(wanted) if 0 < n < self._of_all and n not in self.rates]
+        can = [n for n in new if possible(with_workers(self._scenario, n), self._inputs)]
+        self._impossible.update({*new} - {*can})
+        return can
+
+    @property
+    def best(self) -> Scenario:
+        if not self.rates:
+            return self._scenario
+        best = max(self.rates, key=lambda n: (self.rates[n], n == self._own))
+        return self._scenario if best == self._own else with_workers(self._scenario, best)

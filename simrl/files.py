@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import accumulate
@@ -319,7 +320,7 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
         _require_seal(path)
         with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = sorted(name for name, times in Counter(names).items() if times > 1)
             if twice:
                 raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
             chosen = [name for name in names if columns is None or name in columns]
@@ -384,8 +385,10 @@ def _plain(column: pa.ChunkedArray, place: str) -> pa.ChunkedArray:
 
 
 def is_count_like(kind: pa.DataType) -> bool:
-    """Return whether values of a type may be read as numbers or texts: dates, times and bytes would be cast to numbers."""
+    """Return whether values of a type may be read as numbers or texts: truth values, dates, times and bytes would be
+    cast to numbers."""
     while pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
-    odd = (pa.types.is_temporal, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    types = pa.types
+    odd = (types.is_boolean, types.is_temporal, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
     return not any(is_odd(kind) for is_odd in odd)

@@ -1,6 +1,7 @@
 """Importers of text, tables and dumps; slime's pickles have a file of their own."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def refused(call, *parts: str) -> str:
 
 
 def test_text_is_never_counted_without_a_stated_way():
-    refused(token_counter, "tokenizer.json", "chars_per_token")
+    refused(token_counter, "tokenizer.json", "--chars-per-token")
     refused(lambda: token_counter("tokenizer.json", 4.0), "both")
     refused(lambda: token_counter(chars_per_token=0), "0")
     refused(lambda: token_counter(chars_per_token=1e-9), "chars_per_token is 1e-09", "a number from 0.1 to 1000")
@@ -534,6 +535,14 @@ def test_csv_of_the_wrong_form_is_refused_by_row_and_column(tmp_path, raw, parts
     message = refused(lambda: import_csv(file, SERVING, step=0, ungrouped=True))
     for part in parts:
         assert part.lower() in message.lower()
+
+
+def test_a_header_of_many_columns_is_judged_at_once(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_bytes(b"in," * 100_000 + b"out\n1\n")
+    began = time.process_time()
+    refused(lambda: import_csv(file, SERVING), "column 'in' occurs twice")
+    assert time.process_time() - began < 5
 
 
 def test_mappings_that_make_no_sense_are_refused(tmp_path):

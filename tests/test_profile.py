@@ -145,6 +145,26 @@ def test_files_that_are_no_profile_are_refused(tmp_path):
         read_profile(path)
 
 
+@pytest.mark.parametrize("ticks", [8.0, float("inf")])
+def test_straggler_seconds_that_are_no_times_are_refused(ticks: float):
+    tables = toy_tables()._replace(
+        straggler_sequences=np.array([ticks]),
+        straggler_s=np.array([[float("inf") if ticks == 8 else 1e-6, 0.0]]),
+        straggler_beside_prefill_s=np.zeros(1),
+    )
+    with pytest.raises(InputError, match="the straggler tables need finite numbers"):
+        TableProfile(tables, METADATA, origin="toy")
+
+
+def test_rows_of_a_table_that_nobody_reads_are_refused(tmp_path):
+    table = pq.read_table(_written(tmp_path))
+    names = ["stragler" if name == "sampled" else name for name in table.column("table").to_pylist()]
+    path = tmp_path / "x.parquet"
+    pq.write_table(table.set_column(0, "table", pa.array([*names[:-1], "betwen_passes"])), path)
+    with pytest.raises(InputError, match=r"unknown table 'stragler' \(did you mean straggler\?\); correct its name"):
+        read_profile(path)
+
+
 def test_a_grid_point_that_is_not_in_the_file_is_a_hole(tmp_path):
     table = pq.read_table(_written(tmp_path))
     path = tmp_path / "cut.parquet"

@@ -168,6 +168,7 @@ def test_numpy_pandas_arrow_and_text_columns_give_the_same_trace():
         ({"step": pa.array([0, 0, 1, 1], pa.date32())}, "column 'step' is date32.*, not int32; convert it"),
         ({"step": pa.array([0, 0, 1, 1], pa.time32("s"))}, "column 'step' is time32.*, not int32; convert it"),
         ({"step": pa.array([b"0", b"0", b"1", b"1"])}, "column 'step' is binary, not int32; convert it"),
+        ({"prompt_tokens": [True, True, False, True]}, "column 'prompt_tokens' is bool, not int32; convert it"),
         ({"step": 3}, "column 'step' is not int32 .*; convert it"),
         ({name: [] for name in REQUIRED}, "no rows; a trace needs at least one sample"),
     ],
@@ -203,13 +204,14 @@ def test_a_trace_cut_anywhere_is_refused(tmp_path):
     whole = path.read_bytes()
     for size in (0, 3, 8, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        assert "cannot be read as Parquet" in message_of_reading(path)
+        message = message_of_reading(path)
+        assert "cannot be read as Parquet" in message or "no Parquet file" in message
 
 
 def test_a_text_file_is_not_parquet(tmp_path):
     path = tmp_path / "trace.parquet"
     path.write_text("step,epoch\n0,0\n" * 10)
-    assert "cannot be read as Parquet" in message_of_reading(path)
+    assert "no Parquet file; `simrl trace import` makes" in message_of_reading(path)
 
 
 def write_table(path, table, metadata=None):

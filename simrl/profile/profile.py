@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.compiled import inlined, kernel, part
 from simrl.profile.interpolation import interpolate, interpolate4
@@ -366,6 +366,11 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
         values: Floats = every[column][every["table"] == name]
         return values
 
+    known = {*TABLES, EXPERTS, *STRAGGLERS, "between_passes"}
+    if unknown := next((name for name in every["table"] if name not in known), None):
+        raise InputError(
+            f"{origin}: unknown table {unknown!r}{meant(unknown, known)}; correct its name or drop its rows"
+        )
     grids: list[Floats] = []
     for name, axes in TABLES.items():
         seconds, places = of(name, "seconds"), np.array([of(name, axis) for axis in axes])
@@ -462,7 +467,7 @@ def _validate(tables: Tables, origin: str) -> None:
     rising = all((np.diff(axis) > 0).all() for axis in (ticks, shares))
     if tables.straggler_s.shape != (ticks.size, shares.size) or beside.shape != ticks.shape or not rising:
         raise InputError(f"{origin}: the straggler tables need rising sequences and shares, and seconds at each")
-    if not ((tables.straggler_s >= 0).all() and (beside >= 0).all()):
-        raise InputError(f"{origin}: the straggler tables need seconds of zero or more")
+    if not all((np.isfinite(t) & (t >= 0)).all() for t in (ticks, shares, tables.straggler_s, beside)):
+        raise InputError(f"{origin}: the straggler tables need finite numbers of zero or more")
     if not np.isfinite(tables.between_passes_s) or tables.between_passes_s < 0:
         raise InputError(f"{origin}: between_passes is {tables.between_passes_s} s; it must be zero or more")

@@ -246,7 +246,8 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 def _cast(values: Any, kind: pa.DataType, name: str, origin: str) -> pa.Array:
     try:
         array = _array(values)
-        if not is_count_like(array.type):
+        judged = pa.types.is_boolean(array.type) and name == "reward"  # right or wrong
+        if not is_count_like(array.type) and not judged:
             raise InputError(f"{origin}: column {name!r} is {array.type}, not {kind}; convert it")
         if pa.types.is_floating(array.type) and pa.types.is_integer(kind):
             # Arrow would cast NaN to a whole number; an empty value stays empty.

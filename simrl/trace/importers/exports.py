@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -129,7 +130,7 @@ def _columns(path: Path, header: Sequence[str], tags: Sequence[str]) -> list[str
     if set(header) == ONE_TAG:
         return [{"Step": "Step", "Value": tag_of(path, tags) or ""}.get(name, "") for name in header]
     names = ["" if name.endswith(ENVELOPE) else name.rpartition(" - ")[2] for name in header]
-    twice = next((name for name in names if name and names.count(name) > 1), None)
+    twice = next((name for name, times in Counter(names).items() if name and times > 1), None)
     if twice is not None:
         raise InputError(f"{path}: two columns are {rows.shown(twice)}, as of two runs; export one run alone")
     if not set(STEPS) & set(names):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -307,7 +308,7 @@ def _csv_header(path: Path) -> list[str]:
         raise InputError(f"{path}: row 1: no header in UTF-8 ({first_line(error)}); is it a CSV file?") from error
     if not header:
         raise InputError(f"{path}: the file is empty; a header and rows are expected")
-    twice = [column for column in header if header.count(column) > 1]
+    twice = [column for column, times in Counter(header).items() if times > 1]
     if twice:
         raise InputError(f"{path}: column {twice[0]!r} occurs twice in the header; rename one of them")
     return header

@@ -537,6 +537,12 @@ def test_csv_of_the_wrong_form_is_refused_by_row_and_column(tmp_path, raw, parts
         assert part.lower() in message.lower()
 
 
+def test_a_field_that_occurs_twice_in_an_object_is_refused(tmp_path):
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"step": 0, "prompt_id": 1, "prompt_tokens": 5, "response_tokens": 3, "response_tokens": 30}\n')
+    refused(lambda: import_jsonl(file), "line 1: field 'response_tokens' occurs twice in one object; keep one")
+
+
 def test_a_header_of_many_columns_is_judged_at_once(tmp_path):
     file = tmp_path / "t.csv"
     file.write_bytes(b"in," * 100_000 + b"out\n1\n")

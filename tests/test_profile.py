@@ -156,6 +156,11 @@ def test_straggler_seconds_that_are_no_times_are_refused(ticks: float):
         TableProfile(tables, METADATA, origin="toy")
 
 
+def test_a_device_that_never_ends_is_refused():
+    with pytest.raises(InputError, match="/dev/zero: is no file; name a Parquet file"):
+        read_profile("/dev/zero")
+
+
 def test_rows_of_a_table_that_nobody_reads_are_refused(tmp_path):
     table = pq.read_table(_written(tmp_path))
     names = ["stragler" if name == "sampled" else name for name in table.column("table").to_pylist()]

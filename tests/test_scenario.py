@@ -339,6 +339,13 @@ def test_a_mistake_in_the_file_is_named_by_key_and_value_with_what_would_be_righ
     assert what in refusal(written(file, (old, new)))
 
 
+def test_thousands_of_references_are_refused_before_they_are_written_out(tmp_path):
+    file = tmp_path / "scenario.yaml"
+    file.write_text(f"model: qwen3-0.6b\nname: {'${model}' * 5000}\n")
+    with pytest.raises(InputError, match=r"5,000 references, \$\{…\}; 500 are the most"):
+        load_scenarios(file)
+
+
 @pytest.mark.parametrize(
     "text", ["${oc.env:SECRET}", "x${oc.env:SECRET}", "${${model}:SECRET}", "${ oc.env : SECRET }"]
 )

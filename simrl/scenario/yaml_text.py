@@ -21,6 +21,7 @@ from simrl.errors import InputError, first_line
 MOST_BYTES = 1_000_000
 MOST_LEVELS = 50
 MOST_VALUES = 10_000  # with every alias written out
+MOST_REFERENCES = 500  # ${…}, which OmegaConf parses and writes out slowly
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -88,6 +89,8 @@ def _refuse_unbounded(text: str) -> None:
     more than the file (`${oc.env:HOME}`), and for no YAML; `ValueError` for a text that is too long."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"{len(text):,} characters; {MOST_BYTES:,} are the most")
+    if (references := text.count("${")) > MOST_REFERENCES:
+        raise ValueError(f"{references:,} references, ${{…}}; {MOST_REFERENCES} are the most")
     sizes: dict[str, int] = {}  # by anchor: the values in it
     open_nodes: list[tuple[Any, int]] = []  # where it begins, values before it
     values = 0

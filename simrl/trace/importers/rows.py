@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
@@ -228,7 +229,7 @@ def json_object(raw: bytes, place: str) -> dict[str, Any]:
             f"{place}: {values:,} values or more in one object, {MOST_VALUES:,} are the most; is it a sample?"
         )
     try:
-        value = json.loads(raw.decode("utf-8-sig"))
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=partial(_fields, place))
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise InputError(f"{place}: byte 0x{bad:02x} is not UTF-8; save the file as UTF-8") from error
@@ -237,6 +238,16 @@ def json_object(raw: bytes, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{place}: {shown(value)} is not a JSON object; rows are objects with named fields")
     return value
+
+
+def _fields(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of its (name, value) pairs. Raises `InputError` for a name that occurs twice."""
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise InputError(f"{place}: field {shown(name)} occurs twice in one object; keep one")
+        made[name] = value
+    return made
 
 
 # Fields of a row

@@ -186,11 +186,11 @@ def test_no_rule_of_a_schedule_looks_up_what_a_sample_will_turn_out_to_be():
 
 
 def test_the_learning_side_of_an_rl_run_knows_nothing_of_schedules():
-    """Tasks, policy, loss and update import of this project each other, in this order, errors and files."""
+    """Tasks, policy, loss and update import of this project each other, in this order, errors, files and validation."""
     order = ["tasks", "policy", "evaluate", "warm_up", "loss", "update"]
     for i, name in enumerate(order):
         path = ROOT / "replay" / "grpo" / f"{name}.py"
-        allowed = {"simrl.errors", "simrl.files", *(f"replay.grpo.{above}" for above in order[:i])}
+        allowed = {"simrl.errors", "simrl.files", "simrl.validation", *(f"replay.grpo.{above}" for above in order[:i])}
         for imported, line in imports(ast.parse(path.read_text()), name):
             own = imported.split(".")[0] in ("simrl", "replay")
             assert not own or imported in allowed, f"{path.name}:{line} imports {imported}"

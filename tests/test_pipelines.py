@@ -174,7 +174,7 @@ def test_nothing_is_lost_and_nothing_happens_twice(system, trace, workers, steps
     assert [u["step"] for u in updates] == [u["policy_version"] for u in updates] == list(range(steps))
     assert sorted(trained) == list(range(steps))
     last_s = max((part["ended_s"] for parts in segments.values() for part in parts), default=0.0)
-    assert end_s == max(updates[-1]["finished_s"], last_s)
+    assert end_s >= max(updates[-1]["finished_s"], last_s)  # later than both where a pass gave no token
     for update in updates:
         batch = trained[update["step"]]
         ages = [

@@ -260,7 +260,7 @@ def test_a_missing_profile_is_answered_with_the_ones_there_are_and_the_commands_
         ("gpt-oss-20b", "h100", {"tp": 1}, "bf16", True),
         ("glm-4.5-air", "h100", {"tp": 8}, "bf16", True),
         ("qwen3-next-80b-a3b", "h100", {"tp": 4}, "bf16", True),
-        ("qwen3-next-80b-a3b", "h100", {"tp": 1, "dp": 4, "ep": 4}, "bf16", False),
+        ("qwen3-next-80b-a3b", "h100", {"tp": 1, "dp": 4, "ep": 4}, "bf16", True),  # with another layout
     ],
 )
 def test_no_source_is_advised_that_has_not_got_the_profile(model, gpu, split, weights, measure, monkeypatch):

@@ -14,14 +14,14 @@ import yaml
 from browser import Browser
 from command_line import CommandLine
 
-from simrl.commands.serve import Choice, _checked, _Source, make_page
+from simrl.commands.serve import Asked, _checked, _Source, make_page
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.cache import InputCache
 
 EXAMPLE = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 FIRST = ["cluster.gpus=16", "steps=4", "warmup_steps=1"]
-CHOICE = Choice(("one_step_off", "areal"), 16, 0.5, 2, 4)
+CHOICE = Asked(("one_step_off", "areal"), 16, 0.5, 2, 4)
 
 
 def source(*settings: str) -> _Source:
@@ -66,7 +66,7 @@ def test_a_parameter_goes_to_the_systems_that_have_it() -> None:
         ({"systems": ()}, "systems: none is chosen; choose one"),
         ({"gpus": None}, "GPUs: give a whole number of 1 or more"),
         ({"gpus": 1}, "use more GPUs"),
-        ({"other": "cluster.gpuz=3"}, "did you mean gpu?"),
+        ({"other": "cluster.gpuz=3"}, "did you mean gpu or gpus?"),
         ({"other": "nonsense"}, "nonsense"),
         ({"other": "profile.path=${oc.env:HOME}"}, "oc.env"),
     ],

@@ -302,9 +302,6 @@ CLAIMS = {
         migrate,
         "between 0.5 % and 8 %",
         "half size, 16 (math) and 8 (code) ranking groups",
-        "the length model has no single responses that run away from their prompt's others, and ranks as stable as "
-        "Table 2's leave few beyond beta times a group's longest",
-        {"prompts less alike": {"prompt_share_math": 0.95, "prompt_share_code": 0.99, "epoch_correlation": 0.985}},
     ),
     "rh-13": Claim(LEDGER, thousands, "ratio > 1.3", "one worker with all of its rollouts"),
     "rh-14": Claim(

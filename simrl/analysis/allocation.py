@@ -63,7 +63,6 @@ def allocate_step(
     epoch, step = _history_and_step(trace, epoch, step)
     ranked, samples, of_history = _ranked(trace, epoch, step, groups, representative)
     most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
-    lengths = [group.representative_tokens for group in ranked]
     prompt_tokens = of_history.pop("prompt_tokens")
     batch, longest = min(max(samples), max_num_seqs), round(max(float(group.lengths_tokens.max()) for group in ranked))
     profile.require_covers(batch, batch, prompt_tokens + longest)
@@ -96,7 +95,7 @@ def allocate_step(
             group=range(groups),
             prompts=[len(group.prompts) for group in ranked],
             samples=samples,
-            representative_tokens=lengths,
+            representative_tokens=[group.representative_tokens for group in ranked],
             workers=plan.workers,
             equal_workers=equal,
             predicted_s=plan.predicted_s,

@@ -38,7 +38,7 @@ MOST_REQUEST_BYTES = 1_000_000
 LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
 
 
-class Choice(NamedTuple):
+class Asked(NamedTuple):
     """What is chosen on the page: `other` has further settings, `key=value`, one a line."""
 
     systems: tuple[str, ...]
@@ -73,7 +73,7 @@ class Choice(NamedTuple):
         ]
 
 
-class Answer(NamedTuple):
+class Shown(NamedTuple):
     """What the page shows of a choice: the comparison, and the scenario as YAML."""
 
     compared: Comparison
@@ -159,7 +159,7 @@ class _Source:
         self._kept = lru_cache(maxsize=64)(self._simulated)
         self._drawn = lru_cache(maxsize=64)(self._timeline)
 
-    def first_choice(self) -> Choice:
+    def first_choice(self) -> Asked:
         """Return what the file says, with a few updates."""
         file = self._file(self._overrides)
         first = file.scenarios()[0]
@@ -167,19 +167,19 @@ class _Source:
         own = [each for each in file.systems if isinstance(each, Mapping)]
         eta = next((each["eta"] for each in own if "eta" in each), None)
         share = next((each["rollout_share"] for each in own if "rollout_share" in each), None)
-        return Choice(names, first.cluster.gpus, share, eta, min(first.steps, QUICK_UPDATES))
+        return Asked(names, first.cluster.gpus, share, eta, min(first.steps, QUICK_UPDATES))
 
-    def answer(self, choice: Choice) -> Answer:
+    def answer(self, choice: Asked) -> Shown:
         """Return the answer to a choice. Raise `InputError` for one that cannot be simulated."""
         with self._one_at_a_time:
             return self._kept(choice)
 
-    def timeline(self, choice: Choice, name: str) -> bytes:
+    def timeline(self, choice: Asked, name: str) -> bytes:
         """Return a picture (PNG) of two updates of a run. Raise `InputError` for one that cannot be simulated."""
         with self._one_at_a_time:
             return self._drawn(choice, name)
 
-    def _timeline(self, choice: Choice, name: str) -> bytes:
+    def _timeline(self, choice: Asked, name: str) -> bytes:
         return self._kept(choice).compared.timeline(name, steps=2)._repr_png_()
 
     def _file(self, settings: Sequence[str]) -> ScenarioFile:
@@ -187,7 +187,7 @@ class _Source:
 
         return ScenarioFile(self._path, [override(text) for text in settings])
 
-    def _simulated(self, choice: Choice) -> Answer:
+    def _simulated(self, choice: Asked) -> Shown:
         from simrl.commands.compare import simulate_all
         from simrl.study.compared import Beside
         from simrl.systems.recipes import parameters_of
@@ -197,10 +197,10 @@ class _Source:
         scenarios = file.scenarios(parameters_of=parameters_of)
         compared = simulate_all(scenarios, self._inputs, 1, None, Beside(False, False, False))
         written = yaml.safe_dump(file.data(parameters_of), sort_keys=False, allow_unicode=True)
-        return Answer(compared, written, perf_counter() - began_s)
+        return Shown(compared, written, perf_counter() - began_s)
 
 
-def _layout(path: Path, first: Choice) -> Any:
+def _layout(path: Path, first: Asked) -> Any:
     """Return the elements of the page: the choices at the left, what follows from them at the right."""
     from dash import dcc, html
 
@@ -265,12 +265,12 @@ def _layout(path: Path, first: Choice) -> Any:
     )
 
 
-def _checked(values: Sequence[Any]) -> Choice:
+def _checked(values: Sequence[Any]) -> Asked:
     """Return the choice with these values, which may come from anywhere. Raise `InputError` for a value of another type."""
     try:
-        return TypeAdapter(Choice).validate_python(values)
+        return TypeAdapter(Asked).validate_python(values)
     except ValidationError as error:
-        place = Choice._fields[int(error.errors()[0]["loc"][0])]
+        place = Asked._fields[int(error.errors()[0]["loc"][0])]
         raise InputError(f"{place}: {error.errors()[0]['msg'].lower()}; choose another") from None
 
 
@@ -283,7 +283,7 @@ def _connect(page: Dash, source: _Source) -> None:
     names = ("systems", "gpus", "share", "eta", "updates", "other")
     GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}  # noqa: N806
 
-    def choice(systems: Any, gpus: Any, share: Any, eta: Any, updates: Any, other: Any) -> Choice:
+    def choice(systems: Any, gpus: Any, share: Any, eta: Any, updates: Any, other: Any) -> Asked:
         return _checked((systems or (), gpus, share or None, eta, updates, other or ""))
 
     @page.callback(

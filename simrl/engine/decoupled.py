@@ -249,12 +249,10 @@ def _surely_enough(n: int, limits: Limits, d: Decoding) -> int:
 def _stretch(
     r: Requests, drafts: Drafts, t: Totals, tables: Tables, limits: Limits, d: Decoding, until_s: float
 ) -> None:
-    """Run passes of both loops for a batch that only decodes: to the first stop, the first boundary after `until_s`, or while
-    there is surely room.
+    """Run passes of both loops for a batch that only decodes, to the first stop or boundary after `until_s`, while it has room.
 
-    From one verification to the next, a request drafts in every pass of the drafter until it has all it may draft. So the
-    drafter needs no look at the requests: `having[k]` of them have all after k passes more, and `begins[k]` says whether a
-    window begins in the pass after those.
+    From one verification to the next, a request drafts in every drafter pass until it has all it may: `having[k]` have after
+    k passes more, and `begins[k]` says whether a window begins in the pass after those.
     """
     n, size, kv_capacity = t.n_running, limits.block_size, capacity_tokens(limits)
     chances = Chances(np.empty((1, n, d.log_acceptances.shape[1])), np.zeros(1, dtype=np.bool_))

@@ -209,6 +209,12 @@ def _on_disk(path: Path) -> None:
             os.close(handle)
 
 
+def require_no_device(path: Path) -> None:
+    """Raise `InputError` for a device, which may have no end."""
+    if path.is_char_device() or path.is_block_device():
+        raise InputError(f"{path}: is a device; name a file")
+
+
 def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(4)
@@ -316,8 +322,7 @@ def parquet_metadata(table: pa.Table, path: Path, key: bytes, kind: type[M], rem
 def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
     """Return the table of a file, of these columns alone as far as it has them. Raises `InputError` for a file that is no
     Parquet, is damaged, has two columns of a name, or is far larger in memory than on disk."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a device may never end
-        raise InputError(f"{path}: is no file; name a Parquet file")
+    require_no_device(path)
     try:
         _require_seal(path)
         with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:

@@ -196,6 +196,20 @@ def test_a_trace_with_a_mistake_is_refused_by_row_and_column(simrl, trace, chang
     assert re.search(rf"scenario.yaml \(verl_colocated\): .*trace.parquet: {what}", compared)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("profile", "show", "/dev/full"),
+        ("run", "scenario.yaml", "--system", "areal", "profile.path=/dev/full"),
+        ("trace", "import", "csv", "/dev/full", "-o", "out.parquet"),
+        ("trace", "import", "jsonl", "/dev/full", "-o", "out.parquet"),
+        ("calibrate", "/dev/full", "--group", "4"),
+    ],
+)
+def test_a_device_without_end_is_not_read(simrl, command):
+    assert "/dev/full: is a device; name a file" in simrl.refuses(*command)
+
+
 @pytest.mark.parametrize("command", [("trace", "show"), ("profile", "show")])
 @pytest.mark.parametrize("cut", [0, 5, 300, -50])
 def test_a_file_that_is_cut_off_is_refused(simrl, trace, profile, command, cut):

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from command_line import ROOT, SCENARIO
 
+import simrl
 from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.load import Choices, ScenarioFile, Setting, load_scenarios
@@ -353,6 +354,23 @@ def test_a_strangers_scenario_cannot_read_the_environment(file, text, monkeypatc
     monkeypatch.setenv("SECRET", "s3cret")
     for said in (refusal(written(file, ("name: tiny", f"name: '{text}'"))), refusal(file, f"model={text}")):
         assert "is no reference to a key of the file" in said and "s3cret" not in said
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"profile": "${oc.env:SECRET}"}, {"model": "${oc.env:SECRET}"}, {"overrides": {"model": "${oc.env:SECRET}"}}],
+)
+def test_no_option_reads_the_environment(file, keywords, monkeypatch):
+    monkeypatch.setenv("SECRET", "s3cret")
+    with pytest.raises(InputError, match="is no reference to a key of the file") as error:
+        simrl.run(str(written(file)), folder=None, **keywords)
+    assert "s3cret" not in str(error.value)
+
+
+def test_no_dictionary_reads_the_environment(file, monkeypatch):
+    monkeypatch.setenv("SECRET", "s3cret")
+    with pytest.raises(InputError, match="is no reference to a key of the file"):
+        simrl.run({"name": "${oc.env:SECRET}", "steps": 2})
 
 
 def test_a_text_with_a_colon_beside_a_reference_is_no_call(file):

@@ -1,5 +1,6 @@
 """simrl serve: a page on this machine that changes with what is chosen on it."""
 
+import json
 import re
 import threading
 import urllib.error
@@ -13,7 +14,7 @@ import yaml
 from browser import Browser
 from command_line import CommandLine
 
-from simrl.commands.serve import Asked, _Source, make_page
+from simrl.commands.serve import Asked, _checked, _Source, make_page
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.cache import InputCache
@@ -100,6 +101,25 @@ def test_a_page_of_another_host_is_not_answered() -> None:
         assert status == 200 and "<title>" in page
         assert fetched(address, Host="simrl.example.com")[0] == 403
         assert fetched(address, Origin="http://simrl.example.com")[0] == 403
+
+
+@pytest.mark.parametrize(
+    "changed", [{"systems": [["areal"]]}, {"systems": 3}, {"gpus": "x"}, {"eta": {}}, {"updates": 1.5}, {"other": 1}]
+)
+def test_a_request_with_a_value_of_another_type_is_answered_in_a_line(changed: dict[str, object]) -> None:
+    values = {**CHOICE._asdict(), **changed}
+    with pytest.raises(InputError, match=f"{next(iter(changed))}: input should be"):
+        _checked(tuple(values.values()))
+
+
+def test_a_request_of_many_megabytes_is_refused() -> None:
+    with served(*FIRST) as address:
+        body = json.dumps({"output": "x" * 2_000_000}).encode()
+        request = urllib.request.Request(
+            f"{address}_dash-update-component", body, {"Content-Type": "application/json"}, method="POST"
+        )
+        with pytest.raises(urllib.error.HTTPError, match="413"):
+            urllib.request.urlopen(request, timeout=20)
 
 
 def test_the_page_names_no_other_address_to_load_from() -> None:

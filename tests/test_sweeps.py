@@ -494,6 +494,10 @@ def test_a_folder_of_somebody_else_is_not_written_over(simrl):
     assert (simrl.folder / "out" / "table" / "mine.parquet").read_text() == "mine"
 
 
+def test_a_folder_that_is_a_device_is_refused_in_one_line(simrl):
+    assert "null is no folder" in simrl.refuses("sweep", "scenario.yaml", "seed=0,1", "--output", "/dev/null")
+
+
 def test_ray_that_is_not_there_is_told(simrl):
     err = simrl.refuses("sweep", "scenario.yaml", "seed=0,1", "--ray", "127.0.0.1:1")
     assert "--ray: Ray is not installed here" in err or "--ray 127.0.0.1:1: no cluster answers there" in err

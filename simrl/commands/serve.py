@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from simrl.commands import options as o
 from simrl.commands.view import DataView
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 SHARES = tuple(i / 16 for i in range(4, 16))
 QUICK_UPDATES = 12  # that the page begins with, so that an answer takes about a second
+MOST_REQUEST_BYTES = 1_000_000
 LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
 
 
@@ -131,6 +133,7 @@ def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
         serve_locally=True,
         suppress_callback_exceptions=False,
     )
+    page.server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
     page.server.before_request(_refuse_other_hosts)
     page.layout = _layout(scenario, first)
     _connect(page, source)
@@ -262,6 +265,15 @@ def _layout(path: Path, first: Asked) -> Any:
     )
 
 
+def _checked(values: Sequence[Any]) -> Asked:
+    """Return the choice with these values, which may come from anywhere. Raise `InputError` for a value of another type."""
+    try:
+        return TypeAdapter(Asked).validate_python(values)
+    except ValidationError as error:
+        place = Asked._fields[int(error.errors()[0]["loc"][0])]
+        raise InputError(f"{place}: {error.errors()[0]['msg'].lower()}; choose another") from None
+
+
 def _connect(page: Dash, source: _Source) -> None:
     """Let the page change with its choices."""
     from base64 import b64encode
@@ -272,7 +284,7 @@ def _connect(page: Dash, source: _Source) -> None:
     GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}  # noqa: N806
 
     def choice(systems: Any, gpus: Any, share: Any, eta: Any, updates: Any, other: Any) -> Asked:
-        return Asked(tuple(systems or ()), gpus, share or None, eta, updates, other or "")
+        return _checked((systems or (), gpus, share or None, eta, updates, other or ""))
 
     @page.callback(
         output=[
@@ -305,7 +317,7 @@ def _connect(page: Dash, source: _Source) -> None:
     )
     def drawn(shown: str | None, _: Any, values: Sequence[Any]) -> tuple[Any, ...]:
         try:
-            picture = source.timeline(choice(*values), shown or "")
+            picture = source.timeline(choice(*values), str(shown or ""))
         except (InputError, StoppedError):  # which the other callback tells
             return no_update, no_update
         return (

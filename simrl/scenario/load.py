@@ -24,7 +24,7 @@ from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import SHIPPED
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
-from simrl.scenario.yaml_text import parse_override, read_yaml, split_at_commas
+from simrl.scenario.yaml_text import parse_override, read_yaml, require_no_call, split_at_commas
 from simrl.validation import explain, shortened
 
 FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: it has `systems` and `vary`
@@ -358,6 +358,7 @@ def _distinct(values: list[Any]) -> list[Any]:
 
 
 def _from_data(data: Mapping[str, Any], path: Path) -> Any:
+    require_no_call(data, str(path))
     try:
         return OmegaConf.create(dict(data))
     except (OmegaConfBaseException, ValueError) as error:
@@ -379,6 +380,7 @@ def _set(config: DictConfig, setting: Setting, path: Path) -> None:
     if not all(re.fullmatch(r"\w+", key) for key in keys):
         raise InputError(f"{place}: {setting.key!r} is no key; write one such as cluster.gpus")
     _require_known(keys[0], place)
+    require_no_call(setting.value, place)
     try:
         for i in range(1, len(keys)):
             parent = OmegaConf.select(config, ".".join(keys[:i]))

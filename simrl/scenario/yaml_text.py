@@ -23,6 +23,8 @@ MOST_LEVELS = 50
 MOST_VALUES = 10_000  # with every alias written out
 MOST_REFERENCES = 500  # ${…}, which OmegaConf parses and writes out slowly
 
+NO_REFERENCE = "${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value"
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -106,9 +108,7 @@ def _refuse_unbounded(text: str) -> None:
             elif event.anchor:
                 sizes[event.anchor] = 1
             if isinstance(event, yaml.ScalarEvent) and _calls(event.value):
-                raise _at(
-                    event, "${name:…} is no reference to a key of the file, such as ${cluster.gpus}; write the value"
-                )
+                raise _at(event, NO_REFERENCE)
             values += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             begin, before = open_nodes.pop()
@@ -118,6 +118,12 @@ def _refuse_unbounded(text: str) -> None:
             raise _at(event, f"nested more than {MOST_LEVELS} levels deep; a handful will do")
         if values > MOST_VALUES:
             raise _at(event, f"more than {MOST_VALUES:,} values, aliases written out; a file has some hundreds")
+
+
+def require_no_call(value: Any, place: str) -> None:
+    """Raise `InputError` for plain data that did not come as YAML and would read more than the file."""
+    if _calls(repr(value)):
+        raise InputError(f"{place}: {NO_REFERENCE}")
 
 
 def _calls(text: str) -> bool:

@@ -88,7 +88,7 @@ def read_outcome(folder: Path, point: Point) -> Outcome | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kept = None if is_broken(data) else data["outcome"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter is reported where the point is written
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         kept = None

@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line
+from simrl.files import require_no_device
 from simrl.trace.importers.tokens import TokenCounter
 from simrl.trace.importers.turns import Turns, mask_parts, text_parts, turns_of
 from simrl.trace.trace import Trace, TraceMetadata
@@ -188,8 +189,9 @@ def batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def existing(path: str | Path) -> Path:
-    """Return the path, `.` under its own name. Raises `InputError` if nothing is there."""
+    """Return the path, `.` under its own name. Raises `InputError` if nothing is there, or a device."""
     path = Path(path)
+    require_no_device(path)
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; check the path")
     return path.resolve() if path.name in ("", "..") else path

@@ -115,3 +115,23 @@ def test_a_group_without_a_command_shows_its_help(simrl):
     ended = simrl("trace")
     assert ended.code == 2 and "import" in ended.out + ended.err
     assert simrl("trace", "--help").code == 0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "engine.block_size=true",
+        "training.mfu=true",
+        "training.publish_s=false",
+        "workload.synthetic.group=true",
+        "agents.max_concurrent=true",
+        "cluster.gpus=true",
+    ],
+)
+def test_a_switch_is_no_number(simrl, setting):
+    line = simrl.refuses("compare", "scenario.yaml", setting)
+    assert "is no switch" in line or "unknown key" in line
+
+
+def test_switches_stay_switches(simrl):
+    assert simrl("run", "scenario.yaml", "--system", "areal", "engine.enforce_eager=true", "-o", "out").code == 0

@@ -7,12 +7,15 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from simrl.validation import numbers_are_no_truth
+
 
 class EngineConfig(BaseModel):
     """Settings of an inference engine, named as in vLLM. vLLM's own defaults depend on the GPU and on how it is started; these
     are usual for rollout."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    _numbers = numbers_are_no_truth
     ELSEWHERE: ClassVar[Mapping[str, str]] = {  # vLLM's settings that a scenario says in another section
         "tensor_parallel_size": "it is cluster.tp",
     }

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from simrl.validation import numbers_are_no_truth
+
 Kv = Literal["cache", "keep", "drop", "offload"]
 
 
@@ -14,6 +16,7 @@ class AgentsConfig(BaseModel):
     turn know only `max_concurrent` and `deadline_s`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    _numbers = numbers_are_no_truth
 
     kv_while_tool_runs: Kv | None = None
     """what becomes of a trajectory's KV cache while a tool runs. cache: it is found again unless evicted (with

@@ -33,18 +33,13 @@ from simrl.scenario.presets import with_presets
 from simrl.scenario.training import Seconds, Share, TrainingConfig
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
-from simrl.validation import MOST_SEED
+from simrl.validation import MOST_SEED, numbers_are_no_truth
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_switches(cls, value: object) -> object:
-        if isinstance(value, bool):  # which would pass as 1 or 0
-            raise ValueError(f"is {str(value).lower()}; no field here is a switch, give a number or a name")
-        return value
+    _numbers = numbers_are_no_truth
 
 
 GpuCount = Annotated[int, Field(gt=0, le=1_000_000)]

@@ -16,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from simrl.validation import numbers_are_no_truth
+
 MOST_SECONDS = 1e6  # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Share = Annotated[float, Field(ge=0.001, le=1)]
@@ -26,6 +28,7 @@ class TrainingConfig(BaseModel):
     """Inputs of the training model. The defaults are assumptions until they are measured on the user's cluster."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    _numbers = numbers_are_no_truth
 
     mfu: Share | None = None
     """model FLOPs utilisation of an update: model FLOPs (6 per parameter and token, plus attention) over the data sheet's rate;

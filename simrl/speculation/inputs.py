@@ -15,12 +15,15 @@ from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
+from simrl.validation import numbers_are_no_truth
 
 TextDrafter = Literal["history", "ngram", "siblings"]
 
 
 class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The CPU workers that build HistoSpec's indexes (RhymeRL §5.3)."""
+
+    _numbers = numbers_are_no_truth
 
     workers: int = Field(default=8, ge=1, le=100_000, description="index builders, one core each")
     tokens_per_s: float = Field(
@@ -37,6 +40,8 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
 
 class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The section `speculation` of a scenario. A trace's tokens take precedence over it."""
+
+    _numbers = numbers_are_no_truth
 
     verification: Verification | None = Field(
         default=None,

@@ -37,6 +37,7 @@ from simrl.errors import InputError
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.tools import Kind, Share, Sigma, Tools, call_columns, draw_calls, lists, normals
 from simrl.trace.trace import Trace, TraceMetadata
+from simrl.validation import numbers_are_no_truth
 
 Floats = NDArray[np.float64]
 MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
@@ -53,6 +54,7 @@ class LengthModel(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    _numbers = numbers_are_no_truth
 
     steps: int = Field(gt=0, description="training steps; the last epoch may stay unfinished")
     prompts_per_step: int = Field(gt=0, description="prompts a step, each sampled `group` times")

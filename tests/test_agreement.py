@@ -20,6 +20,7 @@ from helpers import LINEAR, on_gpus, rows, sample
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from rich.console import Console
 
 from simrl.analysis.agreement import Agreement, Share, agree, finished_on_clock, repeat_spread
@@ -28,7 +29,7 @@ from simrl.errors import InputError
 from simrl.result.result import Lane, Result, Step
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment
-from simrl.show.figures.agree import agreement_figure
+from simrl.show.figures.agree import VERSION_COLORS, agreement_figure
 from simrl.show.style import save
 from simrl.show.tables.agree import print_agreement, repeats_line
 from simrl.simulate.run import simulate
@@ -519,10 +520,7 @@ def test_the_timeline_shows_the_rollout_time_of_both_runs():
     timeline = agreement_figure(*runs, agree(*runs)).axes[0]
     area = 0.0
     for patch in timeline.artists + timeline.patches:
-        if patch.get_facecolor()[:3] in [
-            (0.33725490196078434, 0.7058823529411765, 0.9137254901960784),
-            (0.0, 0.6196078431372549, 0.45098039215686275),
-        ]:
+        if patch.get_facecolor()[:3] in [to_rgb(color) for color in VERSION_COLORS]:
             corners = patch.get_path().vertices.reshape(-1, 5, 2)[:, :4]
             area += float((np.ptp(corners[:, :, 0], axis=1) * np.ptp(corners[:, :, 1], axis=1)).sum())
     rolled = sum(s["ended_s"] - s["started_s"] for run in runs for s in rows(run.spans) if s["kind"] == "rollout")

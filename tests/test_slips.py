@@ -189,7 +189,7 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated"
         # files of another kind
         (["compare", "."], ".: a folder; name a file in it (scenario.yaml)"),
         (["compare", "results"], "a folder of results, which simrl explain, diff and report read; simrl compare takes"),
-        (["compare", "my.csv"], "simrl trace import csv my.csv -o my.parquet, then simrl compare my.parquet " + TRACE),
+        (["compare", "my.csv"], "a trace needs them: add " + TRACE),
         (["compare", "run.log"], "simrl trace import verl run.log --metrics --group N -o run.parquet, then simrl compare"),
         (["compare", "my.parquet"], f"no model, gpu, gpus or systems; a trace needs them: add {TRACE}, or name a scenario"),
         (["compare", "my.parquet", *TRACE.split()[:-2]], "no systems; a trace needs one: add --system verl_colocated"),

@@ -28,7 +28,12 @@ PLACES = ("folder", "picture")  # parameters that the CLI always gives: None in 
 NOTHING = "; None: no file is written; True: the default"
 INDENT = " " * 16
 # An option, not a part of a file's name, and its value, if it has one: N, 36h, 3, or a word that ends the clause.
-_OPTION = re.compile(r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)(?: (\d[\w.]*|[A-Z]+\b|[^\s:;,]+(?=[:;,]|$| --)))?")
+_OPTION = re.compile(
+    r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)"
+    r"(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)[^\s:;,]+(?=[:;,]|$| --)))?"
+)
+    r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)[^\s:;,]+(?=[:;,]|$| --)))?"
+)
 _KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
 _KEYWORDS |= {"dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
 

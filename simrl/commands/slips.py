@@ -12,26 +12,30 @@ from typing import Any
 
 from simrl.errors import InputError, meant
 from simrl.profile.shipped import ROOT
+from simrl.result.result import METADATA_FILE
 from simrl.scenario.load import FILLED_IN, NAMES, PARAMETER
 from simrl.scenario.model import Scenario
 from simrl.study.grid import SYSTEMS
 from simrl.systems.recipes import RECIPES, parameters_of
 
 FIELDS = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
-OF_RESULTS = ("result.json", "comparison.json", "sweep.json", "agreement.json")
-IMPORTED = {".csv": "csv", ".jsonl": "jsonl", ".log": "verl --metrics --group N", ".txt": "verl --metrics --group N"}
+OF_RESULTS = ("comparison.json", "sweep.json", "agreement.json")
+LOGGED = {".log": "verl --metrics --group N", ".txt": "verl --metrics --group N"}
+IMPORTED = {**LOGGED, ".csv": "csv", ".jsonl": "jsonl"}
 WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated"
 
 
 def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
-    """Raise `InputError` for a path that is neither a scenario nor a trace, by what it is instead. `more` are the arguments
-    behind it."""
+    """Raise `InputError` for a path that is no scenario, trace, table of lengths or folder of a run, by what it is instead.
+    `more` are the arguments behind it."""
     file, command = Path(path), f"simrl {call}"
     try:
         is_folder = file.is_dir()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; name a scenario (YAML) or a trace (Parquet)") from error
     if is_folder:
+        if (file / METADATA_FILE).is_file():
+            return  # a run's own folder has its scenario
         if any((file / name).exists() for name in OF_RESULTS):
             raise InputError(
                 f"{path}: a folder of results, which simrl explain, diff and report read; {command} takes a scenario file"
@@ -40,7 +44,7 @@ def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
         inside = f"; name a file in it ({', '.join(names)})" if names else "; name a scenario file (YAML) or a trace"
         raise InputError(f"{path}: a folder{inside}")
     if file.exists():
-        if file.suffix in IMPORTED:
+        if file.suffix in LOGGED:
             trace = file.with_suffix(".parquet").name
             raise InputError(
                 f"{path}: no scenario (YAML); make it a trace with simrl {_importing(path, trace)}, then {command} {trace} "

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from simrl.engine.config import EngineConfig
+from simrl.errors import InputError
 from simrl.profile.hardware import Gpu, known_gpu
 from simrl.profile.hardware import gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata
@@ -94,7 +95,11 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> ClusterConfig:
-        for key, kind in (("", self.rollout_kind), ("train.", self.train_kind)):
+        try:
+            kinds = {"": self.rollout_kind, "train.": self.train_kind}
+        except InputError:  # an unknown GPU, which is told with its file where it is looked up
+            return self
+        for key, kind in kinds.items():
             node, domain = kind.gpus_per_node, kind.nvlink_domain
             if domain % node and node % domain:
                 raise ValueError(

@@ -32,8 +32,6 @@ _OPTION = re.compile(
     r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)"
     r"(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)[^\s:;,]+(?=[:;,]|$| --)))?"
 )
-    r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)[^\s:;,]+(?=[:;,]|$| --)))?"
-)
 _KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
 _KEYWORDS |= {"dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
 

@@ -17,7 +17,7 @@ LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for 
 def _no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> object:
     switches = info.field_name and "bool" in str(cls.model_fields[info.field_name].annotation)
     if isinstance(value, bool) and not switches:  # which would pass as 1 or 0
-        raise ValueError(f"is {str(value).lower()}; this field is no switch, give a number or a name")
+        raise ValueError("this field is no switch; give a number or a name")
     return value
 
 

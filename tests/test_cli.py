@@ -396,7 +396,7 @@ def test_a_profile_that_cannot_be_derived_is_refused(simrl, arguments, what):
 @pytest.mark.parametrize("key", ["cluster.ep", "cluster.gpus", "steps"])
 def test_a_switch_is_no_number(simrl, key):
     message = simrl.refuses("run", "scenario.yaml", "--system", "split", f"{key}=true")
-    assert re.search(rf"{key}.* is true; no field here is a switch", message)
+    assert re.search(rf"{key}.* is True: this field is no switch", message)
 
 
 def test_only_the_experts_of_gpt_oss_are_read_in_four_bits(simrl):

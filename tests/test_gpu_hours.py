@@ -125,7 +125,7 @@ def test_idle_workers_wait_beside_busy_ones_or_for_the_trainer_or_for_something_
 def test_what_a_span_says_of_its_passes_is_cut_with_it():
     record = recorder()
     record.span(0, "rollout", 0.0, 4.0, 0, 8, Work(decode_s=1.0, prefill_s=1.0, drafts_wasted_s=2.0, decodes=4))
-    parts = waterfall(record.result(3.0, FULL)).gpu_s
+    parts = waterfall(record.result(4.0, FULL), 0.0, 3.0).gpu_s
     assert (parts["prefill"], parts["drafts_wasted"]) == pytest.approx((0.75, 1.5))
     assert sum(parts.values()) == pytest.approx(3.0)
     assert sum(waterfall(record.result(8.0, FULL), 1.0, 3.0).gpu_s.values()) == pytest.approx(2.0)

@@ -105,7 +105,7 @@ def test_without_alternation_the_short_prompts_stay_at_one_end_of_the_workers():
     assert [places[3, prompt] for prompt in range(4, 8)] == [0, 1, 0, 1]
 
 
-def test_without_weight_buffers_all_workers_begin_a_step_together_and_load_over_the_network():
+def test_without_weight_buffers_all_workers_begin_a_step_together_and_load_over_the_link():
     trace = epochs([[5, 50], [50, 5], [5, 5]])
     place = stays(timed(trace, 3, weight_buffer=False))
     # Worker 0 has ended its part of step 0 at 5, and waits for worker 1, which ends at 50. Both end step 1 by 100; version 1 is
@@ -115,7 +115,7 @@ def test_without_weight_buffers_all_workers_begin_a_step_together_and_load_over_
     loads = [prepare(on_gpus("rhymerl", {"weight_buffer": on}, 2)).costs.load_s for on in (True, False)]
     hardware = gpu("h100")
     held = model_shape("qwen3-0.6b").weight_bytes
-    assert loads[0] - loads[1] == pytest.approx(held / hardware.host_bytes_per_s - held / hardware.network_bytes_per_s)
+    assert loads[0] - loads[1] == pytest.approx(held / hardware.host_bytes_per_s - held / hardware.link_bytes_per_s)
 
 
 def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
             raise InputError(f"{name}: the run made no policy update; there is nothing to report") from error
         asked = int(scenario["warmup_steps"])
         warmup = asked if result.steps.num_rows > asked else steady
-        row = summary(result, warmup, *prices(scenario["cluster"]))
+        row = {**summary(result, warmup, *prices(scenario["cluster"])), **_split(result.metadata)}
         if replayed or "replay" in result.metadata:
             row["system"] = f"{row['system']}, {name if replayed else 'measured'}"
         runs.append(Run(name, result, warmup, row))
@@ -122,6 +122,13 @@ def runs_of(results: dict[str, Result], replayed: bool = False) -> Runs:
         row["speedup_in_variant"] = rate / first_in.setdefault(row["variant"], rate)
     titles = dict.fromkeys(str(run.result.metadata["scenario"]["name"]) for run in runs)
     return Runs(", ".join(titles), runs, replayed)
+
+
+def _split(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the GPUs that roll out and that train; where all train, they do both by turns."""
+    gpus, train_gpus = metadata["gpus"], metadata["train_gpus"]
+    shared = train_gpus >= gpus
+    return {"rollout_gpus": gpus if shared else gpus - train_gpus, "train_gpus": train_gpus, "colocated": shared}
 
 
 def _sweep(folder: Path) -> SweepRows:

@@ -431,7 +431,9 @@ def test_optimize_shows_itself_and_draws_its_front(optimized):
 
 
 def test_optimize_takes_a_frame_and_searches_a_system_of_each_family(frame):
-    found = simrl.optimize(frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False, polish=0)
+    found = simrl.optimize(
+        frame, {"system.rollout_share": 0.5}, **GIVEN, tp=1, trials=8, best=3, robust=False, polish=0
+    )
     searched = next(text for text in found.data.space.asked if text.startswith("systems="))
     assert searched.startswith("systems=verl_colocated,april,one_step_off")
     assert "cluster.tp=1" in found.data.space.asked and found.data.searched.points <= 8

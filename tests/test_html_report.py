@@ -186,8 +186,9 @@ def test_one_run_a_comparison_and_a_replay_are_told_apart(compared, tmp_path):
 
 
 def test_rows_of_the_report_are_those_of_the_comparison(compared):
+    beside = ("samples_per_s_spread", "better_split")  # of further simulations
     for row, run in zip(json.loads((compared / "comparison.json").read_text()), find(compared).runs, strict=True):
-        of_the_comparison = ("folder", *FACTORS)
+        of_the_comparison = ("folder", *beside, *FACTORS)
         assert {key: row[key] for key in row if key not in of_the_comparison} == json.loads(json.dumps(run.row))
 
 

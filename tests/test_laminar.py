@@ -135,8 +135,9 @@ def test_a_response_has_one_version_wherever_it_goes(trace, workers, ramp_down, 
 @given(traces, st.integers(1, 4))
 def test_without_repacking_no_worker_is_ever_idle(trace, workers):
     run = watch(prepared(on_gpus("laminar", {"repack": False}, workers, steps=5), trace, limits=ROOMY))
+    updated_s = rows(run.result.steps)[-1]["finished_s"]  # after which each worker ends the pass that it is in
     for name, spans in lanes(run.result).items():
-        idle_s = sum(s["ended_s"] - s["started_s"] for s in spans if s["kind"] == "idle")
+        idle_s = sum(s["ended_s"] - s["started_s"] for s in spans if s["kind"] == "idle" and s["started_s"] < updated_s)
         assert name == "train" or idle_s < 1e-9  # an end and its reaction may differ by a rounding
 
 

@@ -98,7 +98,7 @@ def test_without_anything_said_a_system_of_each_family_is_searched_with_splits_s
 
 def test_what_the_user_names_takes_the_place_of_the_default(file):
     asked = space_of(file, "systems=areal", "system.eta=3", "cluster.tp=2").asked
-    assert asked[:3] == ("systems=areal", "system.eta=3", "cluster.tp=2")
+    assert asked[:3] == ('systems=["areal"]', "system.eta=3", "cluster.tp=2")
     assert [text.split("=")[0] for text in asked[3:]] == ["system.rollout_share"]
 
 

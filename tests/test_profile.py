@@ -157,7 +157,7 @@ def test_straggler_seconds_that_are_no_times_are_refused(ticks: float):
 
 
 def test_a_device_that_never_ends_is_refused():
-    with pytest.raises(InputError, match="/dev/zero: is no file; name a Parquet file"):
+    with pytest.raises(InputError, match="/dev/zero: is a device; name a file"):
         read_profile("/dev/zero")
 
 

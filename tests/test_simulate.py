@@ -152,7 +152,9 @@ def test_weights_are_loaded_over_the_network_or_within_a_node_a_share_a_gpu():
     colocated = prepare(scenario("verl_colocated", training=training, cluster=cluster))
     split = prepare(scenario({"name": "split", "rollout_share": 0.5}, training=training, cluster=cluster))
     assert colocated.costs.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
-    assert split.costs.load_s == pytest.approx(2.0 + weights / 2 / 50e9)
+    assert split.costs.load_s == pytest.approx(2.0 + weights / 2 / 450e9)
+    apart = prepare(scenario("split", training=training, cluster={**cluster, "gpus": 16}))
+    assert apart.costs.load_s == pytest.approx(2.0 + weights / 2 / 50e9)
     known = prepare(scenario("verl_colocated", training={**training, "load_s": 0.25}, cluster=cluster))
     assert known.costs.load_s == 0.25
 

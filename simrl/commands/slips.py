@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -101,7 +102,11 @@ def require_settings(texts: Iterable[Any]) -> None:
 
 @cache
 def _all_parameters() -> frozenset[str]:
-    return frozenset(key for name in RECIPES.own for key in parameters_of(name))
+    found: set[str] = set()
+    for name in RECIPES:
+        with suppress(InputError):  # a system of another package that cannot be loaded, which is told where it is named
+            found.update(parameters_of(name))
+    return frozenset(found)
 
 
 def is_bare_parameter(key: str) -> bool:

@@ -106,5 +106,5 @@ def test_a_run_that_has_not_settled_says_so_in_its_row(file, capsys):
     assert [row["settled"] for row in short.rows] == [True, False]
     short.print()
     out = capsys.readouterr().out
-    (line,) = [line for line in out.splitlines() if line.lstrip().startswith("areal")]
+    line = next(line for line in out.splitlines() if line.lstrip().startswith("areal"))  # the first is of the table
     assert "↑" in line and "↑ off-policyness had not settled" in out

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,6 @@ def require_settings(texts: Iterable[Any]) -> None:
         )
 
 
-@cache
 def _all_parameters() -> frozenset[str]:
     found: set[str] = set()
     for name in RECIPES:

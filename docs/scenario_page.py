@@ -27,7 +27,7 @@ A scenario is a YAML file: all that a simulation depends on. One scenario gives 
 - `${model}` stands for the value of another key, `${cluster.gpu}` for one in a section.
 - Any key can be given on the command line, as `cluster.gpus=64 seed=3`; several values, `cluster.gpus=64,128`, are compared.
   `systems=split,areal` lists systems, and `eta=4` (or `system.eta=4`) is a parameter of those that have it. A trace takes the
-  place of a length model (`workload.trace=my_run.parquet`), a roofline that of a profile (`profile.roofline={}`). A section
+  place of a length model (`workload.trace=my_run.parquet`), a roofline replaces a profile (`profile.roofline={}`). A section
   given so (`'training={mfu: 0.3}'`) is merged into the file's, a list replaces it. An override that overlaps a key of `vary`
   (`cluster` and `cluster.gpus`) is refused, since one of them would be lost; `vary=null` leaves out what the file varies.
 - `framework` and `engine.preset` name [presets](presets.md): known constants of a framework and an engine, or a file of yours.

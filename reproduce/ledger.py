@@ -135,7 +135,7 @@ class LedgerInput(BaseModel):
 
 
 class Descriptor(BaseModel):
-    """What a paper states of its baseline: `value`, or a range or side (`low`, `high`). A draw agrees if the baseline's run is
+    """A paper's statement on its baseline: `value`, or a range or side (`low`, `high`). A draw agrees if the baseline's run is
     within `tolerance` of it: absolute for a `share`, else relative. `rows`: the published rows, or elements of rows (ROW/2),
     that it uses up, so that they are no longer scored. `unused`: why it is shown and conditions nothing."""
 

@@ -508,7 +508,7 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
         (("--workers", "12", "--groups", "4", "--epoch", "9"), "--epoch 9: the trace has the epochs 0 to 2"),
         (("--workers", "12", "--groups", "4", "--step", "9"), "--step 9: the trace has the steps 0 to 5"),
         (("--workers", "12", "--groups", "4", "--step", "0", "--epoch", "1"), "step 0 is of epoch 0, before it"),
-        (("--workers", "12", "--groups", "4", "--alternation", "zigzag"), "choose reversed, pairing or none"),
+        (("--workers", "12", "--groups", "4", "--alternation", "zigzag"), "choose reversed or pairing or none"),
         (("--workers", "12", "--groups", "4", "--representative", "mean"), "choose responses or medians"),
         (("--workers", "12", "--groups", "4", "-o", "picture.doc"), "use .png, .pdf or .svg"),
         (("--workers", "12", "--groups", "4", "--train-seconds", "inf"), "--train-seconds inf: give a finite number"),

@@ -1,4 +1,4 @@
-"""Where a command runs does not change what it writes: line ends, byte-order marks, seeds, locales, terminals, folders."""
+"""Commands write equal bytes anywhere: line ends, byte-order marks, seeds, locales, terminals, folders."""
 
 import csv
 import io

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -52,10 +52,10 @@ def allocate(
     from simrl.show.tables.allocation import print_allocation
     from simrl.trace.trace import read_trace
 
-    if alternation not in ("reversed", "pairing", "none"):
-        raise InputError(f"--alternation {alternation}: choose reversed, pairing or none")
-    if representative not in ("responses", "medians"):
-        raise InputError(f"--representative {representative}: choose responses or medians")
+    if alternation not in get_args(Alternation):
+        raise InputError(f"--alternation {alternation}: choose {' or '.join(get_args(Alternation))}")
+    if representative not in get_args(Representative):
+        raise InputError(f"--representative {representative}: choose {' or '.join(get_args(Representative))}")
     finite = {
         "--train-seconds": train_seconds,
         "--accept-length": accept_length,

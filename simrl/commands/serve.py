@@ -35,11 +35,12 @@ HOST = "127.0.0.1"
 SHARES = tuple(i / 16 for i in range(4, 16))
 QUICK_UPDATES = 12  # that the page begins with, so that an answer takes about a second
 MOST_REQUEST_BYTES = 1_000_000
+GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}
 LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
 
 
 class Asked(NamedTuple):
-    """What is chosen on the page: `other` has further settings, `key=value`, one a line."""
+    """A choice on the page; `other` has further settings, `key=value`, one a line."""
 
     systems: tuple[str, ...]
     gpus: int | None
@@ -74,7 +75,7 @@ class Asked(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What the page shows of a choice: the comparison, and the scenario as YAML."""
+    """The page's answer to a choice: the comparison, and the scenario as YAML."""
 
     compared: Comparison
     scenario: str
@@ -281,7 +282,6 @@ def _connect(page: Dash, source: _Source) -> None:
     from dash import Input, Output, State, no_update
 
     names = ("systems", "gpus", "share", "eta", "updates", "other")
-    GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}  # noqa: N806
 
     def choice(systems: Any, gpus: Any, share: Any, eta: Any, updates: Any, other: Any) -> Asked:
         return _checked((systems or (), gpus, share or None, eta, updates, other or ""))

@@ -1,7 +1,7 @@
 """Advice: the choice on each candidate cluster, the hours and cost of a whole run there, its memory, and how sure that is.
 
 Invariant: every figure is of a simulated run. Hours are those of the planned updates at the simulated rate: checkpoints and
-evaluations in a window of whole periods, and and lengths that grow at the beginning, the middle and the end of the growth.
+evaluations in a window of whole periods, and lengths that grow at the beginning, the middle and the end of the growth.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from simrl.errors import InputError
 from simrl.result.metrics import prices
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
@@ -174,9 +175,13 @@ def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Ou
 
 
 def _rows(scenarios: Sequence[Scenario], outcomes: Outcomes) -> list[Mapping[str, Any]]:
+    """Return the row of each scenario. Raise `InputError` for one that cannot be simulated: lengths that grow beyond memory."""
     digests = Digests()
     found = outcomes.of([make_point(scenario, digests) for scenario in scenarios])
-    return [outcome["row"] for outcome in found if "row" in outcome]
+    for outcome in found:
+        if "row" not in outcome:  # a row that is left out would give its place to another stage or seed
+            raise InputError(f"the whole run of the choice cannot be simulated: {outcome['error']}")
+    return [outcome["row"] for outcome in found]
 
 
 def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:

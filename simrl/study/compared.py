@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Beside:
-    """What to simulate beside the runs. `ranking`: with other assumed seconds (None: if it is quick). `best_split`: search
+    """Simulations beside the runs. `ranking`: with other assumed seconds (None: if it is quick). `best_split`: search
     every system's split first (None: look at others, and warn). `sure`: with two further seeds."""
 
     ranking: bool | None = None

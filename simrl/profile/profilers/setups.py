@@ -1,4 +1,4 @@
-"""What can be asked of the databases of measured kernels: GPUs, precisions, models and splits, known without their packages.
+"""Limits of the databases of measured kernels: GPUs, precisions, models and splits, known without their packages.
 
 Invariant: `require_possible` refuses only what every version of the databases that was tried refuses, too.
 """

@@ -16,6 +16,7 @@ import yaml
 from simrl.errors import InputError
 from simrl.show.report.answer import of_sweep, plain, setting_name
 from simrl.show.report.sources import SweepRows
+from simrl.show.style import SERIES
 from simrl.validation import shortened
 
 Row = Mapping[str, Any]
@@ -55,6 +56,7 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
     metrics = [m for m in METRICS if any(row.get(m[0]) is not None for row in good)]
     keys = [key for key in sweep.keys if len({str(row[key]) for row in rows}) > 1] or ["system.name"]
     data = {
+        "series": SERIES,
         "keys": keys,
         "metrics": [dict(zip(("key", "name", "format", "meaning"), metric, strict=True)) for metric in metrics],
         "columns": {

@@ -16,7 +16,7 @@ from simrl.result.result import Result, read_result
 from simrl.result.timeline import steady_window
 from simrl.show.figures.compare import comparison_figure
 from simrl.show.figures.timeline import timeline_figure
-from simrl.show.style import BUBBLE, KIND_COLORS, save
+from simrl.show.style import KINDS, LOOKS, save
 
 Run = Callable[..., Result]
 
@@ -85,11 +85,11 @@ def test_a_colocated_system_has_no_trainer_lane_and_shows_training_on_the_worker
 def test_idle_time_is_hatched_and_every_kind_has_a_colour_of_its_own(small_run: Run) -> None:
     figure = timeline_figure(small_run("verl_colocated"), steady_window(small_run("verl_colocated")))
     looks = {p.get_label(): p for p in figure.axes[0].findobj(PathPatch)}
-    assert looks["idle"].get_hatch() == BUBBLE["hatch"]
+    assert looks["idle"].get_hatch() == LOOKS["idle"].hatch
     assert all(patch.get_hatch() is None for kind, patch in looks.items() if kind != "idle")
-    assert len(set(KIND_COLORS.values())) == len(KIND_COLORS)
+    assert len({LOOKS[kind] for kind in KINDS}) == len(KINDS)
     used = set().union(*(small_run(s).spans.column("kind").unique().to_pylist() for s in ("verl_colocated", "areal")))
-    assert used <= set(KIND_COLORS)
+    assert used <= set(KINDS)
     assert len(used) > 6
 
 
@@ -128,7 +128,7 @@ def test_the_picture_is_a_png_in_which_every_kind_is_seen(small_run: Run, tmp_pa
     save(timeline_figure(run := small_run("verl_colocated"), steady_window(run)), tmp_path / "timeline.png")
     pixels = imread(tmp_path / "timeline.png")[:, :, :3].reshape(-1, 3)
     for kind in ("rollout", "switch", "log_prob", "train"):
-        color = np.array([int(KIND_COLORS[kind][i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        color = np.array([int(LOOKS[kind].color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         assert (np.abs(pixels - color).max(axis=1) < 0.01).sum() > 500, kind
 
 

@@ -164,9 +164,9 @@ def fitting_legend(
 ) -> tuple[Legend, float]:
     """Add a legend with as many columns as fit into the figure's width; return it, and how many inches high it is."""
     renderer, room = FigureCanvasAgg(figure).get_renderer(), figure.get_figwidth() - 2 * MARGIN_IN
-    look = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8, "frameon": False, "labelcolor": INK} | look
+    look = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8, "frameon": False, **place, **look}
     for columns in range(max(min(most_columns, len(handles)), 1), 0, -1):
-        legend = figure.legend(handles=handles, ncols=columns, borderpad=0, **place, **look)
+        legend = figure.legend(handles=handles, ncols=columns, borderpad=0, labelcolor=INK, **look)
         box = legend.get_window_extent(renderer)
         if box.width / figure.dpi <= room or columns == 1:
             break

@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 
 from simrl.errors import InputError, meant
 from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
+from simrl.validation import in_words
 
 if TYPE_CHECKING:
     from simrl.study.optimize import Optimization
@@ -137,7 +138,7 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
 
 
 def _words(value: Any) -> str:
-    return "–" if value is None else str(value)
+    return "–" if value is None else in_words(value)
 
 
 def optimization_figure(found: Optimization) -> Picture:

@@ -17,7 +17,7 @@ from simrl.errors import InputError
 from simrl.show.report.answer import of_sweep, plain, setting_name
 from simrl.show.report.sources import SweepRows
 from simrl.show.style import SERIES
-from simrl.validation import shortened
+from simrl.validation import in_words, shortened
 
 Row = Mapping[str, Any]
 
@@ -76,7 +76,7 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
         "failed": [(row["point"], setting_name(row, keys), row["error"]) for row in failed[:MOST_ERRORS]],
         "failed_count": len(failed),
         "reasons": len(reasons),
-        "fixed": [(key, str(rows[0][key])) for key in sweep.keys if key not in keys],
+        "fixed": [(key, in_words(rows[0][key])) for key in sweep.keys if key not in keys],
         "provenance": _provenance(good),
         "asked": yaml.safe_dump(sweep.asked, sort_keys=False, allow_unicode=True),
         "scenario": _scenario(sweep, good),

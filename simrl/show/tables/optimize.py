@@ -29,6 +29,7 @@ from simrl.study.robustness import End
 from simrl.study.search import Option
 from simrl.study.staleness_quality import BENCHMARKS, Quality
 from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
+from simrl.validation import with_parameters
 
 WIDTH = 100
 MOST_ON_FRONT = 8
@@ -228,8 +229,7 @@ def _system(option: Option) -> str:
     """Return the name with the parameters that no other column has."""
     system = option.point.scenario.system
     shown = {k: v for k, v in system.parameters.items() if k not in ("rollout_share", "speculation")}
-    given = ", ".join(f"{key}={value}" for key, value in shown.items())
-    return f"{system.name}({given})" if given else system.name
+    return with_parameters(system.name, shown)
 
 
 def _under_best(found: Optimization) -> Iterator[str]:

@@ -7,6 +7,7 @@ from rich.console import Console
 from simrl.show.tables.compare import GROWING
 from simrl.show.text import bare_table, say
 from simrl.study.sweep import SweepPlan, Swept
+from simrl.validation import in_words
 
 SHOWN = 10
 MEASURES = {
@@ -25,7 +26,7 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
     best = sorted((row for row in swept.rows if row["error"] is None), key=lambda row: -row["samples_per_s"])[:SHOWN]
     points = len(swept.rows)
     if best:
-        values = [["–" if row[key] is None else row[key] for key in planned.keys] for row in best]
+        values = [["–" if row[key] is None else in_words(row[key]) for key in planned.keys] for row in best]
         measures = [
             [text.format(**row, growing="" if row["settled"] else " ↑") for text in MEASURES.values()] for row in best
         ]

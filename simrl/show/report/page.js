@@ -200,11 +200,17 @@ function drawLanes() {
   return done;
 }
 
-/* Where a kind is hatched the grid lets this ground be seen: stripes at 45 degrees of the lanes' width and height on the screen. */
+/* Where a kind is hatched the grid lets this ground be seen: stripes for an area of the screen. */
 function hatch(run, width, height) {
-  const color = run.colors[run.hatched.indexOf(true)] || INK;
-  const stripes = `<pattern id="h" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M0 0V6" stroke="${color}" stroke-width="3"/></pattern>`;
-  return `data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" width="${Math.round(width)}" height="${Math.round(height)}"><defs>${stripes}</defs><rect width="100%" height="100%" fill="url(#h)"/></svg>`)}`;
+  const canvas = element("canvas"), sharp = devicePixelRatio || 1, pen = canvas.getContext("2d");
+  canvas.width = Math.round(width * sharp);
+  canvas.height = Math.round(height * sharp);
+  pen.scale(sharp, sharp);
+  pen.strokeStyle = run.colors[run.hatched.indexOf(true)] || INK;
+  pen.lineWidth = 1.6;
+  for (let x = -height; x < width; x += 7) { pen.moveTo(x, height); pen.lineTo(x + height, 0); }
+  pen.stroke();
+  return canvas.toDataURL();
 }
 
 function labelled(lanes, height) {

@@ -184,7 +184,7 @@ def _named(option: Option) -> str:
 
 def table_of(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Iterable[Any], names: int = 0) -> Table:
     """Return a table of (heading, cell) pairs, in which column `names` stands to the left."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", width=None)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     headings, cells = zip(*columns, strict=True)
     for i, heading in enumerate(headings):
         look: dict[str, Any] = {"max_width": 38} if i == names else {"justify": "right"}

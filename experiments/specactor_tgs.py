@@ -281,7 +281,7 @@ rate: the tokens of an attempt over its time, which is IL after a fully accepted
 
 ## The formulas
 
-![TGS and executed batches over the renewal rate](specactor_tgs_formulas.png)
+![Over the renewal rate: TGS by acceptance and by drafting over verifying; executed batches by size](specactor_tgs_formulas.png)
 
 Left: where drafting a window takes as long as verifying it, TGS is {said["least"]:.0%} to {said["most"]:.0%} above the
 renewal rate for p = 0.5-0.95 and w = 3-8. What one request alone gets when it is executed (dots) is within
@@ -316,7 +316,7 @@ In the tables, a plan is drafter + verifier GPUs and the window. *Best* is the b
 is exact; no KV
 memory is charged for anything. All in tokens/s of a request; what is executed is good to a percent or two.
 
-![Rates against the window](specactor_tgs_windows.png)
+![Tokens a second of a request against the window: TGS, renewal rate, executed, plain decoding](specactor_tgs_windows.png)
 
 The picture: {DRAFTERS[0]}, on the GPUs chosen by TGS; a circle is a line's best window.
 """)

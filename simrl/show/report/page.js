@@ -336,6 +336,7 @@ function sweep(data) {
   const system = keys.includes("system.name") ? "system.name" : keys[0];
   const distinct = key => [...new Set(columns[key].filter(value => value !== null))].sort(compared);
   const name = key => metric[key] ? metric[key].name : key;
+  const titled = key => escaped(name(key) + (metric[key]?.unit ? ` [${metric[key].unit}]` : ""));
   let kept = Array.from({ length: count }, (_, i) => i), order = null, limit = PAGE;
 
   const options = (id, values, chosen) => {
@@ -363,7 +364,7 @@ function sweep(data) {
     const traces = spread
       ? [{ ...marks(kept), marker: { size: 7, opacity: 0.75, color: kept.map(i => columns[colour][i]), colorscale: "Viridis", colorbar: { title: { text: escaped(name(colour)) } } } }]
       : [...groups].filter(([, places]) => places.length).map(([value, places], i) => ({ ...marks(places), name: escaped(value ?? "–"), marker: { size: 7, opacity: 0.75, color: COLORS[i % COLORS.length] } }));
-    const axis = key => ({ title: { text: escaped(name(key)), standoff: 8 }, automargin: true, gridcolor: "#E6E6E6", zerolinecolor: "#999", rangemode: "tozero", ...(metric[key] && metric[key].format === "p0" ? { tickformat: ".0%" } : {}) });
+    const axis = key => ({ title: { text: titled(key), standoff: 8 }, automargin: true, gridcolor: "#E6E6E6", zerolinecolor: "#999", rangemode: "tozero", ...(metric[key] && metric[key].format === "p0" ? { tickformat: ".0%" } : {}) });
     return draw($("scatter"), { data: traces, layout: layout(440, { xaxis: axis(x), yaxis: axis(y), hovermode: "closest", showlegend: !spread }) }, WITH_BUTTONS);
   }
 

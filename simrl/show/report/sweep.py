@@ -21,16 +21,22 @@ from simrl.validation import in_words, shortened
 
 Row = Mapping[str, Any]
 
-# Key of a column, its name on the page, its format in the page's code, and what it means.
+# Key of a column, its name on the page, its format in the page's code, what it means, and the unit that its name lacks.
 METRICS = (
     ("samples_per_s", "samples/s", "g3", "trained samples a second"),
-    ("speedup", "speed-up", "x2", "samples/s over the first point's"),
-    ("speedup_in_variant", "speed-up in its variant", "x2", "over the first point with all else the same"),
+    ("speedup", "speed-up", "x2", "samples/s over the first point's", "×"),
+    ("speedup_in_variant", "speed-up in its variant", "x2", "over the first point with all else the same", "×"),
     ("rollout_bubble", "rollout bubble", "p0", "share of time that rollout GPUs idle"),
     ("occupancy", "occupancy", "p0", "share of the slots of its batch that a rollout worker fills while it runs"),
     ("train_idle", "train idle", "p0", "share of time that GPUs which only train idle"),
-    ("off_policyness_mean", "off-policyness", "f2", "updates between generating a token and training on it, mean"),
-    ("off_policyness_max", "largest", "n0", "the largest off-policyness of a token"),
+    (
+        "off_policyness_mean",
+        "off-policyness",
+        "f2",
+        "updates between generating a token and training on it, mean",
+        "updates",
+    ),
+    ("off_policyness_max", "largest", "n0", "the largest off-policyness of a token", "updates"),
     ("accept_length", "tokens a draft", "f2", "what a pass with a draft yields of a response"),
     ("step_s", "step s", "g3", "seconds a policy update"),
     ("tokens_per_s", "tokens/s", "g3", "trained tokens a second, prompts and responses"),
@@ -58,7 +64,9 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
     data = {
         "series": SERIES,
         "keys": keys,
-        "metrics": [dict(zip(("key", "name", "format", "meaning"), metric, strict=True)) for metric in metrics],
+        "metrics": [
+            dict(zip(("key", "name", "format", "meaning", "unit"), metric, strict=False)) for metric in metrics
+        ],
         "columns": {
             "point": [row["point"] for row in good],
             **{key: [plain(row[key]) for row in good] for key in keys},

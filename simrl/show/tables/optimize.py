@@ -86,12 +86,14 @@ def heading(console: Console, text: str) -> None:
 
 
 def fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:
-    """Print paragraphs in lines of at most `WIDTH`; a browser breaks its own lines."""
+    """Print paragraphs in lines of at most `WIDTH` that fit the screen; a browser breaks its own lines."""
     if isinstance(console, Page):
         say(console, *paragraphs)
         return
     first, others = " " * indent, " " * (indent + hanging)
-    wrapper = textwrap.TextWrapper(WIDTH, first, others, break_on_hyphens=False, break_long_words=False)
+    wrapper = textwrap.TextWrapper(
+        min(WIDTH, console.width), first, others, break_on_hyphens=False, break_long_words=False
+    )
     for text in paragraphs:
         say(console, *wrapper.wrap(text), soft_wrap=True)
 

@@ -171,7 +171,7 @@ function drawLanes() {
   const updates = run.updates_s.map((at, i) => [at, run.steps[i]]).filter(([at]) => at >= from && at <= to);
   const every = Math.ceil(updates.length / 12);
   const middles = lanes.map((_, i) => (edges[i] + edges[i + 1]) / 2);
-  const thick = edges[edges.length - 1], room = Math.min(560, Math.max(90, 15 * thick)), requests = 80, around = 92;
+  const thick = edges[edges.length - 1], room = Math.min(560, Math.max(90, 15 * thick)), requests = 80, around = 112;
   const labels = labelled(lanes, room / thick);
   const top = requests / (requests + room);
   const figure = {
@@ -182,7 +182,7 @@ function drawLanes() {
     ],
     layout: {
       height: Math.round(room + requests + around),
-      margin: { l: 8, r: 12, t: 22, b: 8 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", showlegend: false, dragmode: touch ? "pan" : "zoom",
+      margin: { l: 8, r: 12, t: 42, b: 8 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", showlegend: false, dragmode: touch ? "pan" : "zoom",
       font: { family: "system-ui, sans-serif", size: 13, color: INK },
       xaxis: { range: [from, to], title: { text: "seconds since the start of the run", standoff: 8 }, automargin: true, anchor: "y2", showgrid: false, zeroline: false, tickformat: ",", minallowed: 0, maxallowed: run.end_s },
       yaxis: { domain: [top + 0.02, 1], range: [thick, 0], fixedrange: true, automargin: true, showgrid: false, zeroline: false,

@@ -433,7 +433,7 @@ def draw_epochs(rows: Mapping[tuple[Any, str], Row], size: Size, path: Path) -> 
     axes.axhspan(1 - RATIO_ERROR, 1 + RATIO_ERROR, color=SAND, alpha=0.35, linewidth=0)
     axes.set_xticks(range(len(size.epochs)), [f"{count}" for count in size.epochs])
     axes.set_xlabel("epochs over the data set, of which the last is measured", color=INK)
-    axes.set_ylabel(f"× {BASE}", color=INK)
+    axes.set_ylabel(f"throughput, × {BASE}", color=INK)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)

@@ -163,7 +163,8 @@ def fitting_legend(
     figure: Figure, handles: Sequence[Any], most_columns: int, place: Mapping[str, Any], **look: Any
 ) -> tuple[Legend, float]:
     """Add a legend with as many columns as fit into the figure's width; return it, and how many inches high it is."""
-    renderer, room = FigureCanvasAgg(figure).get_renderer(), figure.get_figwidth() - 2 * MARGIN_IN
+    renderer: Any = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    room = figure.get_figwidth() - 2 * MARGIN_IN
     look = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8, "frameon": False, **place, **look}
     for columns in range(max(min(most_columns, len(handles)), 1), 0, -1):
         legend = figure.legend(handles=handles, ncols=columns, borderpad=0, labelcolor=INK, **look)

@@ -179,7 +179,7 @@ def heat(
     norm = TwoSlopeNorm(1.0, vmin=2 - most, vmax=most)
     axes.imshow(values, cmap=COLOURS, norm=norm, aspect="auto", origin="lower")
     for i, j in np.ndindex(*values.shape):
-        dark = abs(norm(values[i, j]) - 0.5) > 0.38
+        dark = abs(norm(values[i, j]) - 0.5) > 0.25
         axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=PAPER if dark else INK, fontsize=9)
         if like[0] <= values[i, j] <= like[1]:
             axes.add_patch(Rectangle((j - 0.46, i - 0.44), 0.92, 0.88, fill=False, edgecolor=BLACK, linewidth=1.6))
@@ -237,7 +237,7 @@ def draw_balance(rows: list[Row], path: Path) -> None:
     )
     axes.axhline(1, color=INK, linewidth=0.6, linestyle=":")
     axes.set_title("HistoPipe over one step off, by the length of training")
-    axes.set(xlabel="training / rollout of one step off", ylabel="throughput", xscale="log")
+    axes.set(xlabel="training / rollout of one step off", ylabel="throughput, × one step off", xscale="log")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=80)
 

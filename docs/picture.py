@@ -14,7 +14,7 @@ from simrl.result.metrics import summary
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
 from simrl.scenario.load import load_scenarios
-from simrl.show.style import BUBBLE, FAINT, INK, KIND_COLORS, PAPER, save
+from simrl.show.style import FAINT, INK, LOOKS, PAPER, legend_below, save
 from simrl.simulate.run import simulate
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def draw(results: list[Result]) -> Figure:
     """Draw a panel per system with a row per GPU: rollout GPUs above, GPUs that only train below."""
     figure = Figure(figsize=(11, 7.2), dpi=100, facecolor=PAPER)
     panels = figure.subplots(len(results), sharex=True, gridspec_kw={"hspace": 0.32})
-    figure.subplots_adjust(left=0.02, right=0.985, top=0.94, bottom=0.12)
+    figure.subplots_adjust(left=0.03, right=0.985, top=0.94, bottom=0.12)
     for axes, result in zip(panels, results, strict=True):
         shown = spans(result).within(FROM_S, FROM_S + SHOWN_S)
         height = np.array([lane.gpus for lane in shown.lanes])
@@ -49,8 +49,7 @@ def draw(results: list[Result]) -> Figure:
             x = np.stack([part.started_s, part.ended_s, part.ended_s, part.started_s], axis=1)
             y = np.stack([top, top, bottom, bottom], axis=1)
             outline = Outline.make_compound_path_from_polys(np.stack([x, y], axis=2))
-            look = BUBBLE if kind == "idle" else {}
-            axes.add_patch(PathPatch(outline, facecolor=KIND_COLORS[kind], linewidth=0, antialiased=False, **look))
+            axes.add_patch(PathPatch(outline, antialiased=False, **LOOKS[kind].patch))
         finished_s = result.steps.column("finished_s").to_numpy()
         updates = finished_s[(finished_s > FROM_S) & (finished_s <= FROM_S + SHOWN_S)]
         for update_s in updates:
@@ -71,14 +70,12 @@ def draw(results: list[Result]) -> Figure:
         axes.set_xlim(FROM_S, FROM_S + SHOWN_S)
         axes.set_ylim(gpus, 0)
         axes.set_yticks([])
+        axes.set_ylabel(f"{gpus} GPUs, a row each", color=INK)
         axes.tick_params(colors=INK)
         axes.spines[:].set_color(FAINT)
     panels[-1].set_xlabel("seconds since the start of the run; a line is the end of a policy update", color=INK)
-    legend = [
-        Patch(label=name, facecolor=KIND_COLORS[kind], linewidth=0, **(BUBBLE if kind == "idle" else {}))
-        for kind, name in NAMES.items()
-    ]
-    figure.legend(handles=legend, loc="lower center", ncols=len(legend), frameon=False, fontsize=9, columnspacing=1.4)
+    place, _ = legend_below(figure, [Patch(label=name, **LOOKS[kind].patch) for kind, name in NAMES.items()])
+    place(0.1)
     return figure
 
 

@@ -27,7 +27,7 @@ from replay.history_store import HistoryStore
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profilers.roofline import roofline_profile
-from simrl.show.style import BLACK, BLUE, GREEN, ORANGE
+from simrl.show.style import BLACK, INDIGO, MINT, ROSE
 from simrl.speculation.history_index import build_index
 from simrl.speculation.windows import Aimd, next_window
 
@@ -166,9 +166,9 @@ def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> N
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     colours = {
-        "tokens compressed, newest index first out": GREEN,
-        "capped, newest first out": BLUE,
-        "capped, oldest first out": ORANGE,
+        "tokens compressed, newest index first out": MINT,
+        "capped, newest first out": INDIGO,
+        "capped, oldest first out": ROSE,
         "mapped from disk, cold": BLACK,
     }
     for name, colour in colours.items():

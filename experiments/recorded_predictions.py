@@ -32,7 +32,7 @@ from simrl.result.metrics import gpu_seconds, rollout_bubble
 from simrl.result.result import Result, read_result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
-from simrl.show.style import INK, ORANGE
+from simrl.show.style import INK, ROSE
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, read_trace
@@ -239,7 +239,7 @@ def plot_steps(predicted: dict[str, Result], runs: Sequence[Run], path: Path) ->
         p, m = step_times(predicted[run.schedule]), step_times(run.measured)
         for axis, (name, title) in zip(row, shown.items(), strict=True):
             axis.plot(getattr(m, name), color=INK, label="measured")
-            axis.plot(getattr(p, name), color=ORANGE, label="predicted")
+            axis.plot(getattr(p, name), color=ROSE, label="predicted")
             titled(axis, f"{SCHEDULES[run.schedule]}: {title}", fontsize=9)
     for axis in figure.axes[-2:]:
         axis.set_xlabel("update")

@@ -40,12 +40,12 @@ from experiments.shared import markdown, markdown_of, percent, write_parts
 from simrl.analysis.acceptance import measure, report
 from simrl.errors import InputError
 from simrl.result.metrics import summary
-from simrl.show.style import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY
+from simrl.show.style import FAINT, INDIGO, INK, MINT, ROSE, STRAW, VIOLET
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.ranks import rank_history
 
-COLORS = {"split": BLUE, "one_step_off": ORANGE, "areal": GREEN}
+COLORS = {"split": INDIGO, "one_step_off": ROSE, "areal": MINT}
 RANK_GROUPS = 8
 
 
@@ -134,7 +134,7 @@ def plot_drafting(found: dict[str, dict[str, Any]], path: Path) -> None:
     """Draw acceptance by epoch, and the tokens of matched stretches by length."""
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     passes, lengths = figure.subplots(1, 2)
-    for (name, d), color in zip(found.items(), (BLUE, SKY, GREEN, ORANGE, PURPLE), strict=True):
+    for (name, d), color in zip(found.items(), (INDIGO, STRAW, MINT, ROSE, VIOLET), strict=True):
         rows = [row for row in d["by_epoch"] if row["accept_length"] is not None]
         passes.plot([row["epoch"] for row in rows], [row["accept_length"] for row in rows], color=color, label=name)
     titled(passes, "Tokens a verification pass yields", "epoch")
@@ -143,7 +143,7 @@ def plot_drafting(found: dict[str, dict[str, Any]], path: Path) -> None:
     hits = next(iter(found.values()))["hit_lengths"]
     places = np.arange(len(hits))
     lengths.bar(places - 0.2, [hit["share_of_hits"] for hit in hits], 0.4, color=FAINT, label="of the hits")
-    lengths.bar(places + 0.2, [hit["share_of_tokens"] for hit in hits], 0.4, color=BLUE, label="of their tokens")
+    lengths.bar(places + 0.2, [hit["share_of_tokens"] for hit in hits], 0.4, color=INDIGO, label="of their tokens")
     lengths.set_xticks(places, [f"≤ {hit['to_tokens']}" for hit in hits])
     titled(lengths, "Lengths of hits", "tokens that the previous epoch goes on to give")
     lengths.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

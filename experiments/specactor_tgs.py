@@ -24,7 +24,7 @@ from simrl.files import write_whole_file
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
-from simrl.show.style import BLACK, BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from simrl.show.style import BLACK, FAINT, INDIGO, MINT, ROSE, STRAW, VIOLET, WINE
 from simrl.speculation.draft_times import LAYER_S, Overheads, model_drafts
 from simrl.speculation.specactor import (
     Affine,
@@ -56,7 +56,7 @@ MOST_WINDOW = 12
 TOKENS = 30_000  # executed for one number
 SLOWER = (1, 2, 4, 8)  # times the time of a drafter's layer
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-COLOURS = (BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE)
+COLOURS = (INDIGO, STRAW, MINT, ROSE, WINE, VIOLET)
 
 Seconds = Callable[[int], float]
 Choice = tuple[int, int, int]  # drafter GPUs, verifier GPUs, window
@@ -191,7 +191,7 @@ def draw_formulas(path: Path) -> dict[str, float]:
     by_balance.set_xscale("log", base=2)
     titled(by_balance, "TGS, w = 5", "V / (w·D)", "over the renewal rate")
     sizes = [1, 2, 4, 8, 16, 32, 64]
-    for balance, colour in zip((0.5, 1.0, 2.0), (BLUE, GREEN, VERMILLION), strict=True):
+    for balance, colour in zip((0.5, 1.0, 2.0), (INDIGO, MINT, WINE), strict=True):
         ratio = [
             executed(0.7, 4, n, lambda _: 1.0, lambda _, x=balance: 4 * x) / renewal_rate(0.7, 4, 1, 4 * balance)
             for n in sizes
@@ -216,7 +216,7 @@ def draw_windows(pair: Pair, path: Path) -> None:
         b = plan.requests
         windows = range(1, MOST_WINDOW + 1)
         seconds = [(pair.draft_s(g_d, b), pair.verify_s(g_v, w, b)) for w in windows]
-        for rate, name, colour in ((decoupled_tgs, "TGS", ORANGE), (renewal_rate, "renewal", BLUE)):
+        for rate, name, colour in ((decoupled_tgs, "TGS", ROSE), (renewal_rate, "renewal", INDIGO)):
             values = [rate(p, w, *s) for w, s in zip(windows, seconds, strict=True)]
             axes.plot(windows, values, color=colour, label=name)
             axes.plot(np.argmax(values) + 1, max(values), "o", color=colour)
@@ -281,7 +281,7 @@ rate: the tokens of an attempt over its time, which is IL after a fully accepted
 
 ## The formulas
 
-![TGS and executed batches over the renewal rate](specactor_tgs_formulas.png)
+![Over the renewal rate: TGS by acceptance and by drafting over verifying; executed batches by size](specactor_tgs_formulas.png)
 
 Left: where drafting a window takes as long as verifying it, TGS is {said["least"]:.0%} to {said["most"]:.0%} above the
 renewal rate for p = 0.5-0.95 and w = 3-8. What one request alone gets when it is executed (dots) is within
@@ -316,7 +316,7 @@ In the tables, a plan is drafter + verifier GPUs and the window. *Best* is the b
 is exact; no KV
 memory is charged for anything. All in tokens/s of a request; what is executed is good to a percent or two.
 
-![Rates against the window](specactor_tgs_windows.png)
+![Tokens a second of a request against the window: TGS, renewal rate, executed, plain decoding](specactor_tgs_windows.png)
 
 The picture: {DRAFTERS[0]}, on the GPUs chosen by TGS; a circle is a line's best window.
 """)

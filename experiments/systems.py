@@ -137,7 +137,9 @@ def write_page(tables: Mapping[tuple[str, int], Sequence[Row]]) -> Iterator[str]
         for row in all_rows:
             if "refused" in row:
                 yield f"\nLeft out: {row['system']} ({row['refused']})."
-        yield f"\n![Trained samples a second of every system]({PICTURES.name}/{picture.name})\n"
+        best = fastest(rows)
+        leads = f"{best['system']} trains the most samples a second, {times(best, rows[0])} {rows[0]['system']}'s"
+        yield f"\n![A bar a system, {WORKLOADS[name]} on {gpus:,} GPUs: {leads}]({PICTURES.name}/{picture.name})\n"
         yield reading(rows)
     yield ""
 

@@ -74,6 +74,10 @@ places; other differing decisions are real, and listed.
 
 Lengths = Callable[[np.random.Generator], list[list[list[int]]]]  # by step, prompt, sample
 
+DRAWN = (
+    "what each worker did in time, predicted above measured; below, when each sample finished, predicted over measured"
+)
+
 
 class Case(NamedTuple):
     """A system on a number of workers, over a trace made by `lengths`; with `epochs`, every step repeats the prompts."""
@@ -426,7 +430,7 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
         lines += [f"- {outcome.case.name}, seed {outcome.seed}: {text}" for text in dict.fromkeys(first)]
     lines += ["", "## Pictures, predicted above measured", ""]
     shown = [outcome.case for outcome in outcomes if outcome.seed == outcomes[0].seed]
-    return "\n".join([*lines, *(f"![{case.name}]({_picture(case)})\n" for case in shown)]) + "\n"
+    return "\n".join([*lines, *(f"![{case.name}: {DRAWN}]({_picture(case)})\n" for case in shown)]) + "\n"
 
 
 def _real_first(agreement: Agreement) -> list[Discrepancy]:

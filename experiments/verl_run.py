@@ -28,7 +28,7 @@ from simrl.result.result import Result
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
-from simrl.show.style import BLACK, BLUE, ORANGE
+from simrl.show.style import BLACK, INDIGO, PALE, ROSE
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from simrl.study.calibration import calibrate, predicted
@@ -200,14 +200,18 @@ def draw(steps: pd.DataFrame, lines: dict[str, NDArray[np.float64]], picture: Pa
     x = steps["step"].to_numpy()
     left.plot(x, steps["timing_s/gen"], ".", color=BLACK, markersize=4, label="measured (tool calls included)")
     gpu = GPUS[0]
-    left.plot(x, lines[gpu], color=ORANGE, linewidth=1, label=f"simulated, {gpu} data sheet alone")
-    left.plot(x, lines[f"{gpu} corrected"], color=BLUE, linewidth=1, label="simulated, calibrated on the shaded steps")
+    left.plot(x, lines[gpu], color=ROSE, linewidth=1, label=f"simulated, {gpu} data sheet alone")
+    left.plot(
+        x, lines[f"{gpu} corrected"], color=INDIGO, linewidth=1, label="simulated, calibrated on the shaded steps"
+    )
     left.set(title="Generation", xlabel="step", ylabel="s", ylim=(0, None))
     right.plot(x, lines["measured training"], ".", color=BLACK, markersize=4, label="measured")
-    right.plot(x, lines[f"{gpu} training"], color=BLUE, linewidth=1, label="simulated, calibrated on the shaded steps")
+    right.plot(
+        x, lines[f"{gpu} training"], color=INDIGO, linewidth=1, label="simulated, calibrated on the shaded steps"
+    )
     right.set(title="Log-probs (teacher's included) and update", xlabel="step", ylim=(0, None))
     for axes in (left, right):
-        axes.axvspan(x[0], x[CALIBRATION_STEPS - 1], color="0.9")
+        axes.axvspan(x[0], x[CALIBRATION_STEPS - 1], color=PALE)
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     FigureCanvasAgg(figure).print_png(picture)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from reproduce.ledger import LedgerInput, read_ledger
 from reproduce.predict import FAMILIES
 from reproduce.real_board import HEADS, Entry, cells, notes, sentences
+from simrl.validation import in_words
 
 HEAD = """# Real runs, predicted
 
@@ -99,7 +100,7 @@ def _inputs(name: str) -> list[str]:
 
 
 def _value(entry: LedgerInput) -> str:
-    said = f"{entry.value} {entry.unit}".strip()
+    said = f"{in_words(entry.value)} {entry.unit}".strip()
     if entry.low is not None:
         return f"{said} ({entry.low:g} to {entry.high:g})"
     return f"{said} (of {', '.join(map(str, entry.choices))})" if entry.choices else said

@@ -1,7 +1,7 @@
 """Turns pydantic's findings about a user's data into the one line of an `InputError`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
@@ -171,3 +171,14 @@ def shortened(value: Any) -> str:
     """Return the value as Python writes it, cut to `LONGEST_VALUE` characters."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+def in_words(value: Any) -> str:
+    """Return a value as people write it, in YAML and on the command line too: on and off for true and false."""
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def with_parameters(name: str, parameters: Mapping[str, Any]) -> str:
+    """Return a name with its parameters, such as `areal(eta=4)`."""
+    given = ", ".join(f"{key}={in_words(value)}" for key, value in parameters.items())
+    return f"{name}({given})" if given else name

@@ -164,6 +164,9 @@ def test_every_shipped_file_that_a_command_names_is_there(page: str):
     assert [word for word in sorted(shipped - made) if not (ROOT / word).exists()] == []
 
 
+BOARDS = ("scoreboard", "landscape", "rhymerl_map", "specactor_map")
+
+
 def anchors(page: Path) -> set[str]:
     """What GitHub makes of a page's headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -182,6 +185,16 @@ def test_every_link_leads_somewhere(page: str):
         to = (ROOT / page).parent / path if path else ROOT / page
         assert to.exists(), target
         assert not anchor or anchor in anchors(to), target
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(f"experiments/published/{name}.md" for name in BOARDS), "experiments/bench/peers.md"]
+)
+def test_every_image_says_in_words_what_one_sees(page: str):
+    said = re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+    for words, file in said:
+        assert len(re.findall(r"\w+", words)) >= 5, file
+        assert [other for other in said if other[0] == words] == [(words, file)], "two images say it"
 
 
 def test_every_page_of_the_documentation_is_in_its_index():

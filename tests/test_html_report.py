@@ -27,6 +27,7 @@ from simrl.result.result import read_result
 from simrl.result.timeline import spans
 from simrl.show.comparison import compare_scenarios
 from simrl.show.figures.compare import gpu_seconds_figure, worker_idle_shares
+from simrl.show.inputs import inputs
 from simrl.show.report.answer import of_sweep
 from simrl.show.report.lanes import TICKS, join, timeline
 from simrl.show.report.page import find, report_html, write_report
@@ -350,6 +351,13 @@ def test_every_input_has_a_kind_and_a_source(compared):
     for kind in ("synthetic", "assumed", "default", "given"):
         assert kind in page.text
     assert "warmup_steps: 1" in page.text  # the scenario, in full
+
+
+def test_switches_among_the_inputs_are_on_or_off(compared):
+    (run, *_) = find(compared).runs
+    shown = {each.name: each.value for each in inputs(run.result.metadata)}
+    assert shown["training.grouped_experts"] == "on" and shown["training.lora"] == "off"
+    assert {"True", "False"}.isdisjoint(shown.values())
 
 
 def test_drafts_have_pictures_where_there_are_any():

@@ -1,24 +1,34 @@
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
+from simrl.analysis.explanation import diff_results, explain_result
+from simrl.analysis.gpu_hours import PARTS, waterfall
 from simrl.errors import InputError
-from simrl.result.metrics import gpu_seconds, summary
+from simrl.result.metrics import gpu_seconds, summary, window
 from simrl.result.result import Result, read_result
 from simrl.result.timeline import steady_window
-from simrl.show.figures.compare import comparison_figure
-from simrl.show.figures.timeline import timeline_figure
-from simrl.show.style import BUBBLE, KIND_COLORS, save
+from simrl.scenario.model import Scenario
+from simrl.show.figures.compare import bubble_figure, comparison_figure, gpu_seconds_figure, staleness_figure
+from simrl.show.figures.explain import difference_figure, explanation_figure
+from simrl.show.figures.one_run import run_figures
+from simrl.show.figures.timeline import kind_words, timeline_figure
+from simrl.show.style import INK, KINDS, LOOKS, SERIES, save
+from simrl.simulate.run import simulate
 
 Run = Callable[..., Result]
+HAIR = 0.01  # inches
 
 
 def rectangles(axes: Axes) -> dict[str, np.ndarray]:
@@ -85,11 +95,11 @@ def test_a_colocated_system_has_no_trainer_lane_and_shows_training_on_the_worker
 def test_idle_time_is_hatched_and_every_kind_has_a_colour_of_its_own(small_run: Run) -> None:
     figure = timeline_figure(small_run("verl_colocated"), steady_window(small_run("verl_colocated")))
     looks = {p.get_label(): p for p in figure.axes[0].findobj(PathPatch)}
-    assert looks["idle"].get_hatch() == BUBBLE["hatch"]
+    assert looks["idle"].get_hatch() == LOOKS["idle"].hatch
     assert all(patch.get_hatch() is None for kind, patch in looks.items() if kind != "idle")
-    assert len(set(KIND_COLORS.values())) == len(KIND_COLORS)
+    assert len({LOOKS[kind] for kind in KINDS}) == len(KINDS)
     used = set().union(*(small_run(s).spans.column("kind").unique().to_pylist() for s in ("verl_colocated", "areal")))
-    assert used <= set(KIND_COLORS)
+    assert used <= set(KINDS)
     assert len(used) > 6
 
 
@@ -128,7 +138,7 @@ def test_the_picture_is_a_png_in_which_every_kind_is_seen(small_run: Run, tmp_pa
     save(timeline_figure(run := small_run("verl_colocated"), steady_window(run)), tmp_path / "timeline.png")
     pixels = imread(tmp_path / "timeline.png")[:, :, :3].reshape(-1, 3)
     for kind in ("rollout", "switch", "log_prob", "train"):
-        color = np.array([int(KIND_COLORS[kind][i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        color = np.array([int(LOOKS[kind].color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         assert (np.abs(pixels - color).max(axis=1) < 0.01).sum() > 500, kind
 
 
@@ -164,3 +174,86 @@ def test_a_picture_of_another_format_is_refused_and_nothing_is_written(small_run
     with pytest.raises(InputError, match=r"a\.docx: a picture cannot be written as"):
         save(timeline_figure(run := small_run("areal"), steady_window(run)), tmp_path / "a.docx")
     assert list(tmp_path.iterdir()) == []
+
+
+def inside(figure: Figure) -> bool:
+    """Whether every text, legend and axis is within the figure."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)  # which lays it out
+    box, (width, height) = figure.get_tightbbox(renderer), figure.get_size_inches()
+    return box.x0 >= -HAIR and box.y0 >= -HAIR and box.x1 <= width + HAIR and box.y1 <= height + HAIR
+
+
+@pytest.fixture(scope="module")
+def every_kind() -> Result:
+    """A run of 64 GPUs with spans of every kind at its workers and at its trainer."""
+    workload = {"steps": 4, "prompts_per_step": 32, "group": 4, "cap_tokens": 2000, "mean_tokens": 400, "sigma": 0.9}
+    scenario = Scenario.model_validate(
+        {
+            "name": "many",
+            "steps": 4,
+            "warmup_steps": 1,
+            "model": "qwen3-0.6b",
+            "cluster": {"gpu": "h100", "gpus": 80, "tp": 1},
+            "workload": {"synthetic": {**workload, "prompt_share": 0.5}},
+            "profile": {"roofline": {}},
+            "system": {"name": "one_step_off", "rollout_share": 0.8},
+        }
+    )
+    run = simulate(scenario)
+    kinds = pa.array([KINDS[i % len(KINDS)] for i in range(run.spans.num_rows)]).dictionary_encode()
+    place = run.spans.schema.get_field_index("kind")
+    return Result(run.spans.set_column(place, "kind", kinds), run.steps, run.samples, run.segments, run.metadata)
+
+
+def test_the_legend_of_64_workers_and_every_kind_is_inside_the_picture_and_off_the_panels(every_kind: Result) -> None:
+    assert every_kind.metadata["rollout_workers"] == 64
+    figure = timeline_figure(every_kind, steady_window(every_kind, 2))
+    assert inside(figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (legend,) = figure.legends
+    assert {text.get_text().split("\n")[0] for text in legend.get_texts()} == {kind_words(kind) for kind in KINDS}
+    assert all(text.get_fontsize() > 8 for text in legend.get_texts())
+    texts = [text for text in figure.texts if text.get_text()]
+    for drawn in (legend, *texts):
+        box = drawn.get_window_extent(renderer)
+        assert not any(box.overlaps(axes.get_window_extent(renderer)) for axes in figure.axes)
+        assert not any(box.overlaps(other.get_window_extent(renderer)) for other in texts if other is not drawn)
+
+
+def test_every_picture_of_runs_has_its_texts_inside(small_run: Run, every_kind: Result) -> None:
+    named = small_run("areal", eta=4, rollout_share=0.75, on_stale="drop", minibatches=2, interruptible=False)
+    runs = [small_run("verl_colocated"), small_run("one_step_off"), named, every_kind]
+    rows = [{**summary(run, 1), "variant": f"cluster.gpus={i // 2}"} for i, run in enumerate(runs)]
+    each = (rows, runs, [1] * len(runs))
+    falls = [waterfall(run, *window(run, 1)) for run in runs]
+    falls += [replace(falls[0], gpu_s=dict.fromkeys(PARTS, falls[0].total_gpu_s / len(PARTS)))]
+    figures = {
+        "speed": comparison_figure(rows),
+        "GPU-seconds": gpu_seconds_figure([*rows, rows[0]], falls),
+        "bubbles": bubble_figure(*each),
+        "staleness": staleness_figure(*each),
+        "explanation": explanation_figure(explain_result(runs[0])),
+        "difference": difference_figure(diff_results(runs[0], runs[1])),
+        **run_figures(runs[1], 1),
+    }
+    assert [name for name, figure in figures.items() if not inside(figure)] == []
+
+
+def test_a_colour_is_written_in_the_palette_alone_and_means_one_thing() -> None:
+    alike = [look for look in LOOKS.values() if list(LOOKS.values()).count(look) > 1]
+    assert set(alike) == {LOOKS["rollout"], LOOKS["idle"]}  # rollout decodes; workers idle beside busy ones
+    assert {look.color for look in LOOKS.values()}.isdisjoint(SERIES)
+    idle = {key for key in LOOKS if "idle" in key or "wait" in key}
+    assert {key for key, look in LOOKS.items() if look.color == LOOKS["idle"].color} == idle
+    assert all(LOOKS[key].hatch for key in idle)
+    assert set(PARTS) <= set(LOOKS)
+    names = re.compile(r"""["']#[0-9A-Fa-f]{3,8}["']|color["']?\s*[=:]\s*f?["'](?!none)""")
+    root = Path(__file__).parents[1]
+    drawers = [path for part in ("simrl", "experiments", "docs") for path in (root / part).rglob("*.py")]
+    written = {
+        path.name: names.findall(text) for path in drawers if "matplotlib" in (text := path.read_text(encoding="utf-8"))
+    }
+    assert {name for name, found in written.items() if found} == {"style.py"}
+    page = (root / "simrl/show/report/page.js").read_text(encoding="utf-8")
+    assert not any(color in page for color in {*SERIES, *(look.color for look in LOOKS.values())} - {INK})

@@ -2,15 +2,19 @@
 laptop and a phone show it without scrolling sideways."""
 
 import base64
+import io
 import re
 
+import numpy as np
 import pytest
 from browser import LAPTOP, PHONE, Browser
 from helpers import scenario
+from PIL import Image
 from sweep_double import EVIL, a_sweep, sweep_rows
 
 from simrl.show.comparison import compare_scenarios
 from simrl.show.report.page import write_report
+from simrl.show.style import LOOKS
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +120,32 @@ def test_the_timeline_says_what_a_worker_does_and_zooms_to_what_is_dragged_over(
         "const t = document.getElementById('timeline'); return [t.layout.xaxis.maxallowed, t.layout.xaxis.range]"
     )
     assert closer[1] - closer[0] == pytest.approx(whole / 2)
+
+
+def test_idle_time_is_hatched_in_the_timeline_and_in_its_legend(browser, pages):
+    browser.open(pages / "race.html")
+    browser.see("#timeline")
+    ground, lanes = (
+        browser.place(f"#timeline .{layer} image") for layer in ("layer-below .imagelayer", "heatmaplayer")
+    )
+    assert ground == pytest.approx(lanes, abs=2)
+    marks = browser.js(
+        "return [...document.querySelectorAll('#kinds li')].filter(i => i.querySelector('i'))"
+        ".map(i => [i.textContent, i.querySelector('i').style.background])"
+    )
+    hatched = [words for words, background in marks if "repeating-linear-gradient" in background]
+    assert len(marks) > 3 and hatched == [words for words, _ in marks if words.startswith("idle (bubble)")]
+    x, y, width, height = lanes
+    area = {
+        "x": x + browser.js("return scrollX"),
+        "y": y + browser.js("return scrollY"),
+        "width": width,
+        "height": height,
+    }
+    shot = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": {**area, "scale": 1}})
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")).reshape(-1, 3)
+    idle = [int(LOOKS["idle"].color[i : i + 2], 16) for i in (1, 3, 5)]
+    assert (np.abs(pixels - idle).max(axis=1) < 40).mean() > 0.002
 
 
 def test_workers_and_runs_can_be_chosen(browser, pages):

@@ -18,7 +18,7 @@ from simrl.profile.profilers.roofline import roofline_profile
 from simrl.result.result import METADATA_FILE, TABLES
 from simrl.runtime import recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
-from simrl.scenario.load import load_scenarios
+from simrl.scenario.load import load_scenarios, override
 from simrl.scenario.model import Scenario
 from simrl.show.inputs import inputs
 from simrl.simulate.cache import InputCache
@@ -138,6 +138,12 @@ def test_every_recipe_makes_a_system_that_can_be_prepared_and_says_where_it_is_f
     assert ready.gpus == ready.scenario.cluster.gpus * (1 + ready.system.extra_rollout_gpus)
     assert ready.gpus - ready.gpus_per_worker < gpus <= ready.gpus  # what makes no further worker only trains
     assert make_system(name, {}).label == name
+
+
+def test_truth_values_in_a_name_are_words_that_can_be_typed():
+    label = make_system("tlt", {"adaptive": False, "packing": True, "threshold": 8}).label
+    assert label == "tlt(adaptive=off, packing=on, threshold=8)"
+    assert [override(f"system.{text}").value for text in ("adaptive=off", "packing=on")] == [False, True]
 
 
 def test_gpus_that_make_no_whole_worker_train():

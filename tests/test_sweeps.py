@@ -216,6 +216,15 @@ def test_a_row_has_what_a_comparison_has_and_what_was_varied(simrl):
     assert rows["speedup_in_variant"].tolist() == (rate / np.repeat(rate[::2], 2)).tolist()
 
 
+def test_at_80_columns_headings_are_whole_columns_are_left_out_by_name_and_switches_are_words(simrl, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = simrl("sweep", "scenario.yaml", "engine.prefix_caching=true,false", "seed=0,1", "-o", "out")
+    assert (code, err) == (0, "")
+    assert "…" not in out and max(map(len, out.splitlines())) <= 80
+    assert all(word in out for word in ("system", "prefix_caching", "seed", "samples/s", "Left out for want of room"))
+    assert {"on", "off"} <= set(out.split()) and not {"True", "False"} & set(out.split())
+
+
 def test_pandas_polars_and_duckdb_open_the_table_as_it_is(file):
     polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
     swept(planned(file, "seed=0..2"), Path("out"))

@@ -18,6 +18,7 @@ from rich.progress import track
 
 from experiments.bench.systems import scenario, simulate_s
 from experiments.shared import markdown_of, write_parts
+from simrl.show.style import SERIES
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import compile_engine, compile_training, simulate_prepared
 
@@ -46,6 +47,8 @@ def measure(system: str, gpus: int, samples: int) -> dict[str, float]:
 def draw(rows: list[dict[str, Any]]) -> None:
     """Draw seconds and memory over GPUs and over samples."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex="col")
+    for axis in axes.flat:
+        axis.set_prop_cycle(color=SERIES)
     for column, over, title in (
         (0, "gpus", f"a step of {STEP_SAMPLES:,} samples"),
         (1, "samples", "samples on 1,024 GPUs"),
@@ -53,9 +56,10 @@ def draw(rows: list[dict[str, Any]]) -> None:
         for system in dict.fromkeys(row["system"] for row in rows):
             mine = [row for row in rows if row["system"] == system and row["over"] == over]
             for axis, what in zip(axes[:, column], ("simulate_s", "memory_gb"), strict=True):
-                axis.plot([row[over] for row in mine], [row[what] for row in mine], "o-", label=system, markersize=4)
-        axes[0, column].set(xscale="log", yscale="log", ylabel="seconds")
-        axes[1, column].set(xscale="log", ylim=(0, None), ylabel="GB, peak")
+                x, y = ([row[key] for row in mine] for key in (over, what))
+                axis.plot(x, y, "o-", label=system, markersize=4)
+        axes[0, column].set(xscale="log", yscale="log", ylabel="simulation [s]")
+        axes[1, column].set(xscale="log", ylim=(0, None), ylabel="memory, peak [GB]")
         for axis in axes[:, column]:
             axis.grid(alpha=0.3)
         axes[0, column].set_title(title, fontsize=10)

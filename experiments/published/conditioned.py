@@ -37,6 +37,7 @@ from reproduce.predict import PAPERS, Task
 from reproduce.score import Bound, published_rows
 from simrl.errors import InputError
 from simrl.files import write_whole_file
+from simrl.validation import in_words
 
 HERE = Path(__file__).resolve().parent
 SETS = 4  # of the board, beside the middle
@@ -379,7 +380,9 @@ def _inputs(draws: Draws) -> Iterator[str]:
                 }
                 choice = max(shares, key=lambda choice: abs(shares[choice][1] - shares[choice][0]))
                 before, after = shares[choice]
-                moved.append((abs(after - before), f"`{name}` {choice} {percent(before, 1)} → {percent(after, 1)}"))
+                moved.append(
+                    (abs(after - before), f"`{name}` {in_words(choice)} {percent(before, 1)} → {percent(after, 1)}")
+                )
             else:
                 before, after = median(every), median(own)
                 place = sum(x < after for x in every) / len(every)

@@ -27,28 +27,25 @@ from simrl.result.timeline import Floats, Spans, running_requests, spans
 from simrl.scenario.model import Scenario
 from simrl.show.style import (
     BLACK,
-    BLUE,
-    BUBBLE,
     FAINT,
-    GREEN,
     INK,
-    KIND_COLORS,
-    ORANGE,
+    KINDS,
+    LOOKS,
     PAPER,
-    PURPLE,
+    SERIES,
     SKY,
-    VERMILLION,
+    UNKNOWN,
     Picture,
 )
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 
 WIDTH_IN, DPI = 9.0, 100
-INTERVAL = "#555555"
-COLOURS = (SKY, ORANGE, GREEN, PURPLE, BLUE, VERMILLION)
+INTERVAL = FAINT
+COLOURS = SERIES
 MARK: dict[str, Any] = {"marker": "D", "color": BLACK, "markeredgecolor": PAPER, "markersize": 6, "linestyle": "none"}
 PALETTE = 255  # colours of a PNG
-SHADES = LinearSegmentedColormap.from_list("requests", [(0, "#EAF4FB"), (0.5, SKY), (1, BLUE)])
+SHADES = LinearSegmentedColormap.from_list("requests", [(0, PAPER), (1, SKY)])
 
 
 class Drawn(NamedTuple):
@@ -174,7 +171,7 @@ def bar_picture(
     figure, panels = picture(1, 1, height_in)
     bars(panels[0, 0], groups, series, published, intervals, form)
     if level:
-        panels[0, 0].axhline(1, color=VERMILLION, linewidth=0.8)
+        panels[0, 0].axhline(1, color=INK, linewidth=0.8)
     panels[0, 0].set(xlabel=x, ylabel=y)
     spread = [each for row in (intervals or {}).values() for each in row]
     legend(panels[0, 0], marks, intervals=bool(spread) and None not in spread)
@@ -248,13 +245,12 @@ def batches(result: Result, start_s: float, end_s: float) -> Floats:
 
 
 def look_of(kind: str) -> dict[str, Any]:
-    plain = {"facecolor": KIND_COLORS.get(kind, FAINT), "linewidth": 0}
-    return {**plain, **BUBBLE} if kind == "idle" else plain
+    return LOOKS.get(kind, UNKNOWN).patch
 
 
 def kinds_legend(figure: Picture, kinds: Iterable[str], others: Mapping[str, str] | None = None) -> None:
     """Draw below the figure the colour of each kind of span, and of `others`."""
-    patches = [Patch(label=kind, **look_of(kind)) for kind in KIND_COLORS if kind in set(kinds)]
+    patches = [Patch(label=kind.replace("_", " "), **look_of(kind)) for kind in KINDS if kind in set(kinds)]
     patches += [Patch(label=label, facecolor=colour, linewidth=0) for label, colour in (others or {}).items()]
     figure.legend(
         handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize="small", labelcolor=INK

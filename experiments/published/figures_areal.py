@@ -27,7 +27,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, ScalarForma
 from reproduce import areal
 from simrl.result.result import Result
 from simrl.result.timeline import time_shares
-from simrl.show.style import FAINT, INK, VERMILLION
+from simrl.show.style import FAINT, INK
 
 SIZES = {"1.5B": areal.SMALL, "7B": areal.LARGE}
 _, WARMUP_STEPS = areal.ASYNCHRONOUS_STEPS
@@ -63,7 +63,7 @@ def timelines(bench: Bench) -> Drawn:
         end_s = start_s + length_s
         part = lanes(axes, run, start_s, end_s)
         for at_s in finished_s[(finished_s > start_s) & (finished_s <= end_s)]:
-            axes.axvline(at_s - start_s, color=VERMILLION, linewidth=1.6)
+            axes.axvline(at_s - start_s, color=INK, linewidth=1.6)
         idle[name] = time_shares(part.where(part.rolls_out())).get("idle", 0.0)
         thin[name] = thin_share(run, start_s, end_s)
         seen |= {part.kinds[kind] for kind in np.unique(part.kind)}
@@ -120,7 +120,7 @@ def scaling(bench: Bench) -> Drawn:
         ratio, published = simulated["AReaL"] / simulated["verl"], read["AReaL"] / read["verl"]
         below.plot(counts, ratio, color=INK, marker="o", label="simulated")
         below.plot(counts, published, **{**MARK, "linestyle": ":"})
-        below.axhline(1, color=VERMILLION, linewidth=0.8)
+        below.axhline(1, color=INK, linewidth=0.8)
         below.set(xscale="log", xlabel="H800 GPUs", ylim=(0, None))
         for axes in (top, below):
             axes.xaxis.set_major_locator(FixedLocator(counts))

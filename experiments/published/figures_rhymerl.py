@@ -53,7 +53,7 @@ def survey(bench: Bench) -> Drawn:
     kinds_legend(figure, kinds)
     batch = batches(result, 0.0, end_s)
     at_s = np.linspace(0, end_s, batch.shape[1])
-    panels[1, 0].plot(at_s, (batch > 0).mean(axis=0), color=COLOURS[4], label="workers with requests")
+    panels[1, 0].plot(at_s, (batch > 0).mean(axis=0), color=COLOURS[0], label="workers with requests")
     panels[1, 0].plot(at_s, batch.mean(axis=0), color=COLOURS[1], label="requests left")
     panels[1, 0].set(xlabel="seconds of a step", ylabel="share", ylim=(0, 1.02))
     panels[0, 0].set_ylabel("workers of 4 GPUs")

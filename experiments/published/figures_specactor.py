@@ -26,7 +26,7 @@ from reproduce.lab import Measures
 from reproduce.ledger import Inputs
 from reproduce.score import Bound
 from simrl.result.result import Result
-from simrl.show.style import INK, SAND, VERMILLION
+from simrl.show.style import INK, LOOKS, SAND
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.best_of_n import draft_ladder
 from simrl.speculation.deployment import typical_context_tokens
@@ -97,9 +97,9 @@ def stacked(axes: Any, names: Sequence[str], runs: Sequence[Measures]) -> None:
     rest = np.array([found["step_s"] for found in runs]) - rollout - update
     below = np.zeros(len(runs))
     for label, values, colour in (
-        ("rollout", rollout, COLOURS[0]),
-        ("update", update, COLOURS[4]),
-        ("log-probs, weights, switching", rest, COLOURS[2]),
+        ("rollout", rollout, LOOKS["rollout"].color),
+        ("update", update, LOOKS["train"].color),
+        ("log-probs, weights, switching", rest, LOOKS["log_prob"].color),
     ):
         axes.bar(range(len(runs)), values, 0.7, bottom=below, color=colour, label=label)
         below = below + values
@@ -144,7 +144,7 @@ def batch_sizes(bench: Bench) -> Drawn:
     lines = {window: [drafts.speedup(p, window, b) for b in batches] for window in windows}
     for (window, values), colour in zip(lines.items(), COLOURS, strict=False):
         axes.plot(batches, values, marker="o", color=colour, label=f"{window} drafted tokens a pass")
-    axes.axhline(1, color=VERMILLION, linewidth=0.8)
+    axes.axhline(1, color=INK, linewidth=0.8)
     axes.set(xscale="log", xlabel="requests at a worker", ylabel="speed-up over plain decoding", ylim=(0, None))
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.minorticks_off()
@@ -181,7 +181,7 @@ def methods(bench: Bench) -> Drawn:
     for (name, values), colour in zip(found.items(), COLOURS, strict=False):
         look = {"marker": "o", "markersize": 4, "linestyle": "none", "color": colour, "label": name}
         axes.plot(range(1, count + 1), np.array(values)[order], **look)
-    axes.axhline(1, color=VERMILLION, linewidth=0.8)
+    axes.axhline(1, color=INK, linewidth=0.8)
     x = "requests, the best served by the 0.5B drafter first"
     axes.set(xlabel=x, ylabel="speed-up alone at a worker", ylim=(0, None))
     legend(axes, marks=False)
@@ -227,7 +227,7 @@ def ladder(bench: Bench) -> Drawn:
         axes.plot(found.acceptances, found.speedups[found.drafters.index(name)], color=colour, label=name)
         if name in known:
             axes.plot([known[name]], [found.speedup(name, known[name])], marker="o", color=colour, markeredgecolor=INK)
-    axes.axhline(1, color=VERMILLION, linewidth=0.8)
+    axes.axhline(1, color=INK, linewidth=0.8)
     axes.set(xlabel="acceptance of a drafted token (dots: assumed of 0.5B and 1.5B)", ylabel="speed-up")
     axes.set(xlim=(0, 1), ylim=(0, 5))
     legend(axes, marks=False)

@@ -46,7 +46,7 @@ from experiments.shared import errors_in_a_line, markdown, verl_trace, write_par
 from simrl.analysis.gpu_hours import PARTS
 from simrl.commands.optimize import OptimizationView
 from simrl.scenario.model import Scenario
-from simrl.show.style import BLUE, FAINT, GREEN, INK, ORANGE, PAPER, PURPLE, SAND, SKY, VERMILLION, YELLOW
+from simrl.show.style import INK, LOOKS, PAPER, SAND, SERIES
 from simrl.study.model_error import RATIO_ERROR, RATIOS
 from simrl.study.progress import compile_kernels
 from simrl.study.store import Outcomes
@@ -387,13 +387,13 @@ def _no(cells: int) -> list[str]:
 
 AGAIN = ("recompute_reloaded", "recompute_preempted", "recompute_moved", "recompute_redrafted")
 GROUPS = {
-    "decoding, in full batches": (("decode", "prefill"), SKY),
-    "decoding in small batches, host": (("small_batches", "host"), YELLOW),
-    "drafts": (("drafts_stood", "drafts_wasted", "train_drafter"), GREEN),
-    "training, log-probs": (("train", "log_prob"), BLUE),
-    "prefill again, dropped, ahead": ((*AGAIN, "dropped", "duplicates", "ahead"), PURPLE),
-    "weights, switching": (("load_weights", "publish", "switch", "transfer"), ORANGE),
-    "idle": (IDLE, PAPER),
+    "decoding, in full batches": (("decode", "prefill"), LOOKS["decode"]),
+    "decoding in small batches, host": (("small_batches", "host"), LOOKS["small_batches"]),
+    "drafts": (("drafts_stood", "drafts_wasted", "train_drafter"), LOOKS["train_drafter"]),
+    "training, log-probs": (("train", "log_prob"), LOOKS["train"]),
+    "prefill again, dropped, ahead": ((*AGAIN, "dropped", "duplicates", "ahead"), LOOKS["recompute_moved"]),
+    "weights, switching": (("load_weights", "publish", "switch", "transfer"), LOOKS["load_weights"]),
+    "idle": (IDLE, LOOKS["idle"]),
 }  # fmt: skip
 
 
@@ -404,11 +404,9 @@ def draw_hours(rows: Mapping[str, Row], title: str, path: Path) -> None:
     axes = figure.subplots()
     for place, name in enumerate(ranked):
         total, left = 1000 / rate(rows[name]), 0.0
-        for words, (parts, colour) in GROUPS.items():
+        for words, (parts, look) in GROUPS.items():
             width = total * sum(rows[name].get(f"part.{part}") or 0.0 for part in parts)
-            axes.barh(place, width, left=left, color=colour, label=words if place == 0 else None, height=0.74,
-                      edgecolor=VERMILLION if words == "idle" else colour, linewidth=0.5,
-                      hatch="//////" if words == "idle" else None)  # fmt: skip
+            axes.barh(place, width, left=left, label=words if place == 0 else None, height=0.74, **look.patch)
             left += width
         axes.barh(place, max(total - left, 0.0), left=left, color=SAND, height=0.74)
         axes.text(total, place, f" {rate(rows[name]) / rate(rows[BASE]):.2f}×" if BASE in rows else "", va="center", fontsize=8,
@@ -427,7 +425,7 @@ def draw_epochs(rows: Mapping[tuple[Any, str], Row], size: Size, path: Path) -> 
     """Draw throughput over verl_colocated's by epochs, a line per system."""
     figure = Figure(figsize=(8, 4.2), dpi=110, facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
-    colours = [INK, BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE, YELLOW, FAINT]
+    colours = [INK, *SERIES]
     for name, colour in zip(size.families, colours, strict=False):
         known = {place: rows[count, name] for place, count in enumerate(size.epochs) if (count, name) in rows}
         ratios = [rate(row) / rate(rows[list(size.epochs)[place], BASE]) for place, row in known.items()]
@@ -435,7 +433,7 @@ def draw_epochs(rows: Mapping[tuple[Any, str], Row], size: Size, path: Path) -> 
     axes.axhspan(1 - RATIO_ERROR, 1 + RATIO_ERROR, color=SAND, alpha=0.35, linewidth=0)
     axes.set_xticks(range(len(size.epochs)), [f"{count}" for count in size.epochs])
     axes.set_xlabel("epochs over the data set, of which the last is measured", color=INK)
-    axes.set_ylabel(f"× {BASE}", color=INK)
+    axes.set_ylabel(f"throughput, × {BASE}", color=INK)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)

@@ -27,7 +27,7 @@ from reproduce.lab import Lab, Measures
 from reproduce.ledger import Inputs, read_ledger
 from reproduce.rhymerl import NO_DRAFTS, likeness, one_step_off, rhymerl, run
 from reproduce.score import published_rows
-from simrl.show.style import BLACK, BLUE, GREEN, INK, ORANGE, PAPER, VERMILLION
+from simrl.show.style import BLACK, INDIGO, INK, MINT, PAPER, ROSE, WINE
 from simrl.study.progress import compile_kernels
 
 PIPE_ROWS = ("rhyme-abl-pipe-math", "rhyme-abl-pipe-code")
@@ -45,7 +45,7 @@ BALANCED = (16, 64, 170)
 REUSED = (0.5, 0.65, 0.8, 0.9, 0.95)
 DRAFT_S = (0.0005, 0.005, 0.01, 0.02)  # of a pass; the ledger has 0.1 to 1.5 ms
 DRAFTING = (8, 32, 64, 128, 256, 512)
-COLOURS = LinearSegmentedColormap.from_list("gain", [(0, VERMILLION), (0.5, PAPER), (1, BLUE)])
+COLOURS = LinearSegmentedColormap.from_list("gain", [(0, WINE), (0.5, PAPER), (1, INDIGO)])
 COLUMNS = (
     "part", "responses", "sigma", "mean_tokens", "kv_tokens", "mfu", "reused", "draft_s", "step_s", "training_over_rollout",
     "pipe", "two_tier", "drafts", "acceptance",
@@ -179,7 +179,7 @@ def heat(
     norm = TwoSlopeNorm(1.0, vmin=2 - most, vmax=most)
     axes.imshow(values, cmap=COLOURS, norm=norm, aspect="auto", origin="lower")
     for i, j in np.ndindex(*values.shape):
-        dark = abs(norm(values[i, j]) - 0.5) > 0.38
+        dark = abs(norm(values[i, j]) - 0.5) > 0.25
         axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=PAPER if dark else INK, fontsize=9)
         if like[0] <= values[i, j] <= like[1]:
             axes.add_patch(Rectangle((j - 0.46, i - 0.44), 0.92, 0.88, fill=False, edgecolor=BLACK, linewidth=1.6))
@@ -221,7 +221,7 @@ def draw_balance(rows: list[Row], path: Path) -> None:
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for responses, colour in zip(BALANCED, (BLUE, GREEN, ORANGE), strict=True):
+    for responses, colour in zip(BALANCED, (INDIGO, MINT, ROSE), strict=True):
         line = sorted(
             (row["training_over_rollout"], row["pipe"], row["pipe"] * row["two_tier"])
             for row in rows
@@ -237,7 +237,7 @@ def draw_balance(rows: list[Row], path: Path) -> None:
     )
     axes.axhline(1, color=INK, linewidth=0.6, linestyle=":")
     axes.set_title("HistoPipe over one step off, by the length of training")
-    axes.set(xlabel="training / rollout of one step off", ylabel="throughput", xscale="log")
+    axes.set(xlabel="training / rollout of one step off", ylabel="throughput, × one step off", xscale="log")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=80)
 

@@ -475,7 +475,7 @@ def pictures(captions: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     for figure in shown:
         paper = next(title for title, start in PAPERS.items() if figure.startswith(start))
         yield f"### {paper}, {captions[figure]['title']}\n"
-        yield f"![{captions[figure]['title']}](figures/{figure}.png)\n"
+        yield f"![{captions[figure]['title']}, drawn from simulation beside what was published](figures/{figure}.png)\n"
         yield f"{captions[figure]['says']}\n"
 
 

@@ -19,6 +19,7 @@ from reproduce import specactor
 from reproduce.lab import Lab
 from reproduce.ledger import Inputs, read_ledger
 from reproduce.score import published_rows
+from simrl.show.style import INK, PALE, SERIES
 from simrl.study.progress import compile_kernels, progress_bar
 
 SIGMAS = (0.4, 0.5, 0.6, 0.8, 1.0)
@@ -77,10 +78,10 @@ def draw(idle: pd.DataFrame, gain: pd.DataFrame, path: Path) -> None:
     waited = published_rows()["spec-idle"].elements[0]
     for (share, mean_tokens), lines in idle.groupby(["prompt_share", "mean_tokens"]):
         style = "-" if share == min(PROMPT_SHARES) else "--"
-        colour = f"C{MEANS_TOKENS.index(mean_tokens)}"
+        colour = SERIES[MEANS_TOKENS.index(mean_tokens)]
         label = f"mean {mean_tokens:,} tokens" if style == "-" else None
         axes[0].plot(lines["sigma"], 100 * lines["idle_share"], style, color=colour, marker="o", ms=3, label=label)
-    axes[0].axhline(100 * waited.value, color="k", lw=1, ls=":")
+    axes[0].axhline(100 * waited.value, color=INK, lw=1, ls=":")
     axes[0].text(SIGMAS[-1], 100 * waited.value + 1, "published", ha="right", fontsize=8)
     axes[0].set(xlabel="spread of the log length (sigma)", ylabel="workers wait, % of verl's rollout", ylim=(0, None))
     axes[0].set_title("Who waits (dashed: a prompt's responses alike)", fontsize=9)
@@ -90,10 +91,10 @@ def draw(idle: pd.DataFrame, gain: pd.DataFrame, path: Path) -> None:
         for number, round_s in enumerate(ROUNDS_S):
             lines = gain[(gain["responses_per_worker"] == responses) & (gain["draft_round_s"] == round_s)]
             label = f"{1000 * round_s:g} ms a round"
-            axis.plot(lines["accepted"], lines["specactor"], color=f"C{number}", marker="o", ms=3, label=label)
-            axis.plot(lines["accepted"], lines["in_turns"], color=f"C{number}", ls="--", lw=1)
-        axis.axhspan(low, high, color="0.9", zorder=0)
-        axis.axhline(1, color="k", lw=0.8)
+            axis.plot(lines["accepted"], lines["specactor"], color=SERIES[number], marker="o", ms=3, label=label)
+            axis.plot(lines["accepted"], lines["in_turns"], color=SERIES[number], ls="--", lw=1)
+        axis.axhspan(low, high, color=PALE, zorder=0)
+        axis.axhline(1, color=INK, lw=0.8)
         axis.text(ACCEPTED[0], high, "published", fontsize=8, va="top")
         axis.set(xlabel="a drafted token is accepted (0.5B)", ylabel="verl's rollout / theirs", ylim=(0, 3))
         axis.set_title(f"SpecActor (dashed: in turns), {responses} a worker", fontsize=9)

@@ -21,6 +21,7 @@ from simrl.dispatch.split import BUSY_ENOUGH, TARGET
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
 from simrl.systems.recipes import RECIPES, parameters_of
+from simrl.validation import in_words
 
 RHYMERL = "RhymeRL's failure signatures (arXiv 2508.18588)"
 OWN = "simrl's own threshold"
@@ -67,7 +68,7 @@ class Evidence:
         """Return the command of the run with changes."""
         changed = [change.partition("=")[0] for change in changes]
         given = [(key, value) for key, value in self.parameters.items() if isinstance(value, str | int | float)]
-        kept = [f"{key}={value}" for key, value in given if key not in changed]
+        kept = [f"{key}={in_words(value)}" for key, value in given if key not in changed]
         return " ".join(["simrl run SCENARIO", f"--system {self.system}", *kept, *changes])
 
     def beside(self, *others: str) -> str:
@@ -177,7 +178,7 @@ def caches_preempted(e: Evidence) -> Iterator[Finding]:
     wanted = max(fits // 2 if fits == running else fits * 3 // 4, 1)
     yield Finding(
         "KV cache preempted",
-        f"{count:,.0f} preemptions for want of KV blocks in the whole run, {share:.0%} of its samples; computing their caches "
+        f"{count:,.0f} preemptions for want of KV blocks in the whole run, {share:.2g} a sample; computing their caches "
         f"again took {e.share('recompute_preempted'):.1%} of the workers' time, and {running} sequences may run at a time",
         share,
         0.1,

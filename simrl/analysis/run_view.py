@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simrl.result.result import Result
 from simrl.result.timeline import Spans, rolls_out, spans
+from simrl.validation import with_parameters
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -81,8 +82,7 @@ def short_name(metadata: Mapping[str, Any]) -> str:
     scenario = metadata.get("scenario", {})
     system = scenario.get("system", {"name": metadata.get("label", "")})
     words = {key: value.get("name", value) if isinstance(value, dict) else value for key, value in system.items()}
-    parameters = ", ".join(f"{key}={value}" for key, value in words.items() if key != "name")
-    label = f"{words['name']}({parameters})" if parameters else words["name"]
+    label = with_parameters(words.pop("name"), words)
     model = Path(scenario.get("model", ""))
     return " on ".join(filter(None, (label, model.parent.name if model.name == "config.json" else model.name)))
 

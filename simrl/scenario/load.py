@@ -25,7 +25,7 @@ from simrl.profile.shipped import SHIPPED
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import is_preset_file, preset_of_file
 from simrl.scenario.yaml_text import parse_override, read_yaml, require_no_call, split_at_commas
-from simrl.validation import explain, shortened
+from simrl.validation import explain, in_words, shortened
 
 FILLED_IN = ("system", "variant", "file")  # fields that a file does not have: it has `systems` and `vary`
 _SECTIONS = {key: field.annotation for key, field in Scenario.model_fields.items() if key not in FILLED_IN}
@@ -108,7 +108,7 @@ class ScenarioFile:
         """Return the scenario with these values and this system (a name, or a dictionary that has one)."""
         own = {
             "system": {str(key): value for key, value in _named(system).items()},
-            "variant": ", ".join(f"{setting.key}={setting.value}" for setting in varied),
+            "variant": ", ".join(f"{setting.key}={in_words(setting.value)}" for setting in varied),
             "file": str(self.path),
         }
         keys = tuple(setting.key for setting in varied) if all(_is_plain(s.value) for s in varied) else None

@@ -18,6 +18,7 @@ from simrl.profile.metadata import split_words
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.presets import Used, constants
 from simrl.scenario.training import TrainingConfig, assumed_s, assumption, trained_by
+from simrl.validation import in_words
 
 SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
 
@@ -141,7 +142,8 @@ def _parameters(metadata: Facts) -> Entries:
         for key, field in model.model_fields.items():
             value = values.get(key)
             if value is not None and key != "prefix_caching":  # which every run has
-                shown = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
+                counts = isinstance(value, int | float) and not isinstance(value, bool)
+                shown = f"{value:,.10g}" if counts else in_words(value)
                 kind = "default" if value == field.default else "given"
                 source = " ".join((field.description or "").split())
                 if (used := presets.get(f"{section}.{key}")) is not None:

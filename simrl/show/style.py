@@ -1,49 +1,103 @@
-"""Shared parts of all pictures: colours, the figure that a notebook shows, quiet axes, and the way to a file.
+"""Shared parts of all pictures: what each meaning looks like, the figure that a notebook shows, quiet axes, the way to a file.
 
-Invariant: equal figures give equal bytes, as PNG, PDF or SVG; no figure has a window or global state.
+Invariant: a colour is written here and nowhere else, and means the same in PNG, page and notebook. Equal figures give equal
+bytes, as PNG, PDF or SVG; no figure has a window or global state.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 
-# Okabe and Ito's palette, which people tell apart with any colour vision (jfly.uni-koeln.de/color).
+# Of kinds of work: Okabe and Ito's palette, which people tell apart with any colour vision (jfly.uni-koeln.de/color).
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 
 # Not in that palette: text, axes, background, and kinds of work that are seldom seen.
 INK, FAINT, PAPER, SAND, TEAL = "#333333", "#999999", "#FFFFFF", "#C2B280", "#2F5F5F"
+PALE_SKY, LIGHT_SKY, PALE_TEAL, PALE = "#CFE6F5", "#A9D6F5", "#5F9F9F", "#DDDDDD"
+LILACS = ("#6B4C96", "#8A6FB0", "#B39BCB", "#D3C4E3")
 
-BAR_COLORS = (SKY, ORANGE, GREEN, PURPLE, BLUE, VERMILLION, YELLOW)
+# Of systems, drafters and whatever else is compared: Paul Tol's muted palette, for any colour vision (personal.sron.nl/~pault).
+INDIGO, ROSE, STRAW, MINT = "#332288", "#CC6677", "#DDCC77", "#44AA99"
+WINE, FOREST, VIOLET, OLIVE = "#882255", "#117733", "#AA4499", "#999933"
+SERIES = (INDIGO, ROSE, STRAW, MINT, WINE, FOREST, VIOLET, OLIVE)
 
-# Kinds of spans in the order of the legend and of the stack. Any other kind is drawn in FAINT, under its name.
-KIND_COLORS = {
-    "rollout": SKY,
-    "train_drafter": TEAL,
-    "load_weights": YELLOW,
-    "evaluate": SAND,
-    "lost": BLACK,
-    "transfer": FAINT,
-    "switch": PURPLE,
-    "log_prob": GREEN,
-    "train": BLUE,
-    "publish": ORANGE,
-    "checkpoint": INK,
-    "idle": PAPER,
+
+class Look(NamedTuple):
+    """A colour, and a hatch in it on `PAPER` for time in which GPUs idle and work that is lost."""
+
+    color: str
+    hatch: str = ""
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """Return the properties of a matplotlib patch."""
+        if self.hatch:
+            return {"facecolor": PAPER, "edgecolor": self.color, "hatch": self.hatch, "linewidth": 0}
+        return {"facecolor": self.color, "linewidth": 0}
+
+
+# What each kind of span (first, in the order of the legend and of the stack) and each part of the GPU-seconds looks like in
+# every picture: the colour says at what the GPUs are, a hatch that nothing comes of it; idle is hatched in vermillion.
+LOOKS: Mapping[str, Look] = {
+    "rollout": Look(SKY),
+    "train_drafter": Look(TEAL),
+    "load_weights": Look(YELLOW),
+    "evaluate": Look(SAND),
+    "lost": Look(BLACK),
+    "transfer": Look(FAINT),
+    "switch": Look(PURPLE),
+    "log_prob": Look(GREEN),
+    "train": Look(BLUE),
+    "publish": Look(ORANGE),
+    "checkpoint": Look(INK),
+    "idle": Look(VERMILLION, "//////"),
+    "decode": Look(SKY),
+    "prefill": Look(LIGHT_SKY),
+    "undivided": Look(PALE_SKY),
+    "small_batches": Look(SKY, "///"),
+    "tail_idle": Look(VERMILLION, "//////"),
+    "trainer_wait": Look(VERMILLION, "\\\\\\"),
+    "other_wait": Look(VERMILLION, "xxx"),
+    "rest_idle": Look(VERMILLION, "..."),
+    "train_idle": Look(VERMILLION, "|||"),
+    "recompute_moved": Look(LILACS[0]),
+    "recompute_reloaded": Look(LILACS[1]),
+    "recompute_preempted": Look(LILACS[2]),
+    "recompute_redrafted": Look(LILACS[3]),
+    "drafts_stood": Look(PALE_TEAL),
+    "drafts_wasted": Look(PALE_TEAL, "///"),
+    "dropped": Look(INK, "xxx"),
+    "duplicates": Look(BLACK, "///"),
+    "ahead": Look(SKY, "..."),
+    "lock_step": Look(SAND, "..."),
+    "slowed": Look(BLACK, "..."),
+    "host": Look(PALE),
+    "other": Look(FAINT, "..."),
 }
-BUBBLE = {"hatch": "//////", "edgecolor": VERMILLION}  # the look of idle GPUs, on PAPER
+KINDS = tuple(LOOKS)[: list(LOOKS).index("idle") + 1]  # of spans
+UNKNOWN = Look(FAINT)  # another kind, which is drawn under its name
+
+# Of trained tokens, by their age in updates.
+AGES = ("#F6E3EA", "#EBC4D2", "#DDA2B8", "#CC7F9D", "#B95C83", "#9E3A68", "#822150", "#64103B", "#450727", "#260314")
+
+# Figures of a distribution, wherever one is drawn.
+P50, P95, P99, LARGEST, CAP, MEAN = INDIGO, ROSE, WINE, VIOLET, OLIVE, INK
 
 DPI = 120
+MARGIN_IN = 0.1  # between a legend and the edges
 DATES: Mapping[str, Mapping[str, None]] = {  # metadata that would differ from day to day
     "png": {"Software": None},
     "pdf": {"CreationDate": None},
@@ -103,6 +157,30 @@ def legend_above(axes: Axes, columns: int = 2) -> None:
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
     axes.legend(ncols=columns, columnspacing=1.4, handlelength=1.8, fontsize="small", frameon=False, **place)
     quiet(axes, labelsize="small")
+
+
+def fitting_legend(
+    figure: Figure, handles: Sequence[Any], most_columns: int, place: Mapping[str, Any], **look: Any
+) -> tuple[Legend, float]:
+    """Add a legend with as many columns as fit into the figure's width; return it, and how many inches high it is."""
+    renderer: Any = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    room = figure.get_figwidth() - 2 * MARGIN_IN
+    look = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8, "frameon": False, **place, **look}
+    for columns in range(max(min(most_columns, len(handles)), 1), 0, -1):
+        legend = figure.legend(handles=handles, ncols=columns, borderpad=0, labelcolor=INK, **look)
+        box = legend.get_window_extent(renderer)
+        if box.width / figure.dpi <= room or columns == 1:
+            break
+        legend.remove()
+    return legend, float(box.height / figure.dpi)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], **look: Any) -> tuple[Callable[[float], None], float]:
+    """Add a legend in the middle; return what places it so many inches above the lower edge, and how many inches high it is."""
+    legend, height_in = fitting_legend(
+        figure, handles, len(handles), {"loc": "lower center", "borderaxespad": 0}, **look
+    )
+    return lambda above_in: legend.set_bbox_to_anchor((0.5, above_in / figure.get_figheight())), height_in
 
 
 def plain(text: str) -> str:

@@ -13,6 +13,7 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
 from simrl.runtime.training_costs import TrainingCosts
 from simrl.scenario.training import TrainingConfig
+from simrl.validation import in_words
 
 SIZES = [2**power for power in range(8)]  # of groups of GPUs, tried as remedies
 MOST_CHANGES, MOST_COMBINATIONS = 3, 3
@@ -138,7 +139,9 @@ def _fitting(needs: Sequence[TrainingNeed]) -> tuple[list[str], bool]:
                 values = (dict(zip(keys, each, strict=True)) for each in product(*(changes[key] for key in keys)))
                 fitting = (each for each in values if all(one.fits_with(each, times) for one in needs))
                 if chosen := next(fitting, None):
-                    found.append(" and ".join([*(f"training.{key}={value}" for key, value in chosen.items()), *also]))
+                    found.append(
+                        " and ".join([*(f"training.{key}={in_words(value)}" for key, value in chosen.items()), *also])
+                    )
                 if count > 1 and len(found) == MOST_COMBINATIONS:
                     break
             if found:

@@ -24,7 +24,7 @@ from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.gates import Elastic
 from simrl.speculation.history_index import HistoryRule
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
-from simrl.validation import call_error
+from simrl.validation import call_error, with_parameters
 
 Tokens = Annotated[int, Field(ge=1, le=255)]
 DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model", "own"]
@@ -103,8 +103,7 @@ class Speculation:
     @property
     def label(self) -> str:
         """The name with its given parameters."""
-        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items() if key != "name")
-        return f"{self.name}({given})" if given else self.name
+        return with_parameters(self.name, {key: value for key, value in self.parameters.items() if key != "name"})
 
 
 @validate_call

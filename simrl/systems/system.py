@@ -19,6 +19,7 @@ from simrl.errors import InputError
 from simrl.pipelines.context import DynamicSampling, Pipeline
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.methods import Speculation, make_speculation
+from simrl.validation import with_parameters
 
 Plain = Literal["even_split", "least_requests", "round_robin", "round_robin_groups", "streamrl", "seer"]
 Version = Annotated[Literal["0.4", "0.7"], BeforeValidator(str)]  # of verl; YAML reads a number
@@ -75,8 +76,7 @@ class System:
     @property
     def label(self) -> str:
         """Name with the given parameters, such as `areal(eta=4)`."""
-        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
-        return f"{self.name}({given})" if given else self.name
+        return with_parameters(self.name, self.parameters)
 
 
 class Shared(BaseModel):

@@ -11,10 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from simrl.analysis.acceptance import history_words
-from simrl.show.style import BLUE, GREEN, INK, ORANGE, PERCENT, SKY, VERMILLION, Picture, legend_above, panels
+from simrl.show.style import INK, LOOKS, P50, PAPER, PERCENT, SERIES, Picture, legend_above, panels
 from simrl.show.tables.acceptance import token_range
 
-HISTORY_LOOKS = {"previous epoch": (GREEN, "-"), "all earlier epochs": (GREEN, "--"), "siblings": (SKY, "-")}
+HISTORY_LOOKS = {
+    "previous epoch": (SERIES[3], "-"),
+    "all earlier epochs": (SERIES[3], "--"),
+    "siblings": (SERIES[2], "-"),
+}
 
 
 def report_figure(d: dict[str, Any]) -> Picture:
@@ -35,8 +39,8 @@ def report_figure(d: dict[str, Any]) -> Picture:
 
 def _draw_hits(rows: list[dict[str, Any]], axes: Axes) -> None:
     x = np.arange(len(rows))
-    axes.bar(x - 0.2, [row["share_of_hits"] for row in rows], 0.4, color=SKY, label="of the hits")
-    axes.bar(x + 0.2, [row["share_of_tokens"] for row in rows], 0.4, color=BLUE, label="of their tokens")
+    axes.bar(x - 0.2, [row["share_of_hits"] for row in rows], 0.4, color=SERIES[0], label="of the hits")
+    axes.bar(x + 0.2, [row["share_of_tokens"] for row in rows], 0.4, color=SERIES[1], label="of their tokens")
     axes.set_xticks(x, [token_range(row) for row in rows], rotation=45, ha="right")
     axes.yaxis.set_major_formatter(PERCENT)
     axes.set(xlabel="hit length [tokens]", ylabel="share")
@@ -45,7 +49,7 @@ def _draw_hits(rows: list[dict[str, Any]], axes: Axes) -> None:
 
 def _draw_epochs(d: dict[str, Any], axes: Axes) -> None:
     rows = [row for row in d["by_epoch"] if row["responses_with_drafts"]]
-    for key, color in (("acceptance_rate", ORANGE), ("speculation_rate", BLUE)):
+    for key, color in (("acceptance_rate", SERIES[0]), ("speculation_rate", SERIES[1])):
         _plot(axes, rows, "epoch", key, color=color, marker="o", markersize=4, label=key.replace("_", " "))
     for found in d["similarity"]:
         (color, style), points = HISTORY_LOOKS[found["history"]], found["by_epoch"]
@@ -53,7 +57,7 @@ def _draw_epochs(d: dict[str, Any], axes: Axes) -> None:
         _plot(axes, points, "epoch", "accepted_share", label=f"in {found['history']}", **look)
     controls = [found["another_prompt"] for found in d["similarity"] if found["another_prompt"] is not None]
     if controls:
-        axes.axhline(max(controls), color=VERMILLION, linestyle=":", label="in another prompt's")
+        axes.axhline(max(controls), color=INK, linestyle=":", label="in another prompt's")
     axes.yaxis.set_major_formatter(PERCENT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="epoch", ylabel="share of tokens", ylim=(0, 1))
@@ -65,9 +69,17 @@ def _draw_responses(by_response: dict[str, Any], axes: Axes) -> None:
     edges = [rows[0]["from"], *(row["to"] for row in rows)]
     counts = np.array([row["responses"] for row in rows])
     shares = counts / counts.sum()
-    axes.bar(edges[:-1], shares, np.diff(edges), color=SKY, align="edge", edgecolor="white", linewidth=0.4)
+    axes.bar(
+        edges[:-1],
+        shares,
+        np.diff(edges),
+        color=LOOKS["drafts_stood"].color,
+        align="edge",
+        edgecolor=PAPER,
+        linewidth=0.4,
+    )
     for name, value in by_response["speculation_rate"].items():
-        axes.axvline(value, color=BLUE, linestyle="-" if name == "p50" else ":", label=f"{name}: {value:.0%}")
+        axes.axvline(value, color=P50, linestyle="-" if name == "p50" else ":", label=f"{name}: {value:.0%}")
     axes.xaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     axes.set(xlabel="accepted share of a response's tokens", ylabel="share of responses", xlim=(0, 1))
@@ -75,12 +87,15 @@ def _draw_responses(by_response: dict[str, Any], axes: Axes) -> None:
 
 
 def _draw_batches(pays: dict[str, Any], axes: Axes) -> None:
-    for key, color, label in (("speed_up", BLUE, "this window"), ("best_fixed_speed_up", SKY, "best fixed window")):
+    for key, color, label in (
+        ("speed_up", SERIES[0], "this window"),
+        ("best_fixed_speed_up", SERIES[2], "best fixed window"),
+    ):
         _plot(axes, pays["by_batch"], "batch", key, color=color, marker="o", label=label)
-    axes.axhline(1.0, color=VERMILLION, linestyle="--", linewidth=1.2, label="plain decoding")
+    axes.axhline(1.0, color=INK, linestyle="--", linewidth=1.2, label="plain decoding")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel=f"batch ({pays['profile']})", ylabel="speed-up of decoding")
+    axes.set(xlabel=f"batch [sequences] ({pays['profile']})", ylabel="speed-up of decoding [×]")
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     legend_above(axes, columns=3)
 

@@ -21,19 +21,24 @@ from simrl.analysis.agreement import Agreement, finished_on_clock
 from simrl.analysis.run_view import short_name
 from simrl.result.result import Result
 from simrl.result.timeline import Spans, spans, steady_window
-from simrl.show import style
-from simrl.show.figures.timeline import WIDTH, draw_spans, write_head, write_legend, write_on_spans
-from simrl.show.style import BLUE, BUBBLE, FAINT, INK, PAPER, VERMILLION, Picture
+from simrl.show.figures.timeline import WIDTH, draw_spans, kind_words, write_head, write_on_spans
+from simrl.show.style import (
+    FAINT,
+    INK,
+    LIGHT_SKY,
+    LOOKS,
+    PALE_SKY,
+    SERIES,
+    SKY,
+    UNKNOWN,
+    Picture,
+    legend_below,
+)
 from simrl.show.tables.agree import error_rows
 
-VERSION_COLORS = (style.SKY, style.GREEN, style.ORANGE, style.PURPLE, BLUE)  # of the policy version, over and over
-IDLE, OTHER = "idle (bubble)", "training and other"
-KIND_LOOKS = {  # words in the legend, and colour
-    "load_weights": ("loads weights", style.YELLOW),
-    "train_drafter": ("trains the drafter", style.TEAL),
-    "evaluate": ("evaluates", style.SAND),
-    "idle": (IDLE, PAPER),
-}
+VERSION_COLORS = (SKY, LIGHT_SKY, PALE_SKY)  # rollout's, of the policy version, over and over
+IDLE, OTHER = kind_words("idle"), "training and other"
+NAMED = ("load_weights", "train_drafter", "evaluate", "idle")  # the other kinds of spans are in one entry of the legend
 THICK = 0.43  # of a run's lane; a worker takes 1
 TITLE = 84  # characters that fit
 MOST_UPDATES = 6  # more in one picture nobody can tell apart
@@ -44,7 +49,7 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
     lanes_in = min(max(0.46 * agreement.workers, 1.2), 7.5)  # these are inches
     errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or ["nothing to compare"]
     lines = [" · ".join(errors[i : i + 4]) for i in range(0, len(errors), 4)]
-    above, between, points_in, below = 0.85 + 0.22 * len(lines), 1.25, 3.0, 0.55
+    above, between, points_in, below = 0.85 + 0.22 * len(lines), 1.25, 3.0, 0.55  # below the legend's first line
     height = above + lanes_in + between + points_in + below
     figure = Picture(WIDTH, height)
 
@@ -56,9 +61,8 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
 
     timeline = panel(0.085, below + points_in + between, 0.9, lanes_in)
     legend = _draw_runs(timeline, (predicted, measured), agreement)
-    columns = len(legend) if len(legend) <= 6 else -(-len(legend) // 2)
-    bottom = (below + points_in + 0.42) / height
-    write_legend(figure, legend, 0.535, bottom, columns, fontsize="x-small", columnspacing=1.4, handlelength=1.6)
+    place_legend, _ = legend_below(figure, legend, fontsize="x-small", columnspacing=1.4, handlelength=1.6)
+    place_legend(below + points_in + 0.3)
     points, apart = panel(0.085, below, points_in / WIDTH, points_in), panel(0.47, below, 0.515, points_in)
     _draw_completions(points, apart, predicted, measured, agreement)
     _write_title(figure, predicted, agreement, lines)
@@ -121,8 +125,8 @@ def _looks(part: Spans, versions: Sequence[int]) -> Iterator[tuple[str, dict[str
     for code, kind in enumerate(part.kinds):
         mine = part.kind == code
         if kind != "rollout" and mine.any():
-            words, color = KIND_LOOKS.get(kind, (OTHER, FAINT))
-            yield words, {"facecolor": color, "linewidth": 0, **(BUBBLE if kind == "idle" else {})}, mine
+            words, look = (kind_words(kind), LOOKS[kind]) if kind in NAMED else (OTHER, UNKNOWN)
+            yield words, look.patch, mine
 
 
 def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Result, agreement: Agreement) -> None:
@@ -134,7 +138,7 @@ def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Re
     after = np.where(m_s > 0, p_s / np.where(m_s > 0, m_s, 1) - 1, 0)
     apart.axhline(0, color=INK, linewidth=0.8)
     look: dict[str, Any] = {"s": 16 if len(uids) <= 500 else 4, "alpha": 0.6, "linewidth": 0}
-    for chosen, color, label in ((~other, BLUE, "same decisions"), (other, VERMILLION, "decided otherwise")):
+    for chosen, color, label in ((~other, SERIES[0], "same decisions"), (other, SERIES[1], "decided otherwise")):
         if chosen.any():
             points.scatter(m_s[chosen], p_s[chosen], color=color, label=label, **look)
             apart.scatter(m_s[chosen], after[chosen], color=color, **look)
@@ -143,11 +147,11 @@ def _draw_completions(points: Axes, apart: Axes, predicted: Result, measured: Re
         apart.axhspan(-mape, mape, color=FAINT, alpha=0.25, linewidth=0, label=f"± MAPE {mape:.2%}")
         apart.legend(frameon=False, fontsize="small", labelcolor=INK, loc="upper right")
         points.legend(frameon=False, fontsize="small", labelcolor=INK, loc="upper left")
-    points.set(xlim=(0, far), ylim=(0, far), ylabel="predicted (s of rollout)")
+    points.set(xlim=(0, far), ylim=(0, far), ylabel="predicted [s of rollout]")
     apart.set(xlim=(0, far), ylabel="predicted / measured - 1")
     apart.yaxis.set_major_formatter(PercentFormatter(1))
     for axes in (points, apart):
-        axes.set_xlabel("a sample finished, measured (s of rollout)", color=INK)
+        axes.set_xlabel("a sample finished, measured [s of rollout]", color=INK)
         axes.yaxis.label.set_color(INK)
 
 

@@ -10,7 +10,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from simrl.dispatch.allocation import ascending_fill, two_step_sums
-from simrl.show.style import BLUE, FAINT, INK, ORANGE, PAPER, SKY, VERMILLION, Picture, legend_above, panels
+from simrl.show.style import FAINT, INK, LOOKS, PAPER, SERIES, Picture, legend_above, panels
 
 
 def allocation_figure(d: dict[str, Any]) -> Picture:
@@ -26,17 +26,17 @@ def _draw_groups(axes: Axes, d: dict[str, Any]) -> None:
     """Draw each group's time, equal next to two-tier, with the number of its workers on top; the target as a line."""
     index = np.arange(len(d["groups"]))
     for shift, key, count, color, label in (
-        (-0.21, "equal_predicted_s", "equal_workers", SKY, "equal"),
-        (0.21, "predicted_s", "workers", ORANGE, "two-tier"),
+        (-0.21, "equal_predicted_s", "equal_workers", SERIES[0], "equal"),
+        (0.21, "predicted_s", "workers", SERIES[1], "two-tier"),
     ):
         bars = axes.bar(index + shift, [g[key] for g in d["groups"]], 0.4, color=color, label=label)
         names = [str(g[count]) for g in d["groups"]]
         halo = [withStroke(linewidth=2, foreground=PAPER)]  # the line of the target may pass behind
         axes.bar_label(bars, names, fontsize="x-small", color=INK, padding=1, zorder=4, path_effects=halo)
     target = f"target: {d['t0_s']:.1f} s + {d['gradient_s']:.1f} s a group"
-    axes.plot(index, [g["target_s"] for g in d["groups"]], color=BLUE, marker="o", markersize=4, label=target)
+    axes.plot(index, [g["target_s"] for g in d["groups"]], color=SERIES[4], marker="o", markersize=4, label=target)
     if d["train_s"] > 0:
-        axes.axhline(d["train_s"], color=VERMILLION, linestyle="--", linewidth=1.2, label="training")
+        axes.axhline(d["train_s"], color=LOOKS["train"].color, linestyle="--", linewidth=1.2, label="training")
     axes.set_xticks(index)
     axes.set(xlabel="ranking group (on the bars: workers)", ylabel="predicted time [s]")
     legend_above(axes)
@@ -49,9 +49,9 @@ def _draw_workers(axes: Axes, d: dict[str, Any]) -> None:
     first = np.array(times)[ascending_fill(counts)]
     worker = np.arange(len(sums))
     look: dict[str, Any] = {"width": 1.0, "linewidth": 0.3, "edgecolor": PAPER}
-    axes.bar(worker, first, color=ORANGE, label="first step, ascending", **look)
+    axes.bar(worker, first, color=SERIES[1], label="first step, ascending", **look)
     second = {"pairing": "paired", "none": "ascending"}.get(d["alternation"], "reversed")
-    axes.bar(worker, sums - first, bottom=first, color=BLUE, label=f"second step, {second}", **look)
+    axes.bar(worker, sums - first, bottom=first, color=SERIES[2], label=f"second step, {second}", **look)
     times, counts = ([g[f"equal_{key}"] for g in d["groups"]] for key in ("predicted_s", "workers"))
     equal = two_step_sums(times, counts, d["alternation"])
     label = f"equal allocation (bubble {_bubble(equal):.0%})"

@@ -20,15 +20,14 @@ from simrl.result.metrics import window
 from simrl.result.off_policyness import OLDEST, age_shares, ages
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
-from simrl.show import style
-from simrl.show.style import BAR_COLORS, BLACK, BLUE, INK, PAPER, PERCENT, SKY, VERMILLION, Picture, plain, quiet
+from simrl.show.style import AGES, INK, LOOKS, PALE, PAPER, PERCENT, SERIES, Look, Picture, fitting_legend, plain, quiet
 
 Row = Mapping[str, Any]
 
+LEGEND_COLUMNS = 3  # where they fit
 WIDTH, LINE, FRAME = 9.0, 0.34, 0.6  # inches: of a picture, of a run, of the axis
 SMALL = 0.004  # share of the longest bar below which a part is summed up with others
 MOST_POINTS = 128  # workers of a run that are drawn one by one beside their box
-AGE_COLORS = ("#DCEBF7", "#B5D6EE", "#86BDE3", SKY, "#2F8CC4", BLUE, "#005488", "#003B61", "#00263F", BLACK)
 
 # Beside a bar: heading, inches from the column's end to the right edge, text of a row.
 COLUMNS = (
@@ -39,42 +38,6 @@ COLUMNS = (
     ("trainer\nidle", 1.35, "{train_idle:.1%}"),
     ("off-policyness\nmean (max)", 0.2, "{off_policyness_mean:.2f} ({off_policyness_max})"),
 )
-
-# Colour and hatch of every part of the GPU-seconds: the timeline's where it has such a kind; hatched is waste.
-PART_LOOKS: Mapping[str, tuple[str, str]] = {
-    "decode": (SKY, ""),
-    "prefill": ("#A9D6F5", ""),
-    "log_prob": (style.GREEN, ""),
-    "train": (BLUE, ""),
-    "small_batches": (SKY, "///"),
-    "tail_idle": (VERMILLION, "///"),
-    "trainer_wait": (style.ORANGE, "\\\\\\"),
-    "other_wait": (style.FAINT, "\\\\\\"),
-    "rest_idle": (style.SAND, "\\\\\\"),
-    "train_idle": (BLUE, "///"),
-    "recompute_reloaded": ("#8A6FB0", ""),
-    "recompute_preempted": ("#B39BCB", ""),
-    "recompute_moved": ("#6B4C96", ""),
-    "recompute_redrafted": ("#D3C4E3", ""),
-    "drafts_stood": (style.TEAL, ""),
-    "drafts_wasted": (style.TEAL, "///"),
-    "train_drafter": ("#5F9F9F", ""),
-    "load_weights": (style.YELLOW, ""),
-    "publish": (style.ORANGE, ""),
-    "switch": (style.PURPLE, ""),
-    "transfer": (style.FAINT, ""),
-    "dropped": (INK, "xxx"),
-    "duplicates": (BLACK, "///"),
-    "ahead": ("#BBBBBB", "..."),
-    "evaluate": (style.SAND, ""),
-    "checkpoint": (INK, ""),
-    "lost": (BLACK, ""),
-    "lock_step": (style.SAND, "..."),
-    "slowed": (BLACK, "..."),
-    "host": ("#D9D9D9", ""),
-    "undivided": ("#CFE6F5", ""),
-    "other": (style.FAINT, "..."),
-}
 
 
 def comparison_figure(rows: Sequence[Row]) -> Picture:
@@ -106,7 +69,7 @@ def comparison_figure(rows: Sequence[Row]) -> Picture:
             axes.text(0.15 / width, line + 0.75, plain(variant), fontweight="bold", backgroundcolor=PAPER, **text)
         line += heads[variant]
         for row in group:
-            color = BAR_COLORS[systems.index(row["system"]) % len(BAR_COLORS)]
+            color = SERIES[systems.index(row["system"]) % len(SERIES)]
             axes.barh(line + 0.5, row["samples_per_s"], height=0.78, color=color)
             filled = "–" if row["occupancy"] is None else f"{row['occupancy']:.1%}"
             look = {**text, "ha": "right", "fontweight": "bold" if row["samples_per_s"] == best else "normal"}
@@ -124,10 +87,10 @@ def gpu_seconds_figure(rows: Sequence[Row], falls: Sequence[Waterfall]) -> Pictu
     """Draw the GPU-seconds of a trained sample by part, a stacked bar a run."""
     longest = max(fall.total_gpu_s / fall.samples for fall in falls)
     shown = [k for k in PARTS if k == "decode" or any(fall.per_sample[k] >= SMALL * longest for fall in falls)]
-    stacks = [(PARTS[k].words, [fall.per_sample[k] for fall in falls], *PART_LOOKS[k]) for k in shown]
+    stacks = [(PARTS[k].words, [fall.per_sample[k] for fall in falls], LOOKS[k]) for k in shown]
     rest = [sum(fall.per_sample[k] for k in PARTS if k not in shown) for fall in falls]
     if max(rest) >= SMALL * longest / 2:
-        stacks.append(("all that is smaller", rest, "#EEEEEE", ""))
+        stacks.append(("all that is smaller", rest, Look(PALE, "...")))
     figure, axes = _stacked(rows, stacks)
     axes.set_xlabel("GPU-s a trained sample")
     return figure
@@ -137,7 +100,7 @@ def staleness_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Se
     """Draw the trained tokens by their age in updates, a stacked bar a run."""
     by_run = [age_shares(*ages(result, warmup)[:2]) for result, warmup in zip(results, warmups, strict=True)]
     oldest = max((int(np.flatnonzero(share)[-1]) for share in by_run if share.any()), default=0)
-    stacks = [(_age(age), [share[age] for share in by_run], AGE_COLORS[age], "") for age in range(oldest + 1)]
+    stacks = [(_age(age), [share[age] for share in by_run], Look(AGES[age])) for age in range(oldest + 1)]
     figure, axes = _stacked(rows, stacks)
     axes.set(xlim=(0, 1), xlabel="share of the trained tokens")
     axes.xaxis.set_major_formatter(PERCENT)
@@ -149,14 +112,14 @@ def bubble_figure(rows: Sequence[Row], results: Sequence[Result], warmups: Seque
     figure, axes, places = _lines(rows)
     shares = [worker_idle_shares(result, warmup) for result, warmup in zip(results, warmups, strict=True)]
     line: dict[str, Any] = {"color": INK, "linewidth": 1}
-    box = {"facecolor": "#F8E6DB", "edgecolor": INK, "linewidth": 1}
+    box = {**LOOKS["idle"].patch, "linewidth": 1}
     looks: dict[str, Any] = {"boxprops": box, **{f"{part}props": line for part in ("median", "whisker", "cap")}}
     along: dict[str, Any] = {"positions": places, "orientation": "horizontal", "widths": 0.6, "manage_ticks": False}
     axes.boxplot(shares, patch_artist=True, showfliers=False, **along, **looks)
     for place, share in zip(places, shares, strict=True):
         if len(share) <= MOST_POINTS:
             y = place + np.linspace(-0.2, 0.2, len(share)) if len(share) > 1 else [place]
-            axes.plot(share, y, ".", color=VERMILLION, alpha=0.6, markersize=6)
+            axes.plot(share, y, ".", color=INK, alpha=0.6, markersize=6)
     axes.set(xlim=(-0.01, 1.01), xlabel="idle share of a worker's time")
     axes.xaxis.set_major_formatter(PERCENT)
     return figure
@@ -203,16 +166,14 @@ def _lines(rows: Sequence[Row], legend_rows: int = 0) -> tuple[Picture, Axes, li
     return figure, axes, places
 
 
-def _stacked(rows: Sequence[Row], stacks: Sequence[tuple[str, Sequence[float], str, str]]) -> tuple[Picture, Axes]:
-    """Draw (words, values, colour, hatch) one behind the other on each run's line, and their legend above."""
-    figure, axes, places = _lines(rows, legend_rows=-(-len(stacks) // 3))
+def _stacked(rows: Sequence[Row], stacks: Sequence[tuple[str, Sequence[float], Look]]) -> tuple[Picture, Axes]:
+    """Draw (words, values, look) one behind the other on each run's line, and their legend above."""
+    figure, axes, places = _lines(rows, legend_rows=-(-len(stacks) // LEGEND_COLUMNS))
     left = np.zeros(len(places))
-    for words, values, color, hatch in stacks:
-        look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": color, "hatch": hatch} if hatch else {"color": color}
-        axes.barh(places, values, left=left, height=0.78, linewidth=0.4, label=words, **look)
+    for words, values, look in stacks:
+        axes.barh(places, values, left=left, height=0.78, label=words, **look.patch)
         left += values
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-    axes.legend(ncols=3, frameon=False, fontsize="small", labelcolor=INK, **place)
+    fitting_legend(figure, axes.get_legend_handles_labels()[0], LEGEND_COLUMNS, {"loc": "outside upper left"})
     return figure, axes
 
 

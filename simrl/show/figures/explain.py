@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from simrl.analysis.explanation import Difference, Explanation
 from simrl.analysis.gpu_hours import PARTS
-from simrl.show.style import FAINT, GREEN, INK, ORANGE, SKY, VERMILLION, Picture, plain
+from simrl.show.style import FAINT, INK, LOOKS, Picture, plain
 from simrl.show.text import number, signed
 
 SMALLEST = 0.01  # share of the whole that has a bar
@@ -25,35 +25,38 @@ def explanation_figure(e: Explanation) -> Picture:
     total = sum(per_sample.values())
     keys = [key for key, value in per_sample.items() if value >= SMALLEST * total]
     keys.sort(key=lambda key: (not PARTS[key].ideal, 0 if PARTS[key].ideal else -per_sample[key]))
-    title = f"{e.label}: GPU-seconds a trained sample (blue: an ideal run has them too)"
-    looks = {key: (SKY if PARTS[key].ideal else ORANGE, f"{per_sample[key] / total:.0%}") for key in keys}
-    bars = [(key, per_sample[key], color, f"{number(per_sample[key])} ({of})") for key, (color, of) in looks.items()]
-    return _bars(title, bars)[0]
-
-
-def difference_figure(d: Difference) -> Picture:
-    """Draw the GPU-seconds that B saves (green) or adds (red) a trained sample, the largest change first."""
-    least = SMALLEST * max(d.a_gpu_s, d.b_gpu_s)
-    changes = [(change.part, change.saved_gpu_s) for change in d.changes if abs(change.saved_gpu_s) >= least]
-    bars = [(part, saved, GREEN if saved > 0 else VERMILLION, signed(saved)) for part, saved in changes]
-    figure, axes = _bars(f"GPU-seconds a trained sample that {d.b} saves against {d.a}", bars)
-    axes.axvline(0, color=FAINT, linewidth=0.8)
+    title = f"{e.label}: what the GPUs did (bold: an ideal run does it too)"
+    bars = [(key, per_sample[key], f"{number(per_sample[key])} ({per_sample[key] / total:.0%})") for key in keys]
+    figure, axes = _bars(title, bars)
+    for key, label in zip(keys, axes.get_yticklabels(), strict=True):
+        label.set_fontweight("bold" if PARTS[key].ideal else "normal")
     return figure
 
 
-def _bars(title: str, bars: Sequence[tuple[str, float, str, str]]) -> tuple[Picture, Axes]:
-    """Draw (part, value, colour, text) as bars from above, the part's name on the left and the text at the end."""
-    figure = Picture(WIDTH, 0.75 + BAR * max(len(bars), 1), layout="constrained")
+def difference_figure(d: Difference) -> Picture:
+    """Draw the GPU-seconds that B saves (to the right) or adds (to the left) a trained sample, the largest change first."""
+    least = SMALLEST * max(d.a_gpu_s, d.b_gpu_s)
+    changes = [(change.part, change.saved_gpu_s) for change in d.changes if abs(change.saved_gpu_s) >= least]
+    bars = [(part, saved, signed(saved)) for part, saved in changes]
+    figure, axes = _bars(f"What {d.b} saves against {d.a}", bars)
+    axes.axvline(0, color=FAINT, linewidth=0.8)
+    axes.set_xlabel("adds  ←  GPU-seconds a trained sample  →  saves")
+    return figure
+
+
+def _bars(title: str, bars: Sequence[tuple[str, float, str]]) -> tuple[Picture, Axes]:
+    """Draw (part, value, text) as bars from above, the part's name on the left and the text at the end."""
+    figure = Picture(WIDTH, 1.15 + BAR * max(len(bars), 1), layout="constrained")
     axes = figure.subplots()
     look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "small", "color": INK}
-    for place, (_, value, color, text) in enumerate(bars):
-        axes.barh(place, value, height=0.75, color=color)
+    for place, (part, value, text) in enumerate(bars):
+        axes.barh(place, value, height=0.75, **LOOKS[part].patch)
         side, apart = ("left", 4) if value >= 0 else ("right", -4)
         axes.annotate(text, (value, place), (apart, 0), ha=side, **look)
     axes.set_yticks(range(len(bars)), [plain(PARTS[part].words) for part, *_ in bars])
     axes.invert_yaxis()
     axes.margins(x=0.16)
-    axes.set_xticks([])
+    axes.set_xlabel("GPU-seconds a trained sample", color=INK)
     axes.tick_params(length=0, colors=INK)
     axes.spines[:].set_visible(False)
     axes.set_title(plain(title), loc="left", color=INK)

@@ -14,8 +14,23 @@ from numpy.typing import NDArray
 
 from simrl.result.off_policyness import OLDEST, age_shares, ages
 from simrl.result.result import Result
-from simrl.show import style
-from simrl.show.style import BLUE, INK, ORANGE, PERCENT, SKY, TEAL, THOUSANDS, VERMILLION, Picture, legend_above, quiet
+from simrl.show.style import (
+    AGES,
+    FAINT,
+    INK,
+    LARGEST,
+    LOOKS,
+    MEAN,
+    P50,
+    P95,
+    P99,
+    PERCENT,
+    ROSE,
+    THOUSANDS,
+    Picture,
+    legend_above,
+    quiet,
+)
 
 Values = NDArray[Any]
 LENGTH_BINS = 40
@@ -65,10 +80,10 @@ def _ages(result: Result, warmup_steps: int) -> Picture:
     oldest = oldest[oldest >= 0]
     by_token, by_sample = age_shares(age, tokens), age_shares(oldest, np.ones(len(oldest)))
     shown = max((int(np.flatnonzero(s)[-1]) for s in (by_token, by_sample) if s.any()), default=0) + 1
-    figure, axes = _panel("updates between generating and training", "share")
+    figure, axes = _panel("policy updates between generating and training", "share of the trained")
     x = np.arange(shown)
-    axes.bar(x - 0.2, by_token[:shown], 0.4, color=SKY, label="tokens")
-    axes.bar(x + 0.2, by_sample[:shown], 0.4, color=BLUE, label="samples, by their oldest token")
+    axes.bar(x - 0.2, by_token[:shown], 0.4, color=AGES[2], label="tokens")
+    axes.bar(x + 0.2, by_sample[:shown], 0.4, color=AGES[6], label="samples, by their oldest token")
     axes.set_xticks(x, [str(i) + " or more" * (i == OLDEST) for i in range(shown)])
     axes.yaxis.set_major_formatter(PERCENT)
     legend_above(axes)
@@ -78,13 +93,13 @@ def _ages(result: Result, warmup_steps: int) -> Picture:
 def _updates(result: Result) -> Picture:
     """Draw the off-policyness of each update, mean over tokens and largest, and its seconds."""
     steps = {name: result.steps.column(name).to_numpy() for name in result.steps.column_names}
-    figure, axes = _panel("policy update", "off-policyness")
+    figure, axes = _panel("policy update", "off-policyness [updates]")
     seconds = _twin(axes, "s an update (dotted)")
-    seconds.plot(steps["step"], np.diff(steps["finished_s"], prepend=0.0), ":", color=style.FAINT, linewidth=2)
+    seconds.plot(steps["step"], np.diff(steps["finished_s"], prepend=0.0), ":", color=FAINT, linewidth=2)
     seconds.set_ylim(bottom=0)
-    look: dict[str, Any] = {"where": "mid", "color": VERMILLION, "linestyle": "--"}
+    look: dict[str, Any] = {"where": "mid", "color": LARGEST, "linestyle": "--"}
     axes.step(steps["step"], steps["off_policyness_max"], label="largest", **look)
-    axes.plot(steps["step"], steps["off_policyness_mean"], "o-", color=BLUE, markersize=3, label="mean")
+    axes.plot(steps["step"], steps["off_policyness_mean"], "o-", color=MEAN, markersize=3, label="mean")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_above(axes)
@@ -97,11 +112,11 @@ def _lengths(tokens: Values) -> Picture:
     edges = np.arange(0, tokens.max() + 1 + wide, wide, dtype=np.int64)
     counts, _ = np.histogram(tokens, edges)
     figure, axes = _panel("tokens of a response", "share of the responses")
-    axes.bar(edges[:-1], counts / len(tokens), 0.94 * wide, align="edge", color=SKY)
-    for percentile, color in ((50, BLUE), (95, ORANGE), (99, VERMILLION)):
+    axes.bar(edges[:-1], counts / len(tokens), 0.94 * wide, align="edge", color=LOOKS["rollout"].color)
+    for percentile, color in ((50, P50), (95, P95), (99, P99)):
         value = np.percentile(tokens, percentile)
         axes.axvline(value, color=color, linestyle=":", label=f"p{percentile}: {value:,.0f}")
-    axes.axvline(tokens.mean(), color=INK, linestyle="--", label=f"mean: {tokens.mean():,.0f}")
+    axes.axvline(tokens.mean(), color=MEAN, linestyle="--", label=f"mean: {tokens.mean():,.0f}")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(PERCENT)
     legend_above(axes, columns=4)
@@ -110,7 +125,7 @@ def _lengths(tokens: Values) -> Picture:
 
 def _lengths_by_update(steps: Sequence[int], tokens: Sequence[Values]) -> Picture:
     figure, axes = _panel("policy update", "tokens of a response")
-    for name, percentile, color in (("longest", 100, VERMILLION), ("p95", 95, ORANGE), ("median", 50, BLUE)):
+    for name, percentile, color in (("longest", 100, LARGEST), ("p95", 95, P95), ("median", 50, P50)):
         values = [float(np.percentile(each, percentile)) for each in tokens]
         axes.plot(steps, values, "o-", color=color, markersize=3, label=name)
     axes.set_ylim(bottom=0)
@@ -125,7 +140,7 @@ def _acceptance(samples: dict[str, Values]) -> dict[str, Picture]:
     tokens, shares = samples["generated_tokens"], samples["accepted_tokens"] / samples["drafted_tokens"]
     counts, edges = np.histogram(shares, np.linspace(0, 1, 21))
     figure, axes = _panel("accepted share of a sample's drafted tokens", "share of the samples")
-    axes.bar(edges[:-1], counts / len(shares), 0.0475, align="edge", color=TEAL)
+    axes.bar(edges[:-1], counts / len(shares), 0.0475, align="edge", color=LOOKS["drafts_stood"].color)
     axes.xaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_formatter(PERCENT)
     quiet(axes, labelsize="small")
@@ -143,12 +158,12 @@ def _acceptance(samples: dict[str, Values]) -> dict[str, Picture]:
 def _by_group(group: Values, names: Sequence[str], title: str, samples: dict[str, Values]) -> Picture:
     """Draw the tokens that a pass with a draft yields, and the accepted share, of groups of samples."""
     passes, yielded, drafted, accepted = (np.bincount(group, samples[name], len(names)) for name in SUMS)
-    figure, axes = _panel(title, "tokens a draft (bars)")
+    figure, axes = _panel(title, "tokens a pass with a draft (bars)")
     x = np.arange(len(names))
     shares = _twin(axes, "accepted share (line)")
     with np.errstate(invalid="ignore", divide="ignore"):
-        axes.bar(x, yielded / passes, color=TEAL)
-        shares.plot(x, accepted / drafted, "o-", color=ORANGE, markersize=4)
+        axes.bar(x, yielded / passes, color=LOOKS["drafts_stood"].color)
+        shares.plot(x, accepted / drafted, "o-", color=ROSE, markersize=4)
     axes.set_xticks(x, names)
     quiet(axes, labelsize="small")
     shares.set_ylim(0, 1.02)

@@ -14,14 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from simrl.errors import InputError, meant
-from simrl.show import style
-from simrl.show.style import BAR_COLORS, BLACK, INK, PAPER, VERMILLION, Picture, plain, quiet
+from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
+from simrl.validation import in_words
 
 if TYPE_CHECKING:
     from simrl.study.optimize import Optimization
 
 Row = Mapping[str, Any]
-LINE_COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, VERMILLION, style.SKY)
 MARKERS = "os^D"  # of the systems of a search, when the colours have all been used
 MOST_PANELS = 12
 LEAST_WIDTH = 5.5  # inches, for the title
@@ -83,7 +82,7 @@ def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value
     for i, (name, group) in enumerate(groups.items()):
         known = sorted((at.index(row[x]), row[value]) for row in group if row[value] is not None)
         places, measures = zip(*known, strict=True) if known else ((), ())
-        axes.plot(places, measures, "o-", color=LINE_COLORS[i % len(LINE_COLORS)], label=plain(name) or None)
+        axes.plot(places, measures, "o-", color=SERIES[i % len(SERIES)], label=plain(name) or None)
     axes.set_xticks(range(len(at)), [plain(_words(each)) for each in at])
     axes.set(xlabel=plain(x), ylabel=UNITS.get(value, value))
     axes.set_ylim(bottom=0)
@@ -129,7 +128,7 @@ def _write_fields(axes: Axes, field: np.ndarray[Any, np.dtype[np.float64]], ligh
     if not np.isnan(field).all():
         best = np.nanargmin(field) if least else np.nanargmax(field)
         row, column = np.unravel_index(int(best), field.shape)
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=VERMILLION, linewidth=2.5))
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=BLACK, linewidth=2.5))
 
 
 def _values(rows: Sequence[Row], key: str) -> list[Any]:
@@ -139,7 +138,7 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
 
 
 def _words(value: Any) -> str:
-    return "–" if value is None else str(value)
+    return "–" if value is None else in_words(value)
 
 
 def optimization_figure(found: Optimization) -> Picture:
@@ -152,7 +151,7 @@ def optimization_figure(found: Optimization) -> Picture:
         {"s": 55, "alpha": 1.0, "edgecolors": INK, "zorder": 3},
     )
     for i, system in enumerate(dict.fromkeys(option.system for option in found.searched.allowed)):
-        color, marker = BAR_COLORS[i % len(BAR_COLORS)], MARKERS[i // len(BAR_COLORS) % len(MARKERS)]
+        color, marker = SERIES[i % len(SERIES)], MARKERS[i // len(SERIES) % len(MARKERS)]
         own = [option for option in found.searched.allowed if option.system == system]
         for full, look in enumerate(looks):
             drawn = [option for option in own if (option.point.hash in on_front) == full]

@@ -6,7 +6,7 @@ time in the window shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from simrl.result.metrics import summary
 from simrl.result.result import Result
 from simrl.result.timeline import Spans, Window, idle_shares, rolls_out, running_requests, shares, spans, time_shares
-from simrl.show.style import BUBBLE, FAINT, INK, KIND_COLORS, PAPER, PERCENT, THOUSANDS, Picture, plain
+from simrl.show.style import FAINT, INK, KINDS, LOOKS, PAPER, PERCENT, THOUSANDS, UNKNOWN, Picture, legend_below, plain
 
 WIDTH = 11.0  # inches
 
@@ -37,9 +37,11 @@ def timeline_figure(result: Result, window: Window) -> Picture:
     workers = sum(map(rolls_out, shown.lanes))
     trainers = len(shown.lanes) - workers
     heights = [min(max(0.09 * workers, 1.2), 4.0), *[0.34 * trainers] * (trainers > 0), 1.0, 0.9]  # inches
-    above, gap, below = 1.22, 0.12, 1.22 if "idle" in rollout.kinds else 1.0
+    figure = Picture(WIDTH, WIDTH)  # until the height of the legend is known
+    place_legend, legend_in, waits = _write_legend(figure, rollout, trainer)
+    above, gap, below = 1.22, 0.12, 0.62 + legend_in + 0.24 * bool(waits)
     height = above + sum(heights) + gap * (len(heights) - 1) + below
-    figure = Picture(WIDTH, height)
+    figure.set_size_inches(WIDTH, height)
     sides = {"left": 0.085, "right": 0.985, "top": 1 - above / height, "bottom": below / height}
     rows = {"height_ratios": heights, "hspace": gap * len(heights) / sum(heights)}
     panels = figure.subplots(len(heights), sharex=True, gridspec_kw={**rows, **sides})
@@ -58,7 +60,8 @@ def timeline_figure(result: Result, window: Window) -> Picture:
     panels[-1].xaxis.set_major_formatter(THOUSANDS)
     figure.align_ylabels(panels)
     _write_title(figure, result)
-    _write_legend(figure, rollout, trainer)
+    place_legend(0.08 + 0.24 * bool(waits))
+    figure.text(0.5, 0.1 / height, waits, ha="center", va="bottom", fontsize="small", color=INK)
     return figure
 
 
@@ -111,7 +114,7 @@ def _draw_shares(axes: Axes, part: Spans) -> None:
         above = below + np.append(by_kind[kind], by_kind[kind][-1:])
         axes.fill_between(times, below, above, step="post", label=kind, antialiased=False, **_look(kind))
         below = above
-    axes.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="rollout GPUs")
+    axes.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="share of\nrollout GPUs")
     axes.yaxis.set_major_formatter(PERCENT)
 
 
@@ -171,40 +174,32 @@ def write_head(figure: Figure, title: str, *lines: str) -> None:
         figure.text(0.012, 1 - (0.42 + 0.22 * i) / height, plain(line), **place)
 
 
-def write_legend(figure: Figure, handles: Sequence[Any], x: float, bottom: float, columns: int, **look: Any) -> None:
-    """Write a legend below panels, centred at `x`."""
-    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (x, bottom), "borderaxespad": 0, "borderpad": 0}
-    figure.legend(handles=handles, ncols=columns, frameon=False, labelcolor=INK, **place, **look)
-
-
-def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> None:
-    """Write every kind with its share of the GPU time shown; of the bubbles, how much is waiting for other workers."""
+def _write_legend(figure: Figure, rollout: Spans, trainer: Spans) -> tuple[Callable[[float], None], float, str]:
+    """Write every kind with its share of the GPU time shown, below the panels; return how it is placed, how many inches high it
+    is, and how much of the bubbles is waiting for other workers."""
     parts = {"rollout GPUs": time_shares(rollout), "trainer": time_shares(trainer)}
     patches = []
     for kind in _in_order({kind for by_kind in parts.values() for kind in by_kind}):
-        name = "idle (bubble)" if kind == "idle" else kind
         found = ", ".join(f"{gpus} {by_kind[kind]:.1%}" for gpus, by_kind in parts.items() if kind in by_kind)
-        patches.append(Patch(label=f"{name}\n{found}", **_look(kind)))
-    height, waits = figure.get_figheight(), "idle" in parts["rollout GPUs"]
-    look: dict[str, Any] = {"fontsize": "small", "columnspacing": 2.0, "handlelength": 1.8}
-    if len(patches) > 7:  # more than a line has room for
-        look = {"fontsize": "xx-small", "columnspacing": 1.0, "handlelength": 1.2}
-    write_legend(figure, patches, 0.5, (0.3 if waits else 0.08) / height, len(patches), handleheight=1.8, **look)
-    if waits:
-        others, nobody = idle_shares(rollout)
-        text = (
-            f"Rollout GPUs idle in the time shown: {others:.1%} while other workers still roll out, {nobody:.1%} while "
-            "none does"
-        )
-        figure.text(0.5, 0.1 / height, text, ha="center", va="bottom", fontsize="small", color=INK)
+        patches.append(Patch(label=f"{kind_words(kind)}\n{found}", **_look(kind)))
+    place, legend_in = legend_below(figure, patches, handleheight=1.8)
+    if "idle" not in parts["rollout GPUs"]:
+        return place, legend_in, ""
+    others, nobody = idle_shares(rollout)
+    while_ = f"{others:.1%} while other workers still roll out, {nobody:.1%} while none does"
+    return place, legend_in, f"Rollout GPUs idle in the time shown: {while_}"
+
+
+def kind_words(kind: str) -> str:
+    """Return the name of a kind of spans for people."""
+    return "idle (bubble)" if kind == "idle" else kind.replace("_", " ")
 
 
 def _look(kind: str) -> dict[str, Any]:
-    look: dict[str, Any] = {"facecolor": KIND_COLORS.get(kind, FAINT), "linewidth": 0}
-    return {**look, **BUBBLE} if kind == "idle" else look
+    return LOOKS.get(kind, UNKNOWN).patch
 
 
 def _in_order(kinds: Iterable[str]) -> list[str]:
-    """Return the kinds in the order of `KIND_COLORS`; unknown kinds come before "idle"."""
-    order = [kind for kind in KIND_COLORS if kind != "idle"]
+    """Return the kinds in the order of `KINDS`; unknown kinds come before "idle"."""
+    order = [kind for kind in KINDS if kind != "idle"]
     return sorted(kinds, key=lambda kind: (kind == "idle", order.index(kind) if kind in order else len(order), kind))

@@ -8,13 +8,26 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from simrl.show.style import BLUE, ORANGE, PERCENT, SKY, THOUSANDS, VERMILLION, Picture, legend_above, panels
+from simrl.show.style import (
+    CAP,
+    LOOKS,
+    MEAN,
+    P50,
+    P95,
+    PAPER,
+    PERCENT,
+    SERIES,
+    THOUSANDS,
+    Picture,
+    legend_above,
+    panels,
+)
 from simrl.trace.trace import Trace
 
 HISTORY_COLORS = (
-    ("accurate", SKY, "same group or lower"),
-    ("near_boundary", ORANGE, "higher, near the boundary"),
-    ("strong", VERMILLION, "higher, strongly"),
+    ("accurate", SERIES[2], "same group or lower"),
+    ("near_boundary", SERIES[1], "higher, near the boundary"),
+    ("strong", SERIES[4], "higher, strongly"),
 )
 
 
@@ -26,7 +39,7 @@ def history_figure(history: list[dict[str, Any]], name: str) -> Picture:
     bottom = np.zeros(len(x))
     for key, color, label in HISTORY_COLORS:
         share = np.array([group[key] for group in found["by_group"]])
-        left.bar(x, share, bottom=bottom, color=color, label=label, edgecolor="white", linewidth=0.4)
+        left.bar(x, share, bottom=bottom, color=color, label=label, edgecolor=PAPER, linewidth=0.4)
         bottom += share
     epoch = [row["epoch"] for row in found["by_epoch"]]
     for key, color, label in HISTORY_COLORS[1:]:
@@ -58,14 +71,14 @@ def _plot_distribution(trace: Trace, axes: Axes) -> None:
     whole = np.unique(np.rint(edges))
     edges = whole if len(whole) > 1 else edges  # no bin between two whole numbers, or it would look like a gap
     counts, _ = np.histogram(below, edges)
-    look: dict[str, Any] = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}
-    axes.bar(edges[:-1], counts / len(tokens), np.diff(edges), color=SKY, **look)
+    look: dict[str, Any] = {"align": "edge", "edgecolor": PAPER, "linewidth": 0.4}
+    axes.bar(edges[:-1], counts / len(tokens), np.diff(edges), color=LOOKS["rollout"].color, **look)
     label = f"at the cap ({cap:,}): {at_cap:.1%}"
-    axes.bar(cap, at_cap, cap * 0.1, color=VERMILLION, label=label, **look)
+    axes.bar(cap, at_cap, cap * 0.1, color=CAP, label=label, **look)
     for percentile, style in ((5, ":"), (50, "-"), (95, "--"), (99, "-.")):
         x = float(np.percentile(tokens, percentile))
-        axes.axvline(x, color=BLUE, linestyle=style, linewidth=1.4, label=f"p{percentile}: {x:,.0f}")
-    axes.axvline(tokens.mean(), color=ORANGE, linewidth=1.8, label=f"mean: {tokens.mean():,.0f}")
+        axes.axvline(x, color=P50, linestyle=style, linewidth=1.4, label=f"p{percentile}: {x:,.0f}")
+    axes.axvline(tokens.mean(), color=MEAN, linewidth=1.8, label=f"mean: {tokens.mean():,.0f}")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter(THOUSANDS)
@@ -81,12 +94,12 @@ def _plot_steps(trace: Trace, axes: Axes) -> None:
     parts = [tokens[first:end] for _, first, end in trace.step_slices]
     look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6} if len(step) <= 40 else {"linewidth": 1.1}
     for label, color, values in (
-        ("p95", SKY, [np.percentile(part, 95) for part in parts]),
-        ("mean", ORANGE, [part.mean() for part in parts]),
-        ("p50", BLUE, [np.percentile(part, 50) for part in parts]),
+        ("p95", P95, [np.percentile(part, 95) for part in parts]),
+        ("mean", MEAN, [part.mean() for part in parts]),
+        ("p50", P50, [np.percentile(part, 50) for part in parts]),
     ):
         axes.plot(step, values, color=color, label=label, **look)
-    axes.axhline(cap, color=VERMILLION, linewidth=1.4, linestyle="--", label="cap")
+    axes.axhline(cap, color=CAP, linewidth=1.4, linestyle="--", label="cap")
     axes.set(xlabel="step", ylabel="response length [tokens]", ylim=(0, cap * 1.06))
     if len(step) == 1:
         axes.set_xlim(step[0] - 1, step[0] + 1)

@@ -17,6 +17,7 @@ from simrl.errors import InputError
 from simrl.result.metrics import window
 from simrl.show.report.sources import Run, Runs, SweepRows
 from simrl.show.tables.explain import sentences
+from simrl.validation import in_words
 
 Row = Mapping[str, Any]
 SEED = "seed"
@@ -181,8 +182,8 @@ def setting_name(row: Row, keys: Sequence[str]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a number without spurious digits."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    """Return a number without spurious digits, and a truth value in words."""
+    return in_words(value) if isinstance(value, bool) else float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _moves(good: Sequence[Row], keys: Sequence[str]) -> list[str]:
@@ -192,7 +193,7 @@ def _moves(good: Sequence[Row], keys: Sequence[str]) -> list[str]:
         by_value: dict[str, list[float]] = {}
         for row in good:
             if key != SEED and row[key] is not None:
-                by_value.setdefault(str(row[key]), []).append(_speed(row))
+                by_value.setdefault(in_words(row[key]), []).append(_speed(row))
         medians = {value: float(np.median(rates)) for value, rates in by_value.items()}
         if len(medians) > 1:
             best, times = max(medians, key=medians.__getitem__), max(medians.values()) / min(medians.values())

@@ -13,7 +13,8 @@ import numpy as np
 
 from simrl.result.result import Result
 from simrl.result.timeline import Ints, Spans, rolls_out, running_requests, spans, steady_window, time_shares
-from simrl.show.style import FAINT, KIND_COLORS
+from simrl.show.figures.timeline import kind_words
+from simrl.show.style import LOOKS, UNKNOWN
 
 TICKS = 1_000_000  # units of time in a run
 INSTANTS = 1_000  # at which requests are counted
@@ -85,12 +86,14 @@ def timeline(result: Result, most: int) -> dict[str, Any]:
                 "joined": [[i, n] for i, n in enumerate(of.tolist()) if n > 1],
             }
         )
-    middle = steady_window(result)
+    middle, looks = steady_window(result), [LOOKS.get(kind, UNKNOWN) for kind in found.kinds]
     return {
         "unit_s": unit_s,
         "end_s": end_s,
         "kinds": list(found.kinds),
-        "colors": ["#F9DCCB" if kind == "idle" else KIND_COLORS.get(kind, FAINT) for kind in found.kinds],
+        "words": [kind_words(kind) for kind in found.kinds],
+        "colors": [look.color for look in looks],
+        "hatched": [bool(look.hatch) for look in looks],
         "shares": _shares(found),
         "lanes": lanes,
         "shortest_s": joined.shortest_s,

@@ -7,7 +7,6 @@ const $ = id => document.getElementById(id);
 const touch = matchMedia("(pointer: coarse)").matches;
 const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
 const WITH_BUTTONS = { displayModeBar: touch ? false : "hover", modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
-const COLORS = ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#2F5F5F", "#C2B280", "#000000"];
 const INK = "#333333";
 const escaped = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const element = (name, text = "", parent = null) => {
@@ -166,12 +165,13 @@ function drawLanes() {
   for (const lane of lanes) edges.push(edges[edges.length - 1] + (lane.rollout ? 1 : TRAINER * Math.max(1, lanes.length / ROOM)));
   const columns = Math.max(50, Math.min(Math.floor(place.clientWidth) - 60, Math.floor(CELLS / lanes.length), 2000));
   const z = lanes.map(lane => filled(lane, run.kinds.length, from, to, columns));
-  const steps = run.kinds.length, scale = run.colors.flatMap((color, i) => [[i / steps, color], [(i + 1) / steps, color]]);
+  const steps = run.kinds.length, seen = run.colors.map((color, i) => run.hatched[i] ? "rgba(255,255,255,0)" : color);
+  const scale = seen.flatMap((color, i) => [[i / steps, color], [(i + 1) / steps, color]]);
   const x = Float64Array.from({ length: columns + 1 }, (_, i) => from + (to - from) * i / columns);
   const updates = run.updates_s.map((at, i) => [at, run.steps[i]]).filter(([at]) => at >= from && at <= to);
   const every = Math.ceil(updates.length / 12);
   const middles = lanes.map((_, i) => (edges[i] + edges[i + 1]) / 2);
-  const thick = edges[edges.length - 1], room = Math.min(560, Math.max(90, 15 * thick)), requests = 80, around = 92;
+  const thick = edges[edges.length - 1], room = Math.min(560, Math.max(90, 15 * thick)), requests = 80, around = 112;
   const labels = labelled(lanes, room / thick);
   const top = requests / (requests + room);
   const figure = {
@@ -182,13 +182,14 @@ function drawLanes() {
     ],
     layout: {
       height: Math.round(room + requests + around),
-      margin: { l: 8, r: 12, t: 22, b: 8 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", showlegend: false, dragmode: touch ? "pan" : "zoom",
+      margin: { l: 8, r: 12, t: 42, b: 8 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", showlegend: false, dragmode: touch ? "pan" : "zoom",
       font: { family: "system-ui, sans-serif", size: 13, color: INK },
       xaxis: { range: [from, to], title: { text: "seconds since the start of the run", standoff: 8 }, automargin: true, anchor: "y2", showgrid: false, zeroline: false, tickformat: ",", minallowed: 0, maxallowed: run.end_s },
       yaxis: { domain: [top + 0.02, 1], range: [thick, 0], fixedrange: true, automargin: true, showgrid: false, zeroline: false,
         tickvals: labels.map(i => middles[i]), ticktext: labels.map(i => escaped(lanes[i].rollout ? lanes[i].number : lanes[i].name)), title: { text: "worker", standoff: 6 } },
       yaxis2: { domain: [0, top], fixedrange: true, automargin: true, rangemode: "tozero", nticks: 3, gridcolor: "#E6E6E6", title: { text: "requests", standoff: 6 } },
       shapes: updates.length > 80 ? [] : updates.map(([at]) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: INK, width: 1 } })),
+      images: [{ source: hatch(run, place.clientWidth, room), xref: "paper", yref: "paper", x: 0, y: 1, sizex: 1, sizey: 0.98 - top, sizing: "stretch", layer: "below" }],
       annotations: updates.filter((_, i) => i % every === 0).map(([at, step]) => ({ x: at, y: 1, yref: "paper", yanchor: "bottom", text: `${step}`, showarrow: false, font: { size: 11 } })),
     },
   };
@@ -197,6 +198,19 @@ function drawLanes() {
   const done = Plotly.react(place, figure.data, figure.layout, { ...CONFIG, ...WITH_BUTTONS, doubleClick: false, modeBarButtons: [["toImage"]] });
   if (first) timelineEvents();
   return done;
+}
+
+/* Where a kind is hatched the grid lets this ground be seen: stripes for an area of the screen. */
+function hatch(run, width, height) {
+  const canvas = element("canvas"), sharp = devicePixelRatio || 1, pen = canvas.getContext("2d");
+  canvas.width = Math.round(width * sharp);
+  canvas.height = Math.round(height * sharp);
+  pen.scale(sharp, sharp);
+  pen.strokeStyle = run.colors[run.hatched.indexOf(true)] || INK;
+  pen.lineWidth = 1.6;
+  for (let x = -height; x < width; x += 7) { pen.moveTo(x, height); pen.lineTo(x + height, 0); }
+  pen.stroke();
+  return canvas.toDataURL();
 }
 
 function labelled(lanes, height) {
@@ -220,8 +234,9 @@ function sayLanes() {
 function legend(run) {
   $("kinds").replaceChildren(element("li", "Of the whole run:"), ...run.kinds.map((kind, i) => [kind, i]).sort((a, b) => (a[0] === "idle") - (b[0] === "idle")).map(([kind, i]) => {
     const item = element("li"), shares = Object.entries(run.shares[kind] || {}).map(([who, share]) => `${who} ${(100 * share).toFixed(1)}%`);
-    element("i", "", item).style.background = run.colors[i];
-    item.append(`${kind === "idle" ? "idle (bubble)" : kind.replace(/_/g, " ")}${shares.length ? ": " + shares.join(", ") : ""}`);
+    const color = run.colors[i], mark = element("i", "", item);
+    mark.style.background = run.hatched[i] ? `repeating-linear-gradient(135deg, ${color} 0 1.5px, #fff 1.5px 4px)` : color;
+    item.append(`${run.words[i]}${shares.length ? ": " + shares.join(", ") : ""}`);
     return item;
   }));
 }
@@ -241,7 +256,7 @@ function timelineEvents() {
     let lane = 0;
     while (lane < lanes.length - 1 && edges[lane + 1] <= point.y) lane++;
     const { spans, kinds, tokens, name } = lanes[lane], i = Math.min(firstEndingAfter(spans.ends, point.x), spans.ends.length - 1);
-    const start = i ? spans.ends[i - 1] : 0, kind = run.kinds[parseInt(kinds[i], 36)].replace(/_/g, " "), joined = spans.joined.get(i);
+    const start = i ? spans.ends[i - 1] : 0, kind = run.words[parseInt(kinds[i], 36)], joined = spans.joined.get(i);
     const seconds = spans.ends[i] - start;
     tip.textContent = [
       `${name}: ${kind}${joined ? `, most of ${joined} things that are joined` : ""}`,
@@ -309,7 +324,7 @@ const FORMATS = {
 const PAGE = 100;
 
 function sweep(data) {
-  const { keys, metrics, columns } = data, count = columns.point.length;
+  const { keys, metrics, columns, series: COLORS } = data, count = columns.point.length;
   const metric = Object.fromEntries(metrics.map(m => [m.key, m]));
   const text = (key, i) => {
     const value = columns[key][i];
@@ -321,6 +336,7 @@ function sweep(data) {
   const system = keys.includes("system.name") ? "system.name" : keys[0];
   const distinct = key => [...new Set(columns[key].filter(value => value !== null))].sort(compared);
   const name = key => metric[key] ? metric[key].name : key;
+  const titled = key => escaped(name(key) + (metric[key]?.unit ? ` [${metric[key].unit}]` : ""));
   let kept = Array.from({ length: count }, (_, i) => i), order = null, limit = PAGE;
 
   const options = (id, values, chosen) => {
@@ -348,7 +364,7 @@ function sweep(data) {
     const traces = spread
       ? [{ ...marks(kept), marker: { size: 7, opacity: 0.75, color: kept.map(i => columns[colour][i]), colorscale: "Viridis", colorbar: { title: { text: escaped(name(colour)) } } } }]
       : [...groups].filter(([, places]) => places.length).map(([value, places], i) => ({ ...marks(places), name: escaped(value ?? "–"), marker: { size: 7, opacity: 0.75, color: COLORS[i % COLORS.length] } }));
-    const axis = key => ({ title: { text: escaped(name(key)), standoff: 8 }, automargin: true, gridcolor: "#E6E6E6", zerolinecolor: "#999", rangemode: "tozero", ...(metric[key] && metric[key].format === "p0" ? { tickformat: ".0%" } : {}) });
+    const axis = key => ({ title: { text: titled(key), standoff: 8 }, automargin: true, gridcolor: "#E6E6E6", zerolinecolor: "#999", rangemode: "tozero", ...(metric[key] && metric[key].format === "p0" ? { tickformat: ".0%" } : {}) });
     return draw($("scatter"), { data: traces, layout: layout(440, { xaxis: axis(x), yaxis: axis(y), hovermode: "closest", showlegend: !spread }) }, WITH_BUTTONS);
   }
 

@@ -16,20 +16,27 @@ import yaml
 from simrl.errors import InputError
 from simrl.show.report.answer import of_sweep, plain, setting_name
 from simrl.show.report.sources import SweepRows
-from simrl.validation import shortened
+from simrl.show.style import SERIES
+from simrl.validation import in_words, shortened
 
 Row = Mapping[str, Any]
 
-# Key of a column, its name on the page, its format in the page's code, and what it means.
+# Key of a column, its name on the page, its format in the page's code, what it means, and the unit that its name lacks.
 METRICS = (
     ("samples_per_s", "samples/s", "g3", "trained samples a second"),
-    ("speedup", "speed-up", "x2", "samples/s over the first point's"),
-    ("speedup_in_variant", "speed-up in its variant", "x2", "over the first point with all else the same"),
+    ("speedup", "speed-up", "x2", "samples/s over the first point's", "×"),
+    ("speedup_in_variant", "speed-up in its variant", "x2", "over the first point with all else the same", "×"),
     ("rollout_bubble", "rollout bubble", "p0", "share of time that rollout GPUs idle"),
     ("occupancy", "occupancy", "p0", "share of the slots of its batch that a rollout worker fills while it runs"),
     ("train_idle", "train idle", "p0", "share of time that GPUs which only train idle"),
-    ("off_policyness_mean", "off-policyness", "f2", "updates between generating a token and training on it, mean"),
-    ("off_policyness_max", "largest", "n0", "the largest off-policyness of a token"),
+    (
+        "off_policyness_mean",
+        "off-policyness",
+        "f2",
+        "updates between generating a token and training on it, mean",
+        "updates",
+    ),
+    ("off_policyness_max", "largest", "n0", "the largest off-policyness of a token", "updates"),
     ("accept_length", "tokens a draft", "f2", "what a pass with a draft yields of a response"),
     ("step_s", "step s", "g3", "seconds a policy update"),
     ("tokens_per_s", "tokens/s", "g3", "trained tokens a second, prompts and responses"),
@@ -55,8 +62,11 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
     metrics = [m for m in METRICS if any(row.get(m[0]) is not None for row in good)]
     keys = [key for key in sweep.keys if len({str(row[key]) for row in rows}) > 1] or ["system.name"]
     data = {
+        "series": SERIES,
         "keys": keys,
-        "metrics": [dict(zip(("key", "name", "format", "meaning"), metric, strict=True)) for metric in metrics],
+        "metrics": [
+            dict(zip(("key", "name", "format", "meaning", "unit"), metric, strict=False)) for metric in metrics
+        ],
         "columns": {
             "point": [row["point"] for row in good],
             **{key: [plain(row[key]) for row in good] for key in keys},
@@ -74,7 +84,7 @@ def sweep_context(sweep: SweepRows) -> tuple[dict[str, Any], dict[str, Any]]:
         "failed": [(row["point"], setting_name(row, keys), row["error"]) for row in failed[:MOST_ERRORS]],
         "failed_count": len(failed),
         "reasons": len(reasons),
-        "fixed": [(key, str(rows[0][key])) for key in sweep.keys if key not in keys],
+        "fixed": [(key, in_words(rows[0][key])) for key in sweep.keys if key not in keys],
         "provenance": _provenance(good),
         "asked": yaml.safe_dump(sweep.asked, sort_keys=False, allow_unicode=True),
         "scenario": _scenario(sweep, good),

@@ -24,6 +24,7 @@ from simrl.show.text import listed, number, say
 from simrl.study.advice import Advice, Plan
 from simrl.study.goal import duration
 from simrl.study.model_error import RATIO_ERROR, STEP_ERROR, STEP_SOURCE
+from simrl.validation import in_words
 
 
 def print_advice(found: Advice, console: Console) -> None:
@@ -66,7 +67,7 @@ def _system(plan: Plan) -> str:
     system = plan.choice.option.point.scenario.system
     drafter = plan.choice.reasons.drafter
     shown = {k: v for k, v in system.parameters.items() if k not in ("rollout_share", "speculation")}
-    given = [f"{key}={value}" for key, value in shown.items()] + ([drafter] if drafter != "none" else [])
+    given = [f"{key}={in_words(value)}" for key, value in shown.items()] + ([drafter] if drafter != "none" else [])
     return f"{system.name}({', '.join(given)})" if given else system.name
 
 

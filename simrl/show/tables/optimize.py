@@ -29,6 +29,7 @@ from simrl.study.robustness import End
 from simrl.study.search import Option
 from simrl.study.staleness_quality import BENCHMARKS, Quality
 from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
+from simrl.validation import with_parameters
 
 WIDTH = 100
 MOST_ON_FRONT = 8
@@ -85,12 +86,14 @@ def heading(console: Console, text: str) -> None:
 
 
 def fill(console: Console, *paragraphs: str, indent: int = 0, hanging: int = 0) -> None:
-    """Print paragraphs in lines of at most `WIDTH`; a browser breaks its own lines."""
+    """Print paragraphs in lines of at most `WIDTH` that fit the screen; a browser breaks its own lines."""
     if isinstance(console, Page):
         say(console, *paragraphs)
         return
     first, others = " " * indent, " " * (indent + hanging)
-    wrapper = textwrap.TextWrapper(WIDTH, first, others, break_on_hyphens=False, break_long_words=False)
+    wrapper = textwrap.TextWrapper(
+        min(WIDTH, console.width), first, others, break_on_hyphens=False, break_long_words=False
+    )
     for text in paragraphs:
         say(console, *wrapper.wrap(text), soft_wrap=True)
 
@@ -183,7 +186,7 @@ def _named(option: Option) -> str:
 
 def table_of(columns: Iterable[tuple[str, Callable[[Any], object]]], rows: Iterable[Any], names: int = 0) -> Table:
     """Return a table of (heading, cell) pairs, in which column `names` stands to the left."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", width=None)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     headings, cells = zip(*columns, strict=True)
     for i, heading in enumerate(headings):
         look: dict[str, Any] = {"max_width": 38} if i == names else {"justify": "right"}
@@ -228,8 +231,7 @@ def _system(option: Option) -> str:
     """Return the name with the parameters that no other column has."""
     system = option.point.scenario.system
     shown = {k: v for k, v in system.parameters.items() if k not in ("rollout_share", "speculation")}
-    given = ", ".join(f"{key}={value}" for key, value in shown.items())
-    return f"{system.name}({given})" if given else system.name
+    return with_parameters(system.name, shown)
 
 
 def _under_best(found: Optimization) -> Iterator[str]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
 from rich.console import Console
+from rich.table import Table
 
 from simrl.show.tables.compare import GROWING
-from simrl.show.text import bare_table, say
+from simrl.show.text import Column, fitting, plain_table, say
 from simrl.study.sweep import SweepPlan, Swept
+from simrl.validation import in_words
 
 SHOWN = 10
-MEASURES = {
-    "samples/s": "{samples_per_s:.3g}",
-    "speed-up": "{speedup:.2f}×",
-    "rollout bubble": "{rollout_bubble:.0%}",
-    "occupancy": "{occupancy:.0%}",
-    "train idle": "{train_idle:.0%}",
-    "off-policy": "{off_policyness_mean:.2f}{growing}",
-    "GPU-h/1k": "{gpu_hours_per_1k_samples:.3g}",
-}
+# Heading, key, format, and the turn to be left out for want of room (the points' names and speeds never are).
+MEASURES = (
+    ("samples/s", "samples_per_s", "{:.3g}", 0),
+    ("speed-up", "speedup", "{:.2f}×", 4),
+    ("rollout\nbubble", "rollout_bubble", "{:.0%}", 6),
+    ("occupancy", "occupancy", "{:.0%}", 1),
+    ("train\nidle", "train_idle", "{:.0%}", 5),
+    ("off-policy", "off_policyness_mean", "{:.2f}", 3),
+    ("GPU-h/1k\nsamples", "gpu_hours_per_1k_samples", "{:.3g}", 2),
+)
 
 
 def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
@@ -25,13 +32,11 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
     best = sorted((row for row in swept.rows if row["error"] is None), key=lambda row: -row["samples_per_s"])[:SHOWN]
     points = len(swept.rows)
     if best:
-        values = [["–" if row[key] is None else row[key] for key in planned.keys] for row in best]
-        measures = [
-            [text.format(**row, growing="" if row["settled"] else " ↑") for text in MEASURES.values()] for row in best
-        ]
-        rows = [(row["point"], *a, *b) for row, a, b in zip(best, values, measures, strict=True)]
         say(console, f"The fastest {len(best)} of {points} points (speed-up over the first point)")
-        console.print(bare_table(("point", *planned.keys, *MEASURES), rows))
+        table, _, left_out = fitting(console, _columns(planned.keys), partial(_table, best))
+        console.print(table)
+        if left_out:
+            say(console, f"Left out for want of room, but in the sweep's table: {', '.join(left_out)}")
         if not all(row["settled"] for row in best):
             say(console, f"↑ {GROWING}")
         console.print()
@@ -44,3 +49,30 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
     failed = [row for row in swept.rows if row["error"] is not None]
     if failed:
         say(console, f"{len(failed)} failed; point {failed[0]['point']}: {failed[0]['error']}")
+
+
+def _columns(keys: Sequence[str]) -> list[Column]:
+    """Return the columns of the points: number, what varies by the last part of its key, measures."""
+
+    def varied(key: str) -> Column:
+        return Column(key.removesuffix(".name").rpartition(".")[2], lambda row: _shown(row[key]))
+
+    def measure(heading: str, key: str, form: str, turn: int) -> Column:
+        def cell(row: Mapping[str, Any]) -> str:
+            growing = " ↑" * (key == "off_policyness_mean" and not row["settled"])
+            return "–" if row[key] is None else form.format(row[key]) + growing
+
+        return Column(heading, cell, turn=turn)
+
+    point = Column("point", lambda row: str(row["point"]))
+    return [point, *map(varied, keys), *(measure(*each) for each in MEASURES)]
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else in_words(value)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Table:
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    names = [i for i, column in enumerate(columns) if column.name == "system"]
+    return plain_table([column.heading for column in columns], cells, names)

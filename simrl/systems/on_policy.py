@@ -18,7 +18,7 @@ from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import rlhfuse as rlhfuse_pipeline
-from simrl.pipelines.rollpacker import stream_training, tail_batching
+from simrl.pipelines.rollpacker import in_layouts, tail_batching
 from simrl.pipelines.sortedrl import shortest_first
 from simrl.systems.system import GROUPS, MOST_ROUNDS, OF_VERSION, Count, Factor, Share, System, Version, recipe
 
@@ -167,6 +167,7 @@ def rollpacker(
     async_rewards: bool = True,
     stream_trainer: Share | None = None,
     stream_samples: Count = 64,
+    planner: tuple[Count, ...] = (),
 ) -> System:
     """Prompts with long responses are deferred and rolled out together, so most steps are short; on-policy.
 
@@ -190,16 +191,15 @@ def rollpacker(
         "long_rounds": long_rounds,
         "async_rewards": async_rewards,
     }
-    streams = (
-        {}
-        if stream_trainer is None
-        else {"pipeline": partial(stream_training, stream_from=stream_trainer, stream_samples=stream_samples, **rule)}
-    )
+    more: dict[str, Any] = {}
+    if stream_trainer is not None or planner:
+        more["pipeline"] = partial(in_layouts, stream_from=stream_trainer, stream_samples=stream_samples, **rule)
     return in_turns(
         collector=partial(tail_batching, **rule),
         schedule="synchronous, short and long rounds",
         paper="RollPacker, arXiv 2509.21009; its artifact's scripts",
-        **streams,
+        tp_sizes=planner,
+        **more,
     )
 
 

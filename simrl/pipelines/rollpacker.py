@@ -66,8 +66,8 @@ def in_layouts(
 class Planner:
     """RollPacker's parallelism planner: it forms the GPUs into the layout in which a round is predicted to end first.
 
-    The prediction is of a layout's load of weights and its fullest worker (`RolloutTimes`, which knows passes, KV cache and
-    pre-emptions), for tokens distributed like those of the last round of its kind, or, before there is one, `profiled`."""
+    The prediction (`_round_s`) is for responses like those of the last round of its kind; before there is one, for those of
+    `profiled`."""
 
     def __init__(self, run: RunContext, eta_prompts: float, eta_responses: float) -> None:
         self.layouts = (run, *run.layouts)
@@ -86,17 +86,21 @@ class Planner:
         """Return the run in the layout of the next round: of those predicted to be equal, the cluster's."""
         if len(self.layouts) == 1:
             return self._at
-        tokens, number = self._last[is_long]
-        predicted_s = {
-            layout.tp: layout.load_s + layout.times.share_s(tokens, -(-number // len(layout.workers)))
-            for layout in self.layouts
-        }
+        predicted_s = {layout.tp: _round_s(layout, *self._last[is_long]) for layout in self.layouts}
         before, self._at = self._at, min(self.layouts, key=lambda layout: predicted_s[layout.tp])
         if self._at is not before:
             self._at.form(before.workers[0].policy_version)
         about = {"step": len(self._rounds), "round": "long" if is_long else "short", "tp": self._at.tp}
         self._rounds.append({**about, "predicted_s": {str(tp): seconds for tp, seconds in predicted_s.items()}})
         return self._at
+
+
+def _round_s(layout: RunContext, tokens: Ints, number: int) -> float:
+    """Return the seconds in which a layout loads weights and generates `number` responses like these: those of the fullest
+    worker, which also has the longest response. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
+    share = -(-number // len(layout.workers))
+    lengths = np.quantile(tokens, np.arange(1, share + 1) / share)
+    return layout.load_s + layout.times.responses_s(np.random.default_rng(0).permutation(lengths))
 
 
 def profiled(groups: Sequence[Ints], eta_prompts: float, eta_responses: float) -> dict[bool, tuple[Ints, int]]:

@@ -96,19 +96,15 @@ class RolloutTimes:
         place j (n + 1) / (m + 1) of the n. Their order is drawn."""
         table, seconds = np.zeros((len(lengths_tokens), max_workers)), dict[tuple[int, int], float]()
         for i, (lengths, held) in enumerate(zip(lengths_tokens, samples, strict=True)):
+            known = np.sort(np.asarray(lengths, dtype=np.float64))
             for k in range(1, max_workers + 1):
                 fullest = -(-held // k)
                 if (i, fullest) not in seconds:
-                    seconds[i, fullest] = self.share_s(lengths, fullest, drafted[i] if drafted else Drafted())
+                    places = np.arange(1, fullest + 1) * (known.size + 1) / (fullest + 1) - 1
+                    drawn = np.random.default_rng(_SEED).permutation(np.interp(places, np.arange(known.size), known))
+                    seconds[i, fullest] = self.responses_s(drawn, drafted[i] if drafted else Drafted())
                 table[i, k - 1] = seconds[i, fullest]
         return table
-
-    def share_s(self, lengths_tokens: ArrayLike, responses: int, drafted: Drafted = Drafted()) -> float:  # noqa: B008
-        """Return the seconds in which one worker generates as many responses, with lengths distributed like these (`table`)."""
-        known = np.sort(np.asarray(lengths_tokens, dtype=np.float64))
-        places = np.arange(1, responses + 1) * (known.size + 1) / (responses + 1) - 1
-        drawn = np.random.default_rng(_SEED).permutation(np.interp(places, np.arange(known.size), known))
-        return self.responses_s(drawn, drafted)
 
 
 @njit(cache=True)

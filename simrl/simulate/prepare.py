@@ -202,7 +202,7 @@ def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
         )
     if scenario.faults:
         raise InputError(f"{asked}, and faults are of workers that stay; leave planner or faults out")
-    ep = tp * cluster.dp if cluster.ep > 1 else 1
+    ep, given = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
     update: dict[str, Any] = {"cluster": cluster.model_copy(update={"tp": tp, "ep": ep})}
     if scenario.profile.path is not None:
         of = prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep})
@@ -210,6 +210,9 @@ def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
         split = (tp, cluster.dp, ep, of.precision, of.kv_precision)
         path = beside if beside.is_file() else shipped_profile(of.model, of.gpu, *split) or beside
         update["profile"] = scenario.profile.model_copy(update={"path": str(path)})
+    if given is not None:  # tokens of the cluster's workers: more GPUs share out the heads of more
+        parts = [min(size, prepared.model.kv_heads) for size in (tp, cluster.tp)]
+        update["engine"] = scenario.engine.model_copy(update={"kv_cache_tokens": given * parts[0] // parts[1]})
     try:
         return _prepared(scenario.model_copy(update=update), system, inputs)
     except InputError as error:

@@ -107,8 +107,8 @@ def profiled(groups: Sequence[Ints], eta_prompts: float, eta_responses: float) -
     """Return the tokens of responses in a short round (False) and a long one (True), and their number, if prompts are like
     these. Of its prompts, a short round ends with the share 1 / `eta_prompts` that is complete first, each with the share
     1 / `eta_responses` of its responses; long ones have the others."""
-    complete = np.array([np.quantile(group, 1 / eta_responses, method="higher") for group in groups])
-    end = np.quantile(complete, 1 / eta_prompts, method="higher")
+    complete = np.array([np.quantile(group, 1 / eta_responses, method="inverted_cdf") for group in groups])
+    end = np.quantile(complete, 1 / eta_prompts, method="inverted_cdf")
     short = np.concatenate([np.minimum(group, min(at, end)) for group, at in zip(groups, complete, strict=True)])
     put_off = [group for group, at in zip(groups, complete, strict=True) if at > end] or groups
     return {

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -128,6 +129,7 @@ class Schedule:
             accepts=rewards_differ if system.filter_groups else lambda group: True,
             tp=prepared.tp,
             load_s=prepared.costs.load_s,
+            form=partial(_take_over, self.workers),
         )
         context = replace(context, layouts=tuple(self._formed(context, layout) for layout in prepared.layouts))
         if adapts:
@@ -165,11 +167,6 @@ class Schedule:
         dispatcher = self._dispatcher(workers, layout.limits, self.dispatcher.history)
         dispatcher.group_runs = _group_runs(self, layout, dispatcher, workers)
         self._everybody.append((dispatcher, workers))
-
-        def form(version: int) -> None:
-            for worker in workers:
-                worker.policy_version = version
-
         return replace(
             run,
             workers=list(workers),
@@ -178,7 +175,7 @@ class Schedule:
             tp=layout.tp,
             lanes_each=each,
             load_s=layout.costs.load_s,
-            form=form,
+            form=partial(_take_over, workers),
         )
 
     def _forget(self, uids: Sequence[int]) -> None:
@@ -277,6 +274,12 @@ def _group_runs(
     shared = prepared.profile.tables, prepared.limits, dispatcher.unfinished
     about = schedule.workload.responses, schedule.recorder, prepared.costs.request_s
     return GroupRuns(schedule.env, simulated, lambda: Fleet([worker.engine for worker in simulated], *shared), *about)
+
+
+def _take_over(workers: Sequence[Worker], version: int) -> None:
+    """Let workers follow others on their GPUs, which have loaded, and evaluated, `version` last."""
+    for worker in workers:
+        cast(SimulatedWorker, worker).policy_version = version
 
 
 def _prefix_cache(workers: Sequence[SimulatedWorker]) -> dict[str, int]:

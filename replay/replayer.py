@@ -73,6 +73,9 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
     """Raise `InputError` for features that real engines of this replayer lack."""
     system, drafts = prepared.system, prepared.drafts
     refused = {
+        "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out": bool(
+            prepared.layouts
+        ),
         "its samples have turns of an environment, and engines here keep no cache through a pause": any(
             name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")
         ),

@@ -6,6 +6,7 @@ window of `simrl.metrics`, the updates after the warm-up, as a comparison has th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -61,6 +62,7 @@ class Explanation:
     prefix_cache: PrefixCache | None
     agents: Mapping[str, Any] | None
     admission: str | None
+    planner: str | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -100,6 +102,7 @@ class Explanation:
             **({"prefix_cache": asdict(self.prefix_cache)} if self.prefix_cache else {}),
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
+            **({"planner": self.planner} if self.planner else {}),
             "parts": parts,
             "critical_path": {
                 "step": self.path.step,
@@ -169,6 +172,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         prefix_cache=_prefix_cache(result, whole),
         agents=result.metadata.get("agents"),
         admission=_admission(result.metadata, row["occupancy"]),
+        planner=_planner(result.metadata),
         whole=whole,
         steady=steady,
         path=paths.of(chosen),
@@ -209,6 +213,12 @@ def _admission(metadata: Mapping[str, Any], occupancy: float | None) -> str | No
     return (
         f"groups were held back {words}; of the {seats:,} responses that {limit} allows a worker, {occupancy:.0%} ran"
     )
+
+
+def _planner(metadata: Mapping[str, Any]) -> str | None:
+    """Say which tensor-parallel sizes the rounds of each kind had (RollPacker)."""
+    rounds = Counter((each["round"], each["tp"]) for each in metadata.get("planner") or ())
+    return ", ".join(f"{number} {kind} rounds at tp {tp}" for (kind, tp), number in sorted(rounds.items())) or None
 
 
 def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:

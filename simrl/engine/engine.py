@@ -329,8 +329,7 @@ class Engine:
 
         `kind` is PAUSE or WATCH; a request may have one of each. A pause comes at these tokens exactly, a watched token may be
         passed by a draft; where both come at once, the pause is reported. The end comes first: a stop at `response_tokens` or
-        later never is. A stop that was reported is over. Raises ValueError for tokens that the request has already.
-        """
+        later never is. A stop that was reported is over. Raises ValueError for tokens that the request has already."""
         r = self._state.r
         generated, response = r["generated"].item(slot), r["response"].item(slot)
         if tokens <= generated:
@@ -454,10 +453,8 @@ class Engine:
     def stops(self) -> list[Stop]:
         """Return what stopped in the last pass, now."""
         stops: list[Stop] = []
-        if not (n := self._total("n_stopped")):
-            return stops
         r, now_s = self._state.r, self.now_s
-        for i in range(n):  # most often one: plain Python is fastest
+        for i in range(self._total("n_stopped")):  # most often one: plain Python is fastest
             slot, kind = r["stopped"].item(i), r["stopped_kind"].item(i)
             stops.append((slot, now_s, kind))
             if kind == END:
@@ -465,6 +462,9 @@ class Engine:
             elif kind == PAUSE:
                 self.paused.slots.add(slot)
         return stops
+
+    def slots(self) -> int:
+        return self._state.requests.size
 
     def live_in(self, requests: Records, totals: Records, drafts: Records, grow: Callable[[int], None]) -> None:
         """Keep the state in these arrays from now on; `grow` gives more room."""

@@ -374,7 +374,7 @@ class Fleet:
         f, self._no_numbers, self._no_lengths = self.arrays, np.zeros(0, np.int64), np.zeros((0, 5), np.int64)
         self._begin = resolved(begin, f, *self._shared, self._no_numbers, self._no_numbers, self._no_lengths, 0.0, 0.0)
         self._advance = resolved(advance, f, *self._shared, 0.0, 0.0)
-        self._make_slots(16)
+        self._make_slots(max(16, *(engine.slots() for engine in engines)))
 
     def open_group(self, workers: list[int], needed: int) -> tuple[int, int]:
         """Return the number of a new group, complete with `needed` responses, and of the first of its tickets, which are for

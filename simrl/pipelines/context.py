@@ -4,6 +4,8 @@ Invariant: a pipeline decides from events and its own bookkeeping; it never look
 time is simulated.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,6 +36,8 @@ class RunContext:
 
     `times` is profiled before the run: how long a worker takes for responses of a length. `best_of_n` says what freed workers
     do, `dynamic_sampling` how batches are refilled. A scored group that `accepts` refuses is not trained.
+    `layouts` are the same run with workers of other tensor-parallel sizes on these GPUs, of `lanes_each` lanes each. One layout
+    rolls out at a time. It takes the GPUs over with `form`, called with the version loaded last, and a load of weights.
     """
 
     env: simpy.Environment
@@ -48,6 +52,11 @@ class RunContext:
     best_of_n: BestOfN | None = None
     dynamic_sampling: DynamicSampling | None = None
     accepts: Callable[[list[Rollout]], bool] = lambda group: True
+    tp: int = 1
+    lanes_each: int = 1
+    load_s: float = 0.0
+    layouts: tuple[RunContext, ...] = ()
+    form: Callable[[int], None] = lambda version: None
 
 
 Pipeline = Callable[[RunContext], simpy.events.ProcessGenerator]

@@ -167,7 +167,9 @@ class RolloutStep:
                         self._free(worker)
                 self.inferred += ready
                 self._inferring = True
-                yield self._run.trainer.infer(ready, free, self._gradients)
+                each = self._run.lanes_each
+                lanes = [lane for worker in free for lane in range(worker * each, (worker + 1) * each)]
+                yield self._run.trainer.infer(ready, lanes, self._gradients)
                 self._inferring = False
                 self._wake()
             else:

@@ -4,15 +4,19 @@ Invariant: every token is generated and trained under one version. A short round
 each, than a batch has, and trains the first prompts to have as many finished responses as the trace has of them. Of the other
 prompts only the prompt is kept, in a queue; when a batch waits there, a long round generates it anew, without surplus. With the
 stream trainer, half of the workers hand their responses of a long round to the other half at some progress, and their GPUs
-compute gradients of what is scored; the update comes when the round is over.
+compute gradients of what is scored; the update comes when the round is over. With the planner, the GPUs are workers of one
+tensor-parallel size in short rounds and of another in long ones, formed where a step loads its weights anyway.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from simrl.errors import InputError
 from simrl.pipelines.batch import Batch, Collector
@@ -20,32 +24,97 @@ from simrl.pipelines.context import RunContext
 from simrl.pipelines.rlhfuse import RolloutStep
 from simrl.pipelines.rounds import GroupProgress, Round, times
 from simrl.runtime.events import gather
+from simrl.runtime.rollout import Rollout
 from simrl.trace.workload import Group
 
+Ints = NDArray[np.int64]
 
-def stream_training(
-    run: RunContext, *, stream_from: float, stream_samples: int, **rule: Any
+
+def in_layouts(
+    run: RunContext, *, stream_from: float | None, stream_samples: int, **rule: Any
 ) -> simpy.events.ProcessGenerator:
-    """Train step after step, as `tail_batching` collects (`rule`); long rounds with the stream trainer, when a share
-    `stream_from` of their samples is finished, in rounds of at most `stream_samples` per freed worker."""
+    """Train step after step, as `tail_batching` collects (`rule`), each round in the layout that the planner chooses; unless
+    `stream_from` is None, long rounds with the stream trainer, when that share of their samples is finished, in rounds of at
+    most `stream_samples` per freed worker."""
     if run.dynamic_sampling is not None:
-        raise InputError("system: stream_trainer and dynamic_sampling exclude each other; leave one of them out")
+        own = "planner" if stream_from is None else "stream_trainer"
+        raise InputError(f"system: {own} and dynamic_sampling exclude each other; leave one of them out")
     queue: deque[Group] = deque()
-    collect = tail_batching(run, queue=queue, **rule)
+    planner = Planner(run, rule["eta_prompts"], rule["eta_responses"])
+    collects = {
+        layout.tp: tail_batching(layout, queue=queue, observe=planner.observe, **rule) for layout in planner.layouts
+    }
     for k in range(run.steps):
+        is_long = len(queue) >= run.workload.batch_groups
+        at = planner.form(is_long)
         if k:
-            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in run.workers])
-        if len(queue) < run.workload.batch_groups:
-            batch = Batch(run)
-            yield from collect(batch)
+            yield gather(run.env, [worker.load_weights(run.trainer.version) for worker in at.workers])
+        if is_long and stream_from is not None:
+            step = RolloutStep(at, 1 - stream_from, _half, gradients=True)
+            yield from step.roll_out(_again(run, queue, run.workload.batch_groups), stream_samples)
+            planner.observe(is_long, step.batch.rollouts)
+            yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)
+            step.give_back()
+        else:
+            batch = Batch(at)
+            yield from collects[at.tp](batch)
             batch.close()
             yield batch.complete
             yield run.trainer.train(batch.rollouts)
-        else:
-            step = RolloutStep(run, 1 - stream_from, _half, gradients=True)
-            yield from step.roll_out(_again(run, queue, run.workload.batch_groups), stream_samples)
-            yield run.trainer.train(step.batch.rollouts, prepared=step.inferred)
-            step.give_back()
+
+
+class Planner:
+    """RollPacker's parallelism planner: it forms the GPUs into the layout in which a round is predicted to end first.
+
+    The prediction (`_round_s`) is for responses like those of the last round of its kind; before there is one, for those of
+    `profiled`."""
+
+    def __init__(self, run: RunContext, eta_prompts: float, eta_responses: float) -> None:
+        self.layouts = (run, *run.layouts)
+        self._at = run
+        self._rounds: list[dict[str, Any]] = []
+        if run.layouts:
+            self._last = profiled(run.workload.profiled_tokens(), eta_prompts, eta_responses)
+            run.recorder.facts["planner"] = self._rounds
+
+    def observe(self, is_long: bool, rollouts: Sequence[Rollout]) -> None:
+        """Note what a round has generated."""
+        if self._rounds and rollouts:
+            self._last[is_long] = np.array([rollout.tokens for rollout in rollouts]), len(rollouts)
+
+    def form(self, is_long: bool) -> RunContext:
+        """Return the run in the layout of the next round: of those predicted to be equal, the cluster's."""
+        if len(self.layouts) == 1:
+            return self._at
+        predicted_s = {layout.tp: _round_s(layout, *self._last[is_long]) for layout in self.layouts}
+        before, self._at = self._at, min(self.layouts, key=lambda layout: predicted_s[layout.tp])
+        if self._at is not before:
+            self._at.form(before.workers[0].policy_version)
+        about = {"step": len(self._rounds), "round": "long" if is_long else "short", "tp": self._at.tp}
+        self._rounds.append({**about, "predicted_s": {str(tp): seconds for tp, seconds in predicted_s.items()}})
+        return self._at
+
+
+def _round_s(layout: RunContext, tokens: Ints, number: int) -> float:
+    """Return the seconds in which a layout loads weights and generates `number` responses like these: those of the fullest
+    worker, which also has the longest response. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
+    share = -(-number // len(layout.workers))
+    lengths = np.quantile(tokens, np.arange(1, share + 1) / share)
+    return layout.load_s + layout.times.responses_s(np.random.default_rng(0).permutation(lengths))
+
+
+def profiled(groups: Sequence[Ints], eta_prompts: float, eta_responses: float) -> dict[bool, tuple[Ints, int]]:
+    """Return the tokens of responses in a short round (False) and a long one (True), and their number, if prompts are like
+    these. Of its prompts, a short round ends with the share 1 / `eta_prompts` that is complete first, each with the share
+    1 / `eta_responses` of its responses; long ones have the others."""
+    complete = np.array([np.quantile(group, 1 / eta_responses, method="inverted_cdf") for group in groups])
+    end = np.quantile(complete, 1 / eta_prompts, method="inverted_cdf")
+    short = np.concatenate([np.minimum(group, min(at, end)) for group, at in zip(groups, complete, strict=True)])
+    put_off = [group for group, at in zip(groups, complete, strict=True) if at > end] or groups
+    return {
+        False: (short, times(eta_prompts, times(eta_responses, short.size))),
+        True: (np.concatenate(put_off), short.size),
+    }
 
 
 def _half(unfinished: int, started: int, workers: int) -> int:
@@ -64,10 +133,12 @@ def tail_batching(
     long_rounds: bool,
     async_rewards: bool = True,
     queue: deque[Group] | None = None,
+    observe: Callable[[bool, Sequence[Rollout]], None] = lambda is_long, rollouts: None,
 ) -> Collector:
     """Collect short rounds of `eta_prompts` times the prompts and `eta_responses` times the responses, and long rounds. Without
     `long_rounds`, a prompt that does not finish in its short round is never trained; without `async_rewards`, rewards begin
-    when the round is over. Prompts that are put off wait in `queue`."""
+    when the round is over. Prompts that are put off wait in `queue`. `observe` is told what each round, long or not, has
+    generated."""
     queue = deque() if queue is None else queue
 
     def long_round(size: int) -> list[GroupProgress]:
@@ -82,11 +153,13 @@ def tail_batching(
         ]
 
     def collect(batch: Batch) -> simpy.events.ProcessGenerator:
-        prompts = (long_round if len(queue) >= batch.size else short_round)(batch.size)
+        is_long = len(queue) >= batch.size
+        prompts = (long_round if is_long else short_round)(batch.size)
         a_round = Round(
             run, prompts, batch.size, on_complete=lambda group: batch.add(group.trainable) if async_rewards else None
         )
         yield a_round.over
+        observe(is_long, [rollout for prompt in prompts for rollout in prompt.finished + prompt.unfinished])
         for prompt in () if async_rewards else a_round.first:
             batch.add(prompt.trainable)
         for prompt in a_round.first:

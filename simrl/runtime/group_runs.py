@@ -142,12 +142,12 @@ class GroupRuns:
 
     def close_segments(self, worker: int, now_s: float) -> None:
         """Close the open segments of a worker's tickets."""
-        tickets, version = self._fleet.arrays.tickets, self._workers[worker].policy_version
+        tickets, me = self._fleet.arrays.tickets, self._workers[worker]
         for number, tokens, _ in self._fleet.running(worker):
             ticket = tickets[number]
             new = tokens - ticket["closed_tokens"].item()
             if new > 0:
-                segment = Segment(worker, version, new, ticket["started_s"].item(), now_s)
+                segment = Segment(me.lane, me.policy_version, new, ticket["started_s"].item(), now_s)
                 self._closed[number] = (*self._closed.get(number, ()), segment)
             ticket["closed_tokens"], ticket["started_s"] = tokens, now_s
 
@@ -285,7 +285,10 @@ class GroupRuns:
             worker, _, _, tokens, closed_tokens, version, _, done, *_, order, started_s, first_token_s, ended_s = ticket
             segments = self._closed[number] if closed_tokens else ()
             if version >= 0 and tokens > closed_tokens:
-                segments = (*segments, Segment(worker, version, tokens - closed_tokens, started_s, ended_s))
+                segments = (
+                    *segments,
+                    Segment(self._workers[worker].lane, version, tokens - closed_tokens, started_s, ended_s),
+                )
             if before is not None:
                 first_token_s = first_token_s if math.isnan(before.first_token_s) else before.first_token_s
                 rollout = grown(before, segments, first_token_s, done == 1)

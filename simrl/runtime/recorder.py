@@ -29,6 +29,34 @@ class _Rows(NamedTuple):
     context: NDArray[np.int64]
 
 
+class OnLanes(NamedTuple):
+    """A recorder for workers on `each` lanes side by side: all have the worker's spans, the first also what it counts."""
+
+    recorder: Recorder
+    each: int
+
+    def lane(self, worker: int) -> int:
+        return worker * self.each
+
+    def span(
+        self,
+        worker: int,
+        kind: str,
+        started_s: float,
+        ended_s: float,
+        policy_version: int,
+        tokens: int = 0,
+        work: Work | None = None,
+    ) -> None:
+        first, seconds = self.lane(worker), work and work._replace(decodes=0.0, slot_s=0.0, preemptions=0.0)
+        self.recorder.span(first, kind, started_s, ended_s, policy_version, tokens, work)
+        for lane in range(first + 1, first + self.each):
+            self.recorder.span(lane, kind, started_s, ended_s, policy_version, 0, seconds)
+
+    def request_ended(self, rollout: Rollout, generated_tokens: int | None = None) -> None:
+        self.recorder.request_ended(rollout, generated_tokens)
+
+
 class Recorder:
     """The events of a run so far; `result` makes its tables. `on_put_away` is called with the uids of samples that nobody asks
     for any more."""
@@ -55,6 +83,10 @@ class Recorder:
         self._on_put_away = on_put_away
         self._put_away: list[_Rows] = []
         self._is_put_away = bytearray()  # by uid
+
+    def lane(self, worker: int) -> int:
+        """Return the lane of a worker, the first if it has several."""
+        return worker
 
     def span(
         self,

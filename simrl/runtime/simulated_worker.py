@@ -19,7 +19,7 @@ from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.group_runs import GroupRuns
 from simrl.runtime.pauses import Pauses
-from simrl.runtime.recorder import Recorder
+from simrl.runtime.recorder import OnLanes, Recorder
 from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad
 from simrl.runtime.spot_trainer import SpotTrainer
@@ -42,12 +42,12 @@ class SimulatedWorker:
         limits: Limits,
         costs: WorkerCosts,
         responses: Mapping[int, Response],
-        recorder: Recorder,
+        recorder: Recorder | OnLanes,
         drafting: Drafting | None = None,
         drafters: Mapping[str, Drafting] | None = None,
         agents: Agents | None = None,
     ) -> None:
-        self.policy_version, self.index, self.load_delay_s = 0, index, 0.0
+        self.policy_version, self.index, self.lane = 0, index, recorder.lane(index)
         # One for each drafter, all on these GPUs and this KV cache; no more than one of them has requests.
         held: list[tuple[str | None, Drafting | None]] = [(None, drafting), *(drafters or {}).items()]
         self._engines = {
@@ -66,7 +66,7 @@ class SimulatedWorker:
         self._commands: list[Callable[[], object]] = []
         self._changes, self._admits = False, True  # whether a command changes something; whether requests may enter
         self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
-        self._plan = self._tokens_before = self._evaluations = self._asked_version = 0
+        self._plan = self._tokens_before = self._asked_version = 0
         self._spot = drafting.spot if drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
@@ -279,9 +279,7 @@ class SimulatedWorker:
     def _come_back(self, event: simpy.Event) -> None:
         if self._lost_since_s is None:
             return self._fire(event)
-        load = self._take_weights(self._asked_version)
-        if self._costs.evaluate_every:  # what was due meanwhile, the other workers have evaluated
-            self._evaluations = self.policy_version // self._costs.evaluate_every
+        load = self._take_weights(self._asked_version)  # the others have evaluated what was due meanwhile
         if self._away is None:
             self._recorder.span(self.index, "load_weights", load.started_s, load.finished_s, load.version)
         self._close_lost_span(self.engine.now_s)
@@ -314,10 +312,10 @@ class SimulatedWorker:
         self.close_rollout_span(self.engine.now_s)
         if not self._requests:
             self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))
+        every, before = self._costs.evaluate_every, self.policy_version
         load = self._take_weights(version)
         self._recorder.span(self.index, "load_weights", load.started_s, load.finished_s, version)
-        if self._costs.evaluate_every and version // self._costs.evaluate_every > self._evaluations:
-            self._evaluations = version // self._costs.evaluate_every  # one is due, if not at this very version
+        if every and version // every > before // every:  # one is due, if not at this very version
             self.engine.now_s += self._costs.evaluate_s
             self._recorder.span(self.index, "evaluate", load.finished_s, self.engine.now_s, version)
         if self._decodes:
@@ -453,7 +451,7 @@ class SimulatedWorker:
         if slot is not None:
             tokens = self.engine.generated_tokens(slot) - request.tokens
             if tokens > 0:
-                segment = Segment(self.index, self.policy_version, tokens, request.started_s, now_s)
+                segment = Segment(self.lane, self.policy_version, tokens, request.started_s, now_s)
             # Without a token yet, the engine's time may be one that it only looked ahead to.
             if (segment or request.segments) and math.isnan(first_token_s):
                 first_token_s = self.engine.first_token_s(slot)

@@ -19,7 +19,7 @@ from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, TableProfile, read_profile
-from simrl.profile.shipped import shipped_profile
+from simrl.profile.shipped import file_name, shipped_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.training_costs import TrainingCosts
@@ -58,6 +58,7 @@ class Prepared(Deployment):
     drafts: DraftPlan | None = None
     tail: TailPlan | None = None
     agents: AgentRules = PLAIN
+    layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
 
     @property
     def has_turns(self) -> bool:
@@ -130,6 +131,17 @@ class Prepared(Deployment):
         between = f"; {min(kind.network_bytes_per_s for kind in pools) / 1e9:g} GB/s a GPU from pool to pool"
         return "; ".join(each) + (between if len(pools) > 1 else "")
 
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The workers, in the metadata of a result that has several layouts."""
+        return {
+            "tp": self.tp,
+            "rollout_workers": self.workers,
+            "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
+            "load_weights_s": self.costs.load_s,
+            "profile": self.profile.metadata.source,
+        }
+
     def inputs(self) -> dict[str, Any]:
         """Return the metadata of a result: the inputs and the source of each."""
         s = self.scenario
@@ -153,6 +165,7 @@ class Prepared(Deployment):
             "trace": self.trace.metadata.model_dump(),
             "trace_steps": len(self.trace.step_slices),
             "profile": {**self.profile.metadata.model_dump(), "corrections": list(self.profile.corrections)},
+            **({"layouts": [each.layout for each in (self, *self.layouts)]} if self.layouts else {}),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
             "not_modelled": not_modelled(self),
@@ -168,6 +181,45 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
     system = make_system(scenario.system.name, scenario.system.parameters)
     if system.speculation is not None and system.speculation.verifiers:
         scenario = _with_best_verifier(scenario, system, inputs)
+    prepared = _prepared(scenario, system, inputs)
+    others = sorted({*system.tp_sizes} - {prepared.tp})
+    return replace(prepared, layouts=tuple(_layout(prepared, tp, inputs) for tp in others)) if others else prepared
+
+
+def _layout(prepared: Prepared, tp: int, inputs: InputCache) -> Prepared:
+    """Return the scenario at another tensor-parallel size on its GPUs. Raise `InputError` where it cannot be formed."""
+    scenario, cluster, system = prepared.scenario, prepared.scenario.cluster, prepared.system
+    asked = f"system {system.name}: planner has {tp}"
+    if tp % cluster.tp:
+        raise InputError(
+            f"{asked}, and its workers are formed of whole workers of cluster.tp {cluster.tp}; use multiples of it, or set "
+            "cluster.tp to the smallest size"
+        )
+    if system.speculation is not None:
+        raise InputError(
+            f"{asked}, and {system.speculation.name} has its drafts planned for one size of worker; leave planner or "
+            "speculation out"
+        )
+    if scenario.faults:
+        raise InputError(f"{asked}, and faults are of workers that stay; leave planner or faults out")
+    ep, given = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
+    update: dict[str, Any] = {"cluster": cluster.model_copy(update={"tp": tp, "ep": ep})}
+    if scenario.profile.path is not None:
+        of = prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep})
+        beside = Path(scenario.profile.path).with_name(file_name(of))
+        split = (tp, cluster.dp, ep, of.precision, of.kv_precision)
+        path = beside if beside.is_file() else shipped_profile(of.model, of.gpu, *split) or beside
+        update["profile"] = scenario.profile.model_copy(update={"path": str(path)})
+    if given is not None:  # tokens of the cluster's workers: more GPUs share out the heads of more
+        parts = [min(size, prepared.model.kv_heads) for size in (tp, cluster.tp)]
+        update["engine"] = scenario.engine.model_copy(update={"kv_cache_tokens": given * parts[0] // parts[1]})
+    try:
+        return _prepared(scenario.model_copy(update=update), system, inputs)
+    except InputError as error:
+        raise InputError(f"{asked}: {error}") from error
+
+
+def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepared:
     cluster, engine, training = scenario.cluster, scenario.engine, scenario.training
     model, kind = model_shape(scenario.model), cluster.rollout_kind
     _require_own_pools(cluster, system)

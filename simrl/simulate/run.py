@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -26,8 +29,9 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.group_runs import GroupRuns
+from simrl.runtime.history import LengthHistory
 from simrl.runtime.length_ranker import RankedLengths
-from simrl.runtime.recorder import Recorder
+from simrl.runtime.recorder import OnLanes, Recorder
 from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.trainer import Rewarder, SimulatedRewarder, SimulatedTrainer, Trainer
@@ -102,19 +106,14 @@ class Schedule:
         self.spot = _spot_trainer(prepared, self.recorder, self.units)
         self.agents = Agents(env, prepared.agents)
         self.workers = list(make_workers(self))
-        room = room_tokens(prepared.limits, typical_context_tokens(prepared.trace))
-        most = scenario.agents.max_concurrent
         accuracy = system.dispatch.ranker_accuracy
         ranker = None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
-        self.dispatcher = Dispatcher(
-            env, self.workers, system.dispatch, self.recorder, prepared.limits.dp * room, most, ranker
-        )
+        self.dispatcher = self._dispatcher(self.workers, prepared.limits, ranker)
         self._simulates = make_workers is simulated_workers
-        self._group_runs = _group_runs(self) if self._simulates else None
-        self.dispatcher.group_runs = self._group_runs
+        self._everybody: list[tuple[Dispatcher, Sequence[Worker]]] = [(self.dispatcher, self.workers)]
+        if self._simulates:
+            self.dispatcher.group_runs = _group_runs(self, prepared, self.dispatcher, self.workers)
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
-        trace, prompt_tokens = prepared.trace, round(float(prepared.trace.column("prompt_tokens").mean()))
-        most = prepared.limits.max_num_seqs
         context = RunContext(
             env=env,
             workers=list(self.workers),
@@ -123,27 +122,66 @@ class Schedule:
             rewarder=rewarder,
             recorder=self.recorder,
             workload=self.workload,
-            times=RolloutTimes(
-                prepared.profile,
-                trace.metadata.cap_tokens,
-                most,
-                prompt_tokens,
-                room,
-                draft_costs(prepared.drafts, prepared, most) if prepared.drafts else None,
-            ),
+            times=self._times(prepared),
             steps=scenario.steps,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,
             accepts=rewards_differ if system.filter_groups else lambda group: True,
+            tp=prepared.tp,
+            load_s=prepared.costs.load_s,
+            form=partial(_take_over, self.workers),
         )
+        context = replace(context, layouts=tuple(self._formed(context, layout) for layout in prepared.layouts))
         if adapts:
             self._lend(train_lanes)
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(context))
 
+    def _room_tokens(self, limits: Limits) -> int:
+        return room_tokens(limits, typical_context_tokens(self.prepared.trace))
+
+    def _dispatcher(self, workers: Sequence[Worker], limits: Limits, history: LengthHistory | None) -> Dispatcher:
+        rule, most = self.prepared.system.dispatch, self.prepared.scenario.agents.max_concurrent
+        room = limits.dp * self._room_tokens(limits)
+        return Dispatcher(self.env, workers, rule, self.recorder, room, most, history)
+
+    def _times(self, layout: Prepared) -> RolloutTimes:
+        trace, most = self.prepared.trace, layout.limits.max_num_seqs
+        return RolloutTimes(
+            layout.profile,
+            trace.metadata.cap_tokens,
+            most,
+            round(float(trace.column("prompt_tokens").mean())),
+            self._room_tokens(layout.limits),
+            draft_costs(layout.drafts, layout, most) if layout.drafts else None,
+        )
+
+    def _formed(self, run: RunContext, layout: Prepared) -> RunContext:
+        """Return the run in another layout, whose workers are simulated ones on several of the lanes each."""
+        each = layout.gpus_per_worker // self.prepared.gpus_per_worker
+        shared = layout.profile.tables, layout.limits, layout.costs, self.workload.responses
+        agents = copy(self.agents)
+        agents.rules = layout.agents
+        more = OnLanes(self.recorder, each), None, None, agents
+        workers = [SimulatedWorker(self.env, i, *shared, *more) for i in range(layout.workers)]
+        dispatcher = self._dispatcher(workers, layout.limits, self.dispatcher.history)
+        dispatcher.group_runs = _group_runs(self, layout, dispatcher, workers)
+        self._everybody.append((dispatcher, workers))
+        return replace(
+            run,
+            workers=list(workers),
+            dispatcher=dispatcher,
+            times=self._times(layout),
+            tp=layout.tp,
+            lanes_each=each,
+            load_s=layout.costs.load_s,
+            form=partial(_take_over, workers),
+        )
+
     def _forget(self, uids: Sequence[int]) -> None:
         self.workload.forget(uids)
-        self.dispatcher.forget(uids)
+        for dispatcher, _ in self._everybody:
+            dispatcher.forget(uids)
 
     def _lend(self, train_lanes: Sequence[int]) -> None:
         """Give the trainer its workers' GPUs, and let the split adapt while it runs."""
@@ -162,14 +200,15 @@ class Schedule:
 
     def result(self) -> Result:
         """Return the result up to now. Call it once: it closes open spans and requests."""
-        if self._group_runs is not None:
-            self._group_runs.flush()
-        for worker in self.workers:
-            worker.stop(self.env.now)
-        if self._group_runs is not None:
-            self._group_runs.stop()
-        for rollout in self.dispatcher.waiting():
-            self.recorder.request_ended(rollout, 0)
+        for dispatcher, workers in self._everybody:
+            if dispatcher.group_runs is not None:
+                dispatcher.group_runs.flush()
+            for worker in workers:
+                worker.stop(self.env.now)
+            if dispatcher.group_runs is not None:
+                dispatcher.group_runs.stop()
+            for rollout in dispatcher.waiting():
+                self.recorder.request_ended(rollout, 0)
         metadata = {
             **self.prepared.inputs(),
             "full_batch": _full_batch(self.prepared, *self.recorder.context().astype(np.float64)),
@@ -177,8 +216,12 @@ class Schedule:
         }
         if (admission := self.recorder.facts.get("admission")) is not None:
             metadata["admission"] = dict(admission.seconds)
+        if (planned := self.recorder.facts.get("planner")) is not None:
+            metadata["planner"] = planned
         if self._simulates and self.prepared.limits.prefix_caching:
-            metadata["prefix_cache"] = _prefix_cache(cast("list[SimulatedWorker]", self.workers))
+            metadata["prefix_cache"] = _prefix_cache(
+                [cast(SimulatedWorker, each) for _, workers in self._everybody for each in workers]
+            )
         if self._simulates and (self.prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
             metadata["agents"] = self.agents.facts()
@@ -216,10 +259,11 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     return [SimulatedWorker(schedule.env, i, *shared, *more) for i in range(schedule.units)]
 
 
-def _group_runs(schedule: Schedule) -> GroupRuns | None:
+def _group_runs(
+    schedule: Schedule, prepared: Prepared, dispatcher: Dispatcher, workers: Sequence[Worker]
+) -> GroupRuns | None:
     """Return what lets simulated workers generate groups of which only the end is an event; None where each response matters:
     for drafting, turns of an environment, a rule of dispatch, faults, ranks in lock step."""
-    prepared, workers = schedule.prepared, schedule.workers
     scenario, rule = prepared.scenario, prepared.system.dispatch
     capped = scenario.agents.max_concurrent or scenario.agents.deadline_s or prepared.has_turns
     watched = prepared.drafts or prepared.tail or capped or scenario.faults or prepared.system.adapt_split_every
@@ -227,9 +271,15 @@ def _group_runs(schedule: Schedule) -> GroupRuns | None:
     if watched or rule.per_worker or rule.chunk_tokens or rule.kv_room or rule.queue not in (Fifo, LongestFirst):
         return None
     simulated = cast("list[SimulatedWorker]", workers)
-    shared = prepared.profile.tables, prepared.limits, schedule.dispatcher.unfinished
+    shared = prepared.profile.tables, prepared.limits, dispatcher.unfinished
     about = schedule.workload.responses, schedule.recorder, prepared.costs.request_s
     return GroupRuns(schedule.env, simulated, lambda: Fleet([worker.engine for worker in simulated], *shared), *about)
+
+
+def _take_over(workers: Sequence[Worker], version: int) -> None:
+    """Let workers follow others on their GPUs, which have loaded, and evaluated, `version` last."""
+    for worker in workers:
+        cast(SimulatedWorker, worker).policy_version = version
 
 
 def _prefix_cache(workers: Sequence[SimulatedWorker]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import rlhfuse as rlhfuse_pipeline
-from simrl.pipelines.rollpacker import stream_training, tail_batching
+from simrl.pipelines.rollpacker import in_layouts, tail_batching
 from simrl.pipelines.sortedrl import shortest_first
 from simrl.systems.system import GROUPS, MOST_ROUNDS, OF_VERSION, Count, Factor, Share, System, Version, recipe
 
@@ -167,6 +167,7 @@ def rollpacker(
     async_rewards: bool = True,
     stream_trainer: Share | None = None,
     stream_samples: Count = 64,
+    planner: tuple[Count, ...] = (),
 ) -> System:
     """Prompts with long responses are deferred and rolled out together, so most steps are short; on-policy.
 
@@ -180,9 +181,18 @@ def rollpacker(
     the rest moves to half of the workers, once; the others' GPUs compute log-probs and gradients of scored prompts, in rounds
     of at most `stream_samples` per worker, and the update trains what is left. None: tail batching alone. Single
     responses go to the least loaded worker, as in ROLL, on which it is built.
-    Not modelled: the planner, which gives each kind of round a tensor-parallel size found by profiling (here workers keep
-    theirs); adaptive timeouts of sandboxes and judge models that share the GPUs (a trace has no times of rewards); the stream
-    trainer of short rounds. So do not expect the paper's end-to-end ratios.
+
+    `planner`: the larger tensor-parallel sizes, multiples of `cluster.tp`, in which a round may form the GPUs into workers
+    instead. The public text says why (short rounds begin more responses, long rounds longer ones, and both pre-empt KV caches
+    at a fixed size) and that each size is profiled offline; the public code has a second set of engines of a larger size on
+    the GPUs, asleep but in long rounds, and loads new weights into the set that runs next. Built so: a step's load of weights
+    is in the layout of its round, and costs what it does at that size (a given `training.load_s` holds for all; a given
+    `engine.kv_cache_tokens` grows with the size). Chosen here: before each round, the size with the least predicted seconds,
+    of the load and of the fullest worker by the size's profile and KV cache, for lengths as in the last round of its kind;
+    before there is one, for what these rules make of the trace's first step.
+    Not modelled: the memory of engines asleep, and their time to wake; speculation and faults with a planner; adaptive
+    timeouts of sandboxes and judge models that share the GPUs (a trace has no times of rewards); the stream trainer of short
+    rounds. So do not expect the paper's end-to-end ratios.
     """
     rule: dict[str, Any] = {
         "eta_prompts": eta_prompts,
@@ -190,16 +200,15 @@ def rollpacker(
         "long_rounds": long_rounds,
         "async_rewards": async_rewards,
     }
-    streams = (
-        {}
-        if stream_trainer is None
-        else {"pipeline": partial(stream_training, stream_from=stream_trainer, stream_samples=stream_samples, **rule)}
-    )
+    more: dict[str, Any] = {}
+    if stream_trainer is not None or planner:
+        more["pipeline"] = partial(in_layouts, stream_from=stream_trainer, stream_samples=stream_samples, **rule)
     return in_turns(
         collector=partial(tail_batching, **rule),
         schedule="synchronous, short and long rounds",
         paper="RollPacker, arXiv 2509.21009; its artifact's scripts",
-        **streams,
+        tp_sizes=planner,
+        **more,
     )
 
 

@@ -44,7 +44,7 @@ class System:
     GPUs roll out in addition. `controller`: batches go through one process. `host_buffer`: workers load weights from their own
     host. `pauses`: workers that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
     are not trained. `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a critic is
-    trained, too (`TrainingCosts`).
+    trained, too (`TrainingCosts`). `tp_sizes`: tensor-parallel sizes that rollout may have in place of the cluster's.
     """
 
     name: str = ""
@@ -67,6 +67,7 @@ class System:
     prefix_caching: bool = True
     critic: Literal["serial", "fused"] | None = None
     adapt_split_every: int = 0
+    tp_sizes: tuple[int, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -11,6 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simrl.trace.trace import Response, Sample, Trace
 
 Group = list[Sample]
@@ -38,6 +41,14 @@ class Workload:
     def ended(self) -> bool:
         """Return whether all groups of a trace that is used once are drawn."""
         return self._once and self._passes > 0 and not self._rest
+
+    def profiled_tokens(self) -> list[NDArray[np.int64]]:
+        """Return the tokens of the responses of each group of the first step, as a profiling run before the training would
+        find them."""
+        _, first, end = self._trace.step_slices[0]
+        begins = np.flatnonzero(np.diff(self._trace.column("prompt_id")[first:end])) + 1
+        tokens: NDArray[np.int64] = self._trace.column("response_tokens")[first:end].astype(np.int64)
+        return np.split(tokens, begins)
 
     def next_batch(self) -> list[Group]:
         """Return the groups of the next step of the trace, or those of it that single draws have left."""

@@ -57,6 +57,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
         say(console, f"Occupancy: a running worker fills {e.occupancy:.0%} of the slots of a full batch, {left_out}")
     if e.admission:
         say(console, f"Admission: {e.admission}.")
+    if e.planner:
+        say(console, f"Planner: {e.planner}.")
     if e.pools:
         say(console, _pools(e.pools))
     if e.weight_sync:

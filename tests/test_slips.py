@@ -1,5 +1,6 @@
 """Slips of a newcomer: a command does what was meant, or says in one line what to write, and that works."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -287,3 +288,37 @@ def test_a_number_with_a_unit_is_read_by_the_key(text, key, hint):
 
 def test_an_option_that_nothing_has_is_left_to_the_help():
     assert option_meant("--frobnicate", "", {"compare": ["--jobs"]}) == ""
+
+
+def test_a_bound_on_staleness_has_its_option_named(simrl: CommandLine) -> None:
+    said = simrl.refuses("advise", "experiments/reasoning.yaml", "--staleness", "2")
+    assert "--max-off-policyness 2" in said and "\n" not in said.strip()
+
+
+def test_a_number_that_is_refused_is_not_suggested_again(simrl: CommandLine) -> None:
+    assert "did you mean" not in simrl.refuses("optimize", "experiments/quickstart.yaml", "--trials", "0")
+
+
+def test_the_only_column_like_a_missing_one_is_named_in_the_remedy(simrl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("train_step,problem_id,n_in,n_out\n0,1,5,9\n")
+    said = simrl.refuses("trace", "import", "csv", str(tmp_path / "mine.csv"), "-o", str(tmp_path / "t.parquet"))
+    assert "--column step=train_step" in said
+
+
+def test_a_folder_in_place_of_a_table_is_told_without_an_errno(simrl: CommandLine, tmp_path: Path) -> None:
+    said = simrl.refuses("trace", "import", "csv", str(tmp_path), "-o", str(tmp_path / "t.parquet"))
+    assert "Is a directory" in said and "Errno" not in said
+
+
+def test_a_file_of_a_comparison_leads_to_one_of_its_runs(simrl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    for file in ("comparison.json", "one/result.json"):
+        (tmp_path / file).write_text("{}")
+    assert str(tmp_path / "one") in simrl.refuses("explain", str(tmp_path / "comparison.json"))
+
+
+def test_a_page_without_dash_says_what_to_install(simrl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in ("dash", "werkzeug", "werkzeug.serving"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    said = simrl.refuses("serve", "experiments/reasoning.yaml", "--no-open", "--port", "0")
+    assert "simrl serve needs Dash" in said

@@ -327,7 +327,7 @@ def _slip(error: Any, said: str) -> str:
         if several := next((value for value in values if "," in value or ".." in value), None):
             key = f"cluster.{parameter.name}" if parameter.name in ("gpu", "gpus", "tp") else parameter.name
             return f"; several values are KEY=VALUES without dashes, in simrl sweep: {key}={several}"
-        return next((hint for value in values if (hint := number_meant(value))), "")
+        return next((hint for value in values if not value.isdigit() and (hint := number_meant(value))), "")
     return ""
 
 

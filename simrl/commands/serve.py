@@ -95,9 +95,9 @@ def serve(
 
     The table and the timeline change with them, and the page hands out the scenario as YAML. It listens on this machine alone.
     """
-    from werkzeug.serving import make_server
-
     page = make_page(scenario, [str(each) for each in overrides or ()])
+    from werkzeug.serving import make_server  # comes with Dash, whose absence `make_page` tells
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
         server = make_server(HOST, port, page.server, threaded=True)

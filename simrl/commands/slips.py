@@ -22,7 +22,7 @@ FIELDS = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
 OF_RESULTS = ("comparison.json", "sweep.json", "agreement.json")
 LOGGED = {".log": "verl --metrics --group N", ".txt": "verl --metrics --group N"}
 IMPORTED = {**LOGGED, ".csv": "csv", ".jsonl": "jsonl"}
-WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated"
+WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated --system areal"
 
 
 def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:
@@ -129,6 +129,8 @@ def option_meant(option: str, value: str, commands: Mapping[str, Iterable[str]])
     name = key.replace("-", "_")
     if name.split(".")[0] in FIELDS and (name in FIELDS or "." in name):
         return f"; write {name}={value}, without dashes"
+    if name in ("staleness", "max_staleness") and any("--max-off-policyness" in options for options in commands.values()):
+        return f"; a bound on staleness is --max-off-policyness {value}, in simrl optimize and simrl advise"
     if is_bare_parameter(name):
         return f"; write {PARAMETER}{name}={value}, without dashes"
     has = [command for command, options in commands.items() if f"--{key}" in options]

@@ -6,6 +6,7 @@ installed is advised unless it is known to refuse (`require_possible`), and may 
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
@@ -73,7 +74,9 @@ def derived(wanted: ProfileMetadata, shape: ModelShape, path: Path, model: str =
         return []
     plain = file_name(wanted.model_copy(update={"precision": "bf16", "kv_precision": "bf16"}))
     named = path if path.name != plain else path.with_name(file_name(wanted))  # precisions are a part of a shipped name
-    output = named if path.parent.is_dir() and path.suffix == ".parquet" else Path(file_name(wanted))
+    # not among the files of an installed package, which go with the next installation
+    writable = path.parent.is_dir() and not path.resolve().is_relative_to(sys.prefix)
+    output = named if writable and path.suffix == ".parquet" else Path(file_name(wanted))
     options: dict[str, tuple[object, object]] = {"dp": (wanted.dp, 1), "ep": (wanted.ep, 1)}
     options |= {"precision": (wanted.precision, "bf16"), "kv-precision": (wanted.kv_precision, "bf16")}
     options |= {"source": (package, "aiconfigurator")}

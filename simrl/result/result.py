@@ -216,7 +216,8 @@ def _instead(folder: Path) -> str:
     if folder.is_dir():
         return f", it has no {METADATA_FILE}; name one that `simrl run` wrote"
     if folder.exists():
-        return " but a file; name the folder that `simrl run` wrote"
+        runs = sorted(f"{each.parent}" for each in folder.parent.glob(f"*/{METADATA_FILE}"))
+        return f" but a file; name the folder that `simrl run` wrote{f', such as {runs[0]}' if runs else ''}"
     beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
     return f", it does not exist{meant(folder.name, beside)}; name one that `simrl run` wrote"
 

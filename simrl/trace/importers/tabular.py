@@ -190,6 +190,8 @@ def _mapped(
     mapped = {name: theirs for name, theirs in mapped.items() if name not in unused}
     for names, remedy in REMEDIES.items():
         if not set(names) & {*mapped, *given}:
+            like = [theirs for theirs in header if theirs not in columns.values() and names[0].split("_")[0] in theirs]
+            remedy = remedy.replace("THEIRS", like[0]) if len(like) == 1 else remedy
             raise InputError(f"{path}: no column for {' or '.join(names[:2])} ({has}); {remedy}")
     if not can_count and ("response" in mapped or "prompt_tokens" not in mapped):
         column = mapped["response"] if "response" in mapped else mapped["prompt"]
@@ -304,7 +306,9 @@ def _csv_header(path: Path) -> list[str]:
         with path.open("rb") as lines:
             first = lines.readline()
         header = next(csv.reader([first.decode("utf-8-sig")]), [])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or first_line(error)}; name a CSV file") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: row 1: no header in UTF-8 ({first_line(error)}); is it a CSV file?") from error
     if not header:
         raise InputError(f"{path}: the file is empty; a header and rows are expected")

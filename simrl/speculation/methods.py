@@ -331,6 +331,16 @@ def specactor(
     """
     if model is None and not drafters:
         raise InputError("speculation specactor: neither a model nor drafters; name one")
+    if decoupled and disaggregated:
+        raise InputError(
+            "speculation specactor: disaggregated is true, which is for drafts in turns, and so is decoupled; add decoupled: "
+            "false, or leave it out"
+        )
+    if draft_gpus is not None and not (decoupled or disaggregated):
+        raise InputError(
+            f"speculation specactor: draft_gpus is {draft_gpus}, and with decoupled: false a worker drafts on its own GPUs; "
+            "leave it out, or add disaggregated: true"
+        )
     apart = Decoupled(draft_gpus, window, objective, 1000 if reconfigure and decoupled else 0, not decoupled)
     return Speculation(
         "specactor",

@@ -246,9 +246,7 @@ def _refuse(speculation: Speculation) -> None:
             speculation.strategies is not None and not _are_chains(speculation)
         ),
         "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
-        "and without disaggregated": (
-            speculation.decoupled is not None
-        ),
+        "and without disaggregated": (speculation.decoupled is not None),
         "vLLM verifies no whole old response with the prompt; choose histospec": speculation.drafter == "old_response",
         "windows by the length of a prompt's responses are not replayed; choose histospec": speculation.budget
         is not None,

@@ -245,9 +245,8 @@ def _refuse(speculation: Speculation) -> None:
         "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)": (
             speculation.strategies is not None and not _are_chains(speculation)
         ),
-        "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false": (
-            speculation.decoupled is not None
-        ),
+        "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
+        "and without disaggregated": (speculation.decoupled is not None),
         "vLLM verifies no whole old response with the prompt; choose histospec": speculation.drafter == "old_response",
         "windows by the length of a prompt's responses are not replayed; choose histospec": speculation.budget
         is not None,

@@ -652,6 +652,18 @@ def test_drafters_apart_that_work_in_turns_are_slower_than_decoupled_ones():
     assert big(model="qwen2.5-0.5b", decoupled=False).gpus_per_worker == 4
 
 
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        ({"disaggregated": True}, "add decoupled: false"),
+        ({"decoupled": False, "draft_gpus": 2}, "leave it out, or add disaggregated: true"),
+    ],
+)
+def test_where_drafters_have_no_gpus_or_wait_for_nothing_what_says_otherwise_is_refused(asked, remedy):
+    with pytest.raises(InputError, match=remedy):
+        big(**asked)
+
+
 def test_copies_draft_ahead_on_the_freed_workers_drafter_gpus_or_in_turns():
     ahead, coupled = (big(model="qwen2.5-0.5b", copies=copies).tail for copies in ("decoupled", "coupled"))
     plans = ahead.plans["qwen2.5-1.5b"], coupled.plans["qwen2.5-1.5b"]

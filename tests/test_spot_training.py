@@ -100,6 +100,16 @@ def test_training_delays_nothing_and_takes_idle_time_only():
     assert before - after == pytest.approx(idle_s / rollout_s, abs=0.01)
 
 
+def test_a_drafter_that_is_trained_prolongs_the_loads_of_weights_with_which_it_comes():
+    """§6.4: stage-transition overhead by the additional update of the drafter's weights."""
+    trained, static = (prepare(scenario({"name": "tlt", "adaptive": adaptive})) for adaptive in (True, False))
+    longer_s = trained.costs.load_s - static.costs.load_s
+    assert trained.drafts.weight_bytes > 0
+    assert longer_s == pytest.approx(trained.drafts.weight_bytes / trained.gpu.link_bytes_per_s)
+    measured = scenario({"name": "tlt"}, training={"load_s": 3.0})
+    assert prepare(measured).costs.load_s == 3.0
+
+
 def test_a_worker_whose_sample_waits_for_its_environment_does_not_train():
     columns = {name: UNEVEN.table.column(name).to_pylist() for name in UNEVEN.table.column_names}
     waiting = Trace.from_columns(

@@ -253,7 +253,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     longest = _longest_allowed(trace)
     verified = limits.max_num_batched_tokens if drafts or tail else 0
     deployment.profile.require_covers(limits.max_num_batched_tokens, limits.max_num_seqs, longest, verified)
-    costs = _worker_costs(scenario, system, deployment, train_gpus, workers)
+    costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers)
     if tail is not None:
         share = _fetched_share(tail.rule.kv, costs, deployment.profile, limits)
         tail = replace(tail, rule=replace(tail.rule, fetched_share=share))
@@ -349,7 +349,7 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
 
 
 def _worker_costs(
-    scenario: Scenario, system: System, deployment: Deployment, train_gpus: int, workers: int
+    scenario: Scenario, system: System, deployment: Deployment, drafts: DraftPlan | None, train_gpus: int, workers: int
 ) -> WorkerCosts:
     model, kind, tp, training = deployment.model, deployment.gpu, deployment.tp, scenario.training
     cluster, trainer = scenario.cluster, scenario.cluster.train_kind
@@ -369,6 +369,8 @@ def _worker_costs(
     elif load_s is None:
         own_bytes = weight_bytes_per_gpu(model, tp, cluster.dp, cluster.ep, scenario.precision.weights)
         load_s = training.load_overhead_s * (not synced) + own_bytes / link
+    if training.load_s is None and drafts is not None and (trained := drafts.speculation.training) and trained.adaptive:
+        load_s += drafts.weight_bytes / link  # what was trained of it comes with the policy's weights
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,

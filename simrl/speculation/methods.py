@@ -273,15 +273,15 @@ def tlt(
     responses from the buffer: those finished by then, and longer ones of the step before. Its time follows from their tokens,
     the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and the rest (every_updates,
     packing, data_buffer, asynchronous_saves, recovery_iterations, idle_workers, join …). Saved drafter weights arrive with the
-    next policy weights; an untrained drafter falls behind the policy. The drafter also computes what its target prefills from
-    the moment it starts. Before policy version `drafter_from_update` there is no learned drafter (0: it was trained before the
-    run, as in the paper): a worker then drafts from the group's other responses (method siblings). It also does so where
-    siblings are predicted to be faster (`model_free_if_slower`), in tokens per second of one response of typical length: from
-    the profile, the drafting times, the drifted acceptance of the learned drafter, and the scenario's run model of siblings
-    (speculation.runs), as if whole groups were at a worker. The CUDA graphs of all strategies, captured in buckets or not, take
-    memory of the KV cache.
-    Not modelled: the drafter's optimizer states on the GPUs that train it; the cost of its training data in the inference
-    phase.
+    next policy weights, whose load their bytes prolong; an untrained drafter falls behind the policy. The drafter also computes
+    what its target prefills from the moment it starts. Before policy version `drafter_from_update` there is no learned drafter
+    (0: it was trained before the run, as in the paper): a worker then drafts from the group's other responses (method
+    siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in tokens per second of one
+    response of typical length: from the profile, the drafting times, the drifted acceptance of the learned drafter, and the
+    scenario's run model of siblings (speculation.runs), as if whole groups were at a worker. The CUDA graphs of all strategies,
+    captured in buckets or not, take memory of the KV cache.
+    Not modelled: the drafter's optimizer states on the GPUs that train it, and their way to the host; the cost of its training
+    data in the inference phase.
     """
     training = training or SpotTraining()
     strategies = (strategies or TLT_STRATEGIES) if bandit else TLT_STRATEGIES[2:3]
@@ -330,6 +330,16 @@ def specactor(
     """
     if model is None and not drafters:
         raise InputError("speculation specactor: neither a model nor drafters; name one")
+    if decoupled and disaggregated:
+        raise InputError(
+            "speculation specactor: disaggregated is true, which is for drafts in turns, and so is decoupled; add decoupled: "
+            "false, or leave it out"
+        )
+    if draft_gpus is not None and not (decoupled or disaggregated):
+        raise InputError(
+            f"speculation specactor: draft_gpus is {draft_gpus}, and with decoupled: false a worker drafts on its own GPUs; "
+            "leave it out, or add disaggregated: true"
+        )
     apart = Decoupled(draft_gpus, window, objective, 1000 if reconfigure and decoupled else 0, not decoupled)
     return Speculation(
         "specactor",

@@ -243,6 +243,15 @@ def test_a_folder_that_simrl_wrote_is_replaced_altogether(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_list_of_files_that_is_no_text_lists_none(tmp_path):
+    write_folder(tmp_path / "out", **{"a.txt": "a"})
+    (tmp_path / "out" / MANIFEST).write_bytes("files.txt\na.txt\n".encode("utf-16"))
+    before = contents(tmp_path / "out")
+    with pytest.raises(InputError, match="which simrl did not write"):
+        write_folder(tmp_path / "out", **{"b.txt": "b"})
+    assert contents(tmp_path / "out") == before
+
+
 def test_an_empty_folder_is_taken(tmp_path):
     (tmp_path / "out").mkdir()
     write_folder(tmp_path / "out", **{"a.txt": "a"})

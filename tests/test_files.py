@@ -133,7 +133,7 @@ def test_where_no_file_can_be_it_says_why(tmp_path, path, what):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     before = contents(tmp_path)
     for message in (refusal(write, tmp_path / path), refusal(write_folder, tmp_path / path)):
-        assert path in message and re.search(what, message)
+        assert path[-50:] in message and re.search(what, message)
     assert contents(tmp_path) == before
 
 

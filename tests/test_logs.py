@@ -242,10 +242,14 @@ def test_slime_is_read_from_its_console_and_from_a_wandb_history(tmp_path):
     ("line", "said"),
     [
         ("step:1 - a:" + "9" * 200_000 + "x - b:1\n", "is not key:number"),
+        (
+            "step:1 - timing_s/" + " - timing_s/".join(f"{i}:1" for i in range(10_002)) + "\n",
+            "more than 10,000 metrics",
+        ),
         ("perf 1: {" * 40_000 + "\n", "no metrics"),
         ("perf 1: {" + "'a':1," * 400_000 + "}\n", "2,400,002 characters, 1,000,000 are the most"),
     ],
-    ids=["digits", "beginnings", "size"],
+    ids=["digits", "tags", "beginnings", "size"],
 )
 def test_a_hostile_line_of_a_console_is_refused_at_once(tmp_path, line, said):
     began_s = time.process_time()

@@ -133,9 +133,9 @@ def _split(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a table in folders `system.name=NAME`. Raise `InputError` for a damaged or changed file."""
     rows: list[dict[str, Any]] = []
-    for file in sorted(folder.glob("*/*.parquet")):
+    for file in sorted(folder.rglob("*.parquet")):
         key, _, value = file.parent.name.partition("=")
-        rows += [{**row, key: value} for row in read_parquet(file).to_pylist()]
+        rows += [{**row, **({key: value} if value else {})} for row in read_parquet(file).to_pylist()]
     return [{name: row.get(name) for name in rows[0]} for row in rows]
 
 
@@ -155,6 +155,8 @@ def _sweep(folder: Path) -> SweepRows:
         what = f"its table has no column {lacking[0]}"
     elif not all(isinstance(row["point"], int) and not isinstance(row["point"], bool) for row in rows):
         what = "its table has points without a number"
+    elif {row["point"] for row in rows} != set(range(len(rows))):
+        what = "its table lacks points, or has some twice"
     elif not isinstance(asked, dict):
         what = f"{SWEEP_FILE} is no object"
     if what:

@@ -38,6 +38,7 @@ VERL_ENTRY = re.compile(rf"(.+):(?:({NUMBER})|np\.\w+\(({NUMBER})\))", re.IGNORE
 TRUTH = (":True", ":False")  # flags, which no step needs
 CONSOLE_WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
 SLIME_STEP = re.compile(r"(?:^|\s)(?:perf|rollout) (\d+): (\{)")
+MOST_TAGS = 10_000  # of a log: a column each
 MOST_CHARACTERS = 1_000_000  # of slime's dictionary: parsed, each takes some hundred bytes
 SLIME_NAMES = {
     "perf/rollout_time": "timing_s/gen",
@@ -138,9 +139,13 @@ def _by_step(path: Path, name: str) -> pd.DataFrame:
     read_console, convert, nothing = FORMATS[name]
     logged = read_rows(path, TAGS)
     steps: dict[int, dict[str, float]] = {}
+    tags: set[str] = set()
     for place, row in convert(read_console(path) if logged is None else logged):
         if (step := step_of(row, place)) is not None:
             values = {tag: value for tag, value in row.items() if tag not in STEPS and not tag.startswith("_")}
+            tags |= values.keys()
+            if len(tags) > MOST_TAGS:
+                raise InputError(f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?")
             steps.setdefault(step, {}).update(values)
     if not any(steps.values()):
         raise InputError(f"{path}: {nothing}")

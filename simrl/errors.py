@@ -1,18 +1,20 @@
 """Two kinds of errors, each one line on the screen: bad input (exit code 2), and a run that stopped for another reason (exit
 code 1). Any other exception is a bug and shows its traceback."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from operator import ne
 
 LONGEST_NAME = 80  # characters of an unknown name that are compared with the known ones
+LONGEST_WORD, LONGEST_LINE = 200, 2000  # characters of a message; what is longer loses its middle
 
 
 class InputError(Exception):
     """Bad input. The message is one line: the file, the place in it, the value and the remedy."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(brief(printable(message)))
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the line alone."""
@@ -28,6 +30,17 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
+
+
+def brief(line: str) -> str:
+    """Return a line without the middle of a long word, such as a value or a path, nor its own where it is still long."""
+    words = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _without_middle(word[0], LONGEST_WORD), line)
+    return _without_middle(words, LONGEST_LINE)
+
+
+def _without_middle(text: str, longest: int) -> str:
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half + 1 :]}"
 
 
 def first_line(error: BaseException) -> str:

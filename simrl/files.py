@@ -151,7 +151,7 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]
             raise InputError(
                 f"{path}: exists and was not written by simrl (no {manifest} in it); name another output folder"
             )
-        listed = set((target / manifest).read_text(encoding="utf-8").splitlines()) if files else set()
+        listed = set((target / manifest).read_text(encoding="utf-8", errors="replace").splitlines()) if files else set()
     foreign = [file for file in files if file not in listed and Path(file).name not in LEFT_BY_SYSTEMS]
     if foreign:
         raise InputError(

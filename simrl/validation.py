@@ -14,14 +14,15 @@ MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 LEAST_PERCENTAGE = 2  # from here on, a number in place of a share is taken for a percentage; 1.5 is not
 
 
-def _no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> object:
+def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> object:
+    """Refuse true and false where they are no values of a field, as a validator."""
     switches = info.field_name and "bool" in str(cls.model_fields[info.field_name].annotation)
     if isinstance(value, bool) and not switches:  # which would pass as 1 or 0
         raise ValueError("this field is no switch; give a number or a name")
     return value
 
 
-numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(_no_truth))
+numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_truth))
 """A validator, named in the body of a model, that refuses true and false where they are no values of a field."""
 
 

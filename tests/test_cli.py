@@ -500,7 +500,7 @@ def test_a_name_that_no_file_can_have_is_refused(simrl):
         ("profile", "show", long),
         ("profile", "derive", long, "--gpu", "h100", "--source", "roofline", "-o", "p.parquet"),
     ):
-        assert re.search(f"{long}.*(File name too long|neither a config.json)|no such file", simrl.refuses(*arguments))
+        assert re.search("n{90}.*(File name too long|neither a config.json)|no such file", simrl.refuses(*arguments))
 
 
 def test_names_in_any_script_go_through(simrl):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simrl.errors import InputError, meant
+from simrl.errors import LONGEST_LINE, LONGEST_WORD, InputError, meant
 
 SYSTEMS = ("verl_colocated", "verl_ngram", "one_step_off", "areal", "rhymerl")
 
@@ -135,3 +135,33 @@ def test_a_switch_is_no_number(simrl, setting):
 
 def test_switches_stay_switches(simrl):
     assert simrl("run", "scenario.yaml", "--system", "areal", "engine.enforce_eager=true", "-o", "out").code == 0
+
+
+def test_a_long_value_loses_its_middle_in_a_message(simrl):
+    line = simrl.refuses("compare", "scenario.yaml", f"model={'m' * 5000}end")
+    assert "mmm…mmm" in line and "end" in line and len(line) < LONGEST_LINE
+    line = simrl.refuses("compare", "scenario.yaml", f"model={'m ' * 5000}end")
+    assert len(line) < LONGEST_LINE + len("simrl: \n") + 1
+    assert simrl.refuses("compare", "scenario.yaml", "--gpus", "9" * 5000 + "x").count("9") < LONGEST_WORD
+
+
+def test_a_message_of_usual_words_is_told_whole():
+    words = " ".join(["w" * LONGEST_WORD] * 9)
+    assert str(InputError(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("cluster.gpus=1000000", "cluster.gpus is 1000000: input should be less than or equal to 262144"),
+        ("steps=10000000000000000000", "steps is 10000000000000000000"),
+        ("steps=1000001", "steps is 1000001: input should be less than or equal to 1000000"),
+    ],
+)
+def test_a_run_that_nobody_has_is_refused(simrl, setting, said):
+    assert said in simrl.refuses("compare", "scenario.yaml", setting)
+
+
+def test_more_samples_than_a_run_can_hold_are_refused(simrl):
+    line = simrl.refuses("compare", "scenario.yaml", "steps=1000000", "workload.synthetic.prompts_per_step=200")
+    assert "steps 1,000,000 of 400 samples are 400,000,000 samples; stay under 100,000,000" in line

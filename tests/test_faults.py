@@ -83,6 +83,8 @@ def faults(*which):
             "faults.0: it ends at 5 s and begins at 5 s; let it end later",
         ),
         ({"kind": "lost", "worker": -1}, "faults.0.worker is -1"),
+        ({"kind": "lost", "worker": True}, "faults.0.worker is True: this field is no switch"),
+        ({"kind": "slow", "worker": 0, "factor": True}, "faults.0.factor is True: this field is no switch"),
         ({"kind": "lost", "worker": 0, "until_s": 9}, "unknown key faults.0.until_s; faults.0 has worker"),
         (
             {"kind": "dead", "worker": 0},

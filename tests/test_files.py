@@ -133,7 +133,7 @@ def test_where_no_file_can_be_it_says_why(tmp_path, path, what):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     before = contents(tmp_path)
     for message in (refusal(write, tmp_path / path), refusal(write_folder, tmp_path / path)):
-        assert path in message and re.search(what, message)
+        assert path[-50:] in message and re.search(what, message)
     assert contents(tmp_path) == before
 
 
@@ -241,6 +241,15 @@ def test_a_folder_that_simrl_wrote_is_replaced_altogether(tmp_path):
     write_folder(tmp_path / "out", **{"c.txt": "c"})
     assert contents(tmp_path / "out").keys() == {"c.txt", MANIFEST}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_list_of_files_that_is_no_text_lists_none(tmp_path):
+    write_folder(tmp_path / "out", **{"a.txt": "a"})
+    (tmp_path / "out" / MANIFEST).write_bytes("files.txt\na.txt\n".encode("utf-16"))
+    before = contents(tmp_path / "out")
+    with pytest.raises(InputError, match="which simrl did not write"):
+        write_folder(tmp_path / "out", **{"b.txt": "b"})
+    assert contents(tmp_path / "out") == before
 
 
 def test_an_empty_folder_is_taken(tmp_path):

@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import json
 import re
+import shutil
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from simrl.simulate.run import simulate
 from simrl.speculation.methods import make_speculation
 from simrl.study.calibration import calibrated
 from simrl.study.grid import resolved, vary
-from simrl.study.sweep import kept
+from simrl.study.sweep import kept, write_table
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.tokens import token_counter
 from simrl.trace.importers.verl import import_verl
@@ -282,6 +283,27 @@ def test_a_report_of_a_sweep_whose_table_cannot_be_is_refused_with_the_column(sw
         pq.write_table(table.set_column(place, column, pa.array([value] * table.num_rows)), file)
     message = refusal(write_report, swept, swept.parent / "report.html")
     assert str(swept) in message and said in message
+
+
+def test_a_report_of_a_sweep_notices_a_flipped_bit_of_its_table(swept, tmp_path):
+    rows = [{"point": 0, "hash": "a", "seed": 1, "variant": "", "error": None, "system.name": "areal"}]
+    shutil.rmtree(swept / "table")
+    (swept / "table").mkdir()
+    write_table(rows, swept / "table")
+    file = next(swept.glob("table/*/*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[8] ^= 1
+    file.write_bytes(content)
+    assert "is damaged, or was changed" in refusal(write_report, swept, tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("name", ["result.json", "comparison.json"])
+def test_a_device_in_place_of_a_results_file_is_not_read(tmp_path, name):
+    lay(READERS["report"].seeds()[0], tmp_path)
+    for file in [tmp_path / "run" / name] if name == "comparison.json" else tmp_path.glob(f"run/*/{name}"):
+        file.unlink()
+        file.symlink_to("/dev/zero")
+    assert refusal(write_report, tmp_path / "run", tmp_path / "report.html")
 
 
 def test_a_report_of_a_sweep_reads_nothing_that_is_too_deep_and_names_no_half_characters(swept):

@@ -255,6 +255,18 @@ def test_a_sweep_that_was_tampered_with_is_told_in_a_line(tmp_path):
         find(tmp_path / "sweep")
 
 
+def test_a_sweep_whose_table_lacks_points_or_has_some_twice_is_refused(tmp_path):
+    table = a_sweep(tmp_path / "sweep", sweep_rows(6)) / "table"
+    shutil.copytree(next(table.iterdir()), table / "system.name=two")
+    with pytest.raises(InputError, match="lacks points, or has some twice; run its command again"):
+        find(tmp_path / "sweep")
+    shutil.rmtree(table / "system.name=two")
+    assert find(tmp_path / "sweep")
+    shutil.rmtree(next(table.iterdir()))
+    with pytest.raises(InputError, match="lacks points, or has some twice; run its command again"):
+        find(tmp_path / "sweep")
+
+
 @pytest.mark.slow
 def test_a_report_is_written_beside_its_results_and_never_into_them_or_over_something_else(compared, tmp_path, simrl):
     ended = simrl("report", str(compared), "-o", "page.html")

@@ -684,6 +684,20 @@ def test_a_generation_batch_that_trl_logs_again_counts_once(tmp_path):
     assert "1 files repeat the generation batch" in trace.metadata.notes
 
 
+def test_two_trl_files_of_one_step_are_refused(tmp_path):
+    file = completions(tmp_path, 1, prompt=["p", "p"], completion=["x", "y"])
+    completions(tmp_path, 2, prompt=["p", "p"], completion=["xx", "yy"])
+    (tmp_path / "completions_1.parquet").write_bytes(file.read_bytes())
+    refused(
+        lambda: import_trl(tmp_path, BY_CHARACTER), "completions_00001.parquet and completions_1.parquet", "keep one"
+    )
+
+
+def test_a_trl_file_of_another_step_than_its_name_says_is_refused(tmp_path):
+    completions(tmp_path, 1, prompt=["p"], completion=["x"]).rename(tmp_path / "completions_00007.parquet")
+    refused(lambda: import_trl(tmp_path, BY_CHARACTER), "row 0: step is 1 in the completions of step 7")
+
+
 def test_several_trl_reward_columns_must_be_named(tmp_path):
     completions(tmp_path, 1, prompt=["p", "p"], completion=["x", "y"], right=[1.0, 1.0], form=[0.5, float("nan")])
     refused(lambda: import_trl(tmp_path, BY_CHARACTER), "right, form", "reward_columns")
@@ -789,6 +803,20 @@ def test_a_number_of_hundreds_of_digits_in_a_trl_log_is_too_large_and_no_crash(t
     row = '{"step": 1, "completions/mean_length": %s, "profiling/Time taken: GRPOTrainer.vLLM.generate": 1}'
     (tmp_path / "run.jsonl").write_text(row % ("9" * 400) + "\n")
     assert read_metrics(tmp_path / "run.jsonl", lengths=False).filter(like="mean").to_numpy().max() == float("inf")
+
+
+@pytest.mark.parametrize("twin", ["3/07.jsonl", "03/7.jsonl"])
+def test_an_areal_task_that_is_there_twice_is_refused(tmp_path, twin):
+    write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 20))
+    write_jsonl(tmp_path / twin, trajectory("p", 20))
+    refused(lambda: import_areal(tmp_path), twin, "3/7.jsonl", "are one task", "keep one")
+
+
+def test_an_areal_task_with_a_link_to_it_counts_once(tmp_path):
+    write_jsonl(tmp_path / "3" / "7.jsonl", trajectory("p", 20))
+    (tmp_path / "3" / "8.jsonl").symlink_to("7.jsonl")
+    (tmp_path / "4").symlink_to("3")
+    assert len(import_areal(tmp_path)) == 1
 
 
 def test_a_link_to_itself_among_areal_files_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -235,6 +236,26 @@ def test_slime_is_read_from_its_console_and_from_a_wandb_history(tmp_path):
     parts = [dict([*SLIME.items()][:half]), dict([*SLIME.items()][half:])]
     rows = [{"_step": 2 * n + i, "rollout/step": n, **part} for n in (1, 2) for i, part in enumerate(parts)]
     check(read_metrics(jsonl(tmp_path / "w.jsonl", *rows), samples=16, prompt_tokens=80), phases=phases)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("step:1 - a:" + "9" * 200_000 + "x - b:1\n", "is not key:number"),
+        (
+            "step:1 - timing_s/" + " - timing_s/".join(f"{i}:1" for i in range(10_002)) + "\n",
+            "more than 10,000 metrics",
+        ),
+        ("perf 1: {" * 40_000 + "\n", "no metrics"),
+        ("perf 1: {" + "'a':1," * 400_000 + "}\n", "2,400,002 characters, 1,000,000 are the most"),
+    ],
+    ids=["digits", "tags", "beginnings", "size"],
+)
+def test_a_hostile_line_of_a_console_is_refused_at_once(tmp_path, line, said):
+    began_s = time.process_time()
+    (tmp_path / "run.log").write_text(line + console() if said.startswith("is not") else line)
+    assert said in refusal(read_metrics, tmp_path / "run.log")
+    assert time.process_time() - began_s < 2.0
 
 
 def test_nemo_rl_is_read_from_a_history_and_from_dumped_tensorboard(tmp_path):

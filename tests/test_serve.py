@@ -122,6 +122,25 @@ def test_a_request_of_many_megabytes_is_refused() -> None:
             urllib.request.urlopen(request, timeout=20)
 
 
+def test_a_request_that_the_page_never_sends_is_refused_in_a_line_and_logs_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with served(*FIRST) as address:
+        for path, body in [
+            *(
+                ("_dash-update-component", body)
+                for body in (b"[]", b"null", b'{"output":1}', b'{"output":"nowhere.value"}')
+            ),
+            ("_dash-component-suites/os/environ", None),
+            ("_dash-component-suites/dash/dcc/%00", None),
+        ]:
+            request = urllib.request.Request(f"{address}{path}", body, {"Content-Type": "application/json"})
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                urllib.request.urlopen(request, timeout=20)
+        assert fetched(address)[0] == 200
+    assert "Traceback" not in caplog.text
+
+
 def test_the_page_names_no_other_address_to_load_from() -> None:
     with served(*FIRST) as address:
         page = fetched(address)[1]

@@ -418,6 +418,16 @@ def test_a_kept_figure_that_somebody_edited_is_noticed_and_simulated_again(file,
     assert contents(Path("out")) == whole
 
 
+def test_a_device_in_place_of_a_kept_point_is_not_read(file):
+    found = planned(file, "seed=0..1", "systems=split")
+    swept(found, Path("out"))
+    kept = next(Path("out/points").glob("*/*.json"))
+    kept.unlink()
+    kept.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="is a device; name a file"):
+        swept(found, Path("out"))
+
+
 def test_an_outcome_that_became_another_kind_of_file_does_not_block_its_sweep(file):
     found = planned(file, "seed=0", "systems=split")
     swept(found, Path("out"))

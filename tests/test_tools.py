@@ -209,7 +209,10 @@ def test_a_preset_of_an_agent_says_how_to_draw_it_again(preset):
             "context_cap_tokens 5596 leaves no room behind the largest prompt of 5596 tokens",
         ),
         ({"environment_s": 1}, "tools beside environment_s, environment_sigma or observation_tokens"),
-        ({"turn_tokens": None, "turns": 1, "mean_tokens": 90}, "tools are called between turns, and there is one turn"),
+        ({"turn_tokens": None, "turns": 1, "mean_tokens": 90}, "tools: comes between turns, and there is one turn"),
+        ({"turn_tokens": None, "turns": 1, "mean_tokens": 90, "tools": {}, "environment_s": 1}, "environment_s: comes"),
+        ({"cap_turns": 1, "tools": {}, "observation_tokens": 5}, "observation_tokens: comes between turns"),
+        ({"cap_turns": 1, "tools": {}, "environment_sigma": 1}, "environment_sigma: comes between turns"),
         ({"tools": {"a": {"share": 0.9, "median_s": 1}}}, "the shares of a sum to 0.9; they must sum to 1"),
     ],
 )

@@ -38,7 +38,7 @@ from simrl.commands import (
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.commands.view import DataView
-from simrl.errors import InputError, StoppedError, first_line
+from simrl.errors import InputError, StoppedError, brief, first_line
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
 INTERRUPTED = "interrupted; nothing was written"
@@ -341,7 +341,7 @@ def _options(command: Any, path: str = "") -> Iterator[tuple[str, list[str]]]:
 def _end(message: object, code: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C again gets no traceback
     with suppress(OSError):  # nowhere left to tell it
-        print(f"simrl: {' '.join(str(message).split())}", file=sys.stderr or io.StringIO(), flush=True)
+        print(f"simrl: {brief(' '.join(str(message).split()))}", file=sys.stderr or io.StringIO(), flush=True)
     sys.exit(code)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -136,6 +137,7 @@ def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
     )
     page.server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
     page.server.before_request(_refuse_other_hosts)
+    page.server.register_error_handler(Exception, _refuse_malformed)
     page.layout = _layout(scenario, first)
     _connect(page, source)
     return page
@@ -149,6 +151,18 @@ def _refuse_other_hosts() -> Any:
     origin = request.headers.get("Origin")
     if name not in (HOST, "localhost") or (origin is not None and origin.partition("://")[2] != request.host):
         abort(403)
+
+
+def _refuse_malformed(error: Exception) -> Any:
+    """Answer a request that Dash cannot read in a line. An error of simrl itself is a bug, and shows its traceback."""
+    from werkzeug.exceptions import HTTPException
+
+    if isinstance(error, HTTPException):
+        return error
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    if any(name.startswith("simrl.") for name in modules):
+        raise error
+    return "the page sends no such request; load it again", 400
 
 
 class _Source:

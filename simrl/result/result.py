@@ -195,7 +195,7 @@ def read_result(folder: str | Path) -> Result:
     """Return the result that `Result.write` wrote. Raise `InputError` for a folder without a result, or with tables that do not
     hold together (`simrl.result.check`)."""
     folder = Path(folder)
-    if not (folder / METADATA_FILE).exists():
+    if not (folder / METADATA_FILE).is_file():
         if (folder / "sweep.json").exists():
             raise InputError(f"{folder}: is a sweep's, which has a table and no runs; simrl report reads it")
         raise InputError(f"{folder}: not a result folder{_instead(folder)}")
@@ -225,7 +225,7 @@ def _instead(folder: Path) -> str:
 def find_result(folder: str | Path) -> Result:
     """Return the result of a folder, of the one result folder in it, or of a replay's measured run. Raise `InputError`."""
     folder = Path(folder)
-    if (folder / METADATA_FILE).exists():
+    if (folder / METADATA_FILE).is_file():
         return read_result(folder)
     inside = sorted(each.parent for each in folder.glob(f"*/{METADATA_FILE}"))
     chosen = [each for each in inside if each.name == "measured"] or inside

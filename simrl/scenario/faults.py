@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+
+from simrl.validation import no_truth
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
 Rate = Annotated[float, Field(gt=0, le=60)]  # beyond one a minute a worker might never finish what it recomputes
+NUMBERS = (
+    "worker",
+    "at_s",
+    "rate_per_hour",
+    "duration_s",
+    "factor",
+    "until_s",
+    "back_s",
+    "delay_s",
+)  # all but the kind
 
 
 class _Fault(BaseModel):
     """A fault of one `worker` at a stated time, or of every worker at drawn times (`rate_per_hour`, a Poisson process)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    _numbers: Any = field_validator(*NUMBERS, mode="before", check_fields=False)(classmethod(no_truth))
 
     worker: NonNegativeInt | None = None
     """index of the rollout worker, from 0; none: drawn, for all workers"""

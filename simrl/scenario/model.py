@@ -36,6 +36,8 @@ from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import LengthModel
 from simrl.validation import MOST_SEED, numbers_are_no_truth
 
+MOST_STEPS = 1_000_000  # an update a second for eleven days
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -43,7 +45,7 @@ class _Section(BaseModel):
     _numbers = numbers_are_no_truth
 
 
-GpuCount = Annotated[int, Field(gt=0, le=1_000_000)]
+GpuCount = Annotated[int, Field(gt=0, le=262_144)]  # 2^18: more than any cluster for one run has
 GpuName = Annotated[str, AfterValidator(known_gpu)]
 BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 
@@ -251,7 +253,7 @@ class Scenario(_Section):
     """name of the scenario and of the folder of its results"""
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
     """seed of all draws; systems with equal seeds see equal draws"""
-    steps: PositiveInt
+    steps: Annotated[int, Field(gt=0, le=MOST_STEPS)]
     """policy updates to simulate"""
     warmup_steps: NonNegativeInt = 0
     """first updates left out of every average, while the pipelines fill"""

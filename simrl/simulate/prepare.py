@@ -41,6 +41,7 @@ from simrl.speculation.deployment import Deployment
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
+from simrl.trace.synthesis import MOST_SAMPLES
 from simrl.trace.trace import Trace
 
 
@@ -228,6 +229,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_kv_heads("cluster.tp", cluster.tp, model)
     _require_ranks(cluster, model, system)
     trace = inputs.trace(scenario)
+    _require_few_samples(scenario, trace)
     deployment = Deployment(model, kind, cluster.tp, inputs.profile(scenario, model, kind), trace)
     drafts = tail = None
     if system.speculation is not None:
@@ -275,6 +277,15 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
         prepared = replace(prepared, costs=prepared.costs._replace(pause_s=need.costs.publish_s))
     require_training_fits(need)
     return prepared
+
+
+def _require_few_samples(scenario: Scenario, trace: Trace) -> None:
+    """Raise `InputError` for more samples than a run can hold."""
+    each = len(trace) / len(trace.step_slices)
+    if (samples := round(scenario.steps * each)) > MOST_SAMPLES:
+        raise InputError(
+            f"steps {scenario.steps:,} of {each:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}"
+        )
 
 
 def _with_best_verifier(scenario: Scenario, system: System, inputs: InputCache) -> Scenario:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from simrl.errors import StoppedError
-from simrl.files import BROKEN_SEAL, is_broken, sealed, write_whole_file
+from simrl.files import BROKEN_SEAL, is_broken, require_no_device, sealed, write_whole_file
 from simrl.study.executors import Executor, LostTask
 from simrl.study.point import Outcome, Point
 
@@ -85,6 +85,7 @@ def read_outcome(folder: Path, point: Point) -> Outcome | None:
     """Return the outcome in the folder; None where there is none. One that is damaged or was changed is said so, and another
     takes its place."""
     path = _path(folder, point)
+    require_no_device(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kept = None if is_broken(data) else data["outcome"]

@@ -167,8 +167,10 @@ class LengthModel(BaseModel):
             )
         if self.tools and (self.environment_s or self.environment_sigma or self.observation_tokens):
             raise ValueError("tools beside environment_s, environment_sigma or observation_tokens; leave these out")
-        if self.tools and self.turns == 1 and self.turn_tokens is None:
-            raise ValueError("tools are called between turns, and there is one turn; give turns or turn_tokens")
+        if self.cap_turns == 1 or (self.turns == 1 and self.turn_tokens is None):
+            between = ("tools", "environment_s", "environment_sigma", "observation_tokens")
+            if inert := next((key for key in between if getattr(self, key)), None):
+                raise ValueError(f"{inert}: comes between turns, and there is one turn; give turns or turn_tokens")
         prompt = self.system_prompt_tokens + (
             self.prompt_cap_tokens if self.prompt_sigma else round(self.prompt_tokens)
         )

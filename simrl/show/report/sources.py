@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.dataset as ds
-
 from simrl.analysis.explanation import counted_warmup
 from simrl.errors import InputError, first_line, printable
+from simrl.files import read_parquet, require_no_device
 from simrl.result.check import check_metadata
 from simrl.result.metrics import prices, summary
 from simrl.result.result import METADATA_FILE, Result, read_result
@@ -83,6 +81,7 @@ def _result_folders(folder: Path) -> dict[str, Path]:
         runs = [run for run, _ in names]
         found = {run if runs.count(run) == 1 else f"{run}, part {part.name}": part for run, part in names}
     try:
+        require_no_device(folder / COMPARISON_FILE)
         order = [row["folder"] for row in json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return found
@@ -131,11 +130,20 @@ def _split(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {"rollout_gpus": gpus if shared else gpus - train_gpus, "train_gpus": train_gpus, "colocated": shared}
 
 
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table in folders `system.name=NAME`. Raise `InputError` for a damaged or changed file."""
+    rows: list[dict[str, Any]] = []
+    for file in sorted(folder.rglob("*.parquet")):
+        key, _, value = file.parent.name.partition("=")
+        rows += [{**row, **({key: value} if value else {})} for row in read_parquet(file).to_pylist()]
+    return [{name: row.get(name) for name in rows[0]} for row in rows]
+
+
 def _sweep(folder: Path) -> SweepRows:
     try:
         asked = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
-        rows = ds.dataset(folder / TABLE_FOLDER, format="parquet", partitioning="hive").to_table().to_pylist()
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+        rows = _rows(folder / TABLE_FOLDER)
+    except (OSError, ValueError, RecursionError, InputError) as error:
         raise InputError(
             f"{folder}: a sweep without a table that can be read ({first_line(error)}); run its command again, it goes on"
         ) from error
@@ -147,6 +155,8 @@ def _sweep(folder: Path) -> SweepRows:
         what = f"its table has no column {lacking[0]}"
     elif not all(isinstance(row["point"], int) and not isinstance(row["point"], bool) for row in rows):
         what = "its table has points without a number"
+    elif {row["point"] for row in rows} != set(range(len(rows))):
+        what = "its table lacks points, or has some twice"
     elif not isinstance(asked, dict):
         what = f"{SWEEP_FILE} is no object"
     if what:

@@ -57,14 +57,22 @@ def import_areal(path: str | Path, **labels: Unpack[rows.Labels]) -> Trace:
 
 def _files(path: Path) -> list[Path]:
     files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.glob("*/*.jsonl")]
-    files = [Path(os.path.realpath(file)) for file in files]  # a link to itself stays as it is, and cannot be read
+    files = list(
+        dict.fromkeys(Path(os.path.realpath(file)) for file in files)
+    )  # a link to itself cannot be read, later
     strangers = [file for file in files if not VERSION.fullmatch(file.parent.name)]
     if strangers or not files:
         found = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
         raise InputError(
             f"{path}: {found} in place of {{version}}/{{task_id}}.jsonl; name AReaL's rollout folder, versions and all"
         )
-    return sorted(files, key=lambda file: (int(file.parent.name), len(file.name), file.name))
+    files = sorted(files, key=lambda file: (int(file.parent.name), len(file.name), file.name))
+    tasks: dict[tuple[int, str], str] = {}
+    for file in files:
+        name = f"{file.parent.name}/{file.name}"
+        if (other := tasks.setdefault((int(file.parent.name), file.name.lstrip("0")), name)) != name:
+            raise InputError(f"{path}: {other} and {name} are one task, whose group would be twice as large; keep one")
+    return files
 
 
 def _row(record: Mapping[str, Any], step: int, place: str) -> rows.Row:

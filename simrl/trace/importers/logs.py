@@ -32,12 +32,14 @@ from simrl.trace.importers import nemo, rows
 from simrl.trace.importers.exports import STEPS, Logged, numbers, read_rows, step_of, tables, tag_of
 
 CONSOLE = {"encoding": "utf-8", "errors": "replace"}  # other processes write into a console log, too
-NUMBER = r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?|inf|nan)"
+NUMBER = r"-?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?|inf|nan)"
 VERL_STEP = re.compile(r"(?:^|[^\w/])step:(\d+) - ")
 VERL_ENTRY = re.compile(rf"(.+):(?:({NUMBER})|np\.\w+\(({NUMBER})\))", re.IGNORECASE)
 TRUTH = (":True", ":False")  # flags, which no step needs
 CONSOLE_WIDTH = 4096  # wandb's output.log cuts a line here, even in the middle of a number
-SLIME_STEP = re.compile(r"(?:^|\s)(?:perf|rollout) (\d+): (\{.*\})\s*$")
+SLIME_STEP = re.compile(r"(?:^|\s)(?:perf|rollout) (\d+): (\{)")
+MOST_TAGS = 10_000  # of a log: a column each
+MOST_CHARACTERS = 1_000_000  # of slime's dictionary: parsed, each takes some hundred bytes
 SLIME_NAMES = {
     "perf/rollout_time": "timing_s/gen",
     "perf/log_probs_time": "timing_s/old_log_prob",
@@ -125,7 +127,7 @@ def recognised(path: Path) -> str | None:
             return "trl"
         if "timing/train/" in line or "mean_gen_tokens_per_sample" in line or nemo.is_console(line):
             return "nemo"
-        if SLIME_STEP.search(line) or "perf/rollout_time" in line or "rollout/response_len/" in line:
+        if _slime_entry(line) or "perf/rollout_time" in line or "rollout/response_len/" in line:
             return "slime"
         if "timing_s/" in line or "response_length/" in line:
             return "verl"
@@ -137,9 +139,13 @@ def _by_step(path: Path, name: str) -> pd.DataFrame:
     read_console, convert, nothing = FORMATS[name]
     logged = read_rows(path, TAGS)
     steps: dict[int, dict[str, float]] = {}
+    tags: set[str] = set()
     for place, row in convert(read_console(path) if logged is None else logged):
         if (step := step_of(row, place)) is not None:
             values = {tag: value for tag, value in row.items() if tag not in STEPS and not tag.startswith("_")}
+            tags |= values.keys()
+            if len(tags) > MOST_TAGS:
+                raise InputError(f"{place}: more than {MOST_TAGS:,} metrics; is it the log of one run?")
             steps.setdefault(step, {}).update(values)
     if not any(steps.values()):
         raise InputError(f"{path}: {nothing}")
@@ -248,17 +254,27 @@ def _slime_steps(logged: Iterable[Logged]) -> Iterator[Logged]:
         yield place, values | {name: row[name] for name in STEPS if name in row}
 
 
+def _slime_entry(line: str) -> tuple[str, str] | None:
+    """Return the step and the dictionary at the end of a line; None if there is none."""
+    found, text = SLIME_STEP.search(line), line.rstrip()
+    return (found[1], text[found.start(2) :]) if found and text.endswith("}") else None
+
+
 def _slime_console(path: Path) -> Iterator[Logged]:
     for place, line in rows.numbered_lines(path, **CONSOLE):
-        if found := SLIME_STEP.search(line):
-            step = _step(found[1], place)
+        if found := _slime_entry(line):
+            step, text = _step(found[0], place), found[1]
+            if len(text) > MOST_CHARACTERS:
+                raise InputError(
+                    f"{place}: {len(text):,} characters, {MOST_CHARACTERS:,} are the most; remove the line"
+                )
             try:
-                values: Any = ast.literal_eval(re.sub(r"np\.\w+\(([^()]*)\)|\b(nan|inf)\b", _plain, found[2]))
+                values: Any = ast.literal_eval(re.sub(r"np\.\w+\(([^()]*)\)|\b(nan|inf)\b", _plain, text))
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 values = None
             if not isinstance(values, dict):
                 raise InputError(
-                    f"{place}: {rows.shown(found[2][:60])} is no dictionary of numbers; repair or remove the line"
+                    f"{place}: {rows.shown(text[:60])} is no dictionary of numbers; repair or remove the line"
                 )
             logged = {key: value for key, value in numbers(values).items() if not math.isnan(value)}
             yield place, {**logged, STEPS[0]: step}

@@ -9,8 +9,10 @@ it counts once, at the step that logged it first.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -73,7 +75,20 @@ def _files(path: Path) -> list[Path]:
     found = list(path.glob(pattern)) or list((path / "completions").glob(pattern))
     if not found:
         raise InputError(f"{path}: no {pattern} in it; name the output_dir of a run with log_completions=True")
-    return sorted(found, key=lambda file: (len(file.name), file.name))  # steps are padded to five digits, no more
+    files = sorted(found, key=lambda file: (_step_of(file) or 0, file.name))
+    for file, following in pairwise(files):
+        if _step_of(file) is not None and _step_of(file) == _step_of(following):
+            names = f"{file.name} and {following.name}"
+            raise InputError(
+                f"{path}: {names} are both of step {_step_of(file)}, whose groups would be twice as large; keep one"
+            )
+    return files
+
+
+def _step_of(file: Path) -> int | None:
+    """Return the step in the name of a file; None if it has another name."""
+    found = re.fullmatch(r"completions_([0-9]{1,10})\.parquet", file.name)
+    return int(found[1]) if found else None
 
 
 def _texts(file: Path, reward_columns: Sequence[str] | None) -> list[rows.TextRow]:
@@ -88,7 +103,9 @@ def _texts(file: Path, reward_columns: Sequence[str] | None) -> list[rows.TextRo
     texts: list[rows.TextRow] = []
     for index, row in enumerate(table.select([*TEXTS, *rewards]).to_pylist()):
         place = f"{file}: row {index}"
-        step = rows.integer(row, "step", place)
+        step, named = rows.integer(row, "step", place), _step_of(file)
+        if named not in (None, step):
+            raise InputError(f"{place}: step is {step} in the completions of step {named}; was the file renamed?")
         prompt, response = rows.text(row, "prompt", place), rows.text(row, "completion", place)
         texts.append(rows.TextRow(place, step, prompt, response, _reward(row, rewards, place)))
     return texts

@@ -23,6 +23,7 @@ from simrl.scenario.model import Scenario
 from simrl.show.figures.compare import bubble_figure, comparison_figure, gpu_seconds_figure, staleness_figure
 from simrl.show.figures.explain import difference_figure, explanation_figure
 from simrl.show.figures.one_run import run_figures
+from simrl.show.figures.sweep import sweep_figure
 from simrl.show.figures.timeline import kind_words, timeline_figure
 from simrl.show.style import INK, KINDS, LOOKS, SERIES, save
 from simrl.simulate.run import simulate
@@ -238,6 +239,20 @@ def test_every_picture_of_runs_has_its_texts_inside(small_run: Run, every_kind: 
         **run_figures(runs[1], 1),
     }
     assert [name for name, figure in figures.items() if not inside(figure)] == []
+
+
+def test_the_legend_of_many_lines_of_a_sweep_covers_none_of_them() -> None:
+    rows = [
+        {"system.name": f"system_{i}", "cluster.gpus": gpus, "samples_per_s": i * gpus}
+        for i in range(30)
+        for gpus in (16, 32)
+    ]
+    figure = sweep_figure(rows, ["system.name", "cluster.gpus"], "samples_per_s", x="cluster.gpus")
+    assert inside(figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 30
+    assert not legend.get_window_extent(renderer).overlaps(figure.axes[0].get_window_extent(renderer))
 
 
 def test_a_colour_is_written_in_the_palette_alone_and_means_one_thing() -> None:

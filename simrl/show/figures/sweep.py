@@ -77,7 +77,7 @@ def sweep_figure(
 
 
 def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value: str) -> Picture:
-    figure = Picture(7.0, 3.8, layout="constrained")
+    figure = Picture(9.0, max(3.8, 0.4 + 0.21 * len(groups)), layout="constrained")
     axes = figure.subplots()
     for i, (name, group) in enumerate(groups.items()):
         known = sorted((at.index(row[x]), row[value]) for row in group if row[value] is not None)
@@ -87,7 +87,7 @@ def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value
     axes.set(xlabel=plain(x), ylabel=UNITS.get(value, value))
     axes.set_ylim(bottom=0)
     if any(groups):
-        axes.legend(frameon=False, fontsize="small", labelcolor=INK)
+        figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
     quiet(axes)
     return figure
 

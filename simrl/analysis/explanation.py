@@ -218,7 +218,7 @@ def _admission(metadata: Mapping[str, Any], occupancy: float | None) -> str | No
 def _planner(metadata: Mapping[str, Any]) -> str | None:
     """Say which tensor-parallel sizes the rounds of each kind had (RollPacker)."""
     rounds = Counter((each["round"], each["tp"]) for each in metadata.get("planner") or ())
-    return ", ".join(f"{number} {kind} rounds at tp {tp}" for (kind, tp), number in sorted(rounds.items())) or None
+    return ", ".join(f"{kind} rounds at tp {tp} ({number})" for (kind, tp), number in sorted(rounds.items())) or None
 
 
 def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:

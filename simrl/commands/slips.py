@@ -129,7 +129,9 @@ def option_meant(option: str, value: str, commands: Mapping[str, Iterable[str]])
     name = key.replace("-", "_")
     if name.split(".")[0] in FIELDS and (name in FIELDS or "." in name):
         return f"; write {name}={value}, without dashes"
-    if name in ("staleness", "max_staleness") and any("--max-off-policyness" in options for options in commands.values()):
+    if name in ("staleness", "max_staleness") and any(
+        "--max-off-policyness" in options for options in commands.values()
+    ):
         return f"; a bound on staleness is --max-off-policyness {value}, in simrl optimize and simrl advise"
     if is_bare_parameter(name):
         return f"; write {PARAMETER}{name}={value}, without dashes"

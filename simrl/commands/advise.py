@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -10,7 +9,7 @@ import typer
 
 from simrl.commands import options as o
 from simrl.commands.command import command
-from simrl.commands.optimize import Polish, SearchSpace, Trials
+from simrl.commands.optimize import Polish, SearchSpace, Trials, searching
 from simrl.commands.view import DataView, place
 from simrl.errors import InputError, meant
 
@@ -67,6 +66,7 @@ def advise(
     """
     from simrl.commands.workload import dimensions, fixed, folder_or_temporary, is_scenario, open_workload
     from simrl.show.tables.advise import print_advice
+    from simrl.study.advice import advise as advised
     from simrl.study.grid import listed
     from simrl.study.optimize import require_trials
     from simrl.study.search_space import FAMILIES, make_space
@@ -97,11 +97,12 @@ def advise(
         output = place(folder, Path("results") / f"{first.name}-advise")
         with folder_or_temporary(output) as written:
             settings = {"trials": trials, "seed": seed, "best": best, "polished": polish, "framework": named}
-            found, lost = _advised(spaces, written, jobs, updates, max_off_policyness, settings)
+            with searching(written, jobs, simulated=trials, polished=polish) as (outcomes, begin):
+                found = advised(spaces, outcomes, updates, max_off_policyness, begin, robust=("assumed",), **settings)
             write_json(written / "advise.json", found.as_json())
     name = f"Advice of {found.name}: {found.plans[0].choice.option.row['system']}"
     notes = [] if output is None else [f"Written to {output}/advise.json"]
-    return DataView(found, print_advice, name, found.rows, lost=lost, ascii=False, width=100, notes=notes)
+    return DataView(found, print_advice, name, found.rows, lost=outcomes.lost, ascii=False, width=100, notes=notes)
 
 
 def _framework(name: str | None) -> str | None:
@@ -122,28 +123,3 @@ def _of_the_file(space: Space) -> list[int]:
     """Return the numbers of GPUs that the scenario has or varies."""
     varied = [setting.value for setting in space.varied.settings(CLUSTER) if isinstance(setting.value, int)]
     return list(dict.fromkeys(varied)) or [space.first.cluster.gpus]
-
-
-def _advised(
-    spaces: dict[int, Space], folder: Path, jobs: int, updates: int, limit: float | None, settings: dict[str, Any]
-) -> tuple[Any, int]:
-    """Search with a progress bar for each phase, and keep the points in the folder, also at Ctrl-C."""
-    from simrl.study.advice import advise as advised
-    from simrl.study.executors import Here, Processes
-    from simrl.study.progress import compile_kernels, progress_bar
-    from simrl.study.store import Outcomes
-
-    compile_kernels()
-    with Processes(jobs, stay=True) if jobs > 1 else nullcontext(Here()) as executor, progress_bar() as bar:
-
-        def begin(phase: str) -> None:
-            for task in bar.task_ids:
-                bar.remove_task(task)
-            bar.add_task(phase, total=None)
-
-        outcomes = Outcomes(folder, executor, lambda: bar.advance(bar.task_ids[-1]))
-        try:
-            found = advised(spaces, outcomes, updates, limit, begin, robust=("assumed",), **settings)
-            return found, outcomes.lost
-        except KeyboardInterrupt as error:
-            raise outcomes.interrupted() from error

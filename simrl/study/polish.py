@@ -7,19 +7,22 @@ that is tried is simulated, and a point is better only within the limits, or nea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from typing import Any, get_args
 
 from simrl.errors import InputError
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.scenario.load import PARAMETER, Setting
 from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
 from simrl.study.goal import Goal
-from simrl.study.grid import SYSTEMS, Alternative, Between, value_of
+from simrl.study.grid import SYSTEMS, Alternative, Between, Listed, value_of
 from simrl.study.point import Point
 from simrl.study.search import Option, Searched
-from simrl.study.search_space import SHARE, Chosen, Space, parts
-from simrl.study.splits import with_workers
+from simrl.study.search_space import LAYOUT, SHARE, Chosen, Space, parts
+from simrl.study.splits import possible, with_workers
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import recipe_parameters
 from simrl.systems.system import Plain
@@ -27,33 +30,58 @@ from simrl.systems.system import Plain
 LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
 WORKERS = 8  # the first step of a split is this part of all workers
 CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
+GPUS = ("cluster.gpus", "cluster.train.gpus")
 COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")
 
 
 def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, most: int) -> bool:
     """Simulate at most `most` further points, those around the best of each system, and add them to what was searched. Return
     whether it came to its end: no neighbour of the best point of any system is better."""
-    left = most
-    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in _starts(searched)]
     known = {option.point.hash: option for option in searched.options}
-    while active := [climber for climber in climbers if not climber.done]:
-        asked = [(climber, climber.neighbours()) for climber in active]
-        new: dict[str, Point] = {}
-        for _, found in asked:
-            for point, chosen in found:
-                if point.hash not in searched.seen and len(new) < left:
-                    new[point.hash] = point
-                    searched.chosen[point.hash] = chosen
+    before = len(known)
+
+    def simulate(asked: Iterable[tuple[Point, Chosen]]) -> None:
+        room, new = most + before - len(known), dict[str, Point]()
+        for point, chosen in asked:
+            if point.hash not in searched.seen and len(new) < room:
+                new[point.hash] = point
+                searched.chosen[point.hash] = chosen
         for point, outcome in zip(new.values(), outcomes.of(list(new.values())), strict=True):
             if (option := searched.add(point, outcome, goal)) is not None:
                 known[point.hash] = option
-        left -= len(new)
+
+    simulate(_first_possible(space, {option.system for option in searched.options}))
+    searched.sort()
+    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in _starts(searched)]
+    while active := [climber for climber in climbers if not climber.done]:
+        asked = [(climber, climber.neighbours()) for climber in active]
+        simulate(each for _, found in asked for each in found)
         for climber, found in asked:
             climber.move([(known[point.hash], chosen) for point, chosen in found if point.hash in known])
-        if left <= 0:
+        if len(known) - before >= most:
             break
     searched.sort()
     return all(climber.done for climber in climbers)
+
+
+def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point, Chosen]]:
+    """Yield for each system that has no option yet a point that can be executed: the file's own, but with a layout of a worker
+    and a split that memory and the layout of training allow."""
+    inputs = InputCache()
+    for own in space.as_in_the_file():
+        (system,) = own[SYSTEMS]
+        dimensions = space.matters(system.value)
+        deciding = {
+            name: dimension.alternatives
+            for name, dimension in dimensions.items()
+            if isinstance(dimension, Listed) and {SHARE, *LAYOUT, *GPUS}.intersection(dimension.keys)
+        }
+        for values in () if parts(system.value)[0] in has else product(*deciding.values()):
+            chosen = {**own, **dict(zip(deciding, values, strict=True))}
+            with suppress(InputError):  # a value that no scenario can have
+                if possible((point := space.point(chosen)).scenario, inputs):
+                    yield point, chosen
+                    break
 
 
 def _starts(searched: Searched) -> list[Option]:

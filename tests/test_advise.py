@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import CommandLine
 from test_optimize import SCENARIO, simulated, space_of
@@ -17,6 +18,7 @@ from simrl.study.polish import CHOICES, COUNTS, polish
 from simrl.study.search import search
 from simrl.study.splits import units, with_workers
 from simrl.study.store import Outcomes
+from simrl.trace.trace import read_trace
 
 ALONE = ("cluster.tp=1", "system.speculation=none")
 SPLITS = "system.rollout_share=0.125,0.25,0.375,0.5,0.625,0.75,0.875"
@@ -194,6 +196,53 @@ def test_a_table_of_lengths_is_read_by_its_usual_columns(command):
         "own.csv: read with step=iteration, prompt_id=question, prompt_tokens=in_len, response_tokens=out_len"
         in said.err
     )
+
+
+def own_run(folder):
+    """A table of lengths whose longest, 400 tokens, is the cap, and the options of a cluster for it."""
+    rows = [f"{step},{q},20,{40 + 7 * q + 113 * k}" for step in range(3) for q in range(4) for k in range(3)]
+    (folder / "own.csv").write_text("\n".join(["iteration,question,in_len,out_len", *rows, "2,4,20,400"]))
+    return ("own.csv", "systems=areal", "system.rollout_share=0.5", "system.eta=2", "--model", "qwen3-0.6b", "--gpu", "h100",
+            "--gpus", "4", "--tp", "1", "--profile", "roofline", "--steps", "5", "--warmup-steps", "2",
+            "--jobs", "1")  # fmt: skip
+
+
+def test_responses_of_a_trace_grow_to_its_cap_and_the_choice_is_searched_in_the_middle(command):
+    said = command("advise", *own_run(command.folder), "--growth", "2", "--polish", "0", "-o", "out")
+    assert said.code == 0, said.err
+    first, middle, last = (read_trace(command.folder / f"out/lengths/x{x}.parquet") for x in ("1", "1.5", "2"))
+    lengths = [trace.column("response_tokens") for trace in (first, middle, last)]
+    assert lengths[0].max() == 400 and (lengths[2] == np.minimum(2 * lengths[0], 400)).all()
+    assert (lengths[1] == np.minimum(np.rint(1.5 * lengths[0]), 400)).all()
+    (plan,) = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
+    stages = plan["stages_s"]
+    assert stages[0] < stages[1] < stages[2]
+    assert plan["hours"] == pytest.approx(500 * (stages[0] + 4 * stages[1] + stages[2]) / 6 / 3600)
+    assert stages[1] == pytest.approx(37 / 3 / plan["samples_per_s"])
+    text = " ".join(said.out.split())
+    assert "no growth" not in text and "responses × 1.5 up to 400 tokens" in text
+    still = command("advise", *own_run(command.folder), "--polish", "0", "-o", "still")
+    assert "no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)" in " ".join(
+        still.out.split()
+    )
+
+
+def test_growth_of_a_length_model_is_that_of_its_mean(command):
+    few = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "cluster.tp=1", "--polish", "0", "--jobs", "1")
+    assert command("advise", "small.yaml", *few, "--growth", "2", "-o", "one").code == 0
+    asked = (*few, "workload.synthetic.mean_tokens=[300,600]")
+    assert command("advise", "small.yaml", *asked, "-o", "two").code == 0
+    one, two = (
+        json.loads((command.folder / name / "advise.json").read_text())["clusters"][0] for name in ("one", "two")
+    )
+    assert one["stages_s"] == two["stages_s"] and one["stages_s"][0] < one["stages_s"][2]
+    assert "has growth of its own" in command.refuses("advise", "small.yaml", *asked, "--growth", "2")
+
+
+def test_text_that_was_recorded_does_not_grow(command):
+    trace = Path(__file__).parents[1] / "traces" / "countdown" / "sync" / "trace.parquet"
+    options = ("--model", "qwen3-0.6b", "--gpu", "h100", "--gpus", "4", "--profile", "roofline", "--growth", "1.5")
+    assert "has response_ids, and nobody knows" in command.refuses("advise", str(trace), *options)
 
 
 def test_the_folder_of_a_run_is_a_scenario(command):

@@ -14,6 +14,7 @@ from simrl.commands.view import DataView, place
 from simrl.errors import InputError, meant
 
 if TYPE_CHECKING:
+    from simrl.scenario.model import Scenario
     from simrl.study.search_space import Space
 
 FRAMEWORKS = ("verl", "AReaL", "slime")
@@ -33,6 +34,10 @@ def advise(
     overrides: Any = None,
     clusters: Clusters = None,
     updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")] = 500,
+    growth: Annotated[
+        float,
+        typer.Option(min=0.1, help="length of responses at the end of the planned run over that at its beginning"),
+    ] = 1.0,
     price: Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")] = None,
     max_off_policyness: Annotated[
         float | None, typer.Option(min=0, help="limit for every trained token, in policy updates")
@@ -91,14 +96,17 @@ def advise(
         def space_of(gpus: int | None) -> Space:
             return make_space(on_disk.file, own | varied | ({CLUSTER: listed(CLUSTER, gpus)} if gpus else {}))
 
-        sizes = sizes or _of_the_file(space_of(None))
-        spaces = {gpus: space_of(gpus) for gpus in sizes}
-        first = next(iter(spaces.values())).first
-        output = place(folder, Path("results") / f"{first.name}-advise")
+        space = space_of(None)
+        output = place(folder, Path("results") / f"{space.first.name}-advise")
         with folder_or_temporary(output) as written:
+            lengths, traces = _growing(space.first, growth, written) if growth != 1 else ({}, [])
+            own |= {key: listed(key, value) for key, value in lengths.items()}
+            spaces = {gpus: space_of(gpus) for gpus in sizes or _of_the_file(space)}
             settings = {"trials": trials, "seed": seed, "best": best, "polished": polish, "framework": named}
             with searching(written, jobs, simulated=trials, polished=polish) as (outcomes, begin):
-                found = advised(spaces, outcomes, updates, max_off_policyness, begin, robust=("assumed",), **settings)
+                found = advised(
+                    spaces, outcomes, updates, max_off_policyness, begin, traces, robust=("assumed",), **settings
+                )
             write_json(written / "advise.json", found.as_json())
     name = f"Advice of {found.name}: {found.plans[0].choice.option.row['system']}"
     notes = [] if output is None else [f"Written to {output}/advise.json"]
@@ -123,3 +131,26 @@ def _of_the_file(space: Space) -> list[int]:
     """Return the numbers of GPUs that the scenario has or varies."""
     varied = [setting.value for setting in space.varied.settings(CLUSTER) if isinstance(setting.value, int)]
     return list(dict.fromkeys(varied)) or [space.first.cluster.gpus]
+
+
+def _growing(scenario: Scenario, growth: float, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of lengths to search with, those of the middle of the growth where it is of a trace, and then the
+    traces of its beginning, middle and end, which are written."""
+    from simrl.simulate.cache import InputCache
+    from simrl.study.advice import grown
+    from simrl.trace.trace import write_trace
+
+    synthetic = scenario.workload.synthetic
+    if synthetic is not None:
+        if not isinstance(mean := synthetic.mean_tokens, float):
+            raise InputError(
+                f"--growth {growth:g}: workload.synthetic has {'turns' if mean is None else 'growth of its own'}; it goes with "
+                "mean_tokens that is one number"
+            )
+        return {"workload.synthetic.mean_tokens": [[mean, mean * growth]]}, []
+    trace = InputCache().trace(scenario)
+    factors = (1.0, (1 + growth) / 2, growth)
+    paths = [folder / "lengths" / f"x{factor:g}.parquet" for factor in factors]
+    for path, factor in zip(paths, factors, strict=True):
+        write_trace(grown(trace, factor), path)
+    return {"workload.trace": str(paths[1])}, [str(path) for path in paths]

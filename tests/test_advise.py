@@ -14,6 +14,7 @@ from simrl.scenario.load import load_scenarios
 from simrl.study.advice import advise, growth_stages, whole_periods
 from simrl.study.executors import Here
 from simrl.study.goal import Goal
+from simrl.study.grid import value_of
 from simrl.study.polish import CHOICES, COUNTS, polish
 from simrl.study.search import search
 from simrl.study.splits import units, with_workers
@@ -93,6 +94,27 @@ def test_no_split_or_bound_beside_the_polished_one_is_better(file):
     beside = [with_workers(scenario, n) for n in (workers - 1, workers + 1) if 0 < n < 8]
     beside += [scenario.with_fields("system", eta=n) for n in (eta - 1, eta + 1) if n >= 0]
     assert all(simulated(each)["samples_per_s"] <= best.merit * 1.0011 for each in beside)
+
+
+def test_split_and_bound_move_together_where_neither_gains_alone(file):
+    """On a ridge: a worker less gains only with an update more of η."""
+    space = space_of(file, "systems=areal", *ALONE)
+    goal, outcomes = Goal(space.batch_samples), Outcomes(Path("out"), Here())
+    found = search(space, goal, outcomes, 1, 0)
+    start = found.options[0]
+    place = units(start.point.scenario)[0], value_of(start.point.scenario, "system.eta")
+
+    class Ridge(Here):
+        def outcomes(self, points):
+            for i, point in enumerate(points):
+                fewer, more = place[0] - units(point.scenario)[0], value_of(point.scenario, "system.eta") - place[1]
+                rate = start.merit * (1 + 0.03 * more - 0.2 * abs(more - fewer))
+                yield i, {"row": {**start.row, "samples_per_s": rate}}
+
+    assert polish(space, goal, Outcomes(Path("ridge"), Ridge()), found, 500)
+    best = found.options[0]
+    workers, eta = units(best.point.scenario)[0], value_of(best.point.scenario, "system.eta")
+    assert workers == 1 and eta == place[1] + place[0] - 1
 
 
 def test_a_point_that_has_not_settled_is_no_advice(file):

@@ -37,14 +37,14 @@ TURNS = (
 # Small ones, that can be simulated whole: a dense long tail, a bound of staleness, layouts of a worker, a slow trainer on which
 # three systems are close, agents with tools, four GPUs of which some layouts have no room for the trainer.
 SPACES = {
-    "a long tail": ((LONG_TAIL, "systems=areal", SPLITS, "system.eta=0,1,2,4,8", "system.max_concurrent=4,8,16,32"), {}),
+    "a long tail": ((LONG_TAIL, "systems=areal", SPLITS, "system.eta=0,1,4", "system.max_concurrent=4,8,16,32"), {}),
     "a bound that stale groups decide": (
-        ("systems=areal", SPLITS, "system.eta=1,2,3,4", "system.on_stale=train,wait,drop", "system.max_concurrent=8,16"),
+        ("systems=areal", SPLITS, "system.eta=1,2,3", "system.on_stale=train,wait,drop", "system.max_concurrent=8,16"),
         {"max_off_policyness": 2},
     ),
     "tp and dispatch": (("systems=one_step_off", GPUS, FINER, "cluster.tp=1,2,4", DISPATCH), {}),
     "a slow trainer": (
-        ("systems=verl_colocated,one_step_off,areal", GPUS, FINER, "system.eta=1,2,4,8", DISPATCH, "training.mfu=0.002"), {}
+        ("systems=verl_colocated,one_step_off,areal", SPLITS, "system.eta=1,2,4,8", DISPATCH, "training.mfu=0.002"), {}
     ),
     "agents": (
         (TURNS, "systems=verl_fully_async", SPLITS, "system.staleness=0.1,0.25,0.5,1", "system.per_replica=1,2,4,16"), {}

@@ -3,8 +3,8 @@
 Coordinates are the dimensions of the space, and what a search that lists everything has no room for: every number of rollout
 workers, η by one, what becomes of stale groups, concurrency, dispatch. What the user named keeps to its values. Split, η and
 concurrency depend on each other (more GPUs that train need more responses under way, which are older), so the leading systems
-also try small steps of two and of all of them at once. Invariant: all that is tried is simulated, and a point is better only
-within the limits, or nearer to them.
+also try small steps of two and of all of them at once, and splits far from their own. Invariant: all that is tried is
+simulated, and a point is better only within the limits, or nearer to them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
 FAR = 0.7  # of the best merit: a system that has less seeks its split alone
 CLOSE = 0.9  # of the best merit: a system that has more tries steps along several coordinates at once
 WORKERS = 8  # the first step of a split is this part of all workers
+WIDE = ("wide",)  # the coordinate of splits far from the present one
 CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
 GPUS = ("cluster.gpus", "cluster.train.gpus")
 COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")
@@ -119,6 +120,7 @@ class _Climber:
         self._single = len(names)
         self._coordinates: list[tuple[str, ...]] = [(name,) for name in names]
         self._coordinates += [several for n in range(2, len(coupled) + 1) for several in combinations(coupled, n)]
+        self._coordinates += [WIDE] * (SHARE in names)
         self._next = self._without_gain = 0
 
     @property
@@ -138,8 +140,10 @@ class _Climber:
         """Return the points beside this one along the next coordinates that can be made."""
         found: list[tuple[Point, Chosen]] = []
         names = self._coordinates[self._next]
-        for alternatives in product(*(self._beside(name, near=len(names) > 1) for name in names)):
-            chosen = {**self._chosen, **dict(zip(names, alternatives, strict=True))}
+        wide = names == WIDE
+        beside = [self._wide()] if wide else [self._beside(name, near=len(names) > 1) for name in names]
+        for alternatives in product(*beside):
+            chosen = {**self._chosen, **dict(zip((SHARE,) if wide else names, alternatives, strict=True))}
             try:
                 point = self._space.point(chosen)
             except InputError:  # a value that no scenario can have
@@ -177,7 +181,9 @@ class _Climber:
         dimension = self._space.matters(system.value).get(name)
         scenario, free = self._option.point.scenario, name not in self._space.named
         if name == SHARE and (free or isinstance(dimension, Between)):
-            yield from self._splits(scenario, dimension if isinstance(dimension, Between) else None)
+            of_all = scenario.cluster.gpus // scenario.cluster.worker_gpus
+            workers = round(value_of(scenario, SHARE) * of_all)
+            yield from self._splits((workers - self._step, workers + self._step))
             return
         if isinstance(dimension, Between):
             value = value_of(scenario, name)
@@ -190,14 +196,23 @@ class _Climber:
         if free and (key := name.removeprefix(PARAMETER)) in (*CHOICES, *COUNTS):
             yield from ((Setting(name, value, f"{name}={value}"),) for value in self._values(key, scenario, near))
 
-    def _splits(self, scenario: Scenario, within: Between | None) -> Iterator[Alternative]:
-        cluster = scenario.cluster
-        of_all = cluster.gpus // cluster.worker_gpus
-        workers = round(value_of(scenario, SHARE) * of_all)
-        for n in (workers - self._step, workers + self._step):
-            if 0 < n < of_all:
+    def _wide(self) -> Iterator[Alternative]:
+        """Yield splits of the whole range: one may be better that no step leads to."""
+        (system,) = self._chosen[SYSTEMS]
+        dimension, cluster = self._space.matters(system.value).get(SHARE), self._option.point.scenario.cluster
+        if isinstance(dimension, Listed) and SHARE in self._space.named:
+            yield from dimension.alternatives[:: -(-len(dimension.alternatives) // 4)]
+        else:
+            yield from self._splits(cluster.gpus // cluster.worker_gpus * n // 8 for n in (1, 3, 5, 7))
+
+    def _splits(self, workers: Iterable[int]) -> Iterator[Alternative]:
+        """Yield the splits with these numbers of rollout workers that the space has."""
+        (system,) = self._chosen[SYSTEMS]
+        scenario, within = self._option.point.scenario, self._space.matters(system.value).get(SHARE)
+        for n in workers:
+            if 0 < n < scenario.cluster.gpus // scenario.cluster.worker_gpus:
                 share = with_workers(scenario, n).system.parameters["rollout_share"]
-                if within is None or within.low <= share <= within.high:
+                if not isinstance(within, Between) or within.low <= share <= within.high:
                     yield (Setting(SHARE, share, f"{SHARE}={share}"),)
 
     def _values(self, key: str, scenario: Scenario, near: bool) -> Iterator[Any]:

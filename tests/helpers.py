@@ -1,5 +1,6 @@
 """Small builders for the tests between the engine and the metrics: traces, profiles, scenarios, watched simulations."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -31,8 +32,23 @@ from simrl.trace.workload import Workload
 Lengths = tuple[int, int]  # prompt tokens, response tokens
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=1000)
 
-
+SMALL_RECORDED_RUN = {  # a configuration of `python -m replay.grpo`, without its name and system
+    "task": {"counts": [2], "most_tokens": 48},
+    "policy": {"layers": 1, "hidden": 32, "heads": 1, "kv_heads": 1, "intermediate": 64},
+    "warm_up": {"steps": 3, "evaluate_every": 3, "evaluation_prompts": 4},
+    "prompts": 4,
+    "prompts_per_step": 2,
+    "group": 3,
+    "epochs": 3,
+    "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 2048},
+}
 FEW_EXAMPLES = 10  # of a property, where not asked to be thorough
+
+
+def times_trained(samples: Any) -> Counter[tuple[int, ...]]:
+    """How often each response of a recorded run was trained."""
+    names = ("epoch", "prompt_id", "sample")
+    return Counter(zip(*(samples[name].to_pylist() for name in names), strict=True))
 
 
 def examples(most: int) -> settings:

@@ -1,55 +1,59 @@
 """`simrl advise`: what is polished is the best of all, and a plan's hours are those of simulated runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import CommandLine
+from test_optimize import SCENARIO, simulated, space_of
 
-from simrl.scenario.load import ScenarioFile, load_scenarios
-from simrl.simulate.cache import InputCache
-from simrl.study.advice import growth_stages, whole_periods
+from simrl.errors import InputError
+from simrl.scenario.load import load_scenarios
+from simrl.study.advice import advise, growth_stages, whole_periods
 from simrl.study.executors import Here
 from simrl.study.goal import Goal
-from simrl.study.grid import by_key
-from simrl.study.point import Digests, make_point, simulate_point
-from simrl.study.polish import polish
+from simrl.study.grid import value_of
+from simrl.study.polish import CHOICES, COUNTS, polish
 from simrl.study.search import search
-from simrl.study.search_space import make_space
 from simrl.study.splits import units, with_workers
 from simrl.study.store import Outcomes
+from simrl.trace.trace import read_trace
 
-SCENARIO = """\
-name: small
-seed: 3
-steps: 6
-warmup_steps: 2
-model: qwen3-0.6b
-cluster: {gpu: h100, gpus: 8, tp: 1, cost_per_gpu_hour: 2.0}
-workload:
-  synthetic: {steps: 4, prompts_per_step: 8, group: 2, cap_tokens: 1000, mean_tokens: 300, sigma: 0.8, prompt_tokens: 20}
-profile: {roofline: {}}
-training: {mfu: 0.01, log_prob_mfu: 0.01}
-systems: [verl_colocated, one_step_off, areal]
-"""
 ALONE = ("cluster.tp=1", "system.speculation=none")
 SPLITS = "system.rollout_share=0.125,0.25,0.375,0.5,0.625,0.75,0.875"
-BOUND = {"max_off_policyness": 2}
-SPACES = {  # small ones, that can be simulated whole
-    "split and eta": (("systems=areal", SPLITS, "system.eta=1,2,4,8"), {}),
+FINER = "system.rollout_share=" + ",".join(str(n / 16) for n in range(1, 16))
+GPUS = "cluster.gpus=16"
+DISPATCH = "system.dispatch=least_requests,round_robin,even_split"
+LONG_TAIL = (
+    "workload={synthetic: {steps: 6, prompts_per_step: 8, group: 2, cap_tokens: 8000, mean_tokens: 900, sigma: 1.3}}"
+)
+TURNS = (
+    "workload={synthetic: {steps: 6, prompts_per_step: 8, group: 2, cap_tokens: 4000, mean_tokens: null, turns: 4, "
+    "turn_tokens: 150, sigma: 0.5, "
+    "tools: {read: {share: 1, median_s: 2, sigma: 0.8, least_s: 1, most_s: 20, observation_tokens: 200}}}}"
+)
+# Small ones, that can be simulated whole: a dense long tail, a bound of staleness, layouts of a worker, a slow trainer on which
+# three systems are close, agents with tools, four GPUs of which some layouts have no room for the trainer.
+SPACES = {
+    "a long tail": ((LONG_TAIL, "systems=areal", SPLITS, "system.eta=0,1,4", "system.max_concurrent=4,8,16,32"), {}),
     "a bound that stale groups decide": (
-        ("systems=areal", SPLITS, "system.eta=1,2,3", "system.on_stale=train,wait,drop"), BOUND
+        ("systems=areal", SPLITS, "system.eta=1,2,3", "system.on_stale=train,wait,drop", "system.max_concurrent=8,16"),
+        {"max_off_policyness": 2},
     ),
-    "tp and dispatch": (
-        ("systems=one_step_off", SPLITS, "cluster.tp=1,2,4", "system.dispatch=least_requests,round_robin,even_split"), {}
+    "tp and dispatch": (("systems=one_step_off", GPUS, FINER, "cluster.tp=1,2,4", DISPATCH), {}),
+    "a slow trainer": (
+        ("systems=verl_colocated,one_step_off,areal", SPLITS, "system.eta=1,2,4,8", DISPATCH, "training.mfu=0.002"), {}
     ),
-    "a slow trainer": (("systems=areal,one_step_off", SPLITS, "system.eta=1,4", "training.mfu=0.002"), {}),
-    "concurrency": (("systems=areal", SPLITS, "system.eta=2,8", "system.max_concurrent=4,8,16,32"), {}),
-    "staleness of weights": (
-        ("systems=verl_fully_async", SPLITS, "system.staleness=0.1,0.5,1", "system.per_replica=1,4,16"), {}
+    "agents": (
+        (TURNS, "systems=verl_fully_async", SPLITS, "system.staleness=0.1,0.25,0.5,1", "system.per_replica=1,2,4,16"), {}
+    ),
+    "four large GPUs": (
+        ("model=qwen3-8b", "cluster.gpus=4", "systems=areal,one_step_off,verl_fully_async", "cluster.tp=1,2,4",
+         "system.rollout_share=0.25,0.5,0.75", "system.eta=0,1,2,4,8", "system.staleness=0.1,0.5,1", DISPATCH), {}
     ),
 }  # fmt: skip
-SLOW = [pytest.param(name, marks=pytest.mark.slow if i > 1 else ()) for i, name in enumerate(SPACES)]
 
 
 @pytest.fixture
@@ -59,30 +63,23 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "small.yaml"
 
 
-def space_of(file, *texts):
-    return make_space(lambda settings: ScenarioFile(file, settings), by_key(texts))
-
-
-def row_of(scenario):
-    return simulate_point(make_point(scenario, Digests()), InputCache())["row"]
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_a_search_that_is_polished_is_within_two_per_cent_of_the_best_of_all(file, name):
+@pytest.mark.parametrize("name", SPACES)
+def test_a_search_of_a_third_of_a_space_is_within_two_per_cent_of_its_best_point(file, name):
     texts, limits = SPACES[name]
     fixed = [text for text in ALONE if not any(each.startswith(text.split("=")[0]) for each in texts)]
-    names = {text.split("=")[0].removeprefix("system.") for text in texts}
-    still = [f"system.{key}" for key in ("on_stale", "max_concurrent", "per_replica", "dispatch") if key not in names]
+    names = {text.split("=")[0] for text in texts}
+    still = [key for name in (*CHOICES, *COUNTS) if (key := f"system.{name}") not in names]
     space = space_of(file, *texts, *fixed)
-    space = space.__class__(**{**space.__dict__, "named": space.named | {*still}})
-    outcomes = Outcomes(Path("out"), Here())
+    space = replace(space, named=space.named | {*still})
     goal = Goal(space.batch_samples, **limits)
-    found = search(space, goal, outcomes, 6, 0)
-    assert not found.whole
-    polish(space, goal, outcomes, found, 40)
-    assert outcomes.simulated <= 46
-    every = search(space, goal, outcomes, 1000, 0)
-    assert every.whole and found.allowed[0].merit > 0.98 * every.allowed[0].merit
+    every = search(space, goal, Outcomes(Path("every"), Here()), 1000, 0)
+    assert every.whole
+    third = len(every.options) // 3
+    outcomes = Outcomes(Path("out"), Here())
+    found = search(space, goal, outcomes, third // 3, 0)
+    polish(space, goal, outcomes, found, third - third // 3)
+    assert len(found.options) <= third
+    assert found.allowed[0].merit > 0.98 * every.allowed[0].merit
 
 
 def test_no_split_or_bound_beside_the_polished_one_is_better(file):
@@ -96,7 +93,28 @@ def test_no_split_or_bound_beside_the_polished_one_is_better(file):
     eta = scenario.system.parameters["eta"]
     beside = [with_workers(scenario, n) for n in (workers - 1, workers + 1) if 0 < n < 8]
     beside += [scenario.with_fields("system", eta=n) for n in (eta - 1, eta + 1) if n >= 0]
-    assert all(row_of(each)["samples_per_s"] <= best.merit * 1.0011 for each in beside)
+    assert all(simulated(each)["samples_per_s"] <= best.merit * 1.0011 for each in beside)
+
+
+def test_split_and_bound_move_together_where_neither_gains_alone(file):
+    """On a ridge: a worker less gains only with an update more of η."""
+    space = space_of(file, "systems=areal", *ALONE)
+    goal, outcomes = Goal(space.batch_samples), Outcomes(Path("out"), Here())
+    found = search(space, goal, outcomes, 1, 0)
+    start = found.options[0]
+    place = units(start.point.scenario)[0], value_of(start.point.scenario, "system.eta")
+
+    class Ridge(Here):
+        def outcomes(self, points):
+            for i, point in enumerate(points):
+                fewer, more = place[0] - units(point.scenario)[0], value_of(point.scenario, "system.eta") - place[1]
+                rate = start.merit * (1 + 0.03 * more - 0.2 * abs(more - fewer))
+                yield i, {"row": {**start.row, "samples_per_s": rate}}
+
+    assert polish(space, goal, Outcomes(Path("ridge"), Ridge()), found, 500)
+    best = found.options[0]
+    workers, eta = units(best.point.scenario)[0], value_of(best.point.scenario, "system.eta")
+    assert workers == 1 and eta == place[1] + place[0] - 1
 
 
 def test_a_point_that_has_not_settled_is_no_advice(file):
@@ -122,8 +140,45 @@ def test_growing_responses_are_simulated_at_the_beginning_the_middle_and_the_end
     assert len(growth_stages(load_scenarios(file)[0])) == 1
     stages = growth_stages(load_scenarios(file, ["workload.synthetic.mean_tokens=[200,600]", "systems=[areal]"])[0])
     assert [stage.workload.synthetic.mean_tokens for stage in stages] == [(200, 200), (400, 400), (600, 600)]
-    rates = [row_of(stage)["samples_per_s"] for stage in stages]
+    rates = [simulated(stage)["samples_per_s"] for stage in stages]
     assert rates[0] > rates[1] > rates[2]
+
+
+class Doubled(Here):
+    """An executor that ends the last first, and fails where it is told to."""
+
+    def __init__(self, fails=lambda scenario: False):
+        self._fails = fails
+
+    def outcomes(self, points):
+        for i, outcome in reversed([*super().outcomes(points)]):
+            yield i, {"error": "no room for it"} if self._fails(points[i].scenario) else outcome
+
+
+GROWING = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "workload.synthetic.mean_tokens=[200,600]")
+
+
+def test_each_stage_and_seed_of_a_plan_has_its_own_row_in_whatever_order_they_end(file):
+    space = space_of(file, *GROWING, *ALONE)
+    (plan,) = advise({8: space}, Outcomes(Path("out"), Doubled()), 900, trials=1, robust=()).plans
+    stages = growth_stages(plan.choice.option.point.scenario)
+    rates = [simulated(stage)["samples_per_s"] for stage in stages]
+    assert plan.stages == pytest.approx([space.batch_samples / rate for rate in rates])
+    assert plan.stages[0] < plan.stages[1] < plan.stages[2]
+    seeds = [stages[1].model_copy(update={"seed": 3 + i}) for i in (1, 2)]
+    assert plan.spread == pytest.approx(max(abs(simulated(s)["samples_per_s"] / rates[1] - 1) for s in seeds))
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [lambda s: s.workload.synthetic.mean_tokens == (600, 600), lambda s: s.workload.synthetic.mean_tokens == (200, 200),
+     lambda s: s.seed == 5],
+    ids=["the last stage", "the first stage", "a seed"],
+)  # fmt: skip
+def test_a_stage_or_seed_that_cannot_be_simulated_ends_the_plan_and_gives_its_place_to_no_other(file, fails):
+    space = space_of(file, *GROWING, *ALONE)
+    with pytest.raises(InputError, match="the whole run of the choice cannot be simulated: no room for it"):
+        advise({8: space}, Outcomes(Path("out"), Doubled(fails)), 900, trials=1, robust=())
 
 
 @pytest.fixture
@@ -163,6 +218,53 @@ def test_a_table_of_lengths_is_read_by_its_usual_columns(command):
         "own.csv: read with step=iteration, prompt_id=question, prompt_tokens=in_len, response_tokens=out_len"
         in said.err
     )
+
+
+def own_run(folder):
+    """A table of lengths whose longest, 400 tokens, is the cap, and the options of a cluster for it."""
+    rows = [f"{step},{q},20,{40 + 7 * q + 113 * k}" for step in range(3) for q in range(4) for k in range(3)]
+    (folder / "own.csv").write_text("\n".join(["iteration,question,in_len,out_len", *rows, "2,4,20,400"]))
+    return ("own.csv", "systems=areal", "system.rollout_share=0.5", "system.eta=2", "--model", "qwen3-0.6b", "--gpu", "h100",
+            "--gpus", "4", "--tp", "1", "--profile", "roofline", "--steps", "5", "--warmup-steps", "2",
+            "--jobs", "1")  # fmt: skip
+
+
+def test_responses_of_a_trace_grow_to_its_cap_and_the_choice_is_searched_in_the_middle(command):
+    said = command("advise", *own_run(command.folder), "--growth", "2", "--polish", "0", "-o", "out")
+    assert said.code == 0, said.err
+    first, middle, last = (read_trace(command.folder / f"out/lengths/x{x}.parquet") for x in ("1", "1.5", "2"))
+    lengths = [trace.column("response_tokens") for trace in (first, middle, last)]
+    assert lengths[0].max() == 400 and (lengths[2] == np.minimum(2 * lengths[0], 400)).all()
+    assert (lengths[1] == np.minimum(np.rint(1.5 * lengths[0]), 400)).all()
+    (plan,) = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
+    stages = plan["stages_s"]
+    assert stages[0] < stages[1] < stages[2]
+    assert plan["hours"] == pytest.approx(500 * (stages[0] + 4 * stages[1] + stages[2]) / 6 / 3600)
+    assert stages[1] == pytest.approx(37 / 3 / plan["samples_per_s"])
+    text = " ".join(said.out.split())
+    assert "no growth" not in text and "responses × 1.5 up to 400 tokens" in text
+    still = command("advise", *own_run(command.folder), "--polish", "0", "-o", "still")
+    assert "no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)" in " ".join(
+        still.out.split()
+    )
+
+
+def test_growth_of_a_length_model_is_that_of_its_mean(command):
+    few = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "cluster.tp=1", "--polish", "0", "--jobs", "1")
+    assert command("advise", "small.yaml", *few, "--growth", "2", "-o", "one").code == 0
+    asked = (*few, "workload.synthetic.mean_tokens=[300,600]")
+    assert command("advise", "small.yaml", *asked, "-o", "two").code == 0
+    one, two = (
+        json.loads((command.folder / name / "advise.json").read_text())["clusters"][0] for name in ("one", "two")
+    )
+    assert one["stages_s"] == two["stages_s"] and one["stages_s"][0] < one["stages_s"][2]
+    assert "has growth of its own" in command.refuses("advise", "small.yaml", *asked, "--growth", "2")
+
+
+def test_text_that_was_recorded_does_not_grow(command):
+    trace = Path(__file__).parents[1] / "traces" / "countdown" / "sync" / "trace.parquet"
+    options = ("--model", "qwen3-0.6b", "--gpu", "h100", "--gpus", "4", "--profile", "roofline", "--growth", "1.5")
+    assert "has response_ids, and nobody knows" in command.refuses("advise", str(trace), *options)
 
 
 def test_the_folder_of_a_run_is_a_scenario(command):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import environment
-from helpers import rows
+from helpers import SMALL_RECORDED_RUN, rows, times_trained
 from test_replay_faults import eventually
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -27,21 +27,10 @@ from simrl.trace.trace import read_trace
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
 
-SMALL = {
-    "task": {"counts": [2], "most_tokens": 48},
-    "policy": {"layers": 1, "hidden": 32, "heads": 1, "kv_heads": 1, "intermediate": 64},
-    "warm_up": {"steps": 3, "evaluate_every": 3, "evaluation_prompts": 4},
-    "prompts": 4,
-    "prompts_per_step": 2,
-    "group": 3,
-    "epochs": 3,
-    "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 2048},
-}
-
 
 def config_file(folder: Path, system: dict, name: str = "small", **more: object) -> Path:
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump({"name": name, **SMALL, "system": system, **more}))
+    file.write_text(yaml.safe_dump({"name": name, **SMALL_RECORDED_RUN, "system": system, **more}))
     return file
 
 
@@ -66,13 +55,11 @@ def finished(file: Path, output: Path) -> str:
 
 
 def responses(folder: RunFolder) -> Counter:
-    samples, _ = folder.read()
-    names = ("epoch", "prompt_id", "sample")
-    return Counter(zip(*(samples[name].to_pylist() for name in names), strict=True))
+    return times_trained(folder.read()[0])
 
 
 def every_response_once(epochs: int) -> Counter:
-    prompts, group = (int(str(SMALL[name])) for name in ("prompts", "group"))
+    prompts, group = (int(str(SMALL_RECORDED_RUN[name])) for name in ("prompts", "group"))
     return Counter((e, p, s) for e in range(epochs) for p in range(prompts) for s in range(group))
 
 
@@ -250,7 +237,7 @@ def test_engines_that_share_a_group_generate_it_without_a_double(tmp_path: Path)
 )
 def test_a_configuration_that_cannot_be_says_why(tmp_path: Path, change: dict, message: str) -> None:
     file = tmp_path / "x.yaml"
-    file.write_text(yaml.safe_dump({"name": "x", **SMALL, "system": {"name": "split"}, **change}))
+    file.write_text(yaml.safe_dump({"name": "x", **SMALL_RECORDED_RUN, "system": {"name": "split"}, **change}))
     with pytest.raises(InputError, match=message) as error:
         read_config(file)
     assert str(file) in str(error.value)
@@ -264,14 +251,14 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_on_cuda_is_of_h100_unless_it_names_its_gpu() -> None:
-    one = {"name": "a", **SMALL, "system": {"name": "split"}}
+    one = {"name": "a", **SMALL_RECORDED_RUN, "system": {"name": "split"}}
     named = [RunConfig.model_validate({**one, **more}).gpu for more in ({}, {"device": "cuda"})]
     assert named == ["cpu", "h100"]
     assert RunConfig.model_validate({**one, "device": "cuda", "gpu": "a100"}).gpu == "a100"
 
 
 def test_runs_that_agree_in_what_comes_before_rl_share_a_warm_up() -> None:
-    one = RunConfig.model_validate({"name": "a", **SMALL, "system": {"name": "split"}})
+    one = RunConfig.model_validate({"name": "a", **SMALL_RECORDED_RUN, "system": {"name": "split"}})
     other = one.model_copy(
         update={"name": "b", "epochs": 9, "update": one.update.model_copy(update={"learning_rate": 1.0})}
     )

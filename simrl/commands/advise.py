@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -10,11 +9,12 @@ import typer
 
 from simrl.commands import options as o
 from simrl.commands.command import command
-from simrl.commands.optimize import Polish, SearchSpace, Trials
+from simrl.commands.optimize import Polish, SearchSpace, Trials, searching
 from simrl.commands.view import DataView, place
 from simrl.errors import InputError, meant
 
 if TYPE_CHECKING:
+    from simrl.scenario.model import Scenario
     from simrl.study.search_space import Space
 
 FRAMEWORKS = ("verl", "AReaL", "slime")
@@ -34,6 +34,10 @@ def advise(
     overrides: Any = None,
     clusters: Clusters = None,
     updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")] = 500,
+    growth: Annotated[
+        float,
+        typer.Option(min=0.1, help="length of responses at the end of the planned run over that at its beginning"),
+    ] = 1.0,
     price: Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")] = None,
     max_off_policyness: Annotated[
         float | None, typer.Option(min=0, help="limit for every trained token, in policy updates")
@@ -67,6 +71,7 @@ def advise(
     """
     from simrl.commands.workload import dimensions, fixed, folder_or_temporary, is_scenario, open_workload
     from simrl.show.tables.advise import print_advice
+    from simrl.study.advice import advise as advised
     from simrl.study.grid import listed
     from simrl.study.optimize import require_trials
     from simrl.study.search_space import FAMILIES, make_space
@@ -91,17 +96,21 @@ def advise(
         def space_of(gpus: int | None) -> Space:
             return make_space(on_disk.file, own | varied | ({CLUSTER: listed(CLUSTER, gpus)} if gpus else {}))
 
-        sizes = sizes or _of_the_file(space_of(None))
-        spaces = {gpus: space_of(gpus) for gpus in sizes}
-        first = next(iter(spaces.values())).first
-        output = place(folder, Path("results") / f"{first.name}-advise")
+        space = space_of(None)
+        output = place(folder, Path("results") / f"{space.first.name}-advise")
         with folder_or_temporary(output) as written:
+            lengths, traces = _growing(space.first, growth, written) if growth != 1 else ({}, [])
+            own |= {key: listed(key, value) for key, value in lengths.items()}
+            spaces = {gpus: space_of(gpus) for gpus in sizes or _of_the_file(space)}
             settings = {"trials": trials, "seed": seed, "best": best, "polished": polish, "framework": named}
-            found, lost = _advised(spaces, written, jobs, updates, max_off_policyness, settings)
+            with searching(written, jobs, simulated=trials, polished=polish) as (outcomes, begin):
+                found = advised(
+                    spaces, outcomes, updates, max_off_policyness, begin, traces, robust=("assumed",), **settings
+                )
             write_json(written / "advise.json", found.as_json())
     name = f"Advice of {found.name}: {found.plans[0].choice.option.row['system']}"
     notes = [] if output is None else [f"Written to {output}/advise.json"]
-    return DataView(found, print_advice, name, found.rows, lost=lost, ascii=False, width=100, notes=notes)
+    return DataView(found, print_advice, name, found.rows, lost=outcomes.lost, ascii=False, width=100, notes=notes)
 
 
 def _framework(name: str | None) -> str | None:
@@ -124,26 +133,24 @@ def _of_the_file(space: Space) -> list[int]:
     return list(dict.fromkeys(varied)) or [space.first.cluster.gpus]
 
 
-def _advised(
-    spaces: dict[int, Space], folder: Path, jobs: int, updates: int, limit: float | None, settings: dict[str, Any]
-) -> tuple[Any, int]:
-    """Search with a progress bar for each phase, and keep the points in the folder, also at Ctrl-C."""
-    from simrl.study.advice import advise as advised
-    from simrl.study.executors import Here, Processes
-    from simrl.study.progress import compile_kernels, progress_bar
-    from simrl.study.store import Outcomes
+def _growing(scenario: Scenario, growth: float, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of lengths to search with, those of the middle of the growth where it is of a trace, and then the
+    traces of its beginning, middle and end, which are written."""
+    from simrl.simulate.cache import InputCache
+    from simrl.study.advice import grown
+    from simrl.trace.trace import write_trace
 
-    compile_kernels()
-    with Processes(jobs, stay=True) if jobs > 1 else nullcontext(Here()) as executor, progress_bar() as bar:
-
-        def begin(phase: str) -> None:
-            for task in bar.task_ids:
-                bar.remove_task(task)
-            bar.add_task(phase, total=None)
-
-        outcomes = Outcomes(folder, executor, lambda: bar.advance(bar.task_ids[-1]))
-        try:
-            found = advised(spaces, outcomes, updates, limit, begin, robust=("assumed",), **settings)
-            return found, outcomes.lost
-        except KeyboardInterrupt as error:
-            raise outcomes.interrupted() from error
+    synthetic = scenario.workload.synthetic
+    if synthetic is not None:
+        if not isinstance(mean := synthetic.mean_tokens, float):
+            raise InputError(
+                f"--growth {growth:g}: workload.synthetic has {'turns' if mean is None else 'growth of its own'}; it goes with "
+                "mean_tokens that is one number"
+            )
+        return {"workload.synthetic.mean_tokens": [[mean, mean * growth]]}, []
+    trace = InputCache().trace(scenario)
+    factors = (1.0, (1 + growth) / 2, growth)
+    paths = [folder / "lengths" / f"x{factor:g}.parquet" for factor in factors]
+    for path, factor in zip(paths, factors, strict=True):
+        write_trace(grown(trace, factor), path)
+    return {"workload.trace": str(paths[1])}, [str(path) for path in paths]

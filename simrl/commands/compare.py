@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -267,24 +266,15 @@ def run(
     >>> one.result().steps.num_rows
     4
     """
-    from simrl.commands.slips import require_scenario
-    from simrl.commands.workload import is_parameter, one_system, open_workload, settings_of
-    from simrl.scenario.load import PARAMETER, Choices
+    from simrl.commands.workload import open_workload
+    from simrl.scenario.load import Choices
     from simrl.study.compare import run_names
     from simrl.systems.recipes import make_system
 
     if system and pipeline:
         raise InputError(f"--system {system} and --pipeline {pipeline} are the same option; give one of them")
-    if isinstance(workload, str | os.PathLike):
-        require_scenario("run", os.fspath(workload), list(overrides or ()))
-    chosen, settings = system or pipeline, settings_of(overrides)
-    if chosen is not None:
-        entry = one_system(chosen)
-        entry = entry if isinstance(entry, Mapping) else {"name": entry}
-        own = [setting for setting in settings if is_parameter(setting.key, entry.get("name"))]
-        settings = [setting for setting in settings if setting not in own]
-        chosen = {**entry, **{setting.key.removeprefix(PARAMETER): setting.value for setting in own}}
-    opened = open_workload("run", workload, chosen and [chosen], settings, {**setup, "seed": seed})
+    chosen = system or pipeline
+    opened = open_workload("run", workload, chosen and [chosen], overrides, {**setup, "seed": seed})
     choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
     scenarios = opened.scenarios(choices)
     if len(scenarios) > 1:

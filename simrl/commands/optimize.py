@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simrl.show.style import Picture
-    from simrl.study.goal import Goal
     from simrl.study.optimize import Optimization
-    from simrl.study.search_space import Space
     from simrl.study.store import Outcomes
 
 NESTED = ("leads", "reasons", "variant", "variant_loss")  # of a choice: no columns, they are in its data
@@ -129,7 +128,8 @@ def optimize(
     from simrl.result.metrics import prices
     from simrl.show.tables.optimize import print_optimization
     from simrl.study.goal import Goal, seconds_of
-    from simrl.study.optimize import require_trials
+    from simrl.study.optimize import optimization, require_trials
+    from simrl.study.robustness import ENDS
     from simrl.study.search_space import FAMILIES, make_space
     from simrl.study.store import write_json
 
@@ -146,8 +146,10 @@ def optimize(
         with folder_or_temporary(output) as written:
             report_overruled(space.varied.file, varied)
             started = time.monotonic()
-            settings = {"seed": seed, "best": best, "robust": robust, "polished": polish}
-            found, outcomes = _search(space, goal, written, jobs, trials, settings)
+            with searching(written, jobs, simulated=trials, polished=polish) as (outcomes, begin):
+                found = optimization(
+                    space, goal, outcomes, trials, seed, best, ENDS if robust else (), polish, on_phase=begin
+                )
             write_json(written / "optimize.json", found.as_json())
     name = f"Optimization of {found.name}: {found.choice.option.row['system']}"
     rows = [{key: value for key, value in row.items() if key not in NESTED} for row in found.as_json()["best"]]
@@ -159,17 +161,13 @@ def optimize(
     return replace(view, more=counts, notes=[f"{took}, {outcomes.found} were in {output}."])
 
 
-def _search(
-    space: Space, goal: Goal, folder: Path, jobs: int, trials: int, settings: dict[str, Any]
-) -> tuple[Optimization, Outcomes]:
-    """Search with a progress bar for each phase, and keep the points in the folder, also at Ctrl-C."""
+@contextmanager
+def searching(folder: Path, jobs: int, **totals: int) -> Iterator[tuple[Outcomes, Callable[[str], None]]]:
+    """Yield outcomes that are kept in the folder, also at Ctrl-C, and what begins a phase, with a progress bar of its own.
+    `totals` are of phases by their last word; others count upwards."""
     from simrl.study.executors import Here, Processes
-    from simrl.study.optimize import optimization
     from simrl.study.progress import compile_kernels, progress_bar
-    from simrl.study.robustness import ENDS
     from simrl.study.store import Outcomes
-
-    settings["robust"] = ENDS if settings["robust"] else ()
 
     compile_kernels()
     with Processes(jobs, stay=True) if jobs > 1 else nullcontext(Here()) as executor, progress_bar() as bar:
@@ -177,10 +175,10 @@ def _search(
         def begin(phase: str) -> None:
             for task in bar.task_ids:
                 bar.remove_task(task)
-            bar.add_task(phase, total=trials if phase == "points simulated" else None)  # others count upwards
+            bar.add_task(phase, total=totals.get(phase.split()[-1]))
 
         outcomes = Outcomes(folder, executor, lambda: bar.advance(bar.task_ids[-1]))
         try:
-            return optimization(space, goal, outcomes, trials=trials, **settings, on_phase=begin), outcomes
+            yield outcomes, begin
         except KeyboardInterrupt as error:
             raise outcomes.interrupted() from error

@@ -94,16 +94,20 @@ class Opened(NamedTuple):
 def open_workload(
     call: str, workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any] | None, values: Any = None
 ) -> Opened:
-    """Open a workload; the keywords of `setup` become settings. Raise `InputError` for a file that is neither a scenario nor a
-    trace, by what it is (and `values`, further arguments), and for what a trace needs and was not given."""
+    """Open a workload; the keywords of `setup` become settings, and overrides that are parameters of the one system of a `run`
+    its own. Raise `InputError` for a file that is neither a scenario nor a trace, by what it is (and `values`, further
+    arguments), and for what a trace needs and was not given."""
     if isinstance(workload, str | os.PathLike):
         more = [text for texts in (overrides, values) if isinstance(texts, list) for text in texts]
         require_scenario(call, os.fspath(workload), more)
     fields = {name: value for name, value in (setup or {}).items() if value is not None}
     profile, cap_tokens = fields.pop("profile", None), fields.pop("cap_tokens", None)
+    overriding = settings_of(overrides)
+    if call == "run" and systems:
+        systems, overriding = _with_own(one_system(systems[0]), overriding)
     settings = [Setting(SYSTEMS, listed_systems(call, systems), "argument systems")] if systems else []
     settings += [given(FIELDS.get(k, k), _plain(v), f"argument {k}={v!r}") for k, v in fields.items()]
-    settings += settings_of(overrides)
+    settings += overriding
     if is_scenario(workload):
         if profile is not None:
             named = {"path": None, "roofline": None, **_profile(profile)}
@@ -202,7 +206,15 @@ def without_parameters(systems: Sequence[Any], overrides: Any) -> tuple[Sequence
     return [with_parameters(each, own, parameters_of) for each in entries], list(compress(overrides, left))
 
 
-def is_parameter(key: str, system: Any) -> bool:
+def _with_own(entry: Any, settings: Sequence[Setting]) -> tuple[list[Any], list[Setting]]:
+    """Return a system with the settings that are parameters of it, and the others."""
+    entry = entry if isinstance(entry, Mapping) else {"name": entry}
+    own = [setting for setting in settings if _is_parameter(setting.key, entry.get("name"))]
+    parameters = {setting.key.removeprefix(PARAMETER): setting.value for setting in own}
+    return [{**entry, **parameters}], [setting for setting in settings if setting not in own]
+
+
+def _is_parameter(key: str, system: Any) -> bool:
     """Return whether a dotted key is a parameter of a system, and no field of a scenario, misspelt or not."""
     fields = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
     if key.startswith(PARAMETER) or key.split(".")[0] in fields:

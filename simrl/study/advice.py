@@ -27,6 +27,7 @@ from simrl.study.optimize import Choice, Optimization, optimization
 from simrl.study.point import Digests, make_point
 from simrl.study.search_space import Space
 from simrl.study.store import Outcomes
+from simrl.trace.trace import Trace
 
 MOST_PERIOD = 120  # updates of a window that is lengthened to whole periods of checkpoints and evaluations
 SHARES = (0.5, 0.6, 0.7, 0.8)  # of a GPU's memory, tried below the scenario's
@@ -130,10 +131,11 @@ def advise(
     updates: int,
     max_off_policyness: float | None = None,
     on_phase: Callable[[str], None] = lambda _: None,
+    traces: Sequence[str] = (),
     **settings: Any,
 ) -> Advice:
-    """Search each cluster's space (`simrl.study.optimize.optimization`), and plan the whole run of its choice. Raise
-    `InputError` where nothing keeps the limits."""
+    """Search each cluster's space (`simrl.study.optimize.optimization`), and plan the whole run of its choice; `traces` have
+    the lengths of its beginning, middle and end, if they grow. Raise `InputError` where nothing keeps the limits."""
     plans = []
     for gpus, space in spaces.items():
 
@@ -144,13 +146,13 @@ def advise(
         goal = Goal(space.batch_samples, price, max_off_policyness, settled=True)
         found = optimization(space, goal, outcomes, on_phase=phase, **settings)
         phase("the whole run of the choice")
-        plans.append(_plan(gpus, found, goal, updates, outcomes))
+        plans.append(_plan(gpus, found, goal, updates, outcomes, traces))
     return Advice(plans[0].found.name, updates, plans[0].found.goal.batch_samples, tuple(plans))
 
 
-def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Outcomes) -> Plan:
+def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Outcomes, traces: Sequence[str]) -> Plan:
     scenario, left_out = whole_periods(found.choice.option.point.scenario)
-    stages = growth_stages(scenario)
+    stages = growth_stages(scenario, traces)
     middle = stages[len(stages) // 2]
     seeds = [middle.model_copy(update={"seed": middle.seed + i}) for i in range(1, SEEDS)]
     rows = _rows([*stages, *seeds], outcomes)
@@ -170,7 +172,7 @@ def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Ou
         cost=price / row["gpu_hours_per_1k_samples"] * hours * row["gpus"] if price else None,
         spread=max(abs(rate / own - 1) for rate in rates[len(stages) :]),
         memory=_memory(middle, own, outcomes),
-        left_out=tuple([*left_out, *_unstated(scenario)]),
+        left_out=tuple([*left_out, *_unstated(scenario, len(stages) > 1)]),
     )
 
 
@@ -202,9 +204,11 @@ def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:
     return scenario.model_copy(update={"steps": scenario.warmup_steps + -(-window // period) * period}), left_out
 
 
-def growth_stages(scenario: Scenario) -> list[Scenario]:
-    """Return the scenario with the lengths of the beginning, the middle and the end of the growth that its length model has;
-    the scenario alone if lengths do not grow."""
+def growth_stages(scenario: Scenario, traces: Sequence[str] = ()) -> list[Scenario]:
+    """Return the scenario with the lengths of the beginning, the middle and the end of the growth that its length model has,
+    or of these traces; the scenario alone if lengths do not grow."""
+    if traces:
+        return [scenario.with_fields("workload", trace=path) for path in traces]
     synthetic = scenario.workload.synthetic
     if synthetic is None or not isinstance(synthetic.mean_tokens, tuple) or len({*synthetic.mean_tokens}) == 1:
         return [scenario]
@@ -216,7 +220,25 @@ def growth_stages(scenario: Scenario) -> list[Scenario]:
     ]
 
 
-def _unstated(scenario: Scenario) -> list[str]:
+def grown(trace: Trace, factor: float) -> Trace:
+    """Return the trace with each response longer by the factor, up to the cap of the run. Raise `InputError` where text or
+    turns were recorded, which nobody knows of a longer response."""
+    if kept := {"response_ids", "turn_tokens"}.intersection(trace.table.column_names):
+        raise InputError(
+            f"--growth {factor:g}: trace {trace.metadata.name!r} has {' and '.join(sorted(kept))}, and nobody knows what "
+            "longer responses would say; give a trace of lengths alone"
+        )
+    columns = {n: trace.table.column(n).combine_chunks() for n in trace.table.column_names if n != "finish_reason"}
+    recorded, metadata = trace.column("response_tokens"), trace.metadata
+    longer = np.minimum(np.rint(recorded * factor), metadata.cap_tokens).clip(1)
+    if metadata.context_cap_tokens is not None:
+        longer = np.minimum(longer, np.maximum(metadata.context_cap_tokens - trace.column("prompt_tokens"), recorded))
+    name = f"{metadata.name}, responses × {factor:g} up to {metadata.cap_tokens:,} tokens"
+    named = metadata.model_copy(update={"name": name})
+    return Trace.from_columns({**columns, "response_tokens": longer.astype(np.int32)}, named)
+
+
+def _unstated(scenario: Scenario, grows: bool) -> list[str]:
     """Return what a whole run usually has, and this scenario does not say."""
     training = scenario.training
     said = []
@@ -224,11 +246,8 @@ def _unstated(scenario: Scenario) -> list[str]:
         said.append("no checkpoints (training.checkpoint_every, checkpoint_s)")
     if not training.evaluate_every:
         said.append("no validation (training.evaluate_every, evaluate_s)")
-    synthetic = scenario.workload.synthetic
-    if synthetic is None:
-        said.append("lengths as in the trace to the end")
-    elif not isinstance(synthetic.mean_tokens, tuple):
-        said.append("no growth of responses (workload.synthetic.mean_tokens: [first, last])")
+    if not grows:
+        said.append("no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)")
     return said
 
 

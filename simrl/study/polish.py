@@ -1,59 +1,98 @@
 """Polishing: from the best point of each system, one coordinate after another, until no neighbour is better.
 
 Coordinates are the dimensions of the space, and what a search that lists everything has no room for: every number of rollout
-workers, η by one, what becomes of stale groups, concurrency, dispatch. What the user named keeps to its values. Invariant: all
-that is tried is simulated, and a point is better only within the limits, or nearer to them.
+workers, η by one, what becomes of stale groups, concurrency, dispatch. What the user named keeps to its values. Split, η and
+concurrency depend on each other (more GPUs that train need more responses under way, which are older), so the leading systems
+also try small steps of two and of all of them at once, and splits far from their own. Invariant: all that is tried is
+simulated, and a point is better only within the limits, or nearer to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations, product
 from typing import Any, get_args
 
 from simrl.errors import InputError
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.scenario.load import PARAMETER, Setting
 from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
 from simrl.study.goal import Goal
-from simrl.study.grid import SYSTEMS, Alternative, Between, value_of
+from simrl.study.grid import SYSTEMS, Alternative, Between, Listed, value_of
 from simrl.study.point import Point
 from simrl.study.search import Option, Searched
-from simrl.study.search_space import SHARE, Chosen, Space, parts
-from simrl.study.splits import with_workers
+from simrl.study.search_space import LAYOUT, SHARE, Chosen, Space, parts
+from simrl.study.splits import possible, with_workers
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import recipe_parameters
 from simrl.systems.system import Plain
 
 LEAST_GAIN = 1e-3  # of a step: less is not worth the next one
+FAR = 0.7  # of the best merit: a system that has less seeks its split alone
+CLOSE = 0.9  # of the best merit: a system that has more tries steps along several coordinates at once
 WORKERS = 8  # the first step of a split is this part of all workers
+WIDE = ("wide",)  # the coordinate of splits far from the present one
 CHOICES: Mapping[str, tuple[Any, ...]] = {"on_stale": ("train", "wait", "drop"), "dispatch": get_args(Plain)}
+GPUS = ("cluster.gpus", "cluster.train.gpus")
 COUNTS = ("eta", "staleness", "max_concurrent", "per_replica", "sub_batch")
 
 
 def polish(space: Space, goal: Goal, outcomes: Outcomes, searched: Searched, most: int) -> bool:
     """Simulate at most `most` further points, those around the best of each system, and add them to what was searched. Return
     whether it came to its end: no neighbour of the best point of any system is better."""
-    left = most
-    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in _starts(searched)]
     known = {option.point.hash: option for option in searched.options}
-    while active := [climber for climber in climbers if not climber.done]:
-        asked = [(climber, climber.neighbours()) for climber in active]
-        new: dict[str, Point] = {}
-        for _, found in asked:
-            for point, chosen in found:
-                if point.hash not in searched.seen and len(new) < left:
-                    new[point.hash] = point
-                    searched.chosen[point.hash] = chosen
+    before = len(known)
+
+    def simulate(asked: Iterable[tuple[Point, Chosen]]) -> None:
+        room, new = most + before - len(known), dict[str, Point]()
+        for point, chosen in asked:
+            if point.hash not in searched.seen and len(new) < room:
+                new[point.hash] = point
+                searched.chosen[point.hash] = chosen
         for point, outcome in zip(new.values(), outcomes.of(list(new.values())), strict=True):
             if (option := searched.add(point, outcome, goal)) is not None:
                 known[point.hash] = option
-        left -= len(new)
+
+    simulate(_first_possible(space, {option.system for option in searched.options}))
+    searched.sort()
+    climbers = [_Climber(space, option, searched.chosen[option.point.hash]) for option in _starts(searched)]
+    while active := _active(climbers):
+        asked = [(climber, climber.neighbours()) for climber in active]
+        simulate(each for _, found in asked for each in found)
         for climber, found in asked:
             climber.move([(known[point.hash], chosen) for point, chosen in found if point.hash in known])
-        if left <= 0:
+        if len(known) - before >= most:
             break
     searched.sort()
-    return all(climber.done for climber in climbers)
+    return not active
+
+
+def _active(climbers: Sequence[_Climber]) -> list[_Climber]:
+    """Return those that are not at their end."""
+    most = max((climber.worth for climber in climbers), default=(0.0, 0.0))
+    return [climber for climber in climbers if not climber.ended(most)]
+
+
+def _first_possible(space: Space, has: Collection[str]) -> Iterator[tuple[Point, Chosen]]:
+    """Yield for each system that has no option yet a point that can be executed: the file's own, but with a layout of a worker
+    and a split that memory and the layout of training allow."""
+    inputs = InputCache()
+    for own in space.as_in_the_file():
+        (system,) = own[SYSTEMS]
+        dimensions = space.matters(system.value)
+        deciding = {
+            name: dimension.alternatives
+            for name, dimension in dimensions.items()
+            if isinstance(dimension, Listed) and {SHARE, *LAYOUT, *GPUS}.intersection(dimension.keys)
+        }
+        for values in () if parts(system.value)[0] in has else product(*deciding.values()):
+            chosen = {**own, **dict(zip(deciding, values, strict=True))}
+            with suppress(InputError):  # a value that no scenario can have
+                if possible((point := space.point(chosen)).scenario, inputs):
+                    yield point, chosen
+                    break
 
 
 def _starts(searched: Searched) -> list[Option]:
@@ -62,31 +101,49 @@ def _starts(searched: Searched) -> list[Option]:
 
 
 def _worth(option: Option) -> tuple[float, float]:
-    """Return what makes an option better: its merit within the limits, if it has settled; else how little it exceeds them."""
+    """Return what makes an option better: its merit within the limits; else how little it exceeds them."""
     if option.allowed:
-        return 2.0 if option.row["settled"] else 1.0, option.merit
+        return 1.0, option.merit
     return 0.0, -sum(broken.excess for broken in option.broken)
 
 
 class _Climber:
-    """The way of one system to its best point: where it is, the coordinate that is next, and the step of the split."""
+    """The way of one system to its best point: where it is, the coordinates that are next (one name, or several that change at
+    once), and the step of the split."""
 
     def __init__(self, space: Space, option: Option, chosen: Chosen) -> None:
         self._space, self._option, self._chosen = space, option, dict(chosen)
         cluster = option.point.scenario.cluster
         self._step = max(cluster.gpus // cluster.worker_gpus // WORKERS, 1)
-        self._coordinates = list(self._named())
+        names = list(self._named())
+        coupled = [name for name in names if name == SHARE or name.removeprefix(PARAMETER) in COUNTS]
+        self._single = len(names)
+        self._coordinates: list[tuple[str, ...]] = [(name,) for name in names]
+        self._coordinates += [several for n in range(2, len(coupled) + 1) for several in combinations(coupled, n)]
+        self._coordinates += [WIDE] * (SHARE in names)
         self._next = self._without_gain = 0
 
     @property
-    def done(self) -> bool:
-        return self._without_gain >= len(self._coordinates)
+    def worth(self) -> tuple[float, float]:
+        return _worth(self._option)
+
+    def ended(self, best: tuple[float, float]) -> bool:
+        """Return whether no neighbour is better, of those that are worth a look beside the best of all systems."""
+        kept, merit = self.worth
+        far = kept < best[0] or merit < FAR * best[1]
+        close = kept == best[0] and merit >= CLOSE * best[1]
+        looks = len(self._coordinates) if close else 1 if far and self._option.allowed else self._single
+        self._next %= looks
+        return self._without_gain >= looks
 
     def neighbours(self) -> list[tuple[Point, Chosen]]:
-        """Return the points beside this one along the next coordinate that can be made."""
+        """Return the points beside this one along the next coordinates that can be made."""
         found: list[tuple[Point, Chosen]] = []
-        for alternative in self._beside(self._coordinates[self._next]):
-            chosen = {**self._chosen, self._coordinates[self._next]: alternative}
+        names = self._coordinates[self._next]
+        wide = names == WIDE
+        beside = [self._wide()] if wide else [self._beside(name, near=len(names) > 1) for name in names]
+        for alternatives in product(*beside):
+            chosen = {**self._chosen, **dict(zip((SHARE,) if wide else names, alternatives, strict=True))}
             try:
                 point = self._space.point(chosen)
             except InputError:  # a value that no scenario can have
@@ -96,13 +153,13 @@ class _Climber:
         return found
 
     def move(self, found: Sequence[tuple[Option, Chosen]]) -> None:
-        """Go to the best neighbour, if it is better, and on to the next coordinate."""
+        """Go to the best neighbour, if it is better, and on to the next coordinates."""
         best, chosen = max(found, key=lambda each: _worth(each[0]), default=(self._option, self._chosen))
-        (kept, own), (has, other) = _worth(self._option), _worth(best)
+        (kept, own), (has, other) = self.worth, _worth(best)
         if has > kept or (has == kept and other > own + LEAST_GAIN * abs(own)):
             self._option, self._chosen, self._without_gain = best, dict(chosen), 0
             return
-        if self._coordinates[self._next] == SHARE and self._step > 1:
+        if self._coordinates[self._next] == (SHARE,) and self._step > 1:
             self._step //= 2
             self._without_gain = 0
         else:
@@ -118,13 +175,15 @@ class _Climber:
         names = dict.fromkeys([*dimensions, *(f"{PARAMETER}{key}" for key in further)])
         yield from sorted(names, key=lambda each: each != SHARE)
 
-    def _beside(self, name: str) -> Iterator[Alternative]:
-        """Yield the alternatives beside the present one."""
+    def _beside(self, name: str, near: bool = False) -> Iterator[Alternative]:
+        """Yield the alternatives beside the present one; `near`: only the next ones."""
         (system,) = self._chosen[SYSTEMS]
         dimension = self._space.matters(system.value).get(name)
         scenario, free = self._option.point.scenario, name not in self._space.named
         if name == SHARE and (free or isinstance(dimension, Between)):
-            yield from self._splits(scenario, dimension if isinstance(dimension, Between) else None)
+            of_all = scenario.cluster.gpus // scenario.cluster.worker_gpus
+            workers = round(value_of(scenario, SHARE) * of_all)
+            yield from self._splits((workers - self._step, workers + self._step))
             return
         if isinstance(dimension, Between):
             value = value_of(scenario, name)
@@ -135,20 +194,29 @@ class _Climber:
         if dimension is not None:
             yield from _listed(list(dimension.alternatives), scenario)
         if free and (key := name.removeprefix(PARAMETER)) in (*CHOICES, *COUNTS):
-            yield from ((Setting(name, value, f"{name}={value}"),) for value in self._values(key, scenario))
+            yield from ((Setting(name, value, f"{name}={value}"),) for value in self._values(key, scenario, near))
 
-    def _splits(self, scenario: Scenario, within: Between | None) -> Iterator[Alternative]:
-        cluster = scenario.cluster
-        of_all = cluster.gpus // cluster.worker_gpus
-        workers = round(value_of(scenario, SHARE) * of_all)
-        for n in (workers - self._step, workers + self._step):
-            if 0 < n < of_all:
+    def _wide(self) -> Iterator[Alternative]:
+        """Yield splits of the whole range: one may be better that no step leads to."""
+        (system,) = self._chosen[SYSTEMS]
+        dimension, cluster = self._space.matters(system.value).get(SHARE), self._option.point.scenario.cluster
+        if isinstance(dimension, Listed) and SHARE in self._space.named:
+            yield from dimension.alternatives[:: -(-len(dimension.alternatives) // 4)]
+        else:
+            yield from self._splits(cluster.gpus // cluster.worker_gpus * n // 8 for n in (1, 3, 5, 7))
+
+    def _splits(self, workers: Iterable[int]) -> Iterator[Alternative]:
+        """Yield the splits with these numbers of rollout workers that the space has."""
+        (system,) = self._chosen[SYSTEMS]
+        scenario, within = self._option.point.scenario, self._space.matters(system.value).get(SHARE)
+        for n in workers:
+            if 0 < n < scenario.cluster.gpus // scenario.cluster.worker_gpus:
                 share = with_workers(scenario, n).system.parameters["rollout_share"]
-                if within is None or within.low <= share <= within.high:
+                if not isinstance(within, Between) or within.low <= share <= within.high:
                     yield (Setting(SHARE, share, f"{SHARE}={share}"),)
 
-    def _values(self, key: str, scenario: Scenario) -> Iterator[Any]:
-        """Yield the values of a parameter of a system beside its present one."""
+    def _values(self, key: str, scenario: Scenario, near: bool) -> Iterator[Any]:
+        """Yield the values of a parameter of a system beside its present one; `near`: only the next ones."""
         value = value_of(scenario, f"{PARAMETER}{key}")
         if key in CHOICES:
             yield from (each for each in CHOICES[key] if each != value)
@@ -157,12 +225,13 @@ class _Climber:
             yield from (round(other, 3) for other in (value / 2, value * 2) if 0.05 <= other <= 4)
             return
         if key == "eta":
-            yield from (other for other in dict.fromkeys((value - 1, value + 1, value * 2)) if other >= 0)
+            yield from (other for other in dict.fromkeys((value - 1, value + 1, value * 2)[: 3 - near]) if other >= 0)
             return
         if value is None:
             batch = self._space.batch_groups
             value = CONCURRENT_BATCHES * batch if key == "max_concurrent" else _even_part(scenario, batch)
-        yield from (other for other in (value // 2, value * 2) if other >= 1)
+        steps = (value * 3 // 4, value * 4 // 3) if near else (value // 2, value * 3 // 4, value * 4 // 3, value * 2)
+        yield from (other for other in dict.fromkeys(steps) if other >= 1 and other != value)
 
 
 def _even_part(scenario: Scenario, batch: int) -> int:

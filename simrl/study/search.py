@@ -162,7 +162,7 @@ def _propose(space: Space, goal: Goal, outcomes: Outcomes, trials: int, seed: in
             study.enqueue_trial(proposed)
         known: dict[str, Option | None] = {}
         for _ in range(0, MOST_REPEATS * trials, BATCH):
-            room = trials - len(known)
+            room = trials - len(searched.options)  # what cannot be executed costs no simulation
             if room <= 0:
                 break
             asked = []

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import yaml
 from command_line import environment
-from helpers import trace
+from helpers import SMALL_RECORDED_RUN, times_trained, trace
 
 from replay.grpo.records import RunFolder
 from replay.random_model import make_model
@@ -79,18 +79,7 @@ def replay(folder: Path) -> Command:
 
 def grpo(folder: Path) -> Command:
     """Return a short recorded run."""
-    config = {
-        "name": "small",
-        "task": {"counts": [2], "most_tokens": 48},
-        "policy": {"layers": 1, "hidden": 32, "heads": 1, "kv_heads": 1, "intermediate": 64},
-        "warm_up": {"steps": 3, "evaluate_every": 3, "evaluation_prompts": 4},
-        "prompts": 4,
-        "prompts_per_step": 2,
-        "group": 3,
-        "epochs": 4,
-        "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 2048},
-        "system": {"name": "areal", "eta": 2},
-    }
+    config = {"name": "small", **SMALL_RECORDED_RUN, "epochs": 4, "system": {"name": "areal", "eta": 2}}
     (folder / "small.yaml").write_text(yaml.safe_dump(config))
     return Command(("-m", "replay.grpo", "small.yaml", "-o", "runs"), frozenset({"runs"}))
 
@@ -110,12 +99,8 @@ def whole(folder: Path) -> None:
             read_result(file.parent)
     if (folder / "runs/small/updates").exists():
         run = RunFolder(folder / "runs/small")
-        samples, _ = run.read() if run.updates else (None, None)
-        if samples is not None:
-            names = ("epoch", "prompt_id", "sample")
-            rows = Counter(zip(*(samples[name].to_pylist() for name in names), strict=True))
-            if max(rows.values()) > 1:
-                raise InputError(f"{run.path}: a response was trained twice")
+        if run.updates and max(times_trained(run.read()[0]).values()) > 1:
+            raise InputError(f"{run.path}: a response was trained twice")
 
 
 def session(leader: int) -> list[int]:

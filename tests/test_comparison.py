@@ -46,7 +46,7 @@ DOCUMENTED = {
 VARY = "vary=[{cluster.gpus: 4}, {cluster.gpus: 8}]"
 OLD_RESULTS = {"files.txt": "files.txt\ncomparison.json\n", "comparison.json": "[]\n"}
 PATIENCE_S = 60  # for what takes a moment, on a machine that is busy
-SLOW = ("steps=100000000", VARY, "-o", "out")
+SLOW = ("steps=1000000", VARY, "-o", "out")
 
 
 @pytest.fixture(scope="module")

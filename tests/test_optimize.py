@@ -911,7 +911,7 @@ def test_json_has_stable_keys_and_the_figures_of_the_search(command):
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_simulated_and_the_same_command_goes_on(command):
-    texts = ("systems=one_step_off,verl_colocated", "system.rollout_share=0.5", "cluster.tp=1", "steps=300,100000000")
+    texts = ("systems=one_step_off,verl_colocated", "system.rollout_share=0.5", "cluster.tp=1", "steps=300,1000000")
     process = command.start("optimize", "small.yaml", *texts, "-o", "out", "--jobs", "2")
     started = time.monotonic()
     try:

@@ -166,7 +166,7 @@ def test_a_shipped_profile_is_found_by_its_name(simrl, name):
 # What is refused, and the words that say what to write.
 
 CSV = ["trace", "import", "csv", "my.csv", "-o", "o.parquet"]
-TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated --system areal"
+TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated --system 
         (["compare", "my.csv"], "a trace needs them: add " + TRACE),
         (["compare", "run.log"], "simrl trace import verl run.log --metrics --group N -o run.parquet, then simrl compare"),
         (["compare", "my.parquet"], f"no model, gpu, gpus or systems; a trace needs them: add {TRACE}, or name a scenario"),
-        (["compare", "my.parquet", *TRACE.split()[:-4]], "no systems; a trace needs one: add --system verl_colocated"),
+        (["compare", "my.parquet", *TRACE.split()[:-2]], "no systems; a trace needs one: add --system verl_colocated"),
         (["compare", "p.parquet", *TRACE.split()], "p.parquet: a profile, not a trace; look at it with `simrl profile show"),
         (["trace", "show", "my.csv"], "my.csv: no Parquet file; `simrl trace import` makes a trace of CSV, JSON Lines or logs"),
         (["trace", "show", "."], ".: no such file; make one with"),

@@ -22,7 +22,7 @@ FIELDS = {*Scenario.model_fields, SYSTEMS, "vary"} - set(FILLED_IN)
 OF_RESULTS = ("comparison.json", "sweep.json", "agreement.json")
 LOGGED = {".log": "verl --metrics --group N", ".txt": "verl --metrics --group N"}
 IMPORTED = {**LOGGED, ".csv": "csv", ".jsonl": "jsonl"}
-WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated --system areal"
+WITH_A_TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
 
 
 def require_scenario(call: str, path: str, more: Sequence[Any]) -> None:

@@ -55,7 +55,7 @@ NEEDED = {  # with a trace
     "model": "--model qwen3-8b",
     "gpu": "--gpu h100",
     "gpus": "--gpus 64",
-    "systems": "--system verl_colocated --system areal",
+    "systems": "--system verl_colocated,areal",
 }
 
 

@@ -251,7 +251,7 @@ def test_views_cannot_be_changed(compared):
         ),
         (
             lambda trace: simrl.compare(trace, **GIVEN),
-            r"simrl.compare: no systems; a trace needs one: add systems=\['verl_colocated,areal'\], or",
+            r"simrl.compare: no systems; a trace needs one: add systems=\['verl_colocated', 'areal'\], or",
         ),
         (lambda trace: simrl.compare(trace, "areal", **GIVEN), r"systems is 'areal'; give a list, such as \['areal'\]"),
         (lambda trace: simrl.compare(trace, ["aral"], **GIVEN), "'aral' is unknown .did you mean areal"),

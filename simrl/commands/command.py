@@ -30,7 +30,7 @@ INDENT = " " * 16
 # An option, not a part of a file's name, and its value, if it has one: N, 36h, 3, or a word that ends the clause.
 _OPTION = re.compile(
     r"(?<![\w./-])--([a-z]+(?:-[a-z]+)*)"
-    r"(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)[^\s:;,]+(?=[:;,]|$| --)))?"
+    r"(?: (\d[\w.]*|[A-Z]+\b|(?!(?:or|and|without)\b)(?:[^\s:;,]|,(?=\S))+(?=[:;,]|$| --)))?"
 )
 _KEYWORDS = {"zip": "zips", "format": "log_format", "output": "folder", "pipeline": "pipelines"}
 _KEYWORDS |= {"dispatch": "dispatches", "system": "systems", "speculation": "speculations"}
@@ -49,7 +49,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         name, value = match[1].replace("-", "_"), match[2]
         name = name if name in parameters else _KEYWORDS.get(name, name)
         plain = value is None or value[0].isdigit() or value.isupper()
-        written_value = value if plain else f"[{value!r}]" if name == "systems" else repr(value)
+        written_value = value if plain else repr(value.split(",")) if name == "systems" else repr(value)
         return name if value is None else f"{name}={written_value}"
 
     @wraps(function)

@@ -23,7 +23,7 @@ from reproduce.board import board, in_words, totals
 from reproduce.lab import GIVEN, run_of
 from reproduce.ledger import Asked, Ledger, LedgerInput, PaperError, read_ledger
 from reproduce.predict import Prediction
-from simrl.errors import InputError
+from simrl.errors import InputError, brief
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.bandit import Strategy
 from simrl.speculation.trees import accept_length, tree_log_acceptances
@@ -197,7 +197,7 @@ def test_a_published_row_that_cannot_be_read_is_told_with_its_line(line: str, sa
     head = "id,source,system,baseline,quantity,value,unit,setting\nfirst,a paper,verl,-,ratio,1.5,x,8K\n"
     (tmp_path / "published.csv").write_text(f"{head}{line}\n", encoding="utf-8")
     score.published_rows.cache_clear()
-    with pytest.raises(InputError, match=rf"^reproduce/published.csv: line 3: {re.escape(said)}"):
+    with pytest.raises(InputError, match=rf"^reproduce/published.csv: line 3: {re.escape(brief(said))}"):
         score.published_rows()
 
 

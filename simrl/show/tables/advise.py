@@ -49,7 +49,7 @@ def print_advice(found: Advice, console: Console) -> None:
     heading(console, f"To launch it on {first.gpus:,} GPUs")
     print_launch(first.found, console)
     if len(found.plans) > 1:
-        fill(console, "Those of the other clusters: --clusters with that one, or --json.")
+        fill(console, "For the settings of another cluster: --clusters with it alone, or --json.")
     heading(console, "What this rests on")
     fill(console, *_rests_on(first), hanging=2)
 

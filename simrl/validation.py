@@ -108,7 +108,7 @@ def number_meant(text: str, key: str = "") -> str:
         return f"; a range is {ends[1]}..{ends[2]}, in simrl sweep"
     if counts := re.fullmatch(r"(\d+) *[x×*] *[a-z]\w+|[a-z]\w+ *[x×*:] *(\d+)", text.lower()):
         return f"; did you mean {counts[1] or counts[2]}?"
-    found = re.fullmatch(r"[$€£~]? *(\d[\d_]*\.?\d*) *([a-zA-Z/%]*)", text)
+    found = re.fullmatch(r"[$€£~]? *(\d[\d_]*\.?\d*) *([a-zA-Z/%$€£]*)", text)
     if found is None:
         return ""
     number, unit = float(found[1]), found[2].lower()

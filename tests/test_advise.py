@@ -1,22 +1,27 @@
 """`simrl advise`: what is polished is the best of all, and a plan's hours are those of simulated runs."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from command_line import CommandLine
+from rich.console import Console
 from test_optimize import SCENARIO, simulated, space_of
 
 from simrl.errors import InputError
 from simrl.scenario.load import load_scenarios
+from simrl.show.tables.advise import print_advice
+from simrl.study import advice, optimize
 from simrl.study.advice import advise, growth_stages, whole_periods
 from simrl.study.executors import Here
-from simrl.study.goal import Goal
+from simrl.study.goal import SETTLING, Broken, Goal, duration
 from simrl.study.grid import value_of
 from simrl.study.polish import CHOICES, COUNTS, polish
-from simrl.study.search import search
+from simrl.study.search import Option, Searched, search
 from simrl.study.splits import units, with_workers
 from simrl.study.store import Outcomes
 from simrl.trace.trace import read_trace
@@ -208,6 +213,83 @@ def test_the_command_plans_the_run_of_each_cluster(command):
     assert max(map(len, said.out.splitlines())) <= 110
 
 
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory):
+    """An advice whose choice AReaL does not have, its text, and the folder."""
+    folder = tmp_path_factory.mktemp("offered")
+    (folder / "small.yaml").write_text(SCENARIO)
+    space = space_of(folder / "small.yaml", "systems=areal,one_step_off,verl_colocated", *ALONE,
+                     "system.eta=2", "system.rollout_share=0.5,0.75")  # fmt: skip
+    outcomes = Outcomes(folder / "out", Here())
+    found = advise({8: space}, outcomes, 900, trials=4, best=3, robust=("assumed",), framework="AReaL")
+    text = io.StringIO()
+    print_advice(found, Console(file=text, width=100))
+    return found, text.getvalue(), outcomes
+
+
+def test_the_best_that_the_named_framework_offers_is_planned_as_the_choice_is(offered):
+    found, text, _ = offered
+    (plan,) = found.plans
+    other = plan.offered
+    assert plan.option.system != "areal" and other.option.system == "areal"
+    assert other.hours == pytest.approx(900 * 16 / other.option.row["samples_per_s"] / 3600)
+    assert other.gpu_hours == pytest.approx(8 * other.hours) and other.cost == pytest.approx(2 * other.gpu_hours)
+    (row,) = [line for line in text.splitlines() if line.lstrip().startswith("in AReaL: ")]
+    assert f"{other.option.row['samples_per_s']:.3g}" in row and duration(other.hours * 3600) in row
+    assert found.as_json()["clusters"][0]["offered"]["hours"] == other.hours
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_text_says_how_much_was_tried_and_what_staleness_cost_elsewhere(offered):
+    found, text, _ = offered
+    (plan,) = found.plans
+    said, searched = " ".join(text.split()), plan.found.searched
+    assert (
+        f"Tried: {searched.points} points of {searched.combinations} combinations; {len(searched.options)} are" in said
+    )
+    few = [name for name, count in searched.simulated(plan.found.space).items() if count < 3]
+    assert few and all(f"{name} (" in said.partition("hardly searched: ")[2] for name in few)
+    assert "AIME24 42.0 → 41.8 / 42.1" in said and "with η = 1" in said and "Not modelled: what stale tokens do" in said
+    wins = said.split("the choice still wins, by ")[1:]
+    rivals = [end.rival.row["system"] for end in plan.found.robustness if end.winner is plan.option]
+    assert rivals and all(f" over {rival} (tp 1)" in win for rival, win in zip(rivals, wins, strict=True))
+    assert "× as fast as " in said and f"Memory of {plan.option.row['system']}: " in said
+
+
+def test_points_left_out_are_told_by_their_reason(file):
+    unsettled = Broken(SETTLING, "had not settled", 0.1, unsettled=True)
+    searched = Searched([Option(SimpleNamespace(scenario=load_scenarios(file)[1]), {}, 1.0, (unsettled,))])
+    ((reason, count),) = searched.reasons()
+    assert (reason, count) == ("not settled when the simulation ended: simulate more steps (one_step_off 1)", 1)
+
+
+def test_a_second_call_finds_the_closing_runs_of_a_plan_in_the_folder(offered, monkeypatch):
+    found, _, before = offered
+    (plan,) = found.plans
+
+    class Never(Here):
+        def outcomes(self, points):
+            raise AssertionError("simulated again")
+
+    for module in (advice, optimize):
+        monkeypatch.setattr(module, "simulate_prepared", lambda *_: pytest.fail("simulated again"))
+    space = plan.found.space
+    again = advise(
+        {8: space}, Outcomes(before.folder, Never()), 900, trials=4, best=3, robust=("assumed",), framework="AReaL"
+    )
+    assert again.plans[0].memory == plan.memory and again.rows == found.rows
+
+
+def test_without_a_terminal_each_phase_of_each_cluster_has_a_line_with_its_size(command):
+    few = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "cluster.tp=1", "system.speculation=none")
+    said = command("advise", "small.yaml", *few, "--clusters", "4,8", "--polish", "2", "--jobs", "1", "-o", "out")
+    assert said.code == 0, said.err
+    assert "2 clusters: at most 66 points a cluster" in said.err
+    for gpus in (4, 8):
+        for phase in ("points simulated, at most 64", "points polished, at most 2", "reasons of the best, at most 1"):
+            assert f"{gpus} GPUs: {phase}\n" in said.err
+
+
 def test_a_table_of_lengths_is_read_by_its_usual_columns(command):
     rows = [f"{step},{q},20,{100 + 7 * q + 13 * k}" for step in range(2) for q in range(4) for k in range(2)]
     (command.folder / "own.csv").write_text("\n".join(["iteration,question,in_len,out_len", *rows]))
@@ -278,7 +360,19 @@ def test_the_folder_of_a_run_is_a_scenario(command):
     "arguments, what",
     [
         (("--framework", "trl"), "--framework trl: unknown"),
-        (("--clusters", "8,many"), "--clusters 8,many: give numbers of GPUs, such as 32,64,128"),
+        (
+            ("--clusters", "8,many"),
+            "--clusters '8,many': give numbers of GPUs with commas between, such as --clusters 32,64,128",
+        ),
+        (
+            ("--clusters", "64,"),
+            "--clusters '64,': nothing after a comma; give numbers of GPUs with commas between, such as",
+        ),
+        (
+            ("--price", "2.5 $"),
+            "invalid value for '--price': Input should be a valid number, unable to parse string as a number; "
+            "did you mean 2.5?",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_line(command, arguments, what):

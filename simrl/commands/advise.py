@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from simrl.scenario.model import Scenario
     from simrl.study.search_space import Space
 
+log = logging.getLogger(__name__)
 FRAMEWORKS = ("verl", "AReaL", "slime")
 STEPS = {"steps": 24, "warmup_steps": 8}  # of a trace, if none are given: enough for asynchronous systems to settle
 CLUSTER = "cluster.gpus"
@@ -103,7 +105,9 @@ def advise(
             own |= {key: listed(key, value) for key, value in lengths.items()}
             spaces = {gpus: space_of(gpus) for gpus in sizes or _of_the_file(space)}
             settings = {"trials": trials, "seed": seed, "best": best, "polished": polish, "framework": named}
-            with searching(written, jobs, simulated=trials, polished=polish) as (outcomes, begin):
+            many = "1 cluster" if len(spaces) == 1 else f"{len(spaces)} clusters"
+            log.info(f"{many}: at most {trials + polish:,} points a cluster, then closer looks at the best")
+            with searching(written, jobs, said=True) as (outcomes, begin):
                 found = advised(
                     spaces, outcomes, updates, max_off_policyness, begin, traces, robust=("assumed",), **settings
                 )
@@ -123,7 +127,10 @@ def _framework(name: str | None) -> str | None:
 def _sizes(text: str | None) -> list[int]:
     parts = [] if text is None else [part.strip() for part in str(text).split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise InputError(f"--clusters {text}: give numbers of GPUs, such as 32,64,128")
+        gap = "nothing after a comma; " if "" in parts else ""
+        raise InputError(
+            f"--clusters {text!r}: {gap}give numbers of GPUs with commas between, such as --clusters 32,64,128"
+        )
     return list(dict.fromkeys(map(int, parts)))
 
 

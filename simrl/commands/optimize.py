@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from simrl.study.optimize import Optimization
     from simrl.study.store import Outcomes
 
+log = logging.getLogger(__name__)
 NESTED = ("leads", "reasons", "variant", "variant_loss")  # of a choice: no columns, they are in its data
 
 
@@ -146,7 +148,7 @@ def optimize(
         with folder_or_temporary(output) as written:
             report_overruled(space.varied.file, varied)
             started = time.monotonic()
-            with searching(written, jobs, simulated=trials, polished=polish) as (outcomes, begin):
+            with searching(written, jobs) as (outcomes, begin):
                 found = optimization(
                     space, goal, outcomes, trials, seed, best, ENDS if robust else (), polish, on_phase=begin
                 )
@@ -162,9 +164,9 @@ def optimize(
 
 
 @contextmanager
-def searching(folder: Path, jobs: int, **totals: int) -> Iterator[tuple[Outcomes, Callable[[str], None]]]:
-    """Yield outcomes that are kept in the folder, also at Ctrl-C, and what begins a phase, with a progress bar of its own.
-    `totals` are of phases by their last word; others count upwards."""
+def searching(folder: Path, jobs: int, said: bool = False) -> Iterator[tuple[Outcomes, Callable[[str, int], None]]]:
+    """Yield outcomes that are kept in the folder, also at Ctrl-C, and what begins a phase of at most so many points, with a
+    progress bar of its own; where nobody sees bars, with a line if they are to be `said`."""
     from simrl.study.executors import Here, Processes
     from simrl.study.progress import compile_kernels, progress_bar
     from simrl.study.store import Outcomes
@@ -172,10 +174,12 @@ def searching(folder: Path, jobs: int, **totals: int) -> Iterator[tuple[Outcomes
     compile_kernels()
     with Processes(jobs, stay=True) if jobs > 1 else nullcontext(Here()) as executor, progress_bar() as bar:
 
-        def begin(phase: str) -> None:
+        def begin(phase: str, most: int) -> None:
             for task in bar.task_ids:
                 bar.remove_task(task)
-            bar.add_task(phase, total=totals.get(phase.split()[-1]))
+            bar.add_task(phase, total=most)
+            if said and bar.disable and most:
+                log.info(f"{phase}, at most {most:,}")
 
         outcomes = Outcomes(folder, executor, lambda: bar.advance(bar.task_ids[-1]))
         try:

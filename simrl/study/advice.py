@@ -7,11 +7,13 @@ evaluations in a window of whole periods, and lengths that grow at the beginning
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from simrl.errors import InputError
 from simrl.result.metrics import prices
@@ -23,10 +25,11 @@ from simrl.simulate.run import simulate_prepared
 from simrl.study.compared import SEEDS
 from simrl.study.goal import Goal
 from simrl.study.model_error import RATIO_ERROR, SOURCE, STEP_ERROR, STEP_SOURCE
-from simrl.study.optimize import Choice, Optimization, optimization
+from simrl.study.optimize import Choice, OnPhase, Optimization, Reasons, optimization, reasons_of
 from simrl.study.point import Digests, make_point
+from simrl.study.search import Option
 from simrl.study.search_space import Space
-from simrl.study.store import Outcomes
+from simrl.study.store import Outcomes, write_json
 from simrl.trace.trace import Trace
 
 MOST_PERIOD = 120  # updates of a window that is lengthened to whole periods of checkpoints and evaluations
@@ -50,30 +53,56 @@ class KvPool:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The advice for one cluster. `stages` are the seconds of an update at the beginning, the middle and the end of the growth
-    of lengths (equal ones without growth); `spread` the largest distance of the seeds' rates, as a share; `left_out` what of
-    the run is not in the hours."""
+class WholeRun:
+    """The whole run of an option. `stages` are the seconds of an update at the beginning, the middle and the end of the growth
+    of lengths (equal ones without growth); `spread` the largest distance of the seeds' rates, as a share."""
 
     gpus: int
-    found: Optimization
+    option: Option
+    reasons: Reasons
     stages: tuple[float, ...]
     hours: float
     gpu_hours: float
     cost: float | None
     spread: float
-    memory: KvPool | None
-    left_out: tuple[str, ...]
-
-    @property
-    def choice(self) -> Choice:
-        return self.found.choice
 
     @property
     def interval_hours(self) -> tuple[float, float]:
         """The hours less and plus the model's error and the seeds' spread."""
         off = STEP_ERROR + self.spread
         return self.hours / (1 + off), self.hours * (1 + off)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the data of `--json`."""
+        low, high = self.interval_hours
+        return {
+            "gpus": self.gpus,
+            "system": self.option.row["system"],
+            "tp": self.option.point.scenario.cluster.tp,
+            "samples_per_s": self.option.row["samples_per_s"],
+            "spread": self.spread,
+            "hours": self.hours,
+            "hours_low": low,
+            "hours_high": high,
+            "gpu_hours": self.gpu_hours,
+            "cost": self.cost,
+            "stages_s": self.stages,
+        }
+
+
+@dataclass(frozen=True)
+class Plan(WholeRun):
+    """The advice for one cluster: the run of the choice; `offered` that of the best option that a framework has, if it has not
+    the choice; `left_out` what of a run is not in the hours."""
+
+    found: Optimization
+    offered: WholeRun | None
+    memory: KvPool | None
+    left_out: tuple[str, ...]
+
+    @property
+    def choice(self) -> Choice:
+        return self.found.choice
 
 
 @dataclass(frozen=True)
@@ -99,25 +128,14 @@ class Advice:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A row per cluster."""
-        nested = ("optimization", "memory", "stages_s", "left_out", "level")
+        nested = ("optimization", "offered", "memory", "stages_s", "left_out", "level")
         return [{k: v for k, v in _plan_json(plan).items() if k not in nested} for plan in self.plans]
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
-    low, high = plan.interval_hours
-    scenario = plan.choice.option.point.scenario
     return {
-        "gpus": plan.gpus,
-        "system": plan.choice.option.row["system"],
-        "tp": scenario.cluster.tp,
-        "samples_per_s": plan.choice.option.row["samples_per_s"],
-        "spread": plan.spread,
-        "hours": plan.hours,
-        "hours_low": low,
-        "hours_high": high,
-        "gpu_hours": plan.gpu_hours,
-        "cost": plan.cost,
-        "stages_s": plan.stages,
+        **plan.as_json(),
+        "offered": plan.offered.as_json() if plan.offered else None,
         "level": [choice.option.row["system"] for choice in plan.found.best if choice.tied],
         "memory": asdict(plan.memory) if plan.memory else None,
         "left_out": plan.left_out,
@@ -130,7 +148,7 @@ def advise(
     outcomes: Outcomes,
     updates: int,
     max_off_policyness: float | None = None,
-    on_phase: Callable[[str], None] = lambda _: None,
+    on_phase: OnPhase = lambda *_: None,
     traces: Sequence[str] = (),
     **settings: Any,
 ) -> Advice:
@@ -139,13 +157,13 @@ def advise(
     plans = []
     for gpus, space in spaces.items():
 
-        def phase(name: str, gpus: int = gpus) -> None:
-            on_phase(f"{gpus} GPUs: {name}")
+        def phase(name: str, most: int, gpus: int = gpus) -> None:
+            on_phase(f"{gpus} GPUs: {name}", most)
 
         price = max(each or 0.0 for each in prices(space.first.cluster.model_dump()))
         goal = Goal(space.batch_samples, price, max_off_policyness, settled=True)
         found = optimization(space, goal, outcomes, on_phase=phase, **settings)
-        phase("the whole run of the choice")
+        phase("the whole run of the choice", 2 * (SEEDS + 2) + 2 + len(SHARES))
         plans.append(_plan(gpus, found, goal, updates, outcomes, traces))
     return Advice(plans[0].found.name, updates, plans[0].found.goal.batch_samples, tuple(plans))
 
@@ -153,6 +171,23 @@ def advise(
 def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Outcomes, traces: Sequence[str]) -> Plan:
     scenario, left_out = whole_periods(found.choice.option.point.scenario)
     stages = growth_stages(scenario, traces)
+    run = _whole_run(gpus, found.choice.option, goal, updates, outcomes, traces)
+    launching = found.launching
+    another = launching.settings is not None and launching.refused
+    return Plan(
+        **vars(run),
+        found=found,
+        offered=_whole_run(gpus, launching.option, goal, updates, outcomes, traces) if another else None,
+        memory=_memory(stages[len(stages) // 2], outcomes),
+        left_out=tuple([*left_out, *_unstated(scenario, len(stages) > 1)]),
+    )
+
+
+def _whole_run(
+    gpus: int, option: Option, goal: Goal, updates: int, outcomes: Outcomes, traces: Sequence[str]
+) -> WholeRun:
+    """Simulate the option with further seeds, and at each stage of the growth of lengths."""
+    stages = growth_stages(whole_periods(option.point.scenario)[0], traces)
     middle = stages[len(stages) // 2]
     seeds = [middle.model_copy(update={"seed": middle.seed + i}) for i in range(1, SEEDS)]
     rows = _rows([*stages, *seeds], outcomes)
@@ -163,16 +198,15 @@ def _plan(gpus: int, found: Optimization, goal: Goal, updates: int, outcomes: Ou
     hours = updates * mean_s / 3600
     row = rows[len(stages) // 2]
     price = row["cost_per_1k_samples"]
-    return Plan(
+    return WholeRun(
         gpus=gpus,
-        found=found,
+        option=option,
+        reasons=reasons_of(option, outcomes, InputCache()),
         stages=tuple(seconds),
         hours=hours,
         gpu_hours=hours * row["gpus"],
         cost=price / row["gpu_hours_per_1k_samples"] * hours * row["gpus"] if price else None,
         spread=max(abs(rate / own - 1) for rate in rates[len(stages) :]),
-        memory=_memory(middle, own, outcomes),
-        left_out=tuple([*left_out, *_unstated(scenario, len(stages) > 1)]),
     )
 
 
@@ -251,10 +285,15 @@ def _unstated(scenario: Scenario, grows: bool) -> list[str]:
     return said
 
 
-def _memory(scenario: Scenario, own: float, outcomes: Outcomes) -> KvPool | None:
-    """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as fast."""
-    prepared = prepare(scenario, InputCache())
-    result = simulate_prepared(prepared)
+def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
+    """Return the use of the KV pool, and the least share of a GPU's memory at which the run is as fast; it is kept in the
+    folder."""
+    digests = Digests()
+    own = make_point(scenario, digests)
+    path = outcomes.folder / "memory" / f"{own.hash}.json"
+    with suppress(OSError, ValueError):
+        return TypeAdapter(KvPool).validate_json(path.read_bytes())
+    result = simulate_prepared(prepare(scenario, InputCache()))
     full = result.metadata.get("full_batch")
     if not full:
         return None
@@ -263,14 +302,16 @@ def _memory(scenario: Scenario, own: float, outcomes: Outcomes) -> KvPool | None
     engine = scenario.engine
     lower = [] if engine.kv_cache_tokens else [s for s in SHARES if s < engine.gpu_memory_utilization]
     least, loss = engine.gpu_memory_utilization, 0.0
-    digests = Digests()
     points = [make_point(scenario.with_fields("engine", gpu_memory_utilization=share), digests) for share in lower]
-    for share, outcome in zip(lower, outcomes.of(points), strict=True):
-        if "row" in outcome and outcome["row"]["samples_per_s"] > (1 - AS_FAST) * own:
-            least, loss = share, 1 - outcome["row"]["samples_per_s"] / own
+    rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of([own, *points]))
+    for share, other in zip(lower, others, strict=True):
+        if other > (1 - AS_FAST) * rate:
+            least, loss = share, 1 - other / rate
             break
     used = mean * full["context_tokens"] / pool
-    return KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
+    found = KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
+    write_json(path, asdict(found))
+    return found
 
 
 def _running(result: Result) -> tuple[float, int]:

@@ -18,6 +18,7 @@ from simrl.systems.recipes import make_system
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 Row = Mapping[str, Any]
+SETTLING = "settling"
 
 
 class Broken(NamedTuple):
@@ -85,7 +86,7 @@ class Goal:
         """Return the limits that an option exceeds."""
         found = [self._staleness(scenario, row)]
         if self.settled and not row["settled"] and found == [None]:
-            found.append(Broken("settling", f"had not settled after {scenario.steps} updates", 0.1, unsettled=True))
+            found.append(Broken(SETTLING, f"had not settled after {scenario.steps} updates", 0.1, unsettled=True))
         if self.max_cost is not None:
             found.append(_over("cost", "cost of 1,000 samples", row["cost_per_1k_samples"], self.max_cost))
         if self.deadline_s is not None and (s := self.seconds(row)) > self.deadline_s:

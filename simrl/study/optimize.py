@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -29,7 +28,7 @@ from simrl.study.launch import Launch, launch
 from simrl.study.model_error import RATIO_ERROR, SOURCE
 from simrl.study.point import Digests, make_point
 from simrl.study.polish import polish
-from simrl.study.robustness import ENDS, WORDS, End, robustness
+from simrl.study.robustness import ENDS, WORDS, End, most_points, robustness
 from simrl.study.search import Option, Searched, best_of_each, front, judged, require_choice, search
 from simrl.study.search_space import Space
 from simrl.study.staleness_quality import BENCHMARKS, Quality, near
@@ -40,6 +39,7 @@ FURTHER_SEEDS = 2  # of options that are close
 CLOSE = 2.0  # times the model's error: options closer than this are simulated with further seeds
 NEXT_BEST = 3  # further options that robustness looks at, with the best of each system
 MOST_PARTS = 3
+OnPhase = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ class Optimization:
             "polished": self.polished._asdict() if self.polished else None,
             "possible": len(self.searched.options),
             "within_limits": len(self.searched.allowed),
+            "simulated_of_systems": self.searched.simulated(self.space),
             "whole_space": self.searched.whole,
             "combinations": self.searched.combinations,
             "left_out": [{"reason": reason, "points": count} for reason, count in self.searched.reasons()],
@@ -177,6 +178,8 @@ def _end_json(end: End) -> dict[str, Any]:
         "winner_system": end.winner.row["system"] if end.winner else None,
         "lead": _finite(end.lead),
         "flip": {"holds": flip.holds, "flips": flip.flips, "winner": flip.winner.point.hash} if flip else None,
+        "rival": end.rival.point.hash if end.rival else None,
+        "rival_system": end.rival.row["system"] if end.rival else None,
         "untried": end.untried,
         "keeps_limits": end.kept,
     }
@@ -196,28 +199,29 @@ def optimization(
     robust: Collection[str] = tuple(ENDS),
     polished: int = 0,
     framework: str | None = None,
-    on_phase: Callable[[str], None] = lambda _: None,
+    on_phase: OnPhase = lambda *_: None,
 ) -> Optimization:
     """Search, polish with at most `polished` further points, and analyse the best few. Raise `InputError`, with the reasons,
     where nothing keeps the limits. `robust` are the sources of error to vary; `framework` is the one that launch
     settings are for (None: the best choice's); `on_phase` is
-    called with the name of each phase when it begins."""
+    called with the name of each phase and the most points that it simulates, when it begins."""
     inputs = InputCache()
-    on_phase("points simulated")
+    on_phase("points simulated", trials)
     searched = search(space, goal, outcomes, trials, seed)
     tried = searched.points
     if polished:
-        on_phase("points polished")
+        on_phase("points polished", polished)
         ended = polish(space, goal, outcomes, searched, polished)
     require_choice(searched)
     allowed = searched.allowed
     few = best_of_each(allowed, best)
-    on_phase("reasons of the best")
-    reasons = [_reasons(option, outcomes.folder, inputs) for option in few]
-    on_phase("further seeds of what is close")
-    leads = _leads(few, goal, outcomes)
-    on_phase("other step times, training and acceptance")
+    on_phase("reasons of the best", len(few))
+    reasons = [reasons_of(option, outcomes, inputs) for option in few]
+    close = [o for o in few[1:] if few[0].merit / o.merit - 1 < CLOSE * RATIO_ERROR]
+    on_phase("further seeds of what is close", FURTHER_SEEDS * (1 + len(close)) if close else 0)
+    leads = _leads(few, close, goal, outcomes)
     tested = list({o.point.hash: o for o in [*few, *allowed[:NEXT_BEST]]}.values())
+    on_phase("other step times, training and acceptance", most_points(robust, len(tested)))
     ends = robustness(tested, goal, outcomes, robust)
     winner = few[0]
     choices = []
@@ -235,24 +239,23 @@ def optimization(
         front=tuple(front(allowed)),
         within_error=sum(winner.merit / option.merit - 1 < RATIO_ERROR for option in allowed[1:]),
         robustness=tuple(ends),
-        quality=tuple(near([_staleness(option) for option in few])),
+        quality=tuple(near([staleness_bound(option) for option in few])),
         launching=_launching(allowed, inputs, framework),
         polished=Polished(searched.points - tried, ended) if polished else None,
         rests_on=tuple(_rests_on(prepare(winner.point.scenario, inputs))),
     )
 
 
-def _staleness(option: Option) -> float:
+def staleness_bound(option: Option) -> float:
     """Return the bound that stands for a choice in AReaL's table: its η, or the age of the oldest token that it trained."""
     system = option.point.scenario.system
     eta = system.parameters.get("eta") if system.name == "areal" else None
     return float(eta if eta is not None else option.row["off_policyness_max"])
 
 
-def _leads(few: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[tuple[float, ...]]:
-    """Return the lead of the first option over each, and with further seeds where it is small."""
+def _leads(few: Sequence[Option], close: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[tuple[float, ...]]:
+    """Return the lead of the first option over each, and with further seeds over those that are close."""
     first = few[0]
-    close = [o for o in few[1:] if first.merit / o.merit - 1 < CLOSE * RATIO_ERROR]
     digests = Digests()
     merits: dict[str, dict[int, float]] = {option.point.hash: {0: option.merit} for option in few}
     for i in range(1, FURTHER_SEEDS + 1) if close else ():
@@ -265,9 +268,10 @@ def _leads(few: Sequence[Option], goal: Goal, outcomes: Outcomes) -> list[tuple[
     return [tuple(own[i] / merit - 1 for i, merit in merits[o.point.hash].items() if i in own) for o in few]
 
 
-def _reasons(option: Option, folder: Path, inputs: InputCache) -> Reasons:
+def reasons_of(option: Option, outcomes: Outcomes, inputs: InputCache) -> Reasons:
     """Simulate an option once more, with all its tables, and keep its reasons in the folder."""
-    path = folder / "reasons" / f"{option.point.hash}.json"
+    path = outcomes.folder / "reasons" / f"{option.point.hash}.json"
+    outcomes.on_point()
     with suppress(OSError, ValueError):
         return TypeAdapter(Reasons).validate_json(path.read_bytes())
     prepared = prepare(option.point.scenario, inputs)

@@ -45,7 +45,7 @@ class End:
     """One end of a source of error: the best option there, its lead over the choice (or the choice's over the second), and
     where inside it flips; `kept` if the choice keeps the limits there. `untried` are the options that cannot be executed so,
     by their hash, with the reason: left out, as an unperturbed one would be compared with perturbed ones. No winner: the
-    choice is one of these, or no option keeps the limits."""
+    choice is one of these, or no option keeps the limits. `rival` is the option that the lead is over."""
 
     source: str
     factor: float
@@ -54,6 +54,7 @@ class End:
     flip: Flip | None
     untried: Mapping[str, str]
     kept: bool
+    rival: Option | None = None
 
 
 def perturbed(scenario: Scenario, source: str, factor: float) -> Scenario | str:
@@ -88,6 +89,11 @@ def robustness(
         return []
     outcomes.of([point for end in ends for point, _ in trial.points(*end, choices)])  # as many at a time as can be
     return [trial.end(*end) for end in ends]
+
+
+def most_points(sources: Collection[str], options: int) -> int:
+    """Return how many points the ends of these sources need at most."""
+    return sum(len(ENDS[source]) for source in sources) * options * (1 + HALVINGS)
 
 
 def _method(scenario: Scenario) -> Speculation | None:
@@ -127,11 +133,12 @@ class _Trial:
         if choice.point.hash in untried or not merits:
             return End(source, factor, None, 0.0, None, untried, kept)
         winner = _best(merits, self._choices)
-        others = [merit for key, merit in merits.items() if key != winner.point.hash]
-        against = merits.get(choice.point.hash) if winner is not choice else max(others, default=None)
-        lead = merits[winner.point.hash] / against - 1 if against else float("inf")
+        others = [option for option in self._choices if option is not winner and option.point.hash in merits]
+        rivals = [choice] if winner is not choice and kept else others if winner is choice else []
+        rival = _best(merits, rivals) if rivals else None
+        lead = merits[winner.point.hash] / merits[rival.point.hash] - 1 if rival else float("inf")
         flip = self._flip(source, factor, winner, merits) if winner is not choice else None
-        return End(source, factor, winner, lead, flip, untried, kept)
+        return End(source, factor, winner, lead, flip, untried, kept, rival)
 
     def _flip(self, source: str, factor: float, winner: Option, merits: Mapping[str, float]) -> Flip:
         """Halve the way between 1, where the choice wins, and the end, where the rivals with more merit do."""

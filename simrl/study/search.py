@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from simrl.errors import InputError
-from simrl.study.goal import Broken, Goal
+from simrl.study.goal import SETTLING, Broken, Goal
 from simrl.study.grid import SYSTEMS, Alternative, Between
 from simrl.study.point import Outcome, Point
-from simrl.study.search_space import Chosen, Space
+from simrl.study.search_space import Chosen, Space, parts
 from simrl.study.store import Outcomes
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ class Searched:
     def allowed(self) -> list[Option]:
         return [option for option in self.options if option.allowed]
 
+    def simulated(self, space: Space) -> dict[str, int]:
+        """Return the number of options of each system of the space."""
+        found = Counter(option.system for option in self.options)
+        return {name: found[name] for name in dict.fromkeys(parts(system.value)[0] for system in space.systems)}
+
     def sort(self) -> None:
         """Put the best first; of equals the first by its scenario: they may come in another order where processes differ."""
         self.options.sort(
@@ -101,6 +106,9 @@ class Searched:
             for broken in option.broken[:1]:
                 growing = " was still growing when the simulation ended, and no rule ends it: simulate more steps"
                 reason = f"limit: {broken.limit}{growing if broken.unsettled else ''}"
+                reason = (
+                    "not settled when the simulation ended: simulate more steps" if broken.limit == SETTLING else reason
+                )
                 systems.setdefault(reason, Counter())[option.system] += 1
         for reason, several in systems.items():
             counts = ", ".join(f"{system} {count}" for system, count in several.most_common())

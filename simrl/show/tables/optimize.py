@@ -26,7 +26,7 @@ from simrl.study.goal import Goal, duration
 from simrl.study.model_error import RATIO_ERROR, SOURCE, WHOLE_RUNS_TOO_FAST
 from simrl.study.optimize import Choice, Optimization, Reasons
 from simrl.study.robustness import End
-from simrl.study.search import Option
+from simrl.study.search import Option, Searched
 from simrl.study.staleness_quality import BENCHMARKS, Quality
 from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
 from simrl.validation import with_parameters
@@ -261,6 +261,11 @@ def _under_best(found: Optimization) -> Iterator[str]:
     rows = [{**choice.option.row, "variant": ""} for choice in found.best]
     tokens = ", ".join(f"{row['tokens_per_s']:,.0f}" for row in rows)
     yield from (f"{note}. Tokens/s in the order of the table: {tokens}." for note in unequal_work(rows))
+    yield from left_out_lines(searched)
+
+
+def left_out_lines(searched: Searched) -> Iterator[str]:
+    """Yield why points were no choice, the most frequent reasons first."""
     for reason, count in searched.reasons()[:MOST_REASONS]:
         yield f"Left out {count}: {reason}."
 
@@ -290,7 +295,7 @@ def sentence(why: Reasons) -> str:
     waits = listed([f"{WAITS.get(kind, kind)} {share:.0%}" for kind, share in why.waits if share > 0.01])
     rest = f"; most of the rest goes to {parts}." if parts else "."
     waits = f" What an update waits for: {waits}." if waits else ""
-    return f"{why.ideal_share:.0%} of its GPU time is what an ideal run takes, too{rest}{waits}"
+    return f"{why.ideal_share:.0%} of its GPU time is work that even an ideal run has{rest}{waits}"
 
 
 def _print_front(found: Optimization, console: Console) -> None:
@@ -341,7 +346,8 @@ def _of_end(end: End, choice: Option) -> str:
         return f"{at} none of them keeps the limits" if reason is None else f"{at} nothing is known, as {reason}"
     left_out = f" ({len(end.untried)} of the others could not be tried)" if end.untried else ""
     if end.winner is choice:
-        return f"{at} the choice still wins, by {_lead(end.lead)}{left_out}"
+        over = f" over {end.rival.row['system']} ({_layout(end.rival)})" if end.rival else ""
+        return f"{at} the choice still wins, by {_lead(end.lead, over)}{left_out}"
     assert end.flip is not None
     flip = end.flip
     first, there = (f"{winner.row['system']} ({_layout(winner)})" for winner in (flip.winner, end.winner))
@@ -357,10 +363,10 @@ def _good(goal: Goal) -> str:
     return "cheap" if goal.deadline_s is not None else "fast"
 
 
-def _lead(lead: float) -> str:
+def _lead(lead: float, over: str = "") -> str:
     if math.isinf(lead):
         return "any margin, as nothing else keeps the limits"
-    return f"{lead:.1%}" + (", less than simrl's own error" if lead < RATIO_ERROR else "")
+    return f"{lead:.1%}{over}" + (", less than simrl's own error" if lead < RATIO_ERROR else "")
 
 
 def _percent(factor: float) -> str:
@@ -391,8 +397,8 @@ def print_launch(found: Optimization, console: Console) -> None:
     if launching.refused:
         option = launching.option
         times = f"{found.choice.option.merit / option.merit:.2f} times as {_good(found.goal)}"
-        name = f"number {launching.rank}, {option.row['system']}, {_layout(option)}"
-        fill(console, f"The best that is offered is {name} (the best is {times}), in {settings.framework}:")
+        name = f"{option.row['system']}, {_layout(option)}, number {launching.rank} of all that was tried"
+        fill(console, f"The best that is offered is {name} (number 1 is {times}), in {settings.framework}:")
     else:
         fill(console, f"In {settings.framework}:")
     console.print()

@@ -45,7 +45,7 @@ def refusal(path, *overrides, system=None):
         load_scenarios(path, overrides, system)
     message = str(refused.value)
     assert "\n" not in message
-    assert str(path) in message or f"override {overrides[0]!r}" in message
+    assert str(path) in message or brief(f"override {overrides[0]!r}:") in f"{message}:"
     return message
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -15,6 +16,7 @@ from simrl.commands.view import DataView, place
 from simrl.errors import InputError, meant
 
 if TYPE_CHECKING:
+    from simrl.commands.workload import Opened
     from simrl.scenario.model import Scenario
     from simrl.study.search_space import Space
 
@@ -24,6 +26,10 @@ STEPS = {"steps": 24, "warmup_steps": 8}  # of a trace, if none are given: enoug
 CLUSTER = "cluster.gpus"
 Clusters = Annotated[
     str | None, typer.Option(help="numbers of GPUs to choose from, such as 32,64,128 (default: the scenario's)")
+]
+
+Growth = Annotated[
+    float, typer.Option(min=0.1, help="length of responses at the end of the planned run over that at its beginning")
 ]
 
 
@@ -36,10 +42,7 @@ def advise(
     overrides: Any = None,
     clusters: Clusters = None,
     updates: Annotated[int, typer.Option(min=1, help="policy updates of the planned run, of a whole batch")] = 500,
-    growth: Annotated[
-        float,
-        typer.Option(min=0.1, help="length of responses at the end of the planned run over that at its beginning"),
-    ] = 1.0,
+    growth: Growth = 1.0,
     price: Annotated[float | None, typer.Option(min=0, help="price of a GPU-hour")] = None,
     max_off_policyness: Annotated[
         float | None, typer.Option(min=0, help="limit for every trained token, in policy updates")
@@ -71,24 +74,18 @@ def advise(
     >>> found.table.shape[0]
     2
     """
-    from simrl.commands.workload import dimensions, fixed, folder_or_temporary, is_scenario, open_workload
+    from simrl.commands.workload import dimensions, fixed, folder_or_temporary
     from simrl.show.tables.advise import print_advice
     from simrl.study.advice import advise as advised
     from simrl.study.grid import listed
     from simrl.study.optimize import require_trials
-    from simrl.study.search_space import FAMILIES, make_space
+    from simrl.study.search_space import make_space
     from simrl.study.store import write_json
 
     require_trials(trials, best)
     named = _framework(framework)
     sizes = _sizes(clusters)
-    given = {key: value for key, value in setup.items() if value is not None}
-    if not is_scenario(workload):
-        systems = FAMILIES if systems is None else systems
-        given = {**STEPS, **given}
-        if sizes and "gpus" not in given:
-            given["gpus"] = sizes[0]
-    opened = open_workload("advise", workload, systems, overrides, given)
+    opened = _open(workload, systems, overrides, setup, sizes)
     varied = dimensions(values)
     if price is not None:
         varied["cluster.cost_per_gpu_hour"] = listed("cluster.cost_per_gpu_hour", price)
@@ -115,6 +112,18 @@ def advise(
     name = f"Advice of {found.name}: {found.plans[0].choice.option.row['system']}"
     notes = [] if output is None else [f"Written to {output}/advise.json"]
     return DataView(found, print_advice, name, found.rows, lost=outcomes.lost, ascii=False, width=100, notes=notes)
+
+
+def _open(workload: Any, systems: Any, overrides: Any, setup: Mapping[str, Any], sizes: Sequence[int]) -> Opened:
+    """Open a workload; a trace gets the steps, systems and GPUs that were not given."""
+    from simrl.commands.workload import is_scenario, open_workload
+    from simrl.study.search_space import FAMILIES
+
+    given = {key: value for key, value in setup.items() if value is not None}
+    if not is_scenario(workload):
+        systems = FAMILIES if systems is None else systems
+        given = {**STEPS, **({"gpus": sizes[0]} if sizes else {}), **given}
+    return open_workload("advise", workload, systems, overrides, given)
 
 
 def _framework(name: str | None) -> str | None:

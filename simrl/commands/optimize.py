@@ -119,14 +119,8 @@ def optimize(
     >>> found.table.shape[0]
     1
     """
-    from simrl.commands.workload import (
-        dimensions,
-        fixed,
-        folder_or_temporary,
-        is_scenario,
-        open_workload,
-        report_overruled,
-    )
+    from simrl.commands.workload import dimensions, fixed, folder_or_temporary, is_scenario, open_workload
+    from simrl.commands.workload import report_overruled as report
     from simrl.result.metrics import prices
     from simrl.show.tables.optimize import print_optimization
     from simrl.study.goal import Goal, seconds_of
@@ -146,7 +140,7 @@ def optimize(
         goal = Goal(space.batch_samples, price, max_off_policyness, max_cost, updates, deadline_s, budget)
         output = place(folder, Path("results") / f"{space.first.name}-optimize")
         with folder_or_temporary(output) as written:
-            report_overruled(space.varied.file, varied)
+            report(space.varied.file, varied)
             started = time.monotonic()
             with searching(written, jobs) as (outcomes, begin):
                 found = optimization(

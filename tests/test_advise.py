@@ -208,7 +208,7 @@ def test_the_command_plans_the_run_of_each_cluster(command):
         assert plan["hours_low"] < plan["hours"] / 1.14 < plan["hours"] * 1.14 < plan["hours_high"]
         assert 0 < plan["memory"]["used"] < 1 and plan["memory"]["peak_sequences"] > 0
     text = " ".join(said.out.split())
-    assert "± of samples/s: the farthest of three seeds" in text and "no validation (training.evaluate_every" in text
+    assert "± of samples/s: the farthest of 3 seeds" in text and "no validation (training.evaluate_every" in text
     assert "In AReaL:" in text or "in AReaL:" in text
     assert max(map(len, said.out.splitlines())) <= 110
 

@@ -897,7 +897,7 @@ def test_json_has_stable_keys_and_the_figures_of_the_search(command):
     data = json.loads(out)
     assert code == 0 and set(data) == {
         "name", "goal", "space", "notes", "points", "polished", "possible",
-        "within_limits", "whole_space", "combinations", "left_out",
+        "within_limits", "whole_space", "combinations", "left_out", "simulated_of_systems",
         "best", "front",
         "model_error", "robustness", "staleness_quality", "launch", "rests_on", "simulated", "found", "folder",
     }  # fmt: skip

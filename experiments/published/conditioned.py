@@ -1,7 +1,7 @@
 """Gains of the papers, predicted from inputs under which the baseline does what its paper says: conditioned.md.
 
     python experiments/published/conditioned.py                                the page, from the draws that are there
-    python experiments/published/conditioned.py --draws 300 --predicted 24     more draws, and gains of more that are kept
+    python experiments/published/conditioned.py --draws 300 --predicted 8      more draws, and gains of more that are kept
 
 The draws are in conditioned.parquet; making them anew (`--anew`) takes the minutes that the page says. `--minutes` ends it
 sooner, with what is there by then, and the command goes on from there. docs/reproduce.md says how draws are kept.
@@ -110,7 +110,7 @@ def main(
                     found = more
                     write_draws(found, table)
         if not found.values:
-            raise InputError(f"{table}: has no draws; make some with --draws 300 --predicted 24")
+            raise InputError(f"{table}: has no draws; make some with --draws 300 --predicted 8")
         if old is not None:
             print(f"conditioned.parquet: {old}")
         with write_whole_file(folder / "conditioned.md") as temporary:
@@ -265,7 +265,7 @@ def both_orders(draws: Draws) -> tuple[Orders, Orders, Orders]:
 def in_short(draws: Draws) -> str:
     found, (before, given, scored) = gains(draws), both_orders(draws)
     if not found:
-        return "No gains are predicted yet; predict some with --predicted 24."
+        return "No gains are predicted yet; predict some with --predicted 8."
     rows = {gain.row for gain in found}
     missing = {first.rpartition("/")[0] for paper in conditioned() for _, _, first, _ in gains_of(paper)} - rows
     whole = [row for row in rows if all(gain.covered for gain in found if gain.row == row)]

@@ -271,4 +271,4 @@ def test_without_draws_the_command_says_how_to_make_some(conditioned: ModuleType
 
     with pytest.raises(typer.Exit):
         conditioned.main(0, 0, 1, math.inf, False, tmp_path)
-    assert "has no draws; make some with --draws 300 --predicted 24" in capsys.readouterr().err
+    assert "has no draws; make some with --draws 300 --predicted 8" in capsys.readouterr().err

@@ -150,8 +150,8 @@ def _of_the_file(space: Space) -> list[int]:
 
 
 def _growing(scenario: Scenario, growth: float, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of lengths to search with, those of the middle of the growth where it is of a trace, and then the
-    traces of its beginning, middle and end, which are written."""
+    """Return the settings of lengths to search with and, for a trace, whose settings name its middle, the written traces of the
+    beginning, the middle and the end of the growth."""
     from simrl.simulate.cache import InputCache
     from simrl.study.advice import grown
     from simrl.trace.trace import write_trace

@@ -66,8 +66,8 @@ def in_layouts(
 class Planner:
     """RollPacker's parallelism planner: it forms the GPUs into the layout in which a round is predicted to end first.
 
-    The prediction (`_round_s`) is for responses like those of the last round of its kind; before there is one, for those of
-    `profiled`."""
+    The prediction (`_round_s`) is for responses as in the last round of its kind; before there is one, as `profiled` has
+    them."""
 
     def __init__(self, run: RunContext, eta_prompts: float, eta_responses: float) -> None:
         self.layouts = (run, *run.layouts)
@@ -96,8 +96,8 @@ class Planner:
 
 
 def _round_s(layout: RunContext, tokens: Ints, number: int) -> float:
-    """Return the seconds in which a layout loads weights and generates `number` responses like these: those of the fullest
-    worker, which also has the longest response. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
+    """Return the seconds in which a layout loads weights and generates `number` responses like these, which its fullest
+    worker needs, with the longest response. `RolloutTimes` knows passes, KV cache and pre-emptions; the order is drawn."""
     share = -(-number // len(layout.workers))
     lengths = np.quantile(tokens, np.arange(1, share + 1) / share)
     return layout.load_s + layout.times.responses_s(np.random.default_rng(0).permutation(lengths))

@@ -154,7 +154,7 @@ def total(rows: Sequence[Row]) -> str:
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("agrees", "disagrees", "open")}
     return (
         f"{counts['agrees']} of {len(rows)} claims agree ({counts['agrees'] / len(rows):.0%}; the bar is {BAR:.0%}), "
-        f"{counts['disagrees']} disagree, {counts['open']} are open."
+        f"{counts['disagrees']} disagree, {counts['open']} open."
     )
 
 

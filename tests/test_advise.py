@@ -311,6 +311,15 @@ def own_run(folder):
             "--jobs", "1")  # fmt: skip
 
 
+def test_clusters_alone_say_on_how_many_gpus_a_trace_is_planned(command):
+    words = own_run(command.folder)
+    at = words.index("--gpus")
+    said = command("advise", *words[:at], *words[at + 2 :], "--clusters", "2,4", "--polish", "0", "-o", "out")
+    assert said.code == 0, said.err
+    plans = json.loads((command.folder / "out" / "advise.json").read_text())["clusters"]
+    assert [plan["gpus"] for plan in plans] == [2, 4]
+
+
 def test_responses_of_a_trace_grow_to_its_cap_and_the_choice_is_searched_in_the_middle(command):
     said = command("advise", *own_run(command.folder), "--growth", "2", "--polish", "0", "-o", "out")
     assert said.code == 0, said.err

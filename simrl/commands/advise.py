@@ -95,7 +95,7 @@ def advise(
         def space_of(gpus: int | None) -> Space:
             return make_space(on_disk.file, own | varied | ({CLUSTER: listed(CLUSTER, gpus)} if gpus else {}))
 
-        space = space_of(None)
+        space = space_of(next(iter(sizes), None))
         output = place(folder, Path("results") / f"{space.first.name}-advise")
         with folder_or_temporary(output) as written:
             lengths, traces = _growing(space.first, growth, written) if growth != 1 else ({}, [])

@@ -150,7 +150,7 @@ def test_growing_responses_are_simulated_at_the_beginning_the_middle_and_the_end
 
 
 class Doubled(Here):
-    """An executor that ends the last first, and fails where it is told to."""
+    """An executor that yields points in reverse, and gives an error for those that `fails` names."""
 
     def __init__(self, fails=lambda scenario: False):
         self._fails = fails

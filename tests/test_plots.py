@@ -178,7 +178,7 @@ def test_a_picture_of_another_format_is_refused_and_nothing_is_written(small_run
 
 
 def inside(figure: Figure) -> bool:
-    """Whether every text, legend and axis is within the figure."""
+    """Return whether every text, legend and axis is within the figure."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)  # which lays it out
     box, (width, height) = figure.get_tightbbox(renderer), figure.get_size_inches()

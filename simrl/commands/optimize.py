@@ -159,8 +159,8 @@ def optimize(
 
 @contextmanager
 def searching(folder: Path, jobs: int, said: bool = False) -> Iterator[tuple[Outcomes, Callable[[str, int], None]]]:
-    """Yield outcomes that are kept in the folder, also at Ctrl-C, and what begins a phase of at most so many points, with a
-    progress bar of its own; where nobody sees bars, with a line if they are to be `said`."""
+    """Yield outcomes that are kept in the folder, also at Ctrl-C, and a function that begins a phase with its name and its most
+    points. A phase has a progress bar; without a terminal it has a line, if `said`."""
     from simrl.study.executors import Here, Processes
     from simrl.study.progress import compile_kernels, progress_bar
     from simrl.study.store import Outcomes

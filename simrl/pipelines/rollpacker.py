@@ -137,8 +137,8 @@ def tail_batching(
 ) -> Collector:
     """Collect short rounds of `eta_prompts` times the prompts and `eta_responses` times the responses, and long rounds. Without
     `long_rounds`, a prompt that does not finish in its short round is never trained; without `async_rewards`, rewards begin
-    when the round is over. Prompts that are put off wait in `queue`. `observe` is told what each round, long or not, has
-    generated."""
+    when the round is over. Prompts that are put off wait in `queue`. After each round, `observe` gets
+    its kind and its rollouts."""
     queue = deque() if queue is None else queue
 
     def long_round(size: int) -> list[GroupProgress]:

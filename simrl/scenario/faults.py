@@ -19,7 +19,7 @@ NUMBERS = (
     "until_s",
     "back_s",
     "delay_s",
-)  # all but the kind
+)  # all fields but the kind: pydantic lets no validator precede a discriminator
 
 
 class _Fault(BaseModel):

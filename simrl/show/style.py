@@ -176,7 +176,7 @@ def fitting_legend(
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], **look: Any) -> tuple[Callable[[float], None], float]:
-    """Add a legend in the middle; return what places it so many inches above the lower edge, and how many inches high it is."""
+    """Add a legend in the middle; return a function that sets its inches above the lower edge, and its height in inches."""
     legend, height_in = fitting_legend(
         figure, handles, len(handles), {"loc": "lower center", "borderaxespad": 0}, **look
     )

@@ -92,8 +92,8 @@ class WholeRun:
 
 @dataclass(frozen=True)
 class Plan(WholeRun):
-    """The advice for one cluster: the run of the choice; `offered` that of the best option that a framework has, if it has not
-    the choice; `left_out` what of a run is not in the hours."""
+    """The advice for one cluster: the choice, planned as a whole run. `offered` is the plan of the framework's own best, where
+    the framework lacks the choice; `left_out` names parts of a run that the hours lack."""
 
     found: Optimization
     offered: WholeRun | None

@@ -280,6 +280,17 @@ def test_a_second_call_finds_the_closing_runs_of_a_plan_in_the_folder(offered, m
     assert again.plans[0].memory == plan.memory and again.rows == found.rows
 
 
+def test_an_edited_figure_of_the_memory_is_simulated_again(offered):
+    found, _, outcomes = offered
+    (plan,) = found.plans
+    option = plan.choice.option.point.scenario
+    stage = advice.growth_stages(advice.whole_periods(option)[0])[0]
+    assert advice._memory(stage, outcomes) == plan.memory
+    for kept in (outcomes.folder / "memory").glob("*.json"):
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "peak_sequences": 999_999}))
+    assert advice._memory(stage, outcomes) == plan.memory
+
+
 def test_without_a_terminal_each_phase_of_each_cluster_has_a_line_with_its_size(command):
     few = ("systems=areal", "system.rollout_share=0.5", "system.eta=2", "cluster.tp=1", "system.speculation=none")
     said = command("advise", "small.yaml", *few, "--clusters", "4,8", "--polish", "2", "--jobs", "1", "-o", "out")

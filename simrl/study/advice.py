@@ -6,6 +6,7 @@ evaluations in a window of whole periods, and lengths that grow at the beginning
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from simrl.errors import InputError
+from simrl.files import is_broken, sealed
 from simrl.result.metrics import prices
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
@@ -291,8 +293,10 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
     digests = Digests()
     own = make_point(scenario, digests)
     path = outcomes.folder / "memory" / f"{own.hash}.json"
-    with suppress(OSError, ValueError):
-        return TypeAdapter(KvPool).validate_json(path.read_bytes())
+    with suppress(OSError, ValueError, TypeError, RecursionError):  # what is damaged or was changed is simulated again
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if "sha256" in kept and not is_broken(kept):
+            return TypeAdapter(KvPool).validate_python({key: kept[key] for key in kept if key != "sha256"})
     result = simulate_prepared(prepare(scenario, InputCache()))
     full = result.metadata.get("full_batch")
     if not full:
@@ -305,12 +309,12 @@ def _memory(scenario: Scenario, outcomes: Outcomes) -> KvPool | None:
     points = [make_point(scenario.with_fields("engine", gpu_memory_utilization=share), digests) for share in lower]
     rate, *others = ((outcome.get("row") or {}).get("samples_per_s", 0.0) for outcome in outcomes.of([own, *points]))
     for share, other in zip(lower, others, strict=True):
-        if other > (1 - AS_FAST) * rate:
+        if rate and other > (1 - AS_FAST) * rate:
             least, loss = share, 1 - other / rate
             break
     used = mean * full["context_tokens"] / pool
     found = KvPool(pool, used, peak, engine.max_num_seqs, engine.gpu_memory_utilization, least, loss)
-    write_json(path, asdict(found))
+    write_json(path, sealed(asdict(found)), own=True)
     return found
 
 

@@ -17,9 +17,9 @@ import pdoc.render
 import simrl
 
 # These import torch or vLLM, which a base install does not have.
-ENGINES = ("!replay.grpo", "!replay.vllm_adapter", "!replay.random_model")
+ENGINES = ("!simrl_replay.grpo", "!simrl_replay.vllm_adapter", "!simrl_replay.random_model")
 # simrl's `__all__` is what `import simrl` is for; the modules are named, as pdoc would leave them out.
-MODULES = ("simrl", *(f"simrl.{module.name}" for module in iter_modules(simrl.__path__)), "replay", *ENGINES)
+MODULES = ("simrl", *(f"simrl.{module.name}" for module in iter_modules(simrl.__path__)), "simrl_replay", *ENGINES)
 
 if __name__ == "__main__":
     warnings.simplefilter("error")

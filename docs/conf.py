@@ -25,7 +25,6 @@ include_patterns = [
     "experiments/**.md",
     "profiles/README.md",
     "traces/README.md",
-    "reproduce/**.md",
 ]
 highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]  # blocks of output with an ellipsis

@@ -22,14 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench.history_index import GROUP, TEXTS, copied_responses, verl_responses, zipf_tokens
-from replay.history_drafter import HistoryDrafter
-from replay.history_store import HistoryStore
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.show.style import BLACK, INDIGO, MINT, ROSE
 from simrl.speculation.history_index import build_index
 from simrl.speculation.windows import Aimd, next_window
+from simrl_replay.history_drafter import HistoryDrafter
+from simrl_replay.history_store import HistoryStore
 
 PROMPTS, PROMPTS_A_STEP, TOKENS, EPOCHS = 48, 2, 1500, 3
 SHARES = (0.75, 0.5, 0.25, 0.15, 0.05)

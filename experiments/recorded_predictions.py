@@ -22,10 +22,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.shared import markdown, measure_engine, percent
-from replay.grpo.bench import generating, measure_training
-from replay.grpo.config import RunConfig, read_config
-from replay.grpo.records import RunFolder
-from replay.grpo.run import scenario_of
 from simrl.errors import InputError
 from simrl.profile.profile import read_profile
 from simrl.result.metrics import gpu_seconds, rollout_bubble
@@ -36,6 +32,10 @@ from simrl.show.style import INK, ROSE
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, read_trace
+from simrl_replay.grpo.bench import generating, measure_training
+from simrl_replay.grpo.config import RunConfig, read_config
+from simrl_replay.grpo.records import RunFolder
+from simrl_replay.grpo.run import scenario_of
 
 SCHEDULES = {"split": "synchronous", "one_step_off": "one-step-off", "areal": "AReaL, η = 2"}
 
@@ -81,7 +81,9 @@ def runs_in(folder: Path) -> list[Run]:
     """Return all finished runs, by schedule, then name. Raise `InputError` if there is none."""
     runs = [Run(RunFolder(path.parent)) for path in sorted(folder.glob("*/trace.parquet"))]
     if not runs:
-        raise InputError(f"{folder}: no finished run in it; python -m replay.grpo experiments/grpo/*.yaml makes some")
+        raise InputError(
+            f"{folder}: no finished run in it; python -m simrl_replay.grpo experiments/grpo/*.yaml makes some"
+        )
     return sorted(runs, key=lambda run: list(SCHEDULES).index(run.schedule))
 
 

@@ -4,8 +4,8 @@
       --varied traces/countdown-varied --page experiments/recorded_run.md
 
 Everything about tokens is counted on the traces. Predictions are made from a profile of the engine (`simrl measure`) and the
-efficiency of training (`replay.grpo.bench`), both measured apart from the runs, and from the lengths that were recorded. The
-measurements are kept in traces/countdown-costs; for runs of another machine name another --costs.
+efficiency of training (`simrl_replay.grpo.bench`), both measured apart from the runs, and from the lengths that were
+recorded. The measurements are kept in traces/countdown-costs; for runs of another machine name another --costs.
 Only the parts of the page between `<!-- NAME -->` and `<!-- /NAME -->` are written anew.
 """
 
@@ -255,7 +255,7 @@ def plot_varied(rows: pd.DataFrame, path: Path) -> None:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="what `python -m replay.grpo` wrote")],
+    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="what `python -m simrl_replay.grpo` wrote")],
     repeat: Annotated[
         list[Path] | None, typer.Option(help="these schedules with another seed; may be repeated")
     ] = None,

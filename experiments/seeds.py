@@ -20,9 +20,9 @@ from rich.table import Table
 
 from experiments.claims import areal, others, rhymerl, specactor, tlt
 from experiments.claims.claim import Claim, Figure, measured
+from experiments.reproduce.lab import Lab
+from experiments.reproduce.ledger import Inputs, read_ledger
 from experiments.shared import AsJson, errors_in_a_line, markdown, write_parts
-from reproduce.lab import Lab
-from reproduce.ledger import Inputs, read_ledger
 from simrl.errors import InputError, meant
 from simrl.study.executors import Processes, each
 from simrl.study.progress import compile_kernels, progress_bar

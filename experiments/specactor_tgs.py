@@ -2,7 +2,7 @@
 
     python experiments/specactor_tgs.py
 
-Executed means: by the two loops of tests/reference_decoupled.py, the rule that the engine is held against. Seconds of the
+Executed means: by the two loops of tests/references/decoupled.py, the rule that the engine is held against. Seconds of the
 target are those of the shipped profiles, of the drafters the estimates of simrl.speculation.draft_times. Two minutes or so.
 """
 
@@ -39,8 +39,8 @@ from simrl.speculation.specactor import (
 )
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
-from reference_decoupled import DecoupledWorker, Request  # noqa: E402
+sys.path.insert(0, str(HERE.parent))
+from tests.references.decoupled import DecoupledWorker, Request  # noqa: E402
 
 TARGET, DRAFTERS = "qwen3-32b", ("qwen2.5-0.5b", "qwen3-0.6b")
 VERIFIERS = (2, 4)  # GPUs; on one, the target leaves 7 GB to the KV cache
@@ -277,7 +277,7 @@ Made by `python experiments/specactor_tgs.py`; all numbers are computed. SpecAct
 2511.16193, §4.1) plans decoupled drafting by TGS = τ_w / IL. It averages tokens over an interval IL = max(w·D, V_w) in
 all cases, and halves the tokens of a miss for its time. Two concurrent loops of drafting and verification have the renewal
 rate: the tokens of an attempt over its time, which is IL after a fully accepted window and w·D + V_w after a miss.
-*Executed* rates are of the two loops of tests/reference_decoupled.py, event by event, in a batch of constant size.
+*Executed* rates are of the two loops of tests/references/decoupled.py, event by event, in a batch of constant size.
 
 ## The formulas
 

@@ -31,10 +31,6 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.shared import markdown, measure_engine
-from replay.random_model import make_model, nudge
-from replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, process_fleet, replay
-from replay.speculative import forced as with_an_oracle
-from replay.speculative import replayed_form
 from simrl.analysis.agreement import Agreement, Spread, agree, repeat_spread
 from simrl.analysis.decisions import Discrepancy
 from simrl.result.result import Result
@@ -45,6 +41,10 @@ from simrl.show.style import save
 from simrl.simulate.prepare import Prepared, prepare, with_measured_loads
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, TraceMetadata, write_trace
+from simrl_replay.random_model import make_model, nudge
+from simrl_replay.replayer import Measured, ReplayConfig, ReplayEngines, engine_settings, process_fleet, replay
+from simrl_replay.speculative import forced as with_an_oracle
+from simrl_replay.speculative import replayed_form
 
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)

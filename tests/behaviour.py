@@ -1,6 +1,6 @@
 """Records what simrl does (tables, output, help, errors) and says later what moved, for changes that are to move nothing.
 
-    python tests/behaviour.py record            writes tests/golden/behaviour.json
+    python tests/behaviour.py record            writes results/behaviour.json
     python tests/behaviour.py check             prints each key that moved with a short diff; exit code 1 if any did
         --only tables|json|screen|help|errors   one part
         --match TEXT                            only keys that contain TEXT
@@ -43,7 +43,7 @@ import yaml  # noqa: E402
 
 import simrl  # noqa: E402 — of this checkout, wherever another is installed
 
-GOLDEN = ROOT / "tests" / "golden" / "behaviour.json"
+RECORD = ROOT / "results" / "behaviour.json"
 PARTS = ("tables", "json", "screen", "help", "errors")
 MOST_LINES, HEAD_LINES, DIFF_LINES = 60, 24, 6
 
@@ -221,7 +221,6 @@ COMMANDS = [
     "profile derive qwen3-14b --gpu a100 --tp 2 --source roofline memory_efficiency=0.7 -o {out}.parquet",
     "systems",
     "speculation",
-    "reproduce areal-eta --samples 0 --jobs 1",
 ]
 TEXT = ["version", "report runs -o {out}.html", "report points -o {out}.html", f"report {PARTS_OF} -o {{out}}.html"]
 
@@ -436,7 +435,6 @@ profile derive | qwen3-14b --gpu h101 --source roofline -o {out}.parquet
 profile derive qwen3-14b --gpu h100 --source roofline | memory=2 -o {out}.parquet | memory_efficiency=2 -o {out}.parquet
 systems show | nothing | aerl
 speculation show | nothing
-reproduce | nothing | areal-eta --samples -1
 """
 API: dict[str, Callable[[], object]] = {
     "run(trace) without a model": lambda: simrl.run(RECORDED, "areal", gpu="h100", gpus=8),
@@ -569,7 +567,7 @@ def main() -> None:
     """Records or checks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", choices=["record", "check"])
-    parser.add_argument("--file", type=Path, default=GOLDEN)
+    parser.add_argument("--file", type=Path, default=RECORD)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--match", default="")
     parser.add_argument("--texts", type=Path)
@@ -582,6 +580,7 @@ def main() -> None:
         for part, values in now.items():
             kept = {key: value for key, value in recorded.get(part, {}).items() if asked.match not in key}
             recorded[part] = {**kept, **values}
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(recorded, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
         return
     messages = list(moved(recorded, now, asked.match))

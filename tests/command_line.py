@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 from simrl.commands import cli
 
@@ -41,10 +42,17 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 class CommandLine:
-    """`simrl` in a folder of its own, which holds a scenario, scenario.yaml."""
+    """`simrl`, or the `app` of another module, in a folder of its own that holds a scenario, scenario.yaml."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        module: str = "simrl.commands.cli",
+        app: typer.Typer | None = None,
+    ) -> None:
+        self.folder, self._module, self._app = folder, module, app
         self._capsys = capsys
         self._monkeypatch = monkeypatch
         self._started: list[subprocess.Popen[str]] = []
@@ -58,7 +66,7 @@ class CommandLine:
         code: Any = 0
         with _signals_kept():
             try:
-                cli.main()
+                cli.main(self._app)
             except SystemExit as ending:
                 code = ending.code
         return Ended(code, *self._capsys.readouterr())
@@ -75,7 +83,7 @@ class CommandLine:
     def start(self, *arguments: str | bytes, **popen: Any) -> "subprocess.Popen[str]":
         """Starts a command in a process (and group) of its own, which hears Ctrl-C."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "simrl.commands.cli", *arguments],
+            [sys.executable, "-m", self._module, *arguments],
             cwd=self.folder,
             text=True,
             start_new_session=True,
@@ -112,4 +120,4 @@ def _signals_kept() -> Iterator[None]:
 def environment(**more: str) -> dict[str, str]:
     """For a process that runs this checkout."""
     kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
+    return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'replay'}", **more}

@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine
-from helpers import FEW_EXAMPLES
 from hypothesis import settings
 
 from simrl.result.result import Result
 from simrl.scenario.model import Scenario
 from simrl.simulate.run import simulate
+from tests.command_line import CommandLine
+from tests.helpers import FEW_EXAMPLES
 
 # A first example may have to compile: no test is too slow for that.
 settings.register_profile("thorough", deadline=None)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from itertools import pairwise
 
-from helpers import Watched, lanes, rows
+from tests.helpers import Watched, lanes, rows
 
 
 def assert_nothing_is_lost(watched: Watched) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import simpy
-from helpers import one_second_a_pass
-from reference_engine import ReferenceEngine, Request
 
-from replay.host import Command, Host, Report
-from replay.vllm_adapter import EngineSettings, Progress
 from simrl.engine.requests import Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.runtime.events import call_at
+from simrl_replay.host import Command, Host, Report
+from simrl_replay.vllm_adapter import EngineSettings, Progress
+from tests.helpers import one_second_a_pass
+from tests.references.engine import ReferenceEngine, Request
 
 VOCABULARY = 1000
 
@@ -222,7 +222,7 @@ class LogicalClock(simpy.Environment):
 class LogicalLink:
     """A line to a real `Host` around a double on simulated time, and the host's channel at once: its loop runs in a thread,
     which has its turn while simulated time stands still, and gives it back to sleep, or to wait for commands. To be used with
-    the module `time` of `replay.host` replaced by this: `monotonic` and `sleep` are here."""
+    the module `time` of `simrl_replay.host` replaced by this: `monotonic` and `sleep` are here."""
 
     offset_s = 0.0
     name = "worker 0"

@@ -28,7 +28,8 @@ from pathlib import Path, PurePosixPath
 from random import Random
 from typing import Any
 
-from mutations import Files, mutated
+from tests.command_line import environment
+from tests.mutations import Files, mutated
 
 LIMIT_S = 5.0  # of computing: other processes on the machine do not count
 LIMIT_MB = 1000.0
@@ -93,7 +94,7 @@ def lay(files: Files, folder: Path) -> None:
 
 def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT_S) -> Report:
     """Reads so many inputs. Those that fail are kept in a folder each."""
-    from readers import EVERY
+    from tests.readers import EVERY
 
     seeds = EVERY[reader].seeds()
     report = Report(reader)
@@ -117,11 +118,21 @@ def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT
 def _process(reader: str, seed: int, first: int, end: int, scratch: Path, limit_s: float) -> Iterator[dict[str, Any]]:
     """What a process says of the inputs from `first` on, as far as it comes."""
     log = scratch / "log"
-    command = [sys.executable, __file__, reader, str(seed), str(first), str(end), str(scratch), str(limit_s)]
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzzing",
+        reader,
+        str(seed),
+        str(first),
+        str(end),
+        str(scratch),
+        str(limit_s),
+    ]
+    variables = environment(ARROW_DEFAULT_MEMORY_POOL="system", OMP_NUM_THREADS="1", COLUMNS="200")
     with (
         log.open("wb") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=environment) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=variables) as process,
     ):
         assert process.stdout is not None
         under_way, wait_s, rest = None, 300.0, b""  # it has to start first
@@ -170,7 +181,8 @@ def main() -> None:
     tell = os.fdopen(os.dup(1), "w", buffering=1)
     printed = os.open(folder / "printed", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     import pyarrow as pa
-    from readers import EVERY
+
+    from tests.readers import EVERY
 
     reader = EVERY[name]
     seeds = pickle.loads((folder / "seeds").read_bytes())

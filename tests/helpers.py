@@ -32,7 +32,7 @@ from simrl.trace.workload import Workload
 Lengths = tuple[int, int]  # prompt tokens, response tokens
 ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=1000)
 
-SMALL_RECORDED_RUN = {  # a configuration of `python -m replay.grpo`, without its name and system
+SMALL_RECORDED_RUN = {  # a configuration of `python -m simrl_replay.grpo`, without its name and system
     "task": {"counts": [2], "most_tokens": 48},
     "policy": {"layers": 1, "hidden": 32, "heads": 1, "kv_heads": 1, "intermediate": 64},
     "warm_up": {"steps": 3, "evaluate_every": 3, "evaluation_prompts": 4},

@@ -17,9 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 import yaml
-from fuzzing import Reader
-from helpers import scenario as small_scenario
-from mutations import Files
 
 from simrl.analysis.explanation import diff_results, explain_result
 from simrl.errors import InputError
@@ -49,6 +46,9 @@ from simrl.trace.importers.tokens import token_counter
 from simrl.trace.importers.trl import import_trl
 from simrl.trace.importers.verl import import_verl, trace_from_verl_metrics
 from simrl.trace.trace import Trace, TraceMetadata, read_trace, write_trace
+from tests.fuzzing import Reader
+from tests.helpers import scenario as small_scenario
+from tests.mutations import Files
 
 COUNTER = token_counter(chars_per_token=2.0)
 

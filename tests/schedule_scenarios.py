@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-from helpers import one_second_a_pass
-from reference_engine import Arm, ReferenceEngine, Request, Rules
 
 from simrl.engine.engine import Engine
 from simrl.engine.requests import END, PAUSE, Limits
@@ -22,6 +20,8 @@ from simrl.speculation.decoding import RUNS, Decoding, Rule, chains, packed
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.windows import Fixed
+from tests.helpers import one_second_a_pass
+from tests.references.engine import Arm, ReferenceEngine, Request, Rules
 
 BLOCK = 16
 MOST_TOKENS = 512  # of a response

@@ -13,15 +13,14 @@ import types
 from random import Random
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from conservation import assert_nothing_is_lost
-from helpers import watch
-
 from simrl.errors import InputError
 from simrl.result.result import TABLES
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import prepare
 from simrl.speculation.methods import METHODS
 from simrl.systems.recipes import RECIPES, recipe_parameters
+from tests.conservation import assert_nothing_is_lost
+from tests.helpers import watch
 
 LIMIT_S = 60.0  # of computing, a scenario
 LARGEST = 12.0  # of a drawn number, whatever more its bounds allow: runs are small

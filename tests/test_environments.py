@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import SCENARIO, CommandLine, contents, environment
 
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.run import simulate
 from simrl.systems.recipes import parameters_of
 from simrl.trace.trace import read_trace
+from tests.command_line import SCENARIO, CommandLine, contents, environment
 
 BOM = b"\xef\xbb\xbf"
 LENGTHS = "step,epoch,prompt_id,sample,prompt_tokens,response_tokens,reward\n" + "".join(

@@ -71,7 +71,6 @@ def test_a_name_is_followed_by_the_one_that_is_near(written, known, near):
             "or no longer (did you mean seed?); there are seed",
         ),
         (["trace", "synth", "--preset", "rhymerl_math", "-o", "t.parquet"], "unknown (did you mean rhymerl-math?)"),
-        (["reproduce", "areal"], "areal: no published row (did you mean "),
     ],
 )
 def test_what_may_have_been_meant_is_told(simrl, arguments, what):

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from command_line import CommandLine, Ended, environment
-from token_traces import random_groups
 
-from replay.ngram_drafter import NgramDrafter
 from simrl.errors import InputError
 from simrl.extensions import Extended, checked
 from simrl.profile.profile import read_profile
@@ -23,6 +20,9 @@ from simrl.speculation.ngram import NgramRule, ngram_runs
 from simrl.speculation.trace_runs import drafter_runs
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import read_trace
+from simrl_replay.ngram_drafter import NgramDrafter
+from tests.command_line import CommandLine, Ended, environment
+from tests.token_traces import random_groups
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"

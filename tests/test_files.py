@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import contents
 from pydantic import BaseModel
 
 from simrl.errors import InputError
@@ -25,6 +24,7 @@ from simrl.files import (
     write_whole_file,
     write_whole_folder,
 )
+from tests.command_line import contents
 
 MANIFEST = "files.txt"
 

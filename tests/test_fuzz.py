@@ -12,10 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import readers
-from fuzzing import an_input, fuzz, lay
-from helpers import scenario
-from readers import READERS
 
 from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
@@ -36,6 +32,10 @@ from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.tokens import token_counter
 from simrl.trace.importers.verl import import_verl
 from simrl.trace.trace import read_trace
+from tests import readers
+from tests.fuzzing import an_input, fuzz, lay
+from tests.helpers import scenario
+from tests.readers import READERS
 
 QUICK = ("scenario", "trace", "verl")
 READ = [reader if reader in QUICK else pytest.param(reader, marks=pytest.mark.slow) for reader in READERS]

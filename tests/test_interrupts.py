@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from replay.grpo import __main__ as recorded_run
 from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits
+from simrl_replay.grpo import __main__ as recorded_run
 
 
 def press():

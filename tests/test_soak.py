@@ -1,8 +1,7 @@
 """A few random scenarios over all systems, with every invariant on; tests/nightly/soak.py runs hundreds."""
 
-from soaking import a_scenario, soak
-
 from simrl.systems.recipes import RECIPES
+from tests.soaking import a_scenario, soak
 
 SCENARIOS = 3 * len(RECIPES)
 

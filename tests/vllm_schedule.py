@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from schedule_scenarios import BLOCK, Pass, Progress, Scenario
+from tests.schedule_scenarios import BLOCK, Pass, Progress, Scenario
 
 
 @cache

@@ -26,11 +26,11 @@ import typer
 from numba import njit
 
 from experiments.shared import AsJson, bench_row, median_s, print_bench
-from replay.history_drafter import HistoryDrafter
-from replay.history_store import HistoryStore
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE, HistoryRule, build_index
 from simrl.speculation.trace_runs import history_runs
 from simrl.trace.trace import Trace, TraceMetadata
+from simrl_replay.history_drafter import HistoryDrafter
+from simrl_replay.history_store import HistoryStore
 
 GROUP = 16
 VOCABULARY = 151_936

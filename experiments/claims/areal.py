@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import mean
 
 from experiments.claims.claim import Claim, Figure, all_above, within
-from reproduce import areal as paper
-from reproduce.lab import Lab
-from reproduce.ledger import Inputs
+from experiments.reproduce import areal as paper
+from experiments.reproduce.lab import Lab
+from experiments.reproduce.ledger import Inputs
 
 LEDGER = "areal"
 CLUSTERS = {"1.5B": (paper.SMALL, (32, 64, 128, 256)), "7B": (paper.LARGE, (64, 128, 256, 512))}

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from reproduce.lab import Lab, Measures
-from reproduce.ledger import Inputs
+from experiments.reproduce.lab import Lab, Measures
+from experiments.reproduce.ledger import Inputs
 from simrl.result.result import Result
 
 TAIL = 0.05  # of the responses: the last, or the longest
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
 
 
 def measured(result: Result, warmup_steps: int) -> Measures:
-    """Return what claims measure beside `reproduce.lab.measures`, of the samples that train after the warm-up.
+    """Return what claims measure beside `experiments.reproduce.lab.measures`, of the samples that train after the warm-up.
 
     stale_share       of their tokens; and `cut_share`, the part of it in responses of several versions
     last_end_s        seconds from a step's first start to the mean end of its last 5 %

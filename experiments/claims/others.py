@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.claims.claim import Claim, Figure
-from reproduce import rollpacker
-from reproduce.lab import Lab, Measures, made, step_times
-from reproduce.ledger import Inputs
+from experiments.reproduce import rollpacker
+from experiments.reproduce.lab import Lab, Measures, made, step_times
+from experiments.reproduce.ledger import Inputs
 from simrl.scenario.model import Scenario
 
 EPOCH_STEPS, STEPS, WARMUP_STEPS = 2, 8, 4

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.claim import Claim, Figure, all_above, within
-from reproduce import rhymerl as paper
-from reproduce.lab import Lab, Measures
-from reproduce.ledger import Inputs
+from experiments.reproduce import rhymerl as paper
+from experiments.reproduce.lab import Lab, Measures
+from experiments.reproduce.ledger import Inputs
 from simrl.speculation.history_index import PAPER
 from simrl.speculation.methods import EAGLE
 from simrl.speculation.passes import run_passes

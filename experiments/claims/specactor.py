@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.claims.claim import Claim, Figure, all_above, within
-from reproduce import specactor as paper
-from reproduce.lab import Lab, Measures
-from reproduce.ledger import Inputs
+from experiments.reproduce import specactor as paper
+from experiments.reproduce.lab import Lab, Measures
+from experiments.reproduce.ledger import Inputs
 from simrl.trace.synthesis import synthesise
 
 LEDGER = "specactor"
@@ -21,7 +21,7 @@ def whole_step(lab: Lab, inputs: Inputs, trace: str, system: paper.System) -> Me
 
 
 def late_run(lab: Lab, inputs: Inputs, system: paper.System, trace: str = "dapo") -> Measures:
-    """Return the ablations' step, on the 40 GPUs of `reproduce.specactor`."""
+    """Return the ablations' step, on the 40 GPUs of `experiments.reproduce.specactor`."""
     scenario = paper.scenario(paper.late(inputs), trace, system)
     return lab.run(scenario.model_copy(update={"steps": 1, "warmup_steps": 0}))
 

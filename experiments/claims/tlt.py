@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from experiments.claims.claim import Claim, Figure, all_above
-from reproduce import tlt as paper
-from reproduce.lab import Lab, Measures
-from reproduce.ledger import Inputs, named
+from experiments.reproduce import tlt as paper
+from experiments.reproduce.lab import Lab, Measures
+from experiments.reproduce.ledger import Inputs, named
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.speculation.bandit import BegMab, Strategy, bandit_rule, bandit_state, choose

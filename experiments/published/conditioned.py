@@ -19,7 +19,7 @@ import numpy as np
 import typer
 from scoreboard import Orders, bound_text, is_ratio, number, orders, percent
 
-from reproduce.condition import (
+from experiments.reproduce.condition import (
     Draws,
     Kept,
     conditioned,
@@ -32,9 +32,9 @@ from reproduce.condition import (
     stale,
     write_draws,
 )
-from reproduce.ledger import Descriptor, read_ledger
-from reproduce.predict import PAPERS, Task
-from reproduce.score import Bound, published_rows
+from experiments.reproduce.ledger import Descriptor, read_ledger
+from experiments.reproduce.predict import PAPERS, Task
+from experiments.reproduce.score import Bound, published_rows
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 from simrl.validation import in_words

@@ -1,7 +1,7 @@
 """Helpers of the board's figures: runs at the middle inputs, published marks, and a common style.
 
-Invariant: a bar or a line is simulated, a black diamond is published. Published values come from `reproduce.score`, so a
-figure has marks only where `published.csv` has the row.
+Invariant: a bar or a line is simulated, a black diamond is published. Published values come from
+`experiments.reproduce.score`, so a figure has marks only where `published.csv` has the row.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from reproduce.lab import Lab, Measures
-from reproduce.ledger import Inputs, read_ledger
-from reproduce.score import Bound, published_rows
+from experiments.reproduce.lab import Lab, Measures
+from experiments.reproduce.ledger import Inputs, read_ledger
+from experiments.reproduce.score import Bound, published_rows
 from simrl.result.result import Result
 from simrl.result.timeline import Floats, Spans, running_requests, spans
 from simrl.scenario.model import Scenario
@@ -57,7 +57,7 @@ class Drawn(NamedTuple):
 
 
 class Bench:
-    """A lab, the middle of each paper's inputs, and a board (the rows of `simrl reproduce --json`) if there is one."""
+    """A lab, the middle of each paper's inputs, and a board (the rows of `experiments.reproduce --json`) if there is one."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         self.lab = Lab()

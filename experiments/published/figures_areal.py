@@ -24,7 +24,7 @@ from drawing import (
 )
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, ScalarFormatter
 
-from reproduce import areal
+from experiments.reproduce import areal
 from simrl.result.result import Result
 from simrl.result.timeline import time_shares
 from simrl.show.style import FAINT, INK

@@ -25,8 +25,8 @@ from drawing import (
     share,
 )
 
-from reproduce import rhymerl
-from reproduce.ledger import Inputs
+from experiments.reproduce import rhymerl
+from experiments.reproduce.ledger import Inputs
 from simrl.speculation.passes import run_passes, stretches
 from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.windows import Aimd

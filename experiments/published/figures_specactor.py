@@ -21,10 +21,10 @@ from drawing import (
     share,
 )
 
-from reproduce import specactor
-from reproduce.lab import Measures
-from reproduce.ledger import Inputs
-from reproduce.score import Bound
+from experiments.reproduce import specactor
+from experiments.reproduce.lab import Measures
+from experiments.reproduce.ledger import Inputs
+from experiments.reproduce.score import Bound
 from simrl.result.result import Result
 from simrl.show.style import INK, LOOKS, SAND
 from simrl.simulate.prepare import Prepared, prepare

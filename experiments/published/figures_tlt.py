@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from drawing import COLOURS, Bench, Draw, Drawn, Mark, bar_picture, legend, many, picture, put_mark
 
-from reproduce import tlt
-from reproduce.ledger import Inputs
+from experiments.reproduce import tlt
+from experiments.reproduce.ledger import Inputs
 from simrl.result.timeline import running_requests
 from simrl.show.style import INK
 from simrl.speculation.acceptance import ModelAcceptance

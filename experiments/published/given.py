@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from reproduce.lab import Lab
-from reproduce.ledger import read_ledger
-from reproduce.predict import PAPERS
-from reproduce.score import published_rows
+from experiments.reproduce.lab import Lab
+from experiments.reproduce.ledger import read_ledger
+from experiments.reproduce.predict import PAPERS
+from experiments.reproduce.score import published_rows
 from simrl.files import write_whole_file
 
 HERE = Path(__file__).resolve().parent

@@ -23,10 +23,10 @@ from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from reproduce.lab import Lab, Measures
-from reproduce.ledger import Inputs, read_ledger
-from reproduce.rhymerl import NO_DRAFTS, likeness, one_step_off, rhymerl, run
-from reproduce.score import published_rows
+from experiments.reproduce.lab import Lab, Measures
+from experiments.reproduce.ledger import Inputs, read_ledger
+from experiments.reproduce.rhymerl import NO_DRAFTS, likeness, one_step_off, rhymerl, run
+from experiments.reproduce.score import published_rows
 from simrl.show.style import BLACK, INDIGO, INK, MINT, PAPER, ROSE, WINE
 from simrl.study.progress import compile_kernels
 

@@ -1,6 +1,6 @@
-"""The predictions of `simrl reproduce` as a page: scoreboard.md, and pictures drawn like the papers' in figures/.
+"""The predictions of `experiments.reproduce` as a page: scoreboard.md, and pictures drawn like the papers' in figures/.
 
-    simrl reproduce --samples 16 -o board.json                  (long)
+    python -m experiments.reproduce --samples 16 -o board.json                  (long)
     python experiments/published/scoreboard.py board.json --figures        the page, and every picture anew
     python experiments/published/scoreboard.py board.json                  the page, with the pictures that are there
     python experiments/published/scoreboard.py --figure areal-5c           one picture, without a page
@@ -23,8 +23,8 @@ import figures_tlt
 import typer
 from drawing import Bench, Draw, save
 
-from reproduce.board import board, hits_of, totals
-from reproduce.score import Bound, published_rows
+from experiments.reproduce.board import board, hits_of, totals
+from experiments.reproduce.score import Bound, published_rows
 from simrl.errors import InputError
 from simrl.files import write_whole_file
 
@@ -142,8 +142,8 @@ MEANINGS = {
 
 
 class Board(NamedTuple):
-    """The output of `simrl reproduce`: its rows, the number of drawn sets of inputs, and the version of simrl (None in old
-    boards)."""
+    """What `experiments.reproduce -o` wrote: its rows, the number of drawn sets of inputs, and the version of simrl (None in
+    old boards)."""
 
     entries: Sequence[Entry]
     samples: int
@@ -159,7 +159,9 @@ class Orders(NamedTuple):
 
 
 def main(
-    results: Annotated[Path | None, typer.Argument(help="the board that `simrl reproduce -o` wrote")] = None,
+    results: Annotated[
+        Path | None, typer.Argument(help="the board that `python -m experiments.reproduce -o` wrote")
+    ] = None,
     figure: Annotated[list[str] | None, typer.Option(help=f"draw this one; of {', '.join(FIGURES)}")] = None,
     figures: Annotated[bool, typer.Option("--figures", help="draw all of them")] = False,
     folder: Annotated[Path, typer.Option(help="where the page is, and its pictures in figures/")] = HERE,
@@ -174,7 +176,7 @@ def main(
             with write_whole_file(folder / "scoreboard.md") as temporary:
                 temporary.write_text(page, encoding="utf-8")
         elif not wanted:
-            raise InputError("give a board (simrl reproduce -o board.json), or --figure NAME")
+            raise InputError("give a board (python -m experiments.reproduce -o board.json), or --figure NAME")
     except InputError as error:
         print(f"scoreboard: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -186,7 +188,9 @@ def read_board(path: Path) -> Board:
         data = json.loads(path.read_text(encoding="utf-8"))
         found, samples = {entry["id"]: entry for entry in data["rows"]}, int(data["samples"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: no board ({error}); write one with simrl reproduce -o {path}") from error
+        raise InputError(
+            f"{path}: no board ({error}); write one with python -m experiments.reproduce -o {path}"
+        ) from error
     if not samples:
         raise InputError(f"{path}: samples is 0, so no row has an interval; draw some with --samples 16")
     missing = [row for row in published_rows() if row not in found]
@@ -217,8 +221,8 @@ def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
         [
             "# Published results, predicted\n",
             "Made by `python experiments/published/scoreboard.py board.json --figures`, from the predictions of "
-            "`simrl reproduce -o board.json`. [How to read it](../../docs/reproduce.md). A row is one published result, "
-            "predicted from the inputs that its paper states and from ranges of the open ones; nothing is fitted to an "
+            "`python -m experiments.reproduce -o board.json`. [How to read it](../../docs/reproduce.md). A row is one "
+            "published result, predicted from the inputs that its paper states and from ranges of the open ones; nothing is fitted to an "
             "outcome. *Predicted* is at the middle of the ranges, *interval* over it and "
             f"{found.samples} drawn sets of inputs{version}; a row is covered if all its elements lie in their intervals.\n",
             *in_short(entries),

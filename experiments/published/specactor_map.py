@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import typer
 
-from reproduce import specactor
-from reproduce.lab import Lab
-from reproduce.ledger import Inputs, read_ledger
-from reproduce.score import published_rows
+from experiments.reproduce import specactor
+from experiments.reproduce.lab import Lab
+from experiments.reproduce.ledger import Inputs, read_ledger
+from experiments.reproduce.score import published_rows
 from simrl.show.style import INK, PALE, SERIES
 from simrl.study.progress import compile_kernels, progress_bar
 

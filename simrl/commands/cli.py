@@ -228,8 +228,9 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
 app = make_app()
 
 
-def main() -> None:
-    """Run a command; end with a line and an exit code for bad input, an error that stops a run, and Ctrl-C."""
+def main(commands: typer.Typer | None = None) -> None:
+    """Run a command of `commands` (None: of simrl); end with a line and an exit code for bad input, an error that stops a run,
+    and Ctrl-C."""
     _report_on_stderr()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is half-written is removed
     warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a picture has boxes in place of them
@@ -240,7 +241,7 @@ def main() -> None:
         try:
             _check_arguments(sys.argv[1:])
             sys.argv[1:] = _as_commands(sys.argv[1:])
-            code = app(standalone_mode=False)
+            code = (commands or app)(standalone_mode=False)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where a failure can still be reported

@@ -11,7 +11,7 @@ A token counts as drafted when the drafter's pass for it begins, so tokens that 
 pass; the drafter's acceptance is learnt from verified windows alone.
 
 Invariant: at one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a drafter pass starts.
-`tests/reference_decoupled.py` is the rule, an event at a time; a stretch gives the result of single passes to the last bit.
+`tests/references/decoupled.py` is the rule, an event at a time; a stretch gives the result of single passes to the last bit.
 
 A drafter pass in which a window begins for a request takes the time of a round more: the host starts it, with the verdicts that
 have come, and hands the window before over. (Other drafters start a round once a window, too.)

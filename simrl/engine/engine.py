@@ -14,7 +14,7 @@ may have a pause, and a watched token, before.
 With speculation, a pass verifies drafts: a request that decodes brings `drafted` tokens, of which the first `accepted` stand,
 and gains one more (what a request has to gain is never exceeded). Which tokens it gains is never changed, only when.
 
-`tests/reference_engine.py` is the rule, written slowly.
+`tests/references/engine.py` is the rule, written slowly.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ TLT's model-free drafter (Taming the Long Tail, arXiv 2511.16665, n-grams over t
 `shortest` tokens of a response are looked up in each sibling. A sibling offers its latest `LOOKS_BACK` occurrences with
 something after them; the one that agrees furthest back wins (up to `longest` tokens; then the later one in a sibling, then the
 first sibling), and the tokens after it are the draft. `sibling_index` lists in advance where any `shortest` tokens occur in a
-group. `replay/sibling_drafter.py` is the drafter over tokens as they come.
+group. `replay/simrl_replay/sibling_drafter.py` is the drafter over tokens as they come.
 
 Without token ids, drafts are drawn from a run model, and a draw decides where the text is that a draft repeats: in one of the
 group's other responses, up to the response's own place. The draft is made if that sibling has generated it at the worker

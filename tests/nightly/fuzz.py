@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from fuzzing import fuzz
-from readers import READERS
+from tests.fuzzing import fuzz
+from tests.readers import READERS
 
 
 def main() -> None:

@@ -22,19 +22,19 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import yaml
-from command_line import environment
-from helpers import SMALL_RECORDED_RUN, times_trained, trace
 
-from replay.grpo.records import RunFolder
-from replay.random_model import make_model
 from simrl.errors import InputError
 from simrl.files import LOCKED_WITHIN_S, read_parquet
 from simrl.profile.profile import read_profile
 from simrl.result.result import read_result
 from simrl.trace.trace import write_trace
+from simrl_replay.grpo.records import RunFolder
+from simrl_replay.random_model import make_model
+from tests.command_line import environment
+from tests.helpers import SMALL_RECORDED_RUN, times_trained, trace
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 MOST_S = 900.0  # of a command, on a busy machine
@@ -81,7 +81,7 @@ def grpo(folder: Path) -> Command:
     """Return a short recorded run."""
     config = {"name": "small", **SMALL_RECORDED_RUN, "epochs": 4, "system": {"name": "areal", "eta": 2}}
     (folder / "small.yaml").write_text(yaml.safe_dump(config))
-    return Command(("-m", "replay.grpo", "small.yaml", "-o", "runs"), frozenset({"runs"}))
+    return Command(("-m", "simrl_replay.grpo", "small.yaml", "-o", "runs"), frozenset({"runs"}))
 
 
 COMMANDS = {"measure": measure, "replay": replay, "grpo": grpo}

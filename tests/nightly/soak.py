@@ -11,10 +11,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import yaml
-from soaking import a_scenario, soak
+
+from tests.soaking import a_scenario, soak
 
 
 def main() -> None:

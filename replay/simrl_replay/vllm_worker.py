@@ -1,0 +1,456 @@
+"""VllmWorker: a `RolloutWorker` that is a real vLLM engine at the other end of an `EngineLink`.
+
+Invariant: the guarantees of a `SimulatedWorker` hold: commands take effect in order at the first boundary after they are
+given, those of one instant together; `submit`'s event fires exactly once, also when the engine dies or hangs, with every
+reported token; times are the engine's own, on the schedule's clock.
+
+A lost engine is restarted, loads the version that was last requested, and takes samples again; until then, submitted samples
+come back at once, and weights count as loaded. Its samples go on elsewhere from their last token, by the dispatcher's rule. A
+loss that a scenario injects lasts until the scenario ends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import simpy
+
+from simrl.errors import InputError, StoppedError
+from simrl.runtime.events import call_last, on_fire
+from simrl.runtime.faults import HearsOfLosses
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout, WeightLoad
+from simrl.runtime.worker import LoadMode, TokensReached
+from simrl.trace.trace import Response, Sample
+from simrl_replay import host
+from simrl_replay.clock import WallClock
+from simrl_replay.engine_request import EngineRequest
+from simrl_replay.link import EngineLink
+from simrl_replay.proposer import Forced
+
+MOST_RESTARTS = 3
+
+
+class _Load(NamedTuple):
+    """A weight load sent to the engine; `event` is None for a load after a restart."""
+
+    version: int
+    event: simpy.Event | None
+    held_s: float
+
+
+class VllmWorker:
+    """One engine, as schedules see it. `weights` gives the folder of a policy version, `prompt_ids` the tokens of a prompt.
+
+    `start` restarts the engine after a loss. An engine counts as hung, and is killed, without a report for `deadline_s` while
+    it has work, or for `start_deadline_s` while it starts or loads weights. `tell` gets the engine's losses, for the result;
+    `on_done` gets every response; `on_back` is called when the engine is back, before anything is submitted to it. Loads are
+    held for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an oracle drafter's inputs
+    for a sample. With a `stop_token`, a response is done when it has that token; its length in `responses` is the upper bound.
+    """
+
+    def __init__(
+        self,
+        env: WallClock,
+        index: int,
+        link: EngineLink,
+        start: Callable[[], EngineLink],
+        responses: Mapping[int, Response],
+        prompt_ids: Callable[[Sample], tuple[int, ...]],
+        weights: Callable[[int], str],
+        recorder: Recorder,
+        deadline_s: float,
+        start_deadline_s: float,
+        tell: Callable[[dict[str, Any]], None],
+        setup: Any = None,
+        held_load_s: float = 0.0,
+        forced: Callable[[Sample], Forced] | None = None,
+        stop_token: int | None = None,
+    ) -> None:
+        self.policy_version = 0
+        self.index = index
+        self.link = link
+        self.load_delay_s = 0.0
+        self.generated_total = 0
+        self.dispatcher: HearsOfLosses | None = None
+        self.on_done: Callable[[Rollout], None] | None = None
+        self.on_back: Callable[[VllmWorker], None] | None = None
+        self._env = env
+        self._start = start
+        self._responses = responses
+        self._prompt_ids = prompt_ids
+        self._weights = weights
+        self._recorder = recorder
+        self._deadline_s = deadline_s
+        self._start_deadline_s = start_deadline_s
+        self._tell = tell
+        self._setup = setup
+        self._held_load_s = held_load_s
+        self._forced = forced
+        self._stop_token = stop_token
+        self._speculates = True
+        self._groups: dict[tuple[int, int, int], int] = {}  # numbers, for a drafter of siblings
+        self._commands: list[host.Command] = []
+        self._requests: dict[int, EngineRequest] = {}  # by number
+        self._here: dict[int, EngineRequest] = {}  # by sample, the latest
+        self._numbers = 0
+        self._asked: dict[int, tuple[EngineRequest, simpy.Event]] = {}
+        self._watched: dict[int, simpy.Event] = {}
+        self._loads: dict[int, _Load] = {}
+        self._busy_since_s: float | None = None
+        self._tokens_before = 0
+        self._asked_version = 0
+        self._heard_s = 0.0
+        self._slowdown = 1.0
+        # A lost engine is down, starting, or loading its weights.
+        self._state: Literal["up", "down", "starting", "loading"] = "up"
+        self._lost_since_s = 0.0
+        self._planned = False  # the scenario injects the loss, and notifies the dispatcher
+        self._back: list[simpy.Event] = []
+        self._restarts = 0
+        env.listen(link.connection, self._hear, self._gone)
+        env.check(self._look)
+
+    # Calls of a schedule.
+
+    def submit(
+        self, sample: Sample, partial: Rollout | None = None, max_tokens: int | None = None, cached: float = 0.0
+    ) -> simpy.Event:
+        event = self._env.event()
+        if self._state != "up":
+            return event.succeed(partial or Rollout(sample, (), False))
+        total = self._responses[sample.uid].tokens
+        length = total if max_tokens is None else min(total, max_tokens)
+        self._wake()
+        request = EngineRequest(self._key(), sample, length, length == total, event, partial)
+        self._requests[request.number] = self._here[sample.uid] = request
+        had = tuple(request.token_ids)
+        forced = self._forced(sample) if self._forced else None
+        self._command(
+            host.Begin(request.number, self._text(sample), self._prompt_ids(sample), had, length - len(had), forced)
+        )
+        return event
+
+    def _text(self, sample: Sample) -> int:
+        """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group in this step alone."""
+        if self._setup is None or self._setup.kind != "siblings":
+            return sample.prompt_id
+        return self._groups.setdefault((sample.epoch, sample.step, sample.prompt_id), len(self._groups))
+
+    def abort(self, sample: Sample) -> simpy.Event:
+        event = self._env.event()
+        request = self._here.get(sample.uid)
+        if request is None:
+            return event.succeed()
+        first, request.aborted = not request.aborted, True
+
+        def ended(_: simpy.Event) -> None:
+            # Only the engine knows whether its end or the abort came first.
+            rollout = cast(Rollout, request.event.value)
+            there = request.ended_by_itself or rollout.tokens == request.length
+            event.succeed(rollout if first and not there else None)
+
+        on_fire(request.event, ended)
+        if first:
+            self._command(host.Abort(request.number))
+        return event
+
+    def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
+        event = self._env.event()
+        self._asked_version = version
+        if self._state != "up":
+            return event.succeed(WeightLoad(version, self._env.now, self._env.now))
+        self._wake()
+        self._load(version, running, event)
+        return event
+
+    def when(self, condition: TokensReached) -> simpy.Event:
+        event = self._env.event()
+        request = self._here.get(condition.sample.uid)
+        if request is not None:
+            key = self._key()
+            self._watched[key] = event
+            self._command(host.Watch(key, request.number, condition.tokens))
+        return event
+
+    def progress(self, sample: Sample) -> simpy.Event:
+        event = self._env.event()
+        request = self._here.get(sample.uid)
+        if request is None:
+            return event.succeed()
+        key = self._key()
+        self._asked[key] = request, event
+        self._command(host.Ask(key, request.number))
+        return event
+
+    def draft_with(self, drafter: str | None) -> None:
+        raise InputError(f"{self.link.name}: a vLLM engine holds one drafter; choose another --speculation")
+
+    def lend(self) -> simpy.Event:
+        raise InputError(f"{self.link.name}: a vLLM engine cannot lend its GPUs; set adapt_split_every to 0")
+
+    def draft(self, call: str, *arguments: Any) -> None:
+        """Call the drafter of an engine that is up; `on_back` repeats the calls for a restarted one."""
+        if self._state == "up":
+            self._command(host.DraftCall(call, arguments))
+
+    def speculate(self, on: bool) -> None:
+        """Switch drafting on or off from the next pass on, also after a restart."""
+        self._require_own_drafter()
+        self._speculates = on
+        self.draft("enable", on)
+
+    def window(self, sample: Sample, tokens: int) -> None:
+        """Set a sample's window from the next pass on, if it is here; a rule with moving windows continues from there."""
+        self._require_own_drafter()
+        most_tokens = self._setup.window.rule.most_tokens
+        if not 1 <= tokens <= most_tokens:
+            raise InputError(f"a window of {tokens} tokens; the engine was started for 1 to {most_tokens}")
+        request = self._here.get(sample.uid)
+        if request is not None:
+            self._command(host.DraftWindow(request.number, tokens))
+
+    def _require_own_drafter(self) -> None:
+        if self._setup is None:
+            raise InputError(
+                f"{self.link.name}: vLLM's own n-grams have no windows and cannot be turned off; choose histospec, or ngram "
+                "with a gate or a window"
+            )
+
+    # Faults that a scenario injects.
+
+    def slow_down(self, factor: float) -> None:
+        self._slowdown = factor
+        self._command(host.SlowDown(factor))
+
+    def fail(self) -> None:
+        """Kill the engine's process; it stays down until `restore`, even if it was lost and restarting."""
+        self._planned = True
+        self._down()
+
+    def restore(self) -> simpy.Event:
+        """Start the engine again. The event fires with a `WeightLoad` when it has loaded the version last requested; with None
+        if it was up."""
+        event = self._env.event()
+        if self._state == "up":
+            return event.succeed()
+        self._back.append(event)
+        if self._state == "down":
+            self._restart()
+        return event
+
+    def stop(self, time_s: float) -> None:
+        """Close the spans and record unfinished requests: the run is over."""
+        self._env.forget(self.link.connection)
+        self._close_rollout_span(time_s)
+        if self._state != "up":
+            self._close_lost_span(time_s)
+        for request in list(self._requests.values()):
+            self._ended(request, done=False)
+
+    # To the engine.
+
+    def _key(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _wake(self) -> None:
+        """Start the deadline of an engine that had no work."""
+        if not self._requests and not self._loads:
+            self._heard_s = self._env.wall_s()
+
+    def _load(self, version: int, running: LoadMode, event: simpy.Event | None) -> None:
+        key = self._key()
+        held_s = self._held_load_s + self.load_delay_s
+        self._loads[key] = _Load(version, event, held_s)
+        self._command(host.LoadWeights(key, version, self._weights(version), running, held_s))
+
+    def _command(self, command: host.Command) -> None:
+        """Queue a command: those of one instant are sent together, so that a batch does not begin with one request."""
+        if not self._commands:
+            call_last(self._env, self._flush)
+        self._commands.append(command)
+
+    def _flush(self) -> None:
+        commands, self._commands = self._commands, []
+        if self._state in ("up", "loading"):
+            self.link.send(commands)
+
+    # From the engine.
+
+    def _time_s(self, monotonic_s: float) -> float:
+        return monotonic_s - self.link.offset_s - self._env.monotonic_s
+
+    def _hear(self, reports: Sequence[host.Report]) -> None:
+        self._heard_s = self._env.wall_s()
+        for report in reports:
+            match report:
+                case host.Begun(number, at_s):
+                    self._requests[number].begun_s = self._time_s(at_s)
+                    self._open_rollout_span(self._time_s(at_s))
+                case host.Gained():
+                    self._gained(report)
+                case host.Ended(number, at_s, whole, drafts):
+                    request = self._requests[number]
+                    request.drafts, request.ended_by_itself = drafts, whole
+                    rollout = self._ended(
+                        request, done=whole and (request.whole or request.token_ids[-1] == self._stop_token)
+                    )
+                    if not self._requests:
+                        self._close_rollout_span(self._time_s(at_s))
+                    request.event.succeed(rollout)
+                case host.Loaded():
+                    self._loaded(report)
+                case host.Reached():
+                    self._answered(report)
+                case host.Ready():
+                    self._ready()
+                case host.Failed(message, trace):
+                    raise StoppedError(f"{self.link.name}: {message}") from RuntimeError(trace)
+                case host.Alive():
+                    pass
+
+    def _gained(self, report: host.Gained) -> None:
+        request = self._requests[report.number]
+        if report.first_s is not None and math.isnan(request.first_token_s):
+            request.first_token_s = self._time_s(report.first_s)
+        request.token_ids += report.token_ids
+        request.until_s = self._time_s(report.until_s)
+        self.generated_total += len(report.token_ids)
+
+    def _loaded(self, report: host.Loaded) -> None:
+        load = self._loads.pop(report.key)
+        started_s, finished_s = self._time_s(report.started_s), self._time_s(report.finished_s)
+        if load.event is None:
+            self._has_weights_again(WeightLoad(load.version, started_s, finished_s))
+            return
+        for request in self._requests.values():
+            request.close_segment(self.index, self.policy_version, started_s)
+        rolling = self._busy_since_s is not None
+        self._close_rollout_span(started_s)
+        self.policy_version = load.version
+        self._recorder.span(self.index, "load_weights", started_s, finished_s, load.version)
+        if rolling:
+            self._open_rollout_span(finished_s)
+        load.event.succeed(WeightLoad(load.version, started_s, finished_s))
+
+    def _answered(self, report: host.Reached) -> None:
+        if report.key in self._watched:
+            self._watched.pop(report.key).succeed()
+            return
+        request, event = self._asked.pop(report.key)
+        request.drafts = report.drafts
+        event.succeed(
+            request.rollout(self.index, self.policy_version, done=False) if request.number in self._requests else None
+        )
+
+    # Bookkeeping.
+
+    def _ended(self, request: EngineRequest, done: bool) -> Rollout:
+        del self._requests[request.number]
+        if self._here.get(request.sample.uid) is request:
+            del self._here[request.sample.uid]
+        rollout = request.rollout(self.index, self.policy_version, done)
+        self._recorder.request_ended(rollout, request.new_tokens)
+        if done and self.on_done is not None:
+            self.on_done(rollout)
+        return rollout
+
+    def _open_rollout_span(self, at_s: float) -> None:
+        if self._busy_since_s is None:
+            self._busy_since_s = at_s
+            self._tokens_before = self.generated_total
+
+    def _close_rollout_span(self, at_s: float) -> None:
+        if self._busy_since_s is not None:
+            tokens = self.generated_total - self._tokens_before
+            self._recorder.span(self.index, "rollout", self._busy_since_s, at_s, self.policy_version, tokens)
+            self._busy_since_s = None
+
+    def _close_lost_span(self, at_s: float) -> None:
+        self._recorder.span(self.index, "lost", self._lost_since_s, at_s, self.policy_version)
+
+    # Losses.
+
+    def _look(self) -> None:
+        """Treat an engine that has work and sends no report as hung."""
+        silent_s = self._env.wall_s() - self._heard_s
+        if self._state == "starting":
+            what, deadline_s = "it was not up", self._start_deadline_s
+        elif self._loads:
+            what, deadline_s = "no weights were loaded", self._start_deadline_s
+            deadline_s += sum(load.held_s for load in self._loads.values())
+        elif self._requests:
+            what, deadline_s = "no step ended", self._deadline_s * self._slowdown
+        else:
+            return
+        if silent_s > deadline_s:
+            self._lost("hung", f"{what} for {silent_s:.1f} s (deadline {deadline_s:g} s); killed")
+
+    def _gone(self) -> None:
+        self._lost("died", self.link.death())
+
+    def _lost(self, kind: str, what: str) -> None:
+        """Restart an engine after a loss that was not injected; raise `StoppedError` after too many losses."""
+        message = f"{self.link.name}: {what}"
+        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
+        self._restarts += 1
+        if self._restarts > MOST_RESTARTS:
+            raise StoppedError(f"{message}; it was lost {self._restarts} times; see its log")
+        if self._state == "up":
+            self._planned = False
+            assert self.dispatcher is not None
+            self.dispatcher.retire(self.index, lost=True)
+        self._down()
+        self._restart()
+
+    def _down(self) -> None:
+        """End the process, if it runs, and all requests with their reported tokens; waiting weight loads fire."""
+        self._env.forget(self.link.connection)
+        self.link.kill()
+        if self._state == "up":
+            self._lost_since_s = self._env.now
+            self._close_rollout_span(self._env.now)
+        self._state = "down"
+        for request in list(self._requests.values()):
+            request.event.succeed(self._ended(request, done=False))
+        for load in self._loads.values():
+            if load.event is not None:
+                load.event.succeed(WeightLoad(load.version, self._env.now, self._env.now))
+        for _, event in self._asked.values():
+            event.succeed()
+        self._loads, self._asked, self._watched = {}, {}, {}
+
+    def _restart(self) -> None:
+        self._state = "starting"
+        self._heard_s = self._env.wall_s()
+        self.link = self._start()
+        self._env.listen(self.link.connection, self._hear, self._gone)
+
+    def _ready(self) -> None:
+        self._state = "loading"
+        if self._setup is not None:
+            self._command(host.DraftCall("configure", (self._setup,)))
+        self._load(self._asked_version, "recompute", None)
+
+    def _has_weights_again(self, load: WeightLoad) -> None:
+        if load.version != self._asked_version:  # requested meanwhile
+            self._load(self._asked_version, "recompute", None)
+            return
+        self.policy_version = load.version
+        self._state = "up"
+        self._close_lost_span(self._env.now)
+        if self._slowdown > 1.0:
+            self._command(host.SlowDown(self._slowdown))
+        if not self._speculates:
+            self.draft("enable", False)
+        if self.on_back is not None:
+            self.on_back(self)
+        waiting, self._back = self._back, []
+        for event in waiting:
+            event.succeed(load)
+        if not self._planned:
+            assert self.dispatcher is not None
+            self.dispatcher.found(self.index)

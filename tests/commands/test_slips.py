@@ -1,0 +1,324 @@
+"""Slips of a newcomer: a command does what was meant, or says in one line what to write, and that works."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from simrl.commands import compare
+from simrl.commands.slips import option_meant
+from simrl.profile.shipped import ROOT
+from simrl.scenario.load import load_scenarios
+from simrl.scenario.model import Scenario
+from simrl.simulate.cache import InputCache
+from simrl.study.compare import require_possible
+from simrl.validation import number_meant
+from tests.command_line import SCENARIO, CommandLine
+
+VERL = "step:1 - timing_s/gen:20.0 - timing_s/step:40.0 - response_length/mean:60.0 - response_length/max:200.0\n"
+
+
+@pytest.fixture
+def scenarios(simrl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """What a command would simulate."""
+    found: list[Scenario] = []
+
+    def keep(scenarios, *_):
+        found.extend(scenarios)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(compare, "simulate_all", keep)
+    return found
+
+
+def systems_of(scenarios: list[Scenario]) -> list[tuple[str, dict[str, object]]]:
+    return [(each.system.name, each.system.parameters) for each in scenarios]
+
+
+@pytest.mark.parametrize("written", ["system.eta=3", "eta=3"])
+def test_a_parameter_goes_to_the_systems_that_have_it_with_or_without_its_section(simrl, scenarios, written):
+    simrl("compare", "scenario.yaml", written)
+    assert systems_of(scenarios) == [("verl_colocated", {}), ("areal", {"eta": 3})]
+
+
+def test_systems_that_an_override_makes_equal_are_simulated_once(simrl, scenarios):
+    simrl("compare", "scenario.yaml", "systems=[{name: areal, eta: 1}, {name: areal, eta: 4}]", "system.eta=2")
+    assert systems_of(scenarios) == [("areal", {"eta": 2})]
+
+
+def test_one_system_that_is_named_twice_is_simulated_once(simrl, scenarios):
+    simrl("compare", "scenario.yaml", "systems=[areal, areal, {name: areal}]")
+    assert systems_of(scenarios) == [("areal", {})]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["systems=areal,split"],
+        ["systems=areal,split,"],
+        ["systems=[areal,split]"],
+        ["--system", "areal,split"],
+        ["--system", "areal", "--system", "split"],
+    ],
+)
+def test_systems_are_listed_with_commas_or_as_a_list(simrl, scenarios, written):
+    simrl("compare", "scenario.yaml", *written)
+    assert systems_of(scenarios) == [("areal", {}), ("split", {})]
+
+
+def test_systems_with_parameters_are_listed_with_commas(simrl, scenarios):
+    simrl("compare", "scenario.yaml", "systems={name: areal, eta: 2},split")
+    assert systems_of(scenarios) == [("areal", {"eta": 2}), ("split", {})]
+
+
+def test_several_values_of_a_field_are_compared(simrl, scenarios):
+    simrl("compare", "scenario.yaml", "--system", "areal", "cluster.gpus=16,32", "seed=1,2")
+    assert [(each.cluster.gpus, each.seed) for each in scenarios] == [(16, 1), (16, 2), (32, 1), (32, 2)]
+    assert scenarios[0].variant == "cluster.gpus=16, seed=1"
+
+
+def test_several_values_replace_those_that_the_file_varies(simrl, scenarios):
+    (simrl.folder / "scenario.yaml").write_text(SCENARIO + "vary: [{cluster.gpus: 4}, {cluster.gpus: 8}]\n")
+    simrl("compare", "scenario.yaml", "--system", "areal", "cluster.gpus=16,32")
+    assert [each.cluster.gpus for each in scenarios] == [16, 32]
+
+
+def test_several_values_of_a_parameter_are_compared(simrl, scenarios):
+    simrl("compare", "scenario.yaml", "--system", "areal", "eta=1,2")
+    assert systems_of(scenarios) == [("areal", {"eta": 1}), ("areal", {"eta": 2})]
+
+
+@pytest.mark.parametrize(
+    ("written", "gpu", "model"),
+    [
+        ("cluster.gpu=H100", "h100", "qwen3-0.6b"),
+        ("cluster.gpu=H100-80GB", "h100", "qwen3-0.6b"),
+        ("model=Qwen/Qwen3-8B", "h100", "qwen3-8b"),
+        ("model=meta-llama/Llama-3.1-8B-Instruct", "h100", "llama-3.1-8b"),
+    ],
+)
+def test_hardware_and_models_have_the_names_that_vendors_and_hubs_give_them(simrl, scenarios, written, gpu, model):
+    simrl("compare", "scenario.yaml", written)
+    assert {(each.cluster.gpu, each.model) for each in scenarios} == {(gpu, model)}
+
+
+def test_a_trace_takes_the_place_of_a_length_model(simrl, scenarios):
+    lengths = ["steps=2", "prompts_per_step=2", "group=2", "cap_tokens=100", "mean_tokens=50", "sigma=0.5"]
+    assert simrl("trace", "synth", "-o", "my.parquet", *lengths).code == 0
+    simrl("compare", "scenario.yaml", "workload.trace=my.parquet")
+    assert {(Path(each.workload.trace or "").name, each.workload.synthetic) for each in scenarios} == {
+        ("my.parquet", None)
+    }
+
+
+# A scenario without a profile.
+
+
+def without_profile(simrl: CommandLine, more: str = "") -> None:
+    lines = [line for line in SCENARIO.splitlines() if not line.startswith("profile")]
+    (simrl.folder / "scenario.yaml").write_text("\n".join([*lines, more, ""]).replace("qwen3-0.6b", "qwen3-8b"))
+
+
+def test_a_scenario_without_a_profile_takes_the_shipped_one_of_each_model_and_split(simrl, scenarios):
+    without_profile(simrl)
+    simrl("compare", "scenario.yaml", "--system", "areal", "cluster.tp=1,2")
+    files = [ROOT / "profiles" / f"qwen3-8b_h100_tp{tp}.parquet" for tp in (1, 2)]
+    assert [Path(each.profile.path or "") for each in scenarios] == files
+    assert {each.profile.between_passes_s for each in scenarios} == {0.001}, "kernels alone have no host"
+
+
+def test_the_pause_of_a_presets_engine_comes_before_that_of_a_shipped_profile(simrl, scenarios):
+    without_profile(simrl)
+    simrl("compare", "scenario.yaml", "engine.preset=vllm-0.19")
+    assert {each.profile.between_passes_s for each in scenarios} == {None}
+
+
+def test_without_a_shipped_profile_it_is_a_roofline(simrl, scenarios):
+    without_profile(simrl)
+    simrl("compare", "scenario.yaml", "cluster.gpu=a40")
+    assert all(each.profile.path is None and each.profile.roofline is not None for each in scenarios)
+
+
+def test_a_shipped_profile_that_is_asked_for_and_is_none_is_refused_with_the_splits_that_there_are(simrl):
+    without_profile(simrl, "profile: {path: shipped}")
+    refused = simrl.refuses("compare", "scenario.yaml", "cluster.gpus=16", "cluster.tp=16")
+    assert "qwen3-8b_h100_tp16.parquet: no such profile" in refused
+    assert "there are profiles of qwen3-8b on h100 for tp1, tp1 fp8, tp2, tp4" in refused
+
+
+def test_the_advice_for_a_gpu_without_a_profile_works(simrl):
+    without_profile(simrl, "profile: {path: shipped}")
+    refused = simrl.refuses("compare", "scenario.yaml", "model=qwen3-14b", "cluster.gpu=b200")
+    assert "simrl profile derive qwen3-14b --gpu b200 --tp 1 -o " in refused
+    assert "pip install 'aiconfigurator" in refused or "pip install" not in refused, (
+        "simrl[…] needs an index that has simrl"
+    )
+    assert "profile.path=null profile.roofline={}" in refused
+    taken = ["model=qwen3-14b", "cluster.gpu=b200", "cluster.gpus=16", "profile.path=null", "profile.roofline={}"]
+    require_possible(load_scenarios("scenario.yaml", taken), InputCache())
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b_h100_tp1", "qwen3-8b_h100_tp1.parquet"])
+def test_a_shipped_profile_is_found_by_its_name(simrl, name):
+    assert simrl("profile", "show", name).out.startswith("qwen3-8b on h100, tp 1")
+
+
+# What is refused, and the words that say what to write.
+
+CSV = ["trace", "import", "csv", "my.csv", "-o", "o.parquet"]
+TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        # the place of the scenario
+        (["compare", "model=Qwen/Qwen3-8B"], "no scenario before it; write simrl compare SCENARIO model=Qwen/Qwen3-8B, where"),
+        (["compare", "cluster.gpus=8", "scenario.yaml"], "the scenario goes first: simrl compare scenario.yaml cluster.gpus=8"),
+        (["run", "areal", "scenario.yaml"], "the scenario goes first: simrl run scenario.yaml --system areal"),
+        (["sweep", "seed=1,2", "scenario.yaml"], "the scenario goes first: simrl sweep scenario.yaml seed=1,2"),
+        (["compare", "scenario.yaml", "scenario.yaml"], "one file a command, before the others; KEY=VALUE follow it"),
+        (["compare"], "name a scenario, such as experiments/math_14b.yaml (simrl examples lists some), or a trace"),
+        (["compare", "scenari.yaml"], "no such file (did you mean scenario.yaml?)"),
+        (["compare", "quickstart"], "no such file; simrl examples copy quickstart writes such a file"),
+        (["compare", "experiments/math14b.yaml"], "no such file; simrl examples copy math_14b writes such a file"),
+        (["scenario.yaml"], "no such command 'scenario.yaml'; did you mean simrl compare scenario.yaml?"),
+        (["systems", "areal"], "no such command 'areal'; did you mean simrl systems show areal?"),
+        (["systems", "list"], "did you mean simrl systems?"),
+        (["trace", "my.parquet"], "did you mean simrl trace show my.parquet?"),
+        (["trace", "import", "my.csv"], "did you mean simrl trace import csv my.csv -o my_run.parquet?"),
+        # files of another kind
+        (["compare", "."], ".: a folder; name a file in it (scenario.yaml)"),
+        (["compare", "results"], "a folder of results, which simrl explain, diff and report read; simrl compare takes"),
+        (["compare", "my.csv"], "a trace needs them: add " + TRACE),
+        (["compare", "run.log"], "simrl trace import verl run.log --metrics --group N -o run.parquet, then simrl compare"),
+        (["compare", "my.parquet"], f"no model, gpu, gpus or systems; a trace needs them: add {TRACE}, or name a scenario"),
+        (["compare", "my.parquet", *TRACE.split()[:-2]], "no systems; a trace needs one: add --system verl_colocated"),
+        (["compare", "p.parquet", *TRACE.split()], "p.parquet: a profile, not a trace; look at it with `simrl profile show"),
+        (["trace", "show", "my.csv"], "my.csv: no Parquet file; `simrl trace import` makes a trace of CSV, JSON Lines or logs"),
+        (["trace", "show", "."], ".: no such file; make one with"),
+        (["compare", "scenario.yaml", "--profile", "."], "a folder; `simrl trace import` makes a trace"),
+        (["profile", "show", "qwen3-8b"], "no such profile (did you mean qwen3-8b_a100_tp1 or "),
+        (["explain", "results"], "results: is a sweep's, which has a table and no runs; simrl report reads it"),
+        # imports
+        (["trace", "import", "verl", "run.log", "-o", "o.parquet"], "a metrics log (verl), not a dump of samples"),
+        (["trace", "import", "verl", "run.log", "--metrics", "-o", "o.parquet"], "add it, such as --group 16"),
+        (["trace", "import", "verl", "my.csv", "-o", "o.parquet"], "(English: --chars-per-token 4)"),
+        (["trace", "import", "csv", "my.csv"], "name the file to write, such as -o my_run.parquet"),
+        (["trace", "synth", "-o", "t.parquet", "steps=10"], "no prompts_per_step, group, cap_tokens, sigma; give them, as in "),
+        # key=value
+        (["compare", "scenario.yaml", "areal"], "a system is named with --system areal, or systems=areal,…"),
+        (["compare", "scenario.yaml", "cluster.gpus", "=", "8"], "write KEY=VALUE without spaces, such as cluster.gpus=8"),
+        (["compare", "scenario.yaml", "cluster.gpus:", "8"], "write KEY=VALUE without spaces, such as cluster.gpus=8"),
+        (["compare", "scenario.yaml", "eta", "4"], "write KEY=VALUE without spaces, such as eta=4"),
+        (["sweep", "scenario.yaml", "cluster.gpus=4", "8"], "several values are one word, cluster.gpus=64,128"),
+        (["compare", "scenario.yaml", "etta=4"], "unknown key etta (did you mean system.eta?)"),
+        (["compare", "scenario.yaml", "--system", "AReaL"], "(did you mean areal?)"),
+        (["compare", "scenario.yaml", "--system", "areal:eta=4"], "write parameters as {'name': 'areal', 'eta': 4}"),
+        # options
+        (["compare", "scenario.yaml", "--eta", "4"], "; write system.eta=4, without dashes"),
+        (["compare", "scenario.yaml", "--cluster.gpus=16"], "; write cluster.gpus=16, without dashes"),
+        (["compare", "scenario.yaml", "--trials", "10"], "no such option: --trials; it is an option of simrl advise, optimize"),
+        (["compare", "scenario.yaml", "--gpus", "16,32"], "without dashes, in simrl sweep: cluster.gpus=16,32"),
+        (["optimize", "scenario.yaml", "--updates", "2k"], "did you mean 2000 or 2048?"),
+        # units
+        (["compare", "scenario.yaml", "cluster.gpu=h100x8"], "two keys: cluster.gpu=h100 cluster.gpus=8"),
+        (["compare", "scenario.yaml", "cluster.gpu=8xH100"], "two keys: cluster.gpu=h100 cluster.gpus=8"),
+        (["compare", "scenario.yaml", "cluster.gpus=h100x8"], "a number without a unit; did you mean 8?"),
+        (["compare", "scenario.yaml", "workload.synthetic.cap_tokens=32k"], "did you mean 32000 or 32768?"),
+        (["compare", "scenario.yaml", "training.switch_s=500ms"], "a number without a unit; did you mean 0.5?"),
+        (["compare", "scenario.yaml", "cluster.network_bytes_per_s=400Gb"], "did you mean 50000000000?"),
+        (["compare", "scenario.yaml", "engine.gpu_memory_utilization=90%"], "did you mean 0.9?"),
+        (["sweep", "scenario.yaml", "cluster.gpus=[16,32]"], "several are written 16,32, without brackets"),
+        (["sweep", "scenario.yaml", "cluster.gpus=16-32"], "a range is 16..32, in simrl sweep"),
+        (["compare", "scenario.yaml", "cluster.gpus=16..32"], "a range is 16..32, in simrl sweep"),
+        # sections
+        (["compare", "scenario.yaml", "speculation=ngram"], "a section with keys of its own; write --speculation ngram"),
+        (["compare", "scenario.yaml", "engine=vllm-0.19"], "a section with keys of its own; write engine.preset=vllm-0.19"),
+        # columns
+        ([*CSV, "--column", "out_len=response_tokens"], "out_len=response_tokens is the wrong way round; write"),
+        ([*CSV, "--column", "step=iteration,prompt_id=question"], "no column 'iteration' for step"),
+    ],
+)  # fmt: skip
+def test_a_slip_is_told_with_what_to_write(simrl, arguments, what):
+    (simrl.folder / "my.csv").write_text("step,prompt_id,prompt_tokens,response_tokens\n0,0,9,26\n")
+    (simrl.folder / "run.log").write_text(VERL)
+    (simrl.folder / "p.parquet").write_bytes((ROOT / "profiles" / "qwen3-8b_h100_tp1.parquet").read_bytes())
+    (simrl.folder / "results").mkdir()
+    (simrl.folder / "results" / "sweep.json").write_text("{}")
+    lengths = ["steps=2", "prompts_per_step=2", "group=2", "cap_tokens=100", "mean_tokens=50", "sigma=0.5"]
+    if "my.parquet" in arguments:
+        assert simrl("trace", "synth", "-o", "my.parquet", *lengths).code == 0
+    assert what in simrl.refuses(*arguments)
+
+
+def test_what_an_unknown_file_holds_is_not_printed_whole(simrl):
+    (simrl.folder / "notes").write_text("step prompt " * 1000)
+    assert len(simrl.refuses("compare", "notes")) < 400
+
+
+@pytest.mark.parametrize("words", [["--version"], ["help"], ["help", "compare"], ["-h"], ["compare", "-h"]])
+def test_habits_of_other_commands_work(simrl, words):
+    assert simrl(*words).code == 0
+
+
+def test_a_systems_parameter_of_what_if_goes_to_the_system_that_is_tried():
+    from simrl.commands.workload import without_parameters
+
+    texts = ["eta=2", "model=qwen3-8b"]
+    assert without_parameters(["areal"], texts) == ([{"name": "areal", "eta": 2}], ["model=qwen3-8b"])
+    mapping = {"system.eta": 2, "model": "qwen3-8b"}
+    assert without_parameters(["areal"], mapping) == ([{"name": "areal", "eta": 2}], {"model": "qwen3-8b"})
+    assert without_parameters(["areal"], ["model=qwen3-8b"]) == (["areal"], ["model=qwen3-8b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "hint"),
+    [
+        ("80GB", "reserve_bytes", "; did you mean 80000000000?"),
+        ("80GB", "kv_cache_tokens", ""),
+        ("$2.5", "cost_per_gpu_hour", "; did you mean 2.5?"),
+        ("2s", "switch_s", "; did you mean 2?"),
+        ("many", "gpus", ""),
+    ],
+)
+def test_a_number_with_a_unit_is_read_by_the_key(text, key, hint):
+    assert number_meant(text, key) == hint
+
+
+def test_an_option_that_nothing_has_is_left_to_the_help():
+    assert option_meant("--frobnicate", "", {"compare": ["--jobs"]}) == ""
+
+
+def test_a_bound_on_staleness_has_its_option_named(simrl: CommandLine) -> None:
+    said = simrl.refuses("advise", "experiments/reasoning.yaml", "--staleness", "2")
+    assert "--max-off-policyness 2" in said and "\n" not in said.strip()
+
+
+def test_a_number_that_is_refused_is_not_suggested_again(simrl: CommandLine) -> None:
+    assert "did you mean" not in simrl.refuses("optimize", "experiments/quickstart.yaml", "--trials", "0")
+
+
+def test_the_only_column_like_a_missing_one_is_named_in_the_remedy(simrl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("train_step,problem_id,n_in,n_out\n0,1,5,9\n")
+    said = simrl.refuses("trace", "import", "csv", str(tmp_path / "mine.csv"), "-o", str(tmp_path / "t.parquet"))
+    assert "--column step=train_step" in said
+
+
+def test_a_folder_in_place_of_a_table_is_told_without_an_errno(simrl: CommandLine, tmp_path: Path) -> None:
+    said = simrl.refuses("trace", "import", "csv", str(tmp_path), "-o", str(tmp_path / "t.parquet"))
+    assert "Is a directory" in said and "Errno" not in said
+
+
+def test_a_file_of_a_comparison_leads_to_one_of_its_runs(simrl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    for file in ("comparison.json", "one/result.json"):
+        (tmp_path / file).write_text("{}")
+    assert str(tmp_path / "one") in simrl.refuses("explain", str(tmp_path / "comparison.json"))
+
+
+def test_a_page_without_dash_says_what_to_install(simrl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in ("dash", "werkzeug", "werkzeug.serving"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    said = simrl.refuses("serve", "experiments/reasoning.yaml", "--no-open", "--port", "0")
+    assert "simrl serve needs Dash" in said

@@ -1,0 +1,255 @@
+"""What the pages tell people to type is there and runs: every command of a block marked `sh`, and every block of Python.
+
+Blocks marked `sh` run on a base install in seconds, one after the other in a folder of the page's own that has the
+repository's folders in it. Those marked `console` take longer, or need a GPU, vLLM or a reader's own files: that simrl has
+these commands and options, and that the repository has the files they name, is checked alone.
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import pytest
+import typer
+import yaml
+
+from simrl.commands import cli
+from tests.command_line import CommandLine
+from tests.test_extensions import install
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+FOLDERS = ("docs", "experiments", "profiles", "traces", "replay")
+EXECUTED, PARSED = ("sh", "python"), ("console",)
+OTHERS = ("text", "yaml", "toml", "json", "")  # what was printed, and files
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "traces" / "README.md", ROOT / "profiles" / "README.md",
+        *(ROOT / "docs").glob("*.md"), *(ROOT / "experiments").glob("*.md"),
+    )
+)  # fmt: skip
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.finditer(r"^```([a-z]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(m[1], m[2], text[: m.start()].count("\n") + 1) for m in found]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each command of a block; a backslash ends no command, and a # begins a comment."""
+    lines = [line for line in block.text.replace("\\\n", " ").splitlines() if line.strip()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [command for line in words for command in _at_ands(line) if command]
+
+
+def _at_ands(words: list[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == "&&":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def of_simrl(page: str, languages: tuple[str, ...]) -> list[list[str]]:
+    every = [words for block in blocks(page) if block.language in languages for words in commands(block)]
+    return [words[1:] for words in every if words[0] == "simrl"]
+
+
+def parsed(words: list[str]) -> None:
+    """Raises where simrl has no such command or option; runs nothing."""
+    command = typer.main.get_command(cli.app)
+    context = command.make_context("simrl", list(words), resilient_parsing=True)
+    name, command, rest = command.resolve_command(context, list(words))
+    while hasattr(command, "resolve_command") and rest:
+        context = command.make_context(name, list(rest), parent=context, resilient_parsing=True)
+        name, command, rest = command.resolve_command(context, rest)
+    command.make_context(name, list(rest), parent=context)
+
+
+@pytest.fixture
+def checkout(
+    simrl: CommandLine, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CommandLine]:
+    """The command line where the pages' paths are this checkout's, their examples are installed, and results go elsewhere."""
+    for name in FOLDERS:
+        (simrl.folder / name).symlink_to(ROOT / name)
+    site = tmp_path_factory.mktemp("site")
+    project = tomllib.loads((EXAMPLES / "pyproject.toml").read_text())["project"]
+    install(site, project["name"], project["entry-points"])
+    for folder in (EXAMPLES, site):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, site, EXAMPLES))))
+    monkeypatch.setenv("COLUMNS", "140")
+    yield simrl
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").parent == EXAMPLES:
+            del sys.modules[name]
+
+
+def executed(checkout: CommandLine, words: list[str]) -> None:
+    """Runs a command of a page. Installing is done already, by whoever runs this."""
+    said = shlex.join(words)
+    if words[:2] == ["pip", "install"]:
+        return
+    added = words[:4] == ["simrl", "trace", "import", "groups"]  # a command that is made as simrl starts
+    if words[0] == "simrl" and not added:
+        code, out, err = checkout(*words[1:])
+    else:
+        programs = {"python": [sys.executable], "simrl": [sys.executable, "-m", "simrl.commands.cli"]}
+        assert words[0] in programs, f"{said}: neither simrl nor python; mark its block console"
+        ended = subprocess.run(
+            programs[words[0]] + words[1:], cwd=checkout.folder, capture_output=True, text=True, timeout=300
+        )
+        code, out, err = ended.returncode, ended.stdout, ended.stderr
+    assert code == 0, f"{said}: {err}"
+    assert out.strip(), said
+
+
+EXECUTED_PAGES = [page for page in PAGES if any(block.language in EXECUTED for block in blocks(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", EXECUTED_PAGES)
+def test_the_commands_of_a_page_run_one_after_the_other(checkout: CommandLine, page: str):
+    names: dict[str, object] = {"__name__": page}
+    for block in blocks(page):
+        if block.language == "sh":
+            for words in commands(block):
+                executed(checkout, words)
+        elif block.language == "python":
+            exec(compile(block.text, f"{page}, line {block.line}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page: str):
+    for block in blocks(page):
+        assert block.language in (*EXECUTED, *PARSED, *OTHERS), f"line {block.line}"
+        if block.language == "":
+            looks_like = re.match(r"\s*(simrl|python|pip|duckdb) ", block.text)
+            assert not looks_like, f"line {block.line}: commands; mark them sh or console"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if of_simrl(page, PARSED)])
+def test_commands_that_are_not_run_are_ones_that_simrl_has(page: str):
+    for words in of_simrl(page, PARSED):
+        parsed(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_shipped_file_that_a_command_names_is_there(page: str):
+    every = [words for block in blocks(page) if block.language in ("sh", "console") for words in commands(block)]
+    made = {words[words.index("-o") + 1] for words in every if "-o" in words}
+    named = {word.partition("=")[2] if re.match(r"[\w.]+=", word) else word for words in every for word in words}
+    shipped = {word for word in named if re.match(r"(docs|experiments|profiles|traces|replay)/[^*]+$", word)}
+    assert [word for word in sorted(shipped - made) if not (ROOT / word).exists()] == []
+
+
+BOARDS = ("scoreboard", "landscape", "rhymerl_map", "specactor_map")
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {"".join(c for c in h.lower().replace(" ", "-") if c.isalnum() or c in "-_") for h in plain}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_every_link_leads_somewhere(page: str):
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = unquote(target).partition("#")
+        to = (ROOT / page).parent / path if path else ROOT / page
+        assert to.exists(), target
+        assert not anchor or anchor in anchors(to), target
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(f"experiments/published/{name}.md" for name in BOARDS), "experiments/bench/peers.md"]
+)
+def test_every_image_says_in_words_what_one_sees(page: str):
+    said = re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+    for words, file in said:
+        assert len(re.findall(r"\w+", words)) >= 5, file
+        assert [other for other in said if other[0] == words] == [(words, file)], "two images say it"
+
+
+def test_every_page_of_the_documentation_is_in_its_index():
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_the_page_of_extensions_has_the_files_that_are_run():
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    files = [EXAMPLES / "pyproject.toml", *EXAMPLES.glob("*.py")]
+    assert len(files) == 5
+    for file in files:
+        assert f"```{'toml' if file.suffix == '.toml' else 'python'}\n{file.read_text()}```\n" in page, file.name
+
+
+def test_the_page_of_scenarios_is_what_the_models_say():
+    assert (ROOT / "docs" / "scenario.md").read_text(encoding="utf-8") == script("scenario_page").page(), (
+        "run python docs/scenario_page.py"
+    )
+
+
+def test_the_page_of_systems_and_that_of_methods_have_all_of_them():
+    from simrl.speculation.methods import METHODS
+    from simrl.systems.recipes import RECIPES
+
+    for page, names in (("systems.md", RECIPES.own), ("speculation.md", METHODS.own)):
+        rows = re.findall(r"^\|(.*)\|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+        named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+        assert set(names) <= named, page
+
+
+def test_the_citation_has_what_its_format_requires_and_the_version_and_licence_of_the_package():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys() and cited["cff-version"] == "1.2.0"
+    assert all("name" in author or "family-names" in author for author in cited["authors"])
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+
+
+def test_the_glossary_has_the_columns_of_a_comparison_and_the_words_of_its_fields():
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = {
+        word.strip(" `") for row in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for word in re.split(r"[,(]", row)
+    }
+    asked = "rollout group policy version off-policyness staleness tail bubble occupancy settled dispatch weight sync tp dp ep"
+    assert {word.strip(" )`") for word in ("off-policyness", "occupancy", "settled", "bubble")} <= words
+    assert [word for word in asked.split() if word not in page] == []
+    for page in ("README.md", "docs/getting_started.md"):
+        assert "glossary.md)" in (ROOT / page).read_text(encoding="utf-8"), page
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,243 @@
+"""Data-parallel ranks in lock step: against slow Python ranks, and what must hold of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simrl.engine.engine import SPENT, Engine
+from simrl.engine.lock_step import LockStep
+from simrl.engine.requests import END, PAUSE, WATCH, Limits
+from simrl.profile.profile import Tables
+from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, requests
+from tests.helpers import examples, limits_of
+from tests.references.lock_step import ReferenceLockStep
+
+
+def with_experts(tables: Tables) -> Tables:
+    return tables._replace(expert_tokens=np.array([1.0, 8, 64, 4096]), experts_s=np.array([0.002, 0.003, 0.004, 0.09]))
+
+
+GRIDS = [with_experts(tables) for tables in (TABLES, UNEVEN, LAUNCHED)]
+ROOMY = Limits(max_num_seqs=64, max_num_batched_tokens=512, block_size=16, kv_blocks=400, dp=4, graph_tokens=128)
+commands = st.lists(
+    st.tuples(
+        st.floats(0, 0.5),
+        st.one_of(
+            st.lists(requests, min_size=1, max_size=7).map(lambda r: ("submit", r)),
+            st.integers(0, 30).map(lambda i: ("abort", i)),
+            st.just(("load", None)),
+            st.booleans().map(lambda on: ("admit", on)),
+            st.sampled_from([0.5, 1.0, 5.3]).map(lambda factor: ("slow", factor)),
+            st.tuples(st.integers(0, 30), st.integers(1, 60), st.sampled_from([PAUSE, WATCH])).map(
+                lambda s: ("stop", s)
+            ),
+            st.tuples(st.integers(0, 30), st.integers(0, 20)).map(lambda s: ("resume", s)),
+        ),
+    ),
+    min_size=1,
+    max_size=16,
+)
+limits = st.builds(
+    limits_of,
+    max_num_seqs=st.integers(1, 8),
+    max_num_batched_tokens=st.sampled_from([3, 16, 50, 512]),
+    block_size=st.sampled_from([1, 4, 16]),
+    kv_blocks=st.integers(220, 600),
+    async_scheduling=st.booleans(),
+    prefix_caching=st.booleans(),
+    dp=st.integers(1, 4),
+    graph_tokens=st.sampled_from([0, 4, 64]),
+).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
+
+
+@examples(60)
+@given(st.sampled_from(GRIDS), limits, commands)
+def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
+    engine, slow = LockStep(tables, limits), ReferenceLockStep(tables, limits)
+    pairs, paused = [], set()
+
+    def compare(stops):
+        slots = {id(request): slot for slot, request in pairs}
+        found = sorted((slot, round(s, 9), kind) for slot, s, kind in stops)
+        assert found == sorted((slots[id(request)], round(s, 9), kind) for request, s, kind in slow.stops)
+        assert engine.now_s == pytest.approx(slow.now_s, rel=1e-9)
+        paused.update(id(request) for request, _, kind in slow.stops if kind == PAUSE)
+        for rank in slow.ranks:
+            rank.stops = []
+        pairs[:] = [(slot, request) for slot, request in pairs if not request.over]
+
+    for after_s, (what, value) in commands:
+        time_s = engine.now_s + after_s
+        slow.settle(time_s)
+        compare(engine.settle(time_s))
+        some = pairs[value % len(pairs)] if what == "abort" and pairs else None
+        if what == "submit":
+            for lengths in value:
+                named = {"prompt_key": lengths[0], "sample_key": slow.submitted}  # equal lengths are equal prompts
+                pairs.append((engine.submit(*lengths, **named), slow.submit(*lengths, **named)))
+        elif some:
+            pairs.remove(some)
+            assert engine.abort(some[0]) == some[1].generated
+            slow.rank_of(some[1]).abort(some[1])
+        elif what == "load":
+            engine.recompute_running()
+            for rank in slow.ranks:
+                rank.recompute_running()
+        elif what == "admit":
+            engine.admitting = value
+            for rank in slow.ranks:
+                rank.admitting = value
+        elif what == "slow":
+            engine.slowdown = slow.slowdown = value
+        elif what == "stop" and pairs:
+            slot, request = pairs[value[0] % len(pairs)]
+            if request.generated < value[1] and id(request) not in paused:
+                engine.stop_at(slot, value[1], value[2])
+                slow.rank_of(request).stop_at(request, value[1], value[2])
+        elif what == "resume" and paused:
+            resting = [(slot, request) for slot, request in pairs if id(request) in paused]
+            if resting:
+                slot, request = resting[value[0] % len(resting)]
+                engine.resume(slot, value[1])
+                slow.rank_of(request).resume(request, value[1])
+                paused.remove(id(request))
+    engine.admitting = True
+    for rank in slow.ranks:
+        rank.admitting = True
+    while engine.busy:
+        assert engine.next_stop_s() == pytest.approx(engine.now_s + 1e9, abs=1e9)
+        slow.settle(engine.now_s * (1 + 1e-12))  # both add alike, but not in one order: a pass may end an ulp later
+        compare(engine.settle(engine.now_s))
+    for rank, other in zip(engine.ranks, slow.ranks, strict=True):
+        assert rank.totals == other.totals
+
+
+@examples(30)
+@given(st.sampled_from(GRIDS), limits, commands)
+def test_one_rank_is_an_engine_byte_for_byte(tables, limits, commands):
+    without = tables._replace(expert_tokens=np.zeros(0), experts_s=np.zeros(0))
+    limits = limits._replace(dp=1)
+    one, engine = LockStep(without, limits), Engine(without, limits)
+    for after_s, (what, value) in commands:
+        time_s = engine.now_s + after_s
+        assert one.settle(time_s) == engine.settle(time_s)
+        for each in (one, engine):
+            if what == "submit":
+                for lengths in value:
+                    each.submit(*lengths, prompt_key=lengths[0])
+            elif what == "load":
+                each.recompute_running()
+            elif what == "slow":
+                each.slowdown = value
+        assert one.next_stop_s() == engine.next_stop_s()
+        if engine.busy and what == "stop":
+            assert one.take_next_stop() == engine.take_next_stop()
+    one.run_until_idle()
+    engine.run_until_idle()
+    assert one.now_s == engine.now_s
+    assert one.totals == engine.totals
+    assert one.spent.tobytes() == engine.spent.tobytes()
+
+
+@examples(30)
+@given(st.sampled_from(GRIDS), limits, st.lists(requests, min_size=1, max_size=30))
+def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(tables, limits, lengths):
+    engine = LockStep(tables, limits)
+    slots = [engine.submit(*each) for each in lengths]
+    assert len(set(slots)) == len(slots)
+    stopped = engine.settle(1e9)
+    ended = [slot for slot, _, kind in stopped if kind == END]
+    assert sorted(ended) == sorted(slots)
+    assert engine.generated_total == sum(response - generated for _, response, generated, _ in lengths)
+    if not limits.async_scheduling:  # else it does not know yet that the last ones have ended
+        assert engine.free_blocks == limits.dp * limits.kv_blocks
+    last_s = max(ended_s for _, ended_s, _ in stopped)
+    seconds = engine.spent[: SPENT.index("decodes")]
+    assert (seconds >= -1e-9).all()
+    assert seconds.sum() == pytest.approx(last_s, rel=1e-9)
+
+
+def ran(engine: LockStep, *lengths: tuple[int, int]) -> float:
+    """The seconds in which an engine runs these requests."""
+    for each in lengths:
+        engine.submit(*each)
+    return engine.settle(1e9)[-1][1]
+
+
+def waited_s(engine: LockStep) -> list[float]:
+    return [rank.spent[SPENT.index("lock_step_s")] for rank in engine.ranks]
+
+
+def test_an_idle_rank_makes_dummy_passes_as_long_as_those_of_the_others():
+    engine = LockStep(GRIDS[0], ROOMY._replace(dp=2))
+    seconds = ran(engine, (10, 50))
+    assert [rank.totals["passes"] for rank in engine.ranks] == [50, 50]
+    assert [rank.totals["generated_tokens"] for rank in engine.ranks] == [50, 0]
+    assert waited_s(engine)[1] == pytest.approx(seconds)
+    assert engine.totals["passes"] == 50
+    assert engine.running == engine.waiting == 0
+
+
+def test_a_request_at_an_idle_rank_waits_for_the_dummy_pass_and_with_async_scheduling_for_the_next():
+    for ahead, passes in ((False, 1), (True, 2)):
+        engine = LockStep(GRIDS[0], ROOMY._replace(dp=2, async_scheduling=ahead))
+        engine.submit(10, 50)
+        engine.settle(0.05)
+        before, began_s = engine.totals["passes"], engine.now_s
+        slot = engine.submit(10, 1)
+        ((stopped, ended_s, _),) = [stop for stop in iter_stops(engine) if stop[0] == slot]
+        assert slot % 2 == 1
+        assert stopped == slot
+        assert engine.totals["passes"] == before + passes
+        assert ended_s > began_s
+
+
+def iter_stops(engine: LockStep) -> list[tuple[int, float, int]]:
+    engine.next_stop_s()
+    return engine.take_next_stop()
+
+
+def test_unequal_ranks_are_slower_than_equal_ones_with_the_same_requests():
+    limits = ROOMY._replace(dp=2, graph_tokens=0)
+    equal, unequal = LockStep(GRIDS[0], limits), LockStep(GRIDS[0], limits)
+    equal_s = ran(equal, *[(500, 300)] * 2, *[(20, 300)] * 2)
+    unequal_s = ran(unequal, *[(500, 300), (20, 300)] * 2)
+    assert unequal_s > equal_s
+    assert sum(waited_s(equal)) == pytest.approx(0, abs=1e-9)
+    long, short = waited_s(unequal)
+    assert short > long + 0.01
+
+
+def test_ranks_are_padded_to_the_largest_while_that_has_a_cuda_graph():
+    lengths = [(1, 40), (1, 2)] * 20
+    padded_s, plain_s = (ran(LockStep(GRIDS[0], ROOMY._replace(dp=2, graph_tokens=n)), *lengths) for n in (64, 0))
+    assert padded_s > plain_s
+
+
+def test_experts_see_the_tokens_of_all_ranks():
+    one, two = (LockStep(GRIDS[0], ROOMY._replace(dp=dp)) for dp in (1, 2))
+    one_s, two_s = ran(one, *[(4, 100)] * 8), ran(two, *[(4, 100)] * 16)
+    t = GRIDS[0]
+    experts_s = [np.interp(n, t.expert_tokens, t.experts_s) for n in (8, 16)]
+    assert two_s - one_s == pytest.approx(100 * (experts_s[1] - experts_s[0]), rel=0.1)
+
+
+def test_new_requests_go_round_equal_ranks_and_then_where_fewest_are_unfinished():
+    engine = LockStep(GRIDS[0], ROOMY)
+    assert [engine.submit(10, 10 if i % 4 == 2 else 200) % 4 for i in range(8)] == [0, 1, 2, 3] * 2
+    engine.settle(0.5)
+    assert engine.running == 6
+    assert [engine.submit(10, 200) % 4 for _ in range(4)] == [2, 2, 2, 3]
+
+
+def test_slots_keep_their_numbers_when_room_grows_and_two_runs_are_equal():
+    runs = []
+    for _ in range(2):
+        engine = LockStep(GRIDS[1], ROOMY)
+        slots = [engine.submit(10 + i % 7, 5 + 3 * (i % 11)) for i in range(200)]
+        assert [engine.generated_tokens(slot) for slot in slots] == [0] * 200
+        runs.append((engine.settle(1e9), engine.spent.tobytes()))
+    assert runs[0] == runs[1]

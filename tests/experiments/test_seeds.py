@@ -1,0 +1,71 @@
+"""The page of claims: its list, its verdicts, and a claim that takes no time."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import seeds
+from experiments.claims.claim import Claim, Figure
+from experiments.seeds import CLAIMS, Row, Task, entry, run, sets
+from simrl.errors import InputError
+
+LIST = Path(__file__).parents[3] / "shared" / "reference" / "claims.csv"
+HOLDS, FAILS = Figure({"ratio": 1.2}, True), Figure({"ratio": 0.9}, False)
+
+
+def row(*figures: Figure | str) -> Row:
+    return Row("rh-1", figures, {})
+
+
+def test_every_claim_of_the_list_is_simulated():
+    assert len(CLAIMS) == 48
+    if not LIST.is_file():
+        pytest.skip("the list of claims is not beside this checkout (../shared/reference)")
+    with LIST.open(encoding="utf-8") as file:
+        assert [line["id"] for line in csv.DictReader(file)] == list(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict", "share"),
+    [
+        ((HOLDS, FAILS, FAILS), "agrees", 1 / 3),
+        ((FAILS, HOLDS, HOLDS), "open", 2 / 3),
+        ((FAILS, FAILS, HOLDS), "disagrees", 1 / 3),
+        (("no memory", HOLDS), "open", 1.0),
+    ],
+)
+def test_the_middle_decides_and_the_range_only_opens(figures: tuple[Figure | str, ...], verdict: str, share: float):
+    assert row(*figures).verdict == verdict
+    assert row(*figures).share == pytest.approx(share)
+
+
+def test_a_claim_that_does_not_agree_says_why():
+    assert entry(row(HOLDS))["cause"] == ""
+    assert entry(row(FAILS))["cause"]
+
+
+def test_a_claim_is_simulated_in_the_papers_setting():
+    found = run(Task(("tl-3",), 0, sets("tlt", 0)[0]))["tl-3"]
+    assert isinstance(found, Figure)
+    assert list(found.values) == ["1", "8", "16", "32"]
+    assert found.agrees
+
+
+def test_an_impossible_set_of_inputs_costs_only_itself(monkeypatch: pytest.MonkeyPatch):
+    def impossible(*_: object) -> Figure:
+        raise InputError("it does not fit")
+
+    monkeypatch.setitem(CLAIMS, "tl-3", Claim("tlt", impossible, "", ""))
+    assert run(Task(("tl-3",), 0, {})) == {"tl-3": "it does not fit"}
+
+
+def test_an_unknown_claim_is_told(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(seeds.typer.Exit):
+        seeds.main(["rh-99"], 0, 1, None, False)
+    assert "no claim" in capsys.readouterr().err
+
+
+def test_rows_are_printed_as_json():
+    assert set(json.loads(json.dumps(entry(row(HOLDS))))) == {"id", "simulated", "verdict", "share_of_range", "cause"}

@@ -1,0 +1,109 @@
+"""The command around a replay, as far as it goes without an engine."""
+
+import json
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from simrl.errors import InputError
+from simrl.scenario.load import Choices, load_scenarios
+from simrl.simulate.prepare import prepare
+from simrl_replay import cli_replay, replayer
+from simrl_replay.cli_replay import _measure_and_show, _scenario, _with_workers, default_folder
+from simrl_replay.link import engine_link
+from simrl_replay.replayer import ReplayConfig, ReplayEngines
+from simrl_replay.vllm_adapter import EngineSettings
+from tests.command_line import CommandLine
+from tests.engine_double import EngineDouble
+
+
+def test_replays_of_other_systems_speculations_dispatches_or_workers_leave_each_others_results(simrl: CommandLine):
+    folders = []
+    for system, dispatch, speculation in product(
+        ("verl_colocated", "areal"), ((), ("least_requests",)), ((), ("ngram",), ("{name: ngram, gate: open}",))
+    ):
+        choices = Choices((), dispatch, speculation)
+        (scenario,) = load_scenarios(Path("scenario.yaml"), [], system, choices)
+        folders += [default_folder(scenario, workers) for workers in (1, 2)]
+    assert len(set(folders)) == len(folders) == 24
+    assert Path("results/tiny-verl-colocated-speculation-ngram-workers-2-replay") in folders
+    assert all(set(folder.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([], "2 runs (verl_colocated, areal)"),
+        (["systems=[verl_colocated]", "vary=[{cluster.gpus: 4}, {cluster.gpus: 8}]"],
+         "2 runs (verl_colocated with cluster.gpus=4; verl_colocated with cluster.gpus=8)"),
+        (["systems=[{name: areal, eta: 1}, {name: areal, eta: 2}]"], "2 runs (areal with eta=1; areal with eta=2)"),
+    ],
+)  # fmt: skip
+def test_where_a_scenario_has_several_runs_what_they_differ_in_is_named(
+    simrl: CommandLine, overrides: list[str], named: str
+):
+    with pytest.raises(InputError) as told:
+        _scenario(Path("scenario.yaml"), overrides, None, None, None)
+    assert named in str(told.value) and "choose it with --system NAME" in str(told.value)
+    if not overrides:
+        return
+    ended = simrl("run", "scenario.yaml", "--system", "verl_colocated", "-o", "one")
+    assert ended.code == 0, ended.err
+    assert named in simrl.refuses("compare", "scenario.yaml", *overrides, "--measured", "one/verl-colocated")
+
+
+@pytest.mark.parametrize("system", ["verl_colocated", "areal"])
+def test_more_workers_than_a_scenario_has_are_refused_before_anything_starts(simrl: CommandLine, system: str):
+    prepared = prepare(_scenario(Path("scenario.yaml"), [], system, None, None))
+    assert _with_workers(prepared, 1).workers == 1
+    with pytest.raises(InputError, match=f"--workers 99: .* give {system}.* ask for fewer, or set cluster.gpus"):
+        _with_workers(prepared, 99)
+
+
+def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(simrl: CommandLine, monkeypatch):
+    def doubles(prepared, settings: EngineSettings, config: ReplayConfig, ray, logs: Path, folder) -> ReplayEngines:
+        logs.mkdir()
+        start = partial(EngineDouble, step_s=0.002)
+        return ReplayEngines([partial(engine_link, "worker 0", settings, logs / "0.log", start=start)])
+
+    monkeypatch.setattr(cli_replay, "_start_engines", doubles)
+    monkeypatch.setattr(replayer, "check_engine", lambda config: None)
+    monkeypatch.setattr(replayer, "vllm_version", lambda: "double")
+    (simrl.folder / "v0").mkdir()
+    (simrl.folder / "v0" / "config.json").write_text("{}")
+    quick = (
+        "engine.async_scheduling=false",
+        "training.switch_s=0.05",
+        "training.load_s=0.01",
+        "training.publish_s=0.01",
+    )
+    asked = ("--system", "verl_colocated", "--workers", "1", "--model", "v0", "--device", "cpu", "-o", "replayed")
+    ended = simrl("replay", "scenario.yaml", *quick, *asked, "--repeats", "3")
+    assert ended.code == 0, ended.err
+    agreement = json.loads(Path("replayed/agreement.json").read_text())
+    repeats, said = agreement["repeats"], " ".join(ended.out.split())
+    assert repeats["errors"][0] == agreement["errors"]
+    assert len(repeats["errors"]) == repeats["spread"]["repeats"] == 3
+    assert "predicted measured error mean largest" in said
+    assert f"Two replays differ by up to {repeats['spread']['largest']['makespan_err']:.1%}" in said
+    assert {place.parent.name for place in Path("replayed/repeats").glob("*/result.json")} == {"2", "3"}
+    assert simrl("explain", "replayed").code == 0  # of the first replay
+
+
+def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(simrl: CommandLine, monkeypatch):
+    """A Ctrl-C within the compiler ends in its traceback."""
+
+    def stop(ranks: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("check_replayable", "check_engine", "engine_settings"):
+        monkeypatch.setattr(f"simrl_replay.replayer.{name}", lambda *_: None)
+    monkeypatch.setattr("simrl_replay.cli_replay._timed_settings", lambda *_: {})
+    monkeypatch.setattr("simrl.study.progress.compile_kernels", stop)
+    monkeypatch.setattr("simrl.simulate.run.simulate_prepared", lambda prepared: pytest.fail("it predicts"))
+    prepared = prepare(_scenario(Path("scenario.yaml"), [], "verl_colocated", None, None))
+    with pytest.raises(KeyboardInterrupt):
+        _measure_and_show(prepared, ReplayConfig(Path("v0")), Path("out"), None, 1, False)
+    assert [file.name for file in simrl.folder.iterdir()] == ["scenario.yaml"]

@@ -1,0 +1,228 @@
+"""Which drafter of a real engine a method of speculation is, which method none can be, and what a replay leaves out."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simrl.errors import InputError
+from simrl.simulate.prepare import Prepared
+from simrl.speculation.gates import RATES, Elastic
+from simrl.speculation.windows import Aimd, Fixed, Mimd
+from simrl.trace.trace import write_trace
+from simrl_replay.proposer import DraftCounts, DrafterSetup, Proposer, Ran
+from simrl_replay.replayer import ReplayConfig, check_replayable, engine_settings
+from simrl_replay.speculative import (
+    drafter_setup,
+    forced_setup,
+    own_config,
+    replayed_form,
+    speculative_config,
+    synthetic_acceptance,
+)
+from tests.helpers import prepared, scenario
+from tests.token_traces import random_groups
+
+COUPLED = {"name": "specactor", "model": "qwen2.5-0.5b", "decoupled": False}
+
+Of = Callable[[str | dict[str, Any]], Prepared]
+
+
+@pytest.fixture(scope="module")
+def of(tmp_path_factory: pytest.TempPathFactory) -> Of:
+    """A scenario with a method, on a trace with token ids."""
+    file = tmp_path_factory.mktemp("trace") / "trace.parquet"
+    write_trace(random_groups(0, epochs=2), file)
+    workload = {"trace": str(file)}
+    return lambda method: prepared(
+        scenario({"name": "verl_colocated", "speculation": method}, workload=workload, steps=2)
+    )
+
+
+def test_history_is_drafted_by_simrl_with_the_window_the_gate_and_the_rule_of_the_method(of: Of) -> None:
+    paper, code = of("histospec"), of("histospec_code")
+    assert speculative_config(paper) == own_config(32)
+    assert speculative_config(code) == own_config(16)
+    setup, other = drafter_setup(paper), drafter_setup(code)
+    assert setup is not None and other is not None
+    assert (setup.kind, setup.window, setup.history.branch) == ("history", Aimd(), "reward")
+    assert isinstance(setup.gate, tuple) and len(setup.gate) == RATES and max(setup.gate) > 0
+    assert (other.kind, other.window, other.gate, other.history.least_probability) == ("history", Mimd(), None, 0.1)
+
+
+def test_n_grams_are_vllms_own_unless_the_method_has_a_gate_or_a_window_that_moves(of: Of) -> None:
+    plain, moving = of("ngram"), of({"name": "ngram", "window": {"kind": "aimd"}})
+    assert speculative_config(plain)["method"] == "ngram"
+    assert drafter_setup(plain) is None
+    setup = drafter_setup(moving)
+    assert setup is not None and setup.kind == "ngram"
+    assert speculative_config(moving)["method"] == "custom_class"
+
+
+def folder_of(architecture: str, folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return folder
+
+
+def test_a_draft_model_is_vllms_own_from_a_folder_and_simrl_tells_it_when_to_draft(of: Of, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'qwen2.5-0.5b' is none; give model: FOLDER"):
+        speculative_config(of("draft_model"))
+    folder_of("Qwen3ForCausalLM", tmp_path)
+    for method in ("draft_model", COUPLED):
+        config = speculative_config(of(method), draft_folder=tmp_path)
+        assert config == {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 4}
+        assert drafter_setup(of(method)) == DrafterSetup("engine", Fixed(tokens=4))
+    with pytest.raises(InputError, match=r"'Qwen3ForCausalLM'.*name a folder with an EAGLE head"):
+        speculative_config(replayed_form(of("tlt"))[0], draft_folder=tmp_path)
+
+
+def test_tlt_is_replayed_with_chains_of_an_eagle_head_that_is_not_trained_and_says_so(of: Of, tmp_path: Path) -> None:
+    prepared, changes = replayed_form(of("tlt"))
+    assert len(changes) == 3 and "no trees" in changes[0] and "not trained" in changes[1] and "siblings" in changes[2]
+    assert replayed_form(prepared)[1] == []
+    config = speculative_config(prepared, draft_folder=folder_of("EagleLlamaForCausalLM", tmp_path))
+    assert config == {"method": "eagle", "model": str(tmp_path), "num_speculative_tokens": 10}
+    setup = drafter_setup(prepared)
+    assert setup is not None and setup.gate == Elastic(threshold=32, patience=10)
+    assert setup.levels_from_batch == ((1, 10), (2, 8), (5, 6), (21, 4))  # the depths of the deepest trees
+    check_replayable(prepared, ReplayConfig(Path("model")))
+    with pytest.raises(InputError, match="'eagle' is none; an EAGLE head; name its folder with --draft-model"):
+        speculative_config(prepared)
+
+
+def test_siblings_are_drafted_by_simrl_with_the_gate_of_tlt(of: Of) -> None:
+    tlt_base = of({"name": "siblings", "gate": {"threshold": 5}})
+    assert speculative_config(tlt_base) == own_config(8)
+    assert drafter_setup(tlt_base) == DrafterSetup("siblings", Fixed(tokens=8), Elastic(threshold=5))
+    setup = drafter_setup(of("srt"))
+    assert setup is not None and setup.kind == "siblings" and setup.own_text
+
+
+def test_seer_is_replayed_without_a_pool_of_caches_and_says_so() -> None:
+    seer = prepared(scenario("seer", steps=2))
+    with pytest.raises(InputError, match="kv_pool: false"):
+        check_replayable(seer, ReplayConfig(Path("model")))
+    changed, [change] = replayed_form(seer)
+    assert "a chunk computes it again" in change and changed.system.dispatch.chunk_tokens == 8192
+    check_replayable(changed, ReplayConfig(Path("model")))
+
+
+def test_random_weights_accept_a_draft_models_tokens_as_the_scenario_says_and_draft_nothing_else(
+    of: Of, tmp_path: Path
+) -> None:
+    folder_of("Qwen3ForCausalLM", tmp_path)
+    plan = of("draft_model").drafts
+    assert plan is not None and plan.acceptance is not None
+    config = speculative_config(of("draft_model"), draft_folder=tmp_path, synthetic=True)
+    rates = config["synthetic_acceptance_rates"]
+    assert config["rejection_sample_method"] == "synthetic" and len(rates) == config["num_speculative_tokens"]
+    assert rates == sorted(rates, reverse=True) and rates[0] == pytest.approx(plan.acceptance.by_position[0])
+    with pytest.raises(InputError, match="choose draft_model"):
+        speculative_config(of("histospec"), synthetic=True)
+
+
+def test_forced_acceptance_is_that_of_the_scenario_position_by_position(of: Of) -> None:
+    one = of("draft_model")
+    setup = forced_setup(one)
+    assert one.drafts is not None and setup.acceptance is not None
+    assert setup.acceptance == one.drafts.acceptance
+    rates = synthetic_acceptance(setup.acceptance, 4)["synthetic_acceptance_rates"]
+    by_position = [setup.acceptance.by_position[min(i, len(setup.acceptance.by_position) - 1)] for i in range(4)]
+    assert rates == pytest.approx(np.cumprod(by_position))
+    with pytest.raises(InputError, match="choose draft_model"):
+        forced_setup(of("histospec"))
+
+
+def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
+    one = of("histospec")
+    cluster = one.scenario.cluster.model_copy(update={"tp": 2})
+    two = replace(one, scenario=one.scenario.model_copy(update={"cluster": cluster}))
+    assert speculative_config(two) == speculative_config(one) and drafter_setup(two) == drafter_setup(one)
+    assert engine_settings(two, ReplayConfig(Path("model"))).tp == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "remedy"),
+    [
+        ("tlt", r"not trees; give chains of d tokens as strategies \(d, 1, d \+ 1\)"),
+        ({"name": "specactor", "model": "qwen2.5-0.5b"}, "decoupled: false"),
+        ({**COUPLED, "disaggregated": True}, "without disaggregated"),
+        ("spec_rl", "choose histospec"),
+        ("das", "choose histospec"),
+        ({"name": "draft_model", "gate": "batch"}, "leave out gate and window"),
+        ({"name": "draft_model", "window": {"kind": "aimd"}}, "leave out gate and window"),
+    ],
+)
+def test_what_no_engine_does_is_refused_with_a_remedy(of: Of, method: str | dict[str, Any], remedy: str) -> None:
+    for told in (speculative_config, drafter_setup):
+        with pytest.raises(InputError, match=remedy):
+            told(of(method))
+
+
+def test_an_engine_holds_the_longest_sample_and_its_drafts_and_no_token_more(of: Of) -> None:
+    one = of({"name": "ngram", "window": {"kind": "aimd"}})
+    config = ReplayConfig(Path("model"))
+    prompts, responses = (one.trace.column(name) for name in ("prompt_tokens", "response_tokens"))
+    drafted = int(speculative_config(one)["num_speculative_tokens"])
+    wanted = int(prompts.max()) + one.trace.metadata.cap_tokens + 2 * drafted
+    assert engine_settings(one, config).max_model_len == wanted
+    least = int((prompts + responses).max()) + 2 * drafted
+    tight = replace(one, limits=one.limits._replace(block_size=1, kv_blocks=least))
+    assert engine_settings(tight, config).max_model_len == least
+    with pytest.raises(
+        InputError, match=rf"engine\.kv_cache_tokens: {least - 1} tokens do not hold the longest sample"
+    ):
+        engine_settings(replace(tight, limits=tight.limits._replace(kv_blocks=least - 1)), config)
+
+
+def test_an_engine_caches_prefixes_if_the_simulated_one_does(of: Of) -> None:
+    one, config = of("none"), ReplayConfig(Path("model"))
+    for cached in (True, False):
+        ready = replace(one, limits=one.limits._replace(prefix_caching=cached))
+        assert engine_settings(ready, config).prefix_caching == cached
+
+
+def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
+    one = of("none")
+    check_replayable(one, ReplayConfig(Path("model")))
+    ahead = replace(one, limits=one.limits._replace(async_scheduling=True))
+    with pytest.raises(InputError, match=r"schedule no pass ahead \(engine\.async_scheduling\); set it to false"):
+        check_replayable(ahead, ReplayConfig(Path("model")))
+
+
+def test_vllms_own_drafter_rests_until_few_requests_are_left_and_drafts_by_their_number() -> None:
+    """A pass that prefills is not counted; when it starts, all running requests compute their caches again."""
+    proposer = Proposer(10, 512)
+    chains = ((1, 10), (2, 6))
+    assert proposer.levels(2) is None  # it is vLLM's own affair
+    proposer.configure(
+        DrafterSetup("engine", Fixed(tokens=8), Elastic(threshold=2, patience=2), levels_from_batch=chains)
+    )
+    for name in "abc":
+        proposer.begins(name, 0, (1, 2), ())
+    known = {name: 2 for name in "abc"}
+
+    def step(names: str, prefill: bool = False, accepted: int = 0) -> int | None:
+        levels = proposer.levels(len(names))
+        batch = [Ran(name, known[name], 0 if prefill else known[name] - 1, 4 if accepted else 0, 100) for name in names]
+        assert proposer.propose(batch, [[7] * (accepted + 1) for _ in names]) == {}
+        for name in names:
+            known[name] += accepted + 1
+        return levels
+
+    assert [step("abc", prefill=True), step("abc"), step("ab")] == [0, 0, 0] and not proposer.restarts
+    assert step("ab") == 0 and proposer.restarts
+    proposer.restarts = False
+    assert step("ab", prefill=True) == 6 and step("ab", accepted=3) == 6 and step("a", accepted=2) == 10
+    assert proposer.counts("a") == DraftCounts(8, 5, 2, 7) and proposer.counts("c") == DraftCounts()
+    proposer.enable(False)
+    assert proposer.levels(1) == 0 and proposer.redraft() == {"a": [], "b": [], "c": []}
+    with pytest.raises(InputError, match="one window for all requests"):
+        proposer.window("a", 2)
+    proposer.new_rollout()
+    proposer.enable(True)
+    assert step("a") == 0

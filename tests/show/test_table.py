@@ -1,0 +1,186 @@
+"""The table of a comparison: whole columns only, each explained, on any screen."""
+
+import json
+import re
+
+import pytest
+
+from simrl.commands.compare import Comparison
+from simrl.scenario.load import load_scenarios
+from simrl.simulate.prepare import prepare
+from simrl.study.compare import folder_name
+from tests.command_line import SCENARIO
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """Rows of two systems on 64 and on 256 GPUs, made up, with their scenarios and the folder of their results."""
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    scenarios = load_scenarios(tmp_path / "scenario.yaml", ["vary=[{cluster.gpus: 64}, {cluster.gpus: 256}]"])
+    rows = [
+        {
+            "system": "areal(eta=2)" if scenario.system.parameters else scenario.system.name,
+            "variant": scenario.variant,
+            "gpus": scenario.cluster.gpus,
+            "samples_per_s": 5.774 + i,
+            "tokens_per_s": 31234.5,
+            "step_s": 177.3,
+            "rollout_bubble": 0.112,
+            "occupancy": 0.37,
+            "train_idle": 0.0,
+            "off_policyness_mean": 3.504,
+            "off_policyness_max": 6,
+            "carried_share": 0.0,
+            "carried_off_policyness_max": 0,
+            "dropped_share": 0.0,
+            "migrated_share": 0.0,
+            "duplicate_share": 0.0,
+            "settled": True,
+            "gpu_hours_per_1k_samples": 3.08,
+            "cost_per_1k_samples": 7.7,
+            "speculation": "none",
+            "acceptance_rate": None,
+            "speculation_rate": 0.0,
+            "accept_length": None,
+            "speedup": 1 + i / 5.774,
+            "speedup_in_variant": 1 + i % 2 / 5.774,
+            "folder": folder_name(scenario),
+            "samples_per_s_assumed_half": None,
+            "samples_per_s_assumed_double": None,
+        }
+        for i, scenario in enumerate(scenarios)
+    ]
+    for scenario, row in zip(scenarios, rows, strict=True):
+        (tmp_path / row["folder"]).mkdir()
+        (tmp_path / row["folder"] / "result.json").write_text(json.dumps(prepare(scenario).inputs()))
+    return scenarios, rows, tmp_path
+
+
+def shown(compared, capsys, monkeypatch, columns=None, **changes):
+    """The lines of the table that a screen of so many columns gets; None is a file."""
+    scenarios, rows, folder = compared
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    Comparison(tuple(scenarios), tuple({**row, **changes} for row in rows), folder).print()
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120, 140, 200])
+def test_no_line_is_wider_than_the_screen_and_no_cell_is_cut(compared, capsys, monkeypatch, columns):
+    lines = shown(compared, capsys, monkeypatch, columns)
+    assert all(len(line) <= columns for line in lines if not line.startswith("Written to"))
+    assert "…" not in "\n".join(lines)
+    for row in compared[1]:
+        (line,) = [x for x in lines if re.search(rf"\b{row['gpus']}  {re.escape(row['system'])}\s", x)]
+        assert f"{row['speedup_in_variant']:.2f}×" in line
+
+
+def test_a_narrow_screen_keeps_what_matters_and_says_what_is_left_out(compared, capsys, monkeypatch):
+    heading = " ".join(shown(compared, capsys, monkeypatch, 80)[1:3])
+    for name in ("gpus", "system", "samples/s", "speed-up", "bubble", "idle", "occupancy", "off-policy"):
+        assert name in heading
+    left_out = re.search(
+        "Left out for want of room, but in comparison.json: (.*)", "\n".join(shown(compared, capsys, monkeypatch, 80))
+    )
+    assert left_out and "tokens/s" in left_out[1]
+    assert "tokens/s" not in heading
+
+
+@pytest.mark.parametrize("columns", [None, 200])
+def test_a_wide_screen_and_a_file_get_every_column(compared, capsys, monkeypatch, columns):
+    text = "\n".join(shown(compared, capsys, monkeypatch, columns))
+    for name in ("samples/s", "speed-up", "overall", "step s", "tokens/s", "GPU-h/1k", "cost/1k", "mean / max"):
+        assert name in text
+    assert "Left out" not in text
+
+
+def test_every_column_that_needs_it_is_explained(compared, capsys, monkeypatch):
+    text = "\n".join(shown(compared, capsys, monkeypatch))
+    for name in (
+        "samples/s",
+        "speed-up",
+        "overall speed-up",
+        "rollout bubble",
+        "occupancy",
+        "train idle",
+        "off-policy mean / max",
+        "step s",
+    ):
+        assert f"\n{name}: " in text
+    assert "with the same gpus" in text
+
+
+def test_a_long_label_goes_on_in_the_next_line(compared, capsys, monkeypatch):
+    system = "areal(eta=8, interruptible=False, max_concurrent=4, on_stale=drop)"
+    lines = shown(compared, capsys, monkeypatch, 80, system=system)
+    start = next(i for i, line in enumerate(lines) if "areal(eta=8," in line)
+    together = "".join(line.strip() for line in lines[start : start + 4])
+    assert all(part in together for part in ("interruptible=False", "max_concurrent=4", "on_stale=drop"))
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written to"))
+
+
+def test_numbers_keep_three_digits_that_matter(compared, capsys, monkeypatch):
+    for value, text in ((0.00312, "0.00312"), (1.2345, "1.23"), (12.345, "12.3"), (1234567.8, "1,234,568"), (0.0, "0")):
+        lines = shown(compared, capsys, monkeypatch, samples_per_s=value)
+        assert sum(f" {text} " in line for line in lines) >= 4, text
+
+
+def test_the_title_says_what_all_runs_have_in_common(compared, capsys, monkeypatch):
+    assert shown(compared, capsys, monkeypatch)[0] == "tiny: qwen3-0.6b, h100, tp 1, updates 2 to 2"
+
+
+def test_the_table_says_once_what_the_numbers_rest_on(compared, capsys, monkeypatch):
+    lines = shown(compared, capsys, monkeypatch)
+    for start in (
+        "Step times: qwen3-0.6b on h100 tp1, assumed (roofline",
+        "Rollouts: synthetic",
+        "Training: computed from the operations (eager kernels, FlashAttention 2, activations recomputed)",
+    ):
+        assert sum(line.startswith(start) for line in lines) == 1, start
+
+
+def test_the_seconds_that_nobody_measured_are_named_until_they_are_said(compared, capsys, monkeypatch):
+    assumed = "training.switch_s=2 training.load_overhead_s=1 training.reward_s=0.2 training.publish_s=0.5"
+    begins = "Assumed seconds (set your own if known):"
+    assert f"{begins} {assumed}" in shown(compared, capsys, monkeypatch)
+    _, rows, folder = compared
+    for row in rows:
+        path = folder / row["folder"] / "result.json"
+        metadata = json.loads(path.read_text())
+        metadata["scenario"]["training"] |= {"switch_s": 3.0, "load_s": 4.0, "reward_s": 0.0}
+        path.write_text(json.dumps(metadata))
+    said = [line for line in shown(compared, capsys, monkeypatch) if line.startswith("Assumed")]
+    assert said == [f"{begins} training.publish_s=0.5"]
+
+
+def test_different_sources_are_all_named(compared, capsys, monkeypatch):
+    _, rows, folder = compared
+    path = folder / rows[-1]["folder"] / "result.json"
+    metadata = json.loads(path.read_text())
+    metadata["profile"]["source"] = "my own [sic] measurements"
+    path.write_text(json.dumps(metadata))
+    text = "\n".join(shown(compared, capsys, monkeypatch))
+    assert "assumed (roofline" in text
+    assert "my own [sic] measurements" in text
+
+
+def test_tokens_that_were_dropped_or_carried_and_samples_that_moved_are_told_where_there_are_some(
+    compared, capsys, monkeypatch
+):
+    assert "tokens were dropped" not in " ".join(shown(compared, capsys, monkeypatch))
+    told = " ".join(
+        shown(
+            compared,
+            capsys,
+            monkeypatch,
+            dropped_share=0.125,
+            carried_share=0.02,
+            carried_off_policyness_max=2,
+            migrated_share=0.031,
+        )
+    )
+    assert (
+        "areal(eta=2) (cluster.gpus=64): 12.5% of the generated tokens were dropped, 2.0% of the trained tokens came from a "
+        "step before, up to 2 updates old, 3.1% of the samples moved between workers" in told
+    )

@@ -1,0 +1,145 @@
+"""Memory of a rollout GPU: KV blocks beside weights, by precision; blocks that unlike layers share."""
+
+import numpy as np
+import pytest
+
+from simrl.engine.engine import Engine
+from simrl.engine.requests import Limits
+from simrl.errors import InputError
+from simrl.profile.model_shape import MODELS
+from simrl.scenario.model import Scenario
+from simrl.simulate.memory import groups_of, room_tokens
+from simrl.simulate.prepare import prepare
+from tests.helpers import one_second_a_pass
+from tests.schedule_scenarios import EnginePlayer, ReferencePlayer, different_passes, hybrid_scenario, play
+
+LENGTHS = {"steps": 2, "prompts_per_step": 4, "group": 4, "prompt_tokens": 100, "mean_tokens": 400, "sigma": 0.5}
+
+
+def scenario(model: str, path: str, tp: int, ep: int = 1, **changes: object) -> Scenario:
+    data = {
+        "name": "memory",
+        "steps": 2,
+        "model": model,
+        "cluster": {"gpu": "h100", "gpus": 64, "tp": tp, "ep": ep},
+        "workload": {"synthetic": {**LENGTHS, "cap_tokens": 2000}},
+        "profile": {"path": f"profiles/{path}.parquet"},
+        "training": {"sharding": "fsdp"},
+        "system": {"name": "areal", "eta": 1},
+    }
+    return Scenario.model_validate(data | changes)
+
+
+def test_a_block_of_a_hybrid_grows_until_a_state_fits_it() -> None:
+    # vLLM's log: "Setting attention block size to 544 tokens", Qwen3-Next on one GPU.
+    assert groups_of(MODELS["qwen3-next-80b-a3b"], 1, 16, 1.0)[:4] == (1, 0, 3, 544)
+    # Two KV heads on four GPUs are copied: a quarter of the state beside half of the KV.
+    assert groups_of(MODELS["qwen3-next-80b-a3b"], 4, 16, 1.0)[:4] == (1, 0, 3, 272)
+    assert groups_of(MODELS["qwen3-next-80b-a3b"], 1, 16, 0.5).block_size == 1072
+    whole = groups_of(MODELS["qwen3.5-27b"], 1, 16, 1.0)
+    assert whole.state * whole.block_bytes == pytest.approx(MODELS["qwen3.5-27b"].state_bytes, rel=0.002)
+
+
+def test_layers_with_windows_have_a_group_of_their_own() -> None:
+    groups = groups_of(MODELS["gpt-oss-120b"], 1, 16, 1.0)
+    assert groups == (1, 1, 0, 16, 18 * 16 * 2 * 2 * 8 * 64)
+
+
+def test_a_cache_in_fp8_holds_twice_the_tokens() -> None:
+    path = "qwen3-32b_h100_tp2"
+    bf16 = prepare(scenario("qwen3-32b", path, 2)).limits
+    fp8 = prepare(scenario("qwen3-32b", f"{path}_fp8", 2, precision={"weights": "fp8"})).limits
+    freed = (MODELS["qwen3-32b"].weight_bytes - 34.32e9) / 2
+    more = freed / (MODELS["qwen3-32b"].kv_bytes_per_token / 2)
+    assert (fp8.kv_blocks - bf16.kv_blocks) * 16 == pytest.approx(more, rel=0.001)
+
+
+def test_a_hybrid_runs_with_blocks_and_states() -> None:
+    prepared = prepare(scenario("qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2))
+    limits = prepared.limits
+    assert (limits.state_blocks, limits.full_groups, limits.prefix_caching) == (3, 1, False)
+    assert limits.block_size == 1056  # one KV head a GPU, half of the state
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "tp", "ep"),
+    [
+        ("qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2),
+        ("gpt-oss-20b", "gpt-oss-20b_h100_tp1_w4a16_mxfp4", 1, 1),
+    ],
+)
+def test_a_cache_of_given_tokens_holds_them_and_as_many_sequences_as_run(
+    model: str, path: str, tp: int, ep: int
+) -> None:
+    precision = {"weights": "w4a16_mxfp4"} if model == "gpt-oss-20b" else {}
+    given = {"engine": {"kv_cache_tokens": 200_000}, "precision": precision}
+    limits = prepare(scenario(model, path, tp, ep, **given)).limits
+    assert 0.95 * 200_000 < limits.kv_tokens <= 200_000
+    engine = Engine(one_second_a_pass(), limits._replace(max_num_seqs=4096, max_num_batched_tokens=1 << 20))
+    for _ in range(4096):
+        engine.submit(1000, 2)
+    engine.settle(0.0)
+    held = room_tokens(limits._replace(max_num_batched_tokens=1 << 20), 1000) / 1000
+    assert engine.running == pytest.approx(held, abs=2)
+
+
+def test_states_that_do_not_fit_are_named() -> None:
+    much = {"engine": {"reserve_bytes": 42.3e9}}
+    with pytest.raises(
+        InputError, match=r"GB are left, and the states of one sequence take .* use a larger tp"
+    ) as error:
+        prepare(scenario("qwen3.5-35b-a3b", "qwen3.5-35b-a3b_h100_tp2_ep2", 2, 2, **much))
+    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 42.3 GB" in str(error.value)
+
+
+def test_graphs_of_draft_strategies_are_not_called_weights() -> None:
+    system = {"name": "tlt", "bucketed_graphs": False}
+    with pytest.raises(InputError) as error:
+        prepare(scenario("qwen3-32b", "qwen3-32b_h100_tp2", 2, system=system))
+    message = str(error.value)
+    assert "weights 32.8 GB, weights of drafters 0.5 GB, CUDA graphs of draft strategies " in message
+    assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 4.0 GB" in message
+
+
+def test_a_prefix_cache_of_windows_is_refused_where_it_is_asked_for() -> None:
+    given = "gpt-oss-20b", "gpt-oss-20b_h100_tp1_w4a16_mxfp4", 1
+    precision = {"weights": "w4a16_mxfp4"}
+    with pytest.raises(
+        InputError, match=r"a prefix cache of layers with windows \(gpt-oss-20b\) is not modelled; leave"
+    ):
+        prepare(scenario(*given, precision=precision, engine={"prefix_caching": True}))
+    assert not prepare(scenario(*given, precision=precision)).limits.prefix_caching
+
+
+def test_as_many_sequences_run_as_states_and_tokens_have_blocks() -> None:
+    """Six blocks: two states a sequence and one block of tokens, so two sequences run and the third waits."""
+    engine = Engine(one_second_a_pass(), Limits(8, 64, 16, 6, state_blocks=2))
+    for _ in range(3):
+        engine.submit(8, 8)
+    ended = engine.run_until_idle()
+    assert ended[:3].tolist() == [8.0, 8.0, 16.0]
+
+
+def test_a_window_gives_back_what_it_has_left() -> None:
+    limits = Limits(8, 64, 16, 100, full_groups=1, window_groups=1, window_tokens=32)
+    engine = Engine(one_second_a_pass(), limits)
+    engine.submit(16, 400)
+    free = []
+    while engine.busy:
+        engine.settle(engine.now_s)
+        free.append(engine.free_blocks)
+    used = 100 - np.array(free[:-1])
+    tokens = 16 + np.arange(used.size)
+    assert (used == -(-tokens // 16) + (-(-tokens // 16) - np.maximum(tokens - 1 - 31, 0) // 16)).all()
+    assert free[-1] == 100
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_windows_and_states_take_blocks_as_in_the_slow_reference(async_scheduling: bool) -> None:
+    preempted = 0
+    for seed in range(30):
+        scenario = hybrid_scenario(seed, async_scheduling)
+        theirs = play(ReferencePlayer(scenario), scenario)
+        preempted += sum(done.preempted for done in theirs)
+        assert different_passes(play(EnginePlayer(scenario), scenario), theirs) == 0, f"scenario {seed}"
+    assert preempted > 30, "the scenarios are scarce in blocks"

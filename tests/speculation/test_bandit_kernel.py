@@ -1,0 +1,120 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simrl.speculation.bandit import BegMab, Strategy, bandit_rule, bandit_state, choose, copied, observe, value
+from simrl.speculation.draws import uniform
+from tests.helpers import examples
+from tests.references.bandit import BegMabSelector
+
+KEY = 20251116
+# Of each number of tokens to verify one, two, three and two strategies, not in the order of their groups.
+STRATEGIES = tuple(
+    Strategy(*s)
+    for s in (
+        (8, 4, 16),
+        (10, 8, 64),
+        (8, 8, 48),
+        (6, 8, 48),
+        (4, 4, 8),
+        (8, 4, 32),
+        (6, 4, 32),
+        (3, 4, 32),
+        (3, 2, 8),
+        (5, 8, 16),
+    )
+)
+
+
+class SameDraws:
+    """What a selector asks of numpy's generator, from the draws that the kernel makes."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def random(self) -> float:
+        self.drawn += 1
+        return uniform(KEY, self.drawn - 1)
+
+    def integers(self, n: int) -> int:
+        return int(self.random() * n)
+
+
+def parameters(**changes: object) -> BegMab:
+    return BegMab.model_validate(
+        {"strategies": STRATEGIES, "batch_thresholds": (1, 2, 5, 21, 64), "epsilon": 0.1, "window": 300, **changes}
+    )
+
+
+def kernel(settings: BegMab):
+    rule = bandit_rule(settings)
+    return rule, bandit_state(rule, settings.window)
+
+
+def passes(number: int, seed: int = 7):
+    """Batches from 1 to 300, accept lengths by arm, seconds: noisy, with ties."""
+    rng = np.random.default_rng(seed)
+    for _ in range(number):
+        yield (
+            int(300 ** rng.random()),
+            1 + rng.integers(0, 40, size=len(STRATEGIES)) / 8,
+            rng.choice([0.01, 0.0125, 0.02]),
+        )
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 300])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
+def test_the_compiled_bandit_chooses_as_the_readable_one_arm_for_arm(window: int, epsilon: float):
+    settings = parameters(window=window, epsilon=epsilon)
+    draws = SameDraws()
+    readable = BegMabSelector(settings, draws)
+    rule, state = kernel(settings)
+    chosen = np.zeros(len(STRATEGIES), dtype=int)
+    for batch, accept_lengths, step_s in passes(4000):
+        arm = choose(rule, state, KEY, batch)
+        strategy = readable.choose(batch)
+        assert STRATEGIES[arm] == strategy
+        observe(rule, state, arm, accept_lengths[arm], batch, step_s)
+        readable.observe(strategy, accept_lengths[arm], batch, step_s)
+        chosen[arm] += 1
+    assert state.counts[0, -1] == draws.drawn
+    assert (chosen > 0).all()
+    for arm, strategy in enumerate(STRATEGIES):
+        if len(readable.candidates(10)) > 1 and strategy in readable.candidates(10):
+            assert value(rule, state, arm) == readable.value(strategy, 10)
+
+
+@given(st.lists(st.sampled_from([1.0, 1.5, 2.0, 3.25, 7.0]), max_size=40), st.integers(1, 12))
+@examples(200)
+def test_a_value_is_the_median_of_the_latest_rewards(accept_lengths: list[float], window: int):
+    settings = parameters(window=window)
+    rule, state = kernel(settings)
+    for accept_length in accept_lengths:
+        observe(rule, state, 2, accept_length, 2, 0.5)
+    latest = [4 * a for a in accept_lengths[-window:]]
+    assert value(rule, state, 2) == (np.median(latest) if latest else math.inf)
+
+
+def test_an_arm_that_is_alone_keeps_no_rewards():
+    settings = BegMab(strategies=((8, 4, 48), (8, 4, 32), (8, 4, 16), (8, 4, 8)))  # the public code's
+    rule, state = kernel(settings)
+    assert state.arrived.size == 0
+    observe(rule, state, 1, 3.0, 4, 0.01)
+    assert [choose(rule, state, KEY, batch) for batch in (1, 2, 4, 5, 20, 21, 500)] == [0, 1, 1, 2, 2, 3, 3]
+    assert state.counts[0, -1] == 0  # and no draws
+
+
+def test_a_look_ahead_on_a_copy_changes_nothing_and_meets_the_same_luck():
+    settings = parameters(epsilon=0.5)
+    rule, state = kernel(settings)
+    for batch, accept_lengths, step_s in passes(500):
+        arm = choose(rule, state, KEY, batch)
+        observe(rule, state, arm, accept_lengths[arm], batch, step_s)
+    before = copied(state)
+    ahead = copied(state)
+    seen = [choose(rule, ahead, KEY, batch) for batch, *_ in passes(200, seed=8)]
+    assert all((a == b).all() for a, b in zip(state, before, strict=True))
+    assert [choose(rule, state, KEY, batch) for batch, *_ in passes(200, seed=8)] == seen

@@ -222,7 +222,8 @@ def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
             "# Published results, predicted\n",
             "Made by `python experiments/published/scoreboard.py board.json --figures`, from the predictions of "
             "`python -m experiments.reproduce -o board.json`. [How to read it](../../docs/reproduce.md). A row is one "
-            "published result, predicted from the inputs that its paper states and from ranges of the open ones; nothing is fitted to an "
+            "published result, predicted from the inputs that its paper states and from ranges of the open ones; nothing is "
+            "fitted to an "
             "outcome. *Predicted* is at the middle of the ranges, *interval* over it and "
             f"{found.samples} drawn sets of inputs{version}; a row is covered if all its elements lie in their intervals.\n",
             *in_short(entries),

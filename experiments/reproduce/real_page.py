@@ -22,7 +22,8 @@ python -m experiments.reproduce --real --page experiments/real_runs.md --data ..
 A run's inputs are *stated* (its configuration, its page, its log), *inferred* from what is stated, or *assumed* with a range;
 the last two are listed below, the others in `experiments/reproduce/ledgers/real_*.yaml`. Predicted: with every input at its
 value. Interval: the lowest and the highest over the values and {samples} drawn sets of inputs. Moved most by: the open input
-whose rank correlates most with the prediction's over these sets (of few sets, by chance too). Errors in brackets count nowhere."""
+whose rank correlates most with the prediction's over these sets (of few sets, by chance too). Errors in brackets count
+nowhere."""
 
 FAMILY_NOTES = {
     "real_agent_opd": "Means over the complete logged steps; of `opd-i80f2v90` those whose responses have one token each, so "

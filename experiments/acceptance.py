@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import ByteLevelBPETokenizer, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from experiments.reproduce.similarity import similarity
 from experiments.shared import AsJson
 from simrl.analysis.acceptance import DRAFTERS, measure
 from simrl.errors import InputError
-from simrl.speculation.similarity import similarity
 from simrl.trace.trace import Trace, TraceMetadata
 
 # Values in the README of the data, counted with Qwen's tokens.

@@ -36,6 +36,8 @@ from experiments.recorded_predictions import (
     ship,
     titled,
 )
+from experiments.reproduce.ranks import rank_history
+from experiments.reproduce.similarity import similarities
 from experiments.shared import markdown, markdown_of, percent, write_parts
 from simrl.analysis.acceptance import measure, report
 from simrl.errors import InputError
@@ -43,7 +45,6 @@ from simrl.result.metrics import summary
 from simrl.show.style import FAINT, INDIGO, INK, MINT, ROSE, STRAW, VIOLET
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
-from simrl.trace.ranks import rank_history
 
 COLORS = {"split": INDIGO, "one_step_off": ROSE, "areal": MINT}
 RANK_GROUPS = 8
@@ -116,18 +117,18 @@ def drafting(run: Run) -> dict[str, dict[str, Any]]:
     return {name: report(measure(run.trace, drafter, epochs_back=back)) for name, drafter, back in DRAFTING}  # type: ignore[arg-type]
 
 
-def drafting_table(found: dict[str, dict[str, Any]]) -> list[str]:
+def drafting_table(found: dict[str, dict[str, Any]], similar: list[dict[str, Any]]) -> list[str]:
     rows = [
         [name, percent(d["acceptance_rate"]), percent(d["speculation_rate"]), f"{d['accept_length']:.2f}"]
         for name, d in found.items()
     ]
     lines = markdown(("drafts from", "accepted of drafted", "tokens that were drafted", "tokens a pass"), rows)
-    similar = [
+    table = [
         [s["history"], percent(s["accepted_share"]), percent(s["best_match"]), percent(s["another_prompt"])]
-        for s in next(iter(found.values()))["similarity"]
+        for s in similar
     ]
     heads = ("compared with (RhymeRL Fig. 6)", "share of tokens", "best match", "control: another prompt")
-    return [*lines, "", *markdown(heads, similar)]
+    return [*lines, "", *markdown(heads, table)]
 
 
 def plot_drafting(found: dict[str, dict[str, Any]], path: Path) -> None:
@@ -203,7 +204,7 @@ def varied_rows(runs: Sequence[Run]) -> pd.DataFrame:
                 "accepted": drafts["acceptance_rate"],
                 "drafted": drafts["speculation_rate"],
                 "accept_length": drafts["accept_length"],
-                "match": drafts["similarity"][0]["best_match"],
+                "match": similarities(run.trace)[0]["best_match"],
                 "accurate": ranks["accurate"],
                 "migrated": ranks["migrated"],
             }
@@ -304,7 +305,7 @@ def _parts(
     plot_steps(predicted, runs, pictures / "recorded_run_steps.png")
     parts = {
         "learning": learning_table(runs),
-        "drafting": drafting_table(found),
+        "drafting": drafting_table(found, similarities(sync.trace)),
         "ranks": ranks_table(runs),
         "histopipe": executed_migrations(sync, costs),
         "steps": prediction_table(predicted, runs),

@@ -213,7 +213,6 @@ COMMANDS = [
     "trace import areal rollout -o {out}.parquet",
     "trace import trl completions -o {out}.parquet --chars-per-token 4",
     "trace show math.parquet --plot {out}.png",
-    "trace show math.parquet --history --plot {out}.png",
     "trace show traces/countdown-1/areal/trace.parquet --plot {out}.png",
     "trace synth steps=2 prompts_per_step=4 group=2 cap_tokens=500 mean_tokens=100 sigma=0.8 turns=2 -o {out}.parquet",
     "profile show profiles/qwen3-14b_h100_tp2.parquet",

@@ -9,12 +9,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from experiments.reproduce.similarity import similarity
 from experiments.shared import AsJson, bench_row, median_s, print_bench
 from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs, fit_run_model
 from simrl.speculation.siblings import sibling_index, sibling_runs
-from simrl.speculation.similarity import similarity
 from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd
 from simrl.trace.trace import Trace, TraceMetadata

@@ -27,10 +27,10 @@ from drawing import (
 
 from experiments.reproduce import rhymerl
 from experiments.reproduce.ledger import Inputs
+from experiments.reproduce.ranks import rank_history
 from simrl.speculation.passes import run_passes, stretches
 from simrl.speculation.run_model import RunModel, draw_runs
 from simrl.speculation.windows import Aimd
-from simrl.trace.ranks import rank_history
 from simrl.trace.synthesis import LengthModel, synthesise
 from simrl.trace.trace import Trace
 

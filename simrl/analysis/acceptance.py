@@ -29,7 +29,6 @@ from simrl.speculation.ngram import ngram_runs
 from simrl.speculation.passes import Passes, run_passes, stretches
 from simrl.speculation.run_model import RunModel, draw_trace_runs, fit_run_model
 from simrl.speculation.siblings import Known, sibling_runs
-from simrl.speculation.similarity import similarity
 from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
 from simrl.trace.trace import Trace
@@ -38,7 +37,7 @@ Drafter = Literal["history-paper", "history-code", "ngram", "siblings"]
 DRAFTERS: tuple[Drafter, ...] = ("history-paper", "history-code", "ngram", "siblings")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FIXED_WINDOWS = (1, 2, 4, 8, 16, 32)
-CONTROL_SEED = 0
+MODEL_SEED = 0
 LONGEST_SHARE = 0.1  # of the responses, reported on its own: the tail decides when a rollout ends
 
 
@@ -100,7 +99,7 @@ def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dic
 
     `acceptance_rate`, `speculation_rate` and `accept_length` are `passes.Passes`'; `by_epoch` has them for each epoch.
     `hit_lengths` has the stretches that the drafter knows by length (RhymeRL Fig. 8): share of their number, and of their
-    tokens. `similarity` has the shares of RhymeRL's Fig. 6, of whatever drafter. `pays` needs a profile.
+    tokens. `pays` needs a profile.
     """
     trace, served, tokens = measured.trace, measured.served, measured.tokens
     epoch = trace.column("epoch")
@@ -110,7 +109,7 @@ def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dic
         first_epoch=not measured.drafter.startswith("history"),
         source=f"{measured.drafter} on {trace.metadata.name}, {history_words(measured.history)}",
     )
-    drawn = draw_trace_runs(model, trace, CONTROL_SEED, measured.history.get("epochs_back", 1))
+    drawn = draw_trace_runs(model, trace, MODEL_SEED, measured.history.get("epochs_back", 1))
     by_epoch = [
         {
             "epoch": e,
@@ -131,7 +130,6 @@ def report(measured: MeasuredDrafts, profile: TableProfile | None = None) -> dic
         "by_epoch": by_epoch,
         "by_response": _by_response(measured),
         "hit_lengths": _hit_lengths(stretches(measured.runs, tokens).hit),
-        "similarity": _similarities(trace, tokens),
         "pays": None if profile is None else _pays(measured, profile),
         "run_model": model.model_dump(mode="json"),
         "run_model_accept_length": run_passes(drawn, tokens, measured.window.rule).of(served).accept_length,
@@ -183,38 +181,6 @@ def _hit_lengths(hits: Ints) -> list[dict[str, Any]]:
         }
     )
     return records
-
-
-def _similarities(trace: Trace, tokens: Ints) -> list[dict[str, Any]]:
-    """Return RhymeRL's Fig. 6 for each history that the trace has, both ways to follow a match, and a control."""
-    epoch = trace.column("epoch")
-    several = len(np.unique(trace.column("prompt_id"))) > 1
-    found = []
-    kinds: dict[str, dict[str, Any]] = {
-        "previous epoch": {},
-        "all earlier epochs": {"epochs_back": None},
-        "siblings": {"history": "siblings"},
-    }
-    for name, options in kinds.items():
-        latest = similarity(trace, **options)
-        if not latest.has_history.any():
-            continue
-        best = similarity(trace, follow="best", **options)
-        control = similarity(trace, control_seed=CONTROL_SEED, **options) if several else None
-        share = np.bincount(epoch, weights=latest.accepted)
-        whole = np.bincount(epoch, weights=tokens * latest.has_history)
-        known = np.flatnonzero(whole)
-        found.append(
-            {
-                "history": name,
-                "responses": int(latest.has_history.sum()),
-                "accepted_share": latest.accepted_share(tokens),
-                "best_match": best.accepted_share(tokens),
-                "another_prompt": None if control is None else _known(control.accepted_share(tokens)),
-                "by_epoch": _records({"epoch": known, "accepted_share": share[known] / whole[known]}),
-            }
-        )
-    return found
 
 
 def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,14 +9,10 @@ import pandas as pd
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from simrl.errors import InputError
-from simrl.trace.ranks import rank_history, rank_stability
 from simrl.trace.trace import Trace
 from simrl.trace.validate import is_present, list_sums
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
-RANKING_GROUPS = 8
-HISTORY_GROUPS = (8, 16)  # as RhymeRL's Table 2 has
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -26,8 +20,7 @@ def describe(trace: Trace) -> dict[str, Any]:
 
     `within_group_variance_share` is the share of the variance of log response lengths, each step's mean taken away,
     that lies inside groups (a prompt's samples in one step); unbiased, so it may pass 1 a little. None without groups
-    of two or where all lengths are equal. `rank_stability` (RhymeRL Fig. 9, 8 groups) is None unless two successive
-    epochs share at least 8 prompts. `share_at_cap` counts responses as long as the cap, whatever their finish_reason.
+    of two or where all lengths are equal. `share_at_cap` counts responses as long as the cap, whatever their finish_reason.
     """
     tokens, prompt_tokens = trace.column("response_tokens"), trace.column("prompt_tokens")
     starts = _group_starts(trace)
@@ -53,7 +46,6 @@ def describe(trace: Trace) -> dict[str, Any]:
         **_turns(trace),
         "context_tokens": _distribution(prompt_tokens.astype(np.int64) + tokens + trace.observation_tokens()),
         "tools": _tools(trace),
-        "rank_stability": _ranks(trace),
         "metadata": trace.metadata.model_dump(),
     }
 
@@ -143,21 +135,3 @@ def _reward_mean(trace: Trace) -> float | None:
     reward = trace.column("reward") if "reward" in trace.table.column_names else np.empty(0)
     known = reward[~np.isnan(reward)]
     return float(known.mean(dtype=np.float64)) if known.size else None
-
-
-def _ranks(trace: Trace) -> dict[str, Any] | None:
-    try:
-        return asdict(rank_stability(trace, RANKING_GROUPS))
-    except InputError:
-        return None
-
-
-def describe_history(trace: Trace) -> list[dict[str, Any]]:
-    """Return `simrl.trace.ranks.rank_history` for 8 and 16 groups, as far as the prompts suffice, ready for JSON.
-
-    Raises `InputError` where no two successive epochs share 8 prompts.
-    """
-    found = [asdict(rank_history(trace, HISTORY_GROUPS[0]))]
-    with suppress(InputError):
-        found += [asdict(rank_history(trace, groups)) for groups in HISTORY_GROUPS[1:]]
-    return found

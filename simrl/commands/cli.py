@@ -117,7 +117,7 @@ JSON_KEYS = {
     "presets": "name, kind, about, engine, constants",
     "sweep": "table, points, simulated, failed, errors",
     "acceptance": "drafter, history, acceptance_rate, speculation_rate, accept_length, by_epoch, hit_lengths, by_response, "
-    "similarity, pays, run_model, run_model_accept_length, window, responses, responses_with_drafts, tokens_with_drafts, "
+    "pays, run_model, run_model_accept_length, window, responses, responses_with_drafts, tokens_with_drafts, "
     "trace, picture",
     "allocate": "groups (group, prompts, samples, representative_tokens, workers, equal_workers, predicted_s, "
     "equal_predicted_s, target_s), t0_s, gradient_s, exact_gradient_s, needed_workers, leftover_workers, two_step_sums, plans, "
@@ -210,7 +210,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "my_run.parquet --drafter siblings --window 8 --model qwen3-8b --gpu h100",
     ),
     "allocate": (allocate.allocate, "--trace my_run.parquet --profile qwen3-14b_h100_tp2 --workers 32"),
-    "trace show": (trace.show, "my_run.parquet", "my_run.parquet --history"),
+    "trace show": (trace.show, "my_run.parquet", "my_run.parquet --plot lengths.svg"),
     "trace synth": (
         trace.synth,
         "-o math.parquet --preset rhymerl-math steps=40 group=16",

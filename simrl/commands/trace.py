@@ -201,28 +201,16 @@ def show(
     file: Annotated[Path, typer.Argument(help="a trace (Parquet)")],
     picture: Annotated[
         Place | None,
-        typer.Option("--plot", help="the picture to draw (default: NAME-lengths.png or NAME-history.png, here)"),
+        typer.Option("--plot", help="the picture to draw (default: NAME-lengths.png, here)"),
     ] = None,
-    history: Annotated[
-        bool,
-        typer.Option(
-            "--history",
-            help="in place of lengths: how well a prompt's last epoch predicts its rank (RhymeRL Table 2, Fig. 9)",
-        ),
-    ] = False,
 ) -> DataView:
     """Describe a trace: prompts, groups, length percentiles, share at the cap, epochs; and draw its lengths."""
-    from simrl.analysis.trace_description import describe, describe_history
-    from simrl.show.figures.trace import history_figure, lengths_figure
-    from simrl.show.tables.trace import print_description, print_history
+    from simrl.analysis.trace_description import describe
+    from simrl.show.figures.trace import lengths_figure
+    from simrl.show.tables.trace import print_description
     from simrl.trace.trace import read_trace
 
     trace = read_trace(file)
-    if history:
-        ranks = describe_history(trace)
-        view = DataView({"rank_history": ranks}, lambda _, console: print_history(ranks, console), width=80)
-        default, draw = f"{file.stem}-history.png", lambda: history_figure(ranks, trace.metadata.name)
-        return drawn(view, picture, default, draw, "Ranks drawn")
     view = DataView(describe(trace), print_description, width=80)
     return drawn(view, picture, f"{file.stem}-lengths.png", lambda: lengths_figure(trace), "Lengths drawn")
 

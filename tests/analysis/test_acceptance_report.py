@@ -65,9 +65,6 @@ def test_what_is_the_same_as_last_epoch_is_drafted_whole():
     d = report(measure(trace_of({(e, p): [texts[p]] for e in range(2) for p in range(4)}), window=Fixed(tokens=32)))
     assert d["acceptance_rate"] > 0.97 and d["speculation_rate"] > 0.94 and d["accept_length"] > 18
     assert {row["to_tokens"] for row in d["hit_lengths"] if row["share_of_tokens"]} == {256}
-    shares = {row["history"]: row for row in d["similarity"]}
-    assert shares["previous epoch"]["accepted_share"] == 197 / 200, "all but the three that are looked up first"
-    assert shares["previous epoch"]["another_prompt"] == 0.0 and "siblings" not in shares
 
 
 def test_drafts_that_are_right_pay_at_small_batches_and_say_so(profile: TableProfile):
@@ -111,7 +108,6 @@ def test_the_command_prints_and_draws(run: CommandLine):
     for said in (
         "history-paper from the epoch before",
         "hit length",
-        "another prompt's",
         "pays on this workload",
         "classes:",
     ):
@@ -125,7 +121,7 @@ def test_the_json_has_its_keys(run: CommandLine):
     assert code == 0 and (run.folder / "picture.svg").exists() and d["picture"] == "picture.svg"
     assert set(d) == {
         *("drafter", "history", "acceptance_rate", "speculation_rate", "accept_length", "by_epoch", "hit_lengths"),
-        *("by_response", "similarity", "pays", "run_model", "window", "responses", "responses_with_drafts"),
+        *("by_response", "pays", "run_model", "window", "responses", "responses_with_drafts"),
         *("tokens_with_drafts", "run_model_accept_length", "trace", "picture"),
     }
     assert d["window"]["kind"] == "mimd" and d["history"] == {"kind": "epochs", "epochs_back": 1} and d["pays"] is None
@@ -172,11 +168,6 @@ def test_a_trace_in_which_there_is_nothing_to_draft_from_is_told_in_a_line(simrl
         write_trace(trace, simrl.folder / f"{name}.parquet")
         assert told in simrl.refuses("acceptance", f"{name}.parquet", "--drafter", drafter)
     assert "no such file" in simrl.refuses("acceptance", "nowhere.parquet")
-
-
-def test_one_prompt_has_no_control():
-    d = report(measure(random_groups(0, epochs=2, prompts=1), "ngram"))
-    assert all(row["another_prompt"] is None for row in d["similarity"])
 
 
 def test_a_profile_that_ends_before_the_responses_do_is_refused(profile: TableProfile):

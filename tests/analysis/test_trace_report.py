@@ -14,7 +14,7 @@ from simrl.show.figures.trace import lengths_figure
 from simrl.show.style import save
 from simrl.show.tables.trace import print_description
 from simrl.trace.synthesis import LengthModel, synthesise
-from simrl.trace.trace import Trace, TraceMetadata, write_trace
+from simrl.trace.trace import Trace, TraceMetadata
 
 MODEL = LengthModel(
     steps=6, prompts_per_step=50, group=8, cap_tokens=2048, prompts=100, mean_tokens=(300, 900), sigma=0.9
@@ -42,7 +42,6 @@ KEYS = [
     "observation_tokens_mean",
     "context_tokens",
     "tools",
-    "rank_stability",
     "metadata",
 ]
 
@@ -91,7 +90,7 @@ def test_a_description_is_plain_json_and_the_same_twice():
 
 def test_what_a_trace_cannot_tell_is_none():
     d = describe(by_hand())
-    assert (d["reward_mean"], d["has_token_ids"], d["rank_stability"]) == (None, False, None)
+    assert (d["reward_mean"], d["has_token_ids"]) == (None, False)
     one_a_group = by_hand(sample=[0] * 6, prompt_id=range(6), step=[0] * 6)
     assert describe(one_a_group)["within_group_variance_share"] is None
     all_alike = by_hand(response_tokens=[30] * 6)
@@ -107,12 +106,6 @@ def test_the_variance_within_groups_is_what_the_prompts_leave(prompt_share):
     )
     share = describe(synthesise(wide, 0))["within_group_variance_share"]
     assert share == pytest.approx(1 - prompt_share, abs=0.03)
-
-
-def test_two_epochs_tell_how_stable_ranks_are():
-    ranks = describe(synthesise(MODEL, 1))["rank_stability"]
-    assert (ranks["groups"], ranks["epoch_pairs"]) == (8, 2)
-    assert ranks["same_or_lower"] + ranks["near_boundary"] + ranks["strong"] == pytest.approx(1)
 
 
 def test_print_says_where_the_numbers_come_from():
@@ -134,7 +127,6 @@ def test_print_gives_the_numbers_of_the_description():
     assert f"{d['share_at_cap']:.1%} of responses, cap 2,048 tokens" in text
     assert f"{d['response_tokens']['p99']:,.0f}" in text
     assert f"mean {d['reward_mean']:.3f}" in text
-    assert f"{d['rank_stability']['higher']:.1%} move higher" in text
     assert "not recorded; acceptance of drafts must be assumed" in text
 
 
@@ -182,23 +174,3 @@ def test_turns_of_an_environment_are_told_in_the_mean_over_all_responses():
     metadata = TraceMetadata(name="t", kind="synthetic", source="a test", tokenizer="none", cap_tokens=20)
     d = describe(Trace.from_columns({**columns, **turns}, metadata))
     assert (d["pauses_mean"], d["environment_s_mean"], d["observation_tokens_mean"]) == (1.0, 2.0, 15.0)
-
-
-def test_the_history_of_lengths_is_shown_drawn_and_given_as_json(simrl, tmp_path):
-    write_trace(synthesise(MODEL, 1), tmp_path / "run.parquet")
-    code, out, err = simrl("trace", "show", "run.parquet", "--history")
-    assert (
-        (code, err) == (0, "")
-        and (tmp_path / "run-history.png").exists()
-        and not (tmp_path / "run-lengths.png").exists()
-    )
-    assert "RhymeRL Table 2" in out and "By predicted group of 8" in out and "migrated" in out
-    found = json.loads(simrl("trace", "show", "run.parquet", "--history", "--json").out)
-    assert [each["groups"] for each in found["rank_history"]] == [8, 16]
-    ranks = describe(synthesise(MODEL, 1))["rank_stability"]
-    assert found["rank_history"][0]["overall"]["accurate"] == pytest.approx(ranks["same_or_lower"])
-
-
-def test_a_trace_of_one_epoch_has_no_history_of_lengths(simrl, tmp_path):
-    write_trace(by_hand(), tmp_path / "run.parquet")
-    assert "share 8 prompts" in simrl.refuses("trace", "show", "run.parquet", "--history")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.reproduce.ranks import rank_history, rank_stability
 from simrl.errors import InputError
-from simrl.trace.ranks import rank_history, rank_stability
 from simrl.trace.synthesis import LengthModel, synthesise
 from simrl.trace.trace import Trace, TraceMetadata
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.reproduce.similarity import similarities, similarity
 from simrl.errors import InputError
-from simrl.speculation.similarity import similarity
 from simrl.trace.importers.tokens import token_counter
 from simrl.trace.importers.verl import import_verl
 from simrl.trace.trace import Trace
@@ -169,3 +169,16 @@ def test_siblings_of_a_real_run_are_much_alike(shared_data: Path, tokenizer: Pat
     assert 0.5 < latest.accepted[hardest].sum() / tokens[hardest].sum() < 0.62
     assert 0.53 < best.accepted[hardest].sum() / tokens[hardest].sum() < 0.67
     assert similarity(trace, "siblings", control_seed=0).accepted_share(tokens) < 0.08
+
+
+def test_each_history_is_compared_both_ways_and_with_another_prompts():
+    rng = np.random.default_rng(0)
+    texts = [rng.permutation(1000)[:200].tolist() for _ in range(4)]
+    trace = trace_of({(e, p): [texts[p]] for e in range(2) for p in range(4)})
+    shares = {row["history"]: row for row in similarities(trace)}
+    assert shares["previous epoch"]["accepted_share"] == 197 / 200, "all but the three that are looked up first"
+    assert shares["previous epoch"]["another_prompt"] == 0.0 and "siblings" not in shares
+
+
+def test_one_prompt_has_no_control():
+    assert all(row["another_prompt"] is None for row in similarities(random_groups(0, epochs=2, prompts=1)))

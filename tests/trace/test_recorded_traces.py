@@ -5,13 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.reproduce.ranks import rank_history
+from experiments.reproduce.similarity import similarities
 from simrl.analysis.acceptance import measure, report
 from simrl.analysis.agreement import agree
 from simrl.analysis.explanation import explain_result
 from simrl.result.result import read_result
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.run import simulate
-from simrl.trace.ranks import rank_history
 from simrl.trace.trace import Trace, read_trace
 from simrl_replay.grpo.tasks import Countdown
 
@@ -53,7 +54,7 @@ def test_the_policies_learned_from_their_first_epochs_to_their_last(trace: Trace
 
 def test_their_history_drafts_far_better_than_another_prompts(trace: Trace):
     found = report(measure(trace, "history-paper", epochs_back=1))
-    before = found["similarity"][0]
+    before = similarities(trace)[0]
     assert found["acceptance_rate"] > 0.5
     assert before["best_match"] > 3 * before["another_prompt"]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.integrate import trapezoid
 
+from experiments.reproduce.ranks import rank_stability
 from simrl.errors import InputError
 from simrl.trace.lognormal import mean_of_cut_lognormal
-from simrl.trace.ranks import rank_stability
 from simrl.trace.synthesis import RHYMERL_CODE, RHYMERL_MATH, LengthModel, synthesise
 
 SMALL = {

@@ -14,12 +14,6 @@ from simrl.analysis.acceptance import history_words
 from simrl.show.style import INK, LOOKS, P50, PAPER, PERCENT, SERIES, Picture, legend_above, panels
 from simrl.show.tables.acceptance import token_range
 
-HISTORY_LOOKS = {
-    "previous epoch": (SERIES[3], "-"),
-    "all earlier epochs": (SERIES[3], "--"),
-    "siblings": (SERIES[2], "-"),
-}
-
 
 def report_figure(d: dict[str, Any]) -> Picture:
     """Draw what `analysis.acceptance.report` returned, in four panels."""
@@ -51,13 +45,6 @@ def _draw_epochs(d: dict[str, Any], axes: Axes) -> None:
     rows = [row for row in d["by_epoch"] if row["responses_with_drafts"]]
     for key, color in (("acceptance_rate", SERIES[0]), ("speculation_rate", SERIES[1])):
         _plot(axes, rows, "epoch", key, color=color, marker="o", markersize=4, label=key.replace("_", " "))
-    for found in d["similarity"]:
-        (color, style), points = HISTORY_LOOKS[found["history"]], found["by_epoch"]
-        look = {"color": color, "linestyle": style, "marker": "." if len(points) < 2 else None}
-        _plot(axes, points, "epoch", "accepted_share", label=f"in {found['history']}", **look)
-    controls = [found["another_prompt"] for found in d["similarity"] if found["another_prompt"] is not None]
-    if controls:
-        axes.axhline(max(controls), color=INK, linestyle=":", label="in another prompt's")
     axes.yaxis.set_major_formatter(PERCENT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="epoch", ylabel="share of tokens", ylim=(0, 1))

@@ -1,4 +1,4 @@
-"""Pictures of a trace: its response lengths, and how ranks of lengths persist from epoch to epoch."""
+"""The picture of a trace: its response lengths."""
 
 from __future__ import annotations
 
@@ -15,42 +15,12 @@ from simrl.show.style import (
     P50,
     P95,
     PAPER,
-    PERCENT,
-    SERIES,
     THOUSANDS,
     Picture,
     legend_above,
     panels,
 )
 from simrl.trace.trace import Trace
-
-HISTORY_COLORS = (
-    ("accurate", SERIES[2], "same group or lower"),
-    ("near_boundary", SERIES[1], "higher, near the boundary"),
-    ("strong", SERIES[4], "higher, strongly"),
-)
-
-
-def history_figure(history: list[dict[str, Any]], name: str) -> Picture:
-    """Draw what `describe_history` returned: the responses of each predicted group, and those that move, by epoch."""
-    figure, (left, right) = panels(f"{name}: ranks of lengths from epoch to epoch")
-    found = history[0]
-    x = np.arange(1, found["groups"] + 1)
-    bottom = np.zeros(len(x))
-    for key, color, label in HISTORY_COLORS:
-        share = np.array([group[key] for group in found["by_group"]])
-        left.bar(x, share, bottom=bottom, color=color, label=label, edgecolor=PAPER, linewidth=0.4)
-        bottom += share
-    epoch = [row["epoch"] for row in found["by_epoch"]]
-    for key, color, label in HISTORY_COLORS[1:]:
-        right.plot(epoch, [row[key] for row in found["by_epoch"]], color=color, marker="o", markersize=4, label=label)
-    for axes in (left, right):
-        axes.yaxis.set_major_formatter(PERCENT)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        legend_above(axes, columns=3)
-    left.set(xlabel="predicted group, the shortest first", ylabel="share of its responses")
-    right.set(xlabel="epoch", ylabel="share of all responses", ylim=(0, None))
-    return figure
 
 
 def lengths_figure(trace: Trace) -> Picture:

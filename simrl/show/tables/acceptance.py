@@ -34,14 +34,8 @@ def print_report(d: dict[str, Any], console: Console) -> None:
     )
     if d["hit_lengths"]:
         hits = [(token_range(h), f"{h['share_of_hits']:.1%}", f"{h['share_of_tokens']:.1%}") for h in d["hit_lengths"]]
-        headings: tuple[str, ...] = ("hit length [tokens]", "share of hits", "share of tokens")
+        headings = ("hit length [tokens]", "share of hits", "share of tokens")
         console.print(framed_table(headings, hits, "Hits, as RhymeRL Fig. 8"))
-    if d["similarity"]:
-        keys = ("accepted_share", "best_match", "another_prompt")
-        found = [(row["history"], *(_shown(row[key]) for key in keys)) for row in d["similarity"]]
-        headings = ("compared with", "accepted", "best match", "another prompt's")
-        title = "Tokens already present in the history (RhymeRL Fig. 6, prefix 3)"
-        console.print(framed_table(headings, found, title))
     _print_pays(d["pays"], console)
     say(
         console,

@@ -1,4 +1,4 @@
-"""A trace on the screen: what it holds, and how ranks of lengths persist from epoch to epoch."""
+"""A trace on the screen: what it holds."""
 
 from __future__ import annotations
 
@@ -9,38 +9,6 @@ from rich.text import Text
 
 from simrl.show.inputs import source_words
 from simrl.show.text import aligned, framed_table, say
-
-HISTORY_COLUMNS = {
-    "accurate": "accurate",
-    "near_boundary": "near boundary",
-    "strong": "strong",
-    "not_last": "not last 10 %",
-    "within": "within β×",
-    "migrated": "migrated",
-}
-
-
-def print_history(history: list[dict[str, Any]], console: Console) -> None:
-    """Print what `describe_history` returned."""
-    columns, first = tuple(HISTORY_COLUMNS.values()), history[0]
-    overall = [(found["groups"], *_shares(found["overall"])) for found in history]
-    by_group = [(group, *_shares(shares)) for group, shares in enumerate(first["by_group"], start=1)]
-    by_epoch = [(row["epoch"], f"{row['growth']:.2f}", *_shares(row)) for row in first["by_epoch"]]
-    title = "Ranked by the epoch before (RhymeRL Table 2, Fig. 9)"
-    console.print(framed_table(("groups", *columns), overall, title, left=()))
-    title = f"By predicted group of {first['groups']}, the shortest first"
-    console.print(framed_table(("group", *columns), by_group, title, left=()))
-    console.print(framed_table(("epoch", "β", *columns), by_epoch, f"By epoch, {first['groups']} groups", left=()))
-    say(
-        console,
-        "accurate: a response is in its prompt's group or a lower one; else it moved higher, near the boundary or strongly. "
-        "Of those that did, HistoPipe leaves alone what is not among its group's last 10 %, or within β × the group's "
-        "longest prompt of the epoch before (by medians), and migrates the rest.",
-    )
-
-
-def _shares(shares: dict[str, float]) -> list[str]:
-    return [f"{shares[kind]:.1%}" for kind in HISTORY_COLUMNS]
 
 
 def _cut(description: dict[str, Any]) -> str:
@@ -95,11 +63,3 @@ def print_description(description: dict[str, Any], console: Console) -> None:
     share = d["within_group_variance_share"]
     if share is not None:
         say(console, f"Within groups lies {share:.0%} of a step's variance of log lengths, the rest between prompts.")
-    ranks = d["rank_stability"]
-    if ranks is not None:
-        say(
-            console,
-            f"Ranked by the epoch before, {ranks['same_or_lower']:.1%} of responses stay in their group of "
-            f"{ranks['groups']} or lower; {ranks['higher']:.1%} move higher, {ranks['near_boundary']:.1%} only near the "
-            f"boundary, {ranks['strong']:.1%} strongly (over {ranks['epoch_pairs']} pairs of epochs).",
-        )

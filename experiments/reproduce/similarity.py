@@ -13,9 +13,10 @@ one scan from the end would; `follow="best"` the longest run there is, an upper 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from simrl.profile.compiled import kernel
@@ -23,6 +24,7 @@ from simrl.speculation.matching import Ints, Ints32, common_tokens, epoch_keys, 
 from simrl.trace.trace import Trace
 
 PREFIX_TOKENS = 3
+CONTROL_SEED = 0
 
 
 class Similarity(NamedTuple):
@@ -72,6 +74,40 @@ def similarity(
     has_history, accepted = np.empty(len(rows), dtype=np.bool_), np.empty(len(rows), dtype=np.int64)
     has_history[rows], accepted[rows], hits = _compare(text, begin, groups, follow == "best")
     return Similarity(has_history, accepted, hits)
+
+
+def similarities(trace: Trace) -> list[dict[str, Any]]:
+    """Return RhymeRL's Fig. 6 for each history that the trace has, both ways to follow a match, and a control."""
+    epoch, tokens = trace.column("epoch"), trace.column("response_tokens").astype(np.int64)
+    several = len(np.unique(trace.column("prompt_id"))) > 1
+    found = []
+    kinds: dict[str, dict[str, Any]] = {
+        "previous epoch": {},
+        "all earlier epochs": {"epochs_back": None},
+        "siblings": {"history": "siblings"},
+    }
+    for name, options in kinds.items():
+        latest = similarity(trace, **options)
+        if not latest.has_history.any():
+            continue
+        best = similarity(trace, follow="best", **options)
+        control = similarity(trace, control_seed=CONTROL_SEED, **options) if several else None
+        share = np.bincount(epoch, weights=latest.accepted)
+        whole = np.bincount(epoch, weights=tokens * latest.has_history)
+        known = np.flatnonzero(whole)
+        found.append(
+            {
+                "history": name,
+                "responses": int(latest.has_history.sum()),
+                "accepted_share": latest.accepted_share(tokens),
+                "best_match": best.accepted_share(tokens),
+                "another_prompt": None if control is None else control.accepted_share(tokens),
+                "by_epoch": pd.DataFrame({"epoch": known, "accepted_share": share[known] / whole[known]}).to_dict(
+                    "records"
+                ),
+            }
+        )
+    return found
 
 
 class _Groups(NamedTuple):

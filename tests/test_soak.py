@@ -20,5 +20,5 @@ def test_a_scenario_belongs_to_its_seed_and_number():
 
 
 def test_a_scenario_that_does_not_end_is_seen(monkeypatch):
-    monkeypatch.setattr("soaking._soak", lambda seed, number: [None for _ in iter(int, 1)])
+    monkeypatch.setattr("tests.soaking._soak", lambda seed, number: [None for _ in iter(int, 1)])
     assert soak(0, 0, limit_s=0.2).outcome == "failed"

@@ -241,7 +241,7 @@ def main(commands: typer.Typer | None = None) -> None:
         try:
             _check_arguments(sys.argv[1:])
             sys.argv[1:] = _as_commands(sys.argv[1:])
-            code = (commands or app)(standalone_mode=False)
+            code = (commands or app)(standalone_mode=False, prog_name=None if commands else "simrl")
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where a failure can still be reported

@@ -247,10 +247,7 @@ def across_steps(bench: Bench) -> Drawn:
 def rollout_gains(bench: Bench) -> Drawn:
     """Draw Fig. 16: the speed-up of a rollout by HistoSpec, by model, 8K, last steps."""
     inputs = bench.inputs("rhymerl")
-    gains = []
-    for model, tp in zip(inputs["models"], inputs["tps"], strict=True):
-        one = {**inputs, "models": [model], "tps": [tp]}
-        gains.append(rhymerl.best_step(bench.lab, one)[0])
+    gains = rhymerl.last_steps(bench.lab, inputs)
     peak = bench.value("rhyme-spec-peak")
     figure, axes = drawing.panel(3.0)
     drawing.bars(axes, inputs["models"], single(gains), form="{:.2f}")
